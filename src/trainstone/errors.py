@@ -1,0 +1,61 @@
+"""The errors trainstone raises for its user, and the exit code each one ends the program with.
+
+TrainstoneError       1   never raised itself; an unexpected bug keeps its traceback and also exits 1
+ ├ ConfigError        2   recipe, --set, flags
+ ├ DataError          3   missing, corrupt or wrongly counted data
+ ├ MachineError       4   a device, driver, library or instruction this machine lacks
+ ├ LaunchError        5   scheduler, rendezvous, a child process that died
+ ├ RunError           6   NaN loss, out of memory, time-out
+ └ ResultError        7   unreadable, unwritable or unlike result files
+
+A message says what happened, the value seen and what is allowed; `hint` is the next thing to type.
+"""
+
+EXIT_INTERRUPTED = 130
+
+
+class TrainstoneError(Exception):
+    """Parent of all errors that are the user's to mend, not ours."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(TrainstoneError):
+    """A recipe, a `--set` or a flag that cannot be used."""
+
+    exit_code = 2
+
+
+class DataError(TrainstoneError):
+    """Data that is missing, corrupt or not as many as stated."""
+
+    exit_code = 3
+
+
+class MachineError(TrainstoneError):
+    """Something asked for that this machine does not have."""
+
+    exit_code = 4
+
+
+class LaunchError(TrainstoneError):
+    """A process that could not be started or that died."""
+
+    exit_code = 5
+
+
+class RunError(TrainstoneError):
+    """A run that cannot go on."""
+
+    exit_code = 6
+
+
+class ResultError(TrainstoneError):
+    """Result files that cannot be read, written or compared."""
+
+    exit_code = 7
