@@ -59,3 +59,9 @@ class ResultError(TrainstoneError):
     """Result files that cannot be read, written or compared."""
 
     exit_code = 7
+
+
+def error_of_child(exit_code: int, message: str, hint: str | None) -> TrainstoneError:
+    """Return the error of the class that a child process ended with; a cause found there keeps its code."""
+    kinds = {kind.exit_code: kind for kind in TrainstoneError.__subclasses__()}
+    return kinds.get(exit_code, LaunchError)(message, hint=hint)

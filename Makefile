@@ -1,0 +1,49 @@
+# make bench    measure this machine                       make check    lint, types, version
+# make test     everything CI runs                         make format   rewrite sources in the house style
+#
+# Each makes the virtual environment .venv when it is missing or stale. Variables:
+#   PYTHON=python3.12         another interpreter (3.11 or later)
+#   TORCH="torch==2.15.0"     another torch build: any pip requirement, or the path of a wheel
+#   ARGS="--seconds 30"       arguments of `trainstone bench`
+
+PYTHON ?= python3
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_KEY := $(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
+RUN_READY := $(VENV)/.ready-run-$(TORCH_KEY)
+DEV_READY := $(VENV)/.ready-dev-$(TORCH_KEY)
+TYPED := src/trainstone/errors.py src/trainstone/log.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch results config machine)
+
+.PHONY: bench test check format clean
+.DEFAULT_GOAL := bench
+
+bench: $(RUN_READY)
+	$(BIN)/trainstone bench $(ARGS)
+
+test: check
+	scripts/install-system-packages tests/system-packages.txt
+	$(BIN)/python -m pytest
+	scripts/test-wheel $(BIN)/python '$(TORCH)'
+
+check: $(DEV_READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/python scripts/check-version
+
+format: $(DEV_READY)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+
+$(RUN_READY): pyproject.toml constraints.txt scripts/make-venv
+	scripts/make-venv '$(PYTHON)' $(VENV) '$(TORCH)' --editable .
+	touch $@
+
+$(DEV_READY): pyproject.toml constraints.txt scripts/make-venv
+	scripts/make-venv '$(PYTHON)' $(VENV) '$(TORCH)' --editable '.[dev]'
+	touch $@ $(RUN_READY)

@@ -1,0 +1,5 @@
+"""python -m trainstone."""
+
+from trainstone.cli.main import main
+
+main()

@@ -1,0 +1,98 @@
+"""trainstone doctor: what this machine can do, what is missing, how noisy it is."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainstone.cli import options
+
+if TYPE_CHECKING:
+    from trainstone.train.same import SameTwice
+
+MARKS = {"ok": ("ok", "green"), "limited": ("limited", "yellow"), "missing": ("missing", "red")}
+
+
+def doctor(
+    recipe: Annotated[str, typer.Argument(help="Recipe of the --aa test.")] = "resnet50",
+    aa: Annotated[bool, typer.Option("--aa", help="Run the same thing twice, interleaved: the noise floor.")] = False,
+    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    seconds: options.Seconds = None,
+    device: options.DeviceName = None,
+    out: options.Out = Path("runs"),
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+    quiet: options.Quiet = 0,
+) -> None:
+    """Say what this machine can do, what is missing, and how noisy it is."""
+    from trainstone.config.load import load_config
+    from trainstone.log import configure_terminal
+    from trainstone.machine.allocator import restart_keeping_memory
+
+    if aa:
+        flags = options.collect_flags(seconds=seconds, device=device)
+        config = load_config(recipe, settings=settings, flags=flags)
+        if config.engine.keep_memory:
+            restart_keeping_memory()
+    configure_terminal(verbose=verbose, quiet=quiet)
+    if aa:
+        from trainstone.cli.progress import ProgressLine
+        from trainstone.train.same import SameTwice, run_same_twice
+
+        outcome = SameTwice()
+        with ProgressLine(quiet=bool(quiet)) as line:
+            for progress in run_same_twice(config, outcome):
+                line.show(progress)
+        print_floor(outcome, as_json=as_json)
+    else:
+        print_checks(out, as_json=as_json)
+
+
+def print_checks(out: Path, *, as_json: bool) -> None:
+    """Examine and print line by line."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from trainstone.machine.facts import read_facts
+    from trainstone.results.store import dump_json
+    from trainstone.train.checkup import examine
+
+    facts = read_facts()
+    if as_json:
+        print(dump_json({"machine": facts, "checks": [asdict(check) for check in examine(facts, out)]}), end="")
+        return
+    console = Console(highlight=False)
+    for check in examine(facts, out):
+        mark, colour = MARKS[check.status]
+        console.print(Text.assemble((f"{mark:<8}", colour), (f"{check.name:<11}", "bold"), check.told), soft_wrap=True)
+        if check.hint:
+            console.print(Text(f"{'':19}{check.hint}", style="dim"), soft_wrap=True)
+    print("\nMeasure: trainstone bench      Noise floor: trainstone doctor --aa")
+
+
+def print_floor(outcome: "SameTwice", *, as_json: bool) -> None:
+    """Print the noise floor and what it means."""
+    from trainstone.results.store import dump_json
+    from trainstone.units import format_percent
+
+    floor = outcome.floor
+    assert floor is not None  # run_same_twice ended without an error, so there are pairs enough
+    assert floor.ci95 is not None
+    assert floor.noise_floor is not None
+    assert floor.detectable is not None
+    if as_json:
+        document = asdict(floor) | {
+            "steps_per_block": outcome.steps_per_block,
+            "block_seconds": outcome.block_seconds,
+        }
+        print(dump_json(document), end="")
+        return
+    low, high = floor.ci95
+    print(f"The same thing twice, {floor.num_pairs} interleaved pairs of {outcome.steps_per_block} steps each:")
+    print(f"  difference           {floor.mean_difference * 100:+.2f} % (95 %: {low * 100:+.2f} … {high * 100:+.2f} %)")
+    print(f"  noise floor          {format_percent(floor.noise_floor, 2)}")
+    print(f"  smallest detectable  {format_percent(floor.detectable, 2)} (80 % power, 5 % level, in as much time)")
+    if low > 0 or high < 0:
+        print("  The interval excludes 0 although both are the same: one time in twenty that is chance; run it again.")
+    print("\nA difference smaller than that is not one this machine can show. Quieter: stop other work, --seconds 300")

@@ -1,0 +1,57 @@
+"""The command line: verbs, error messages, exit codes. A verb is a file here; it imports heavy things when called."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from trainstone import __version__
+from trainstone.cli.bench import bench
+from trainstone.cli.doctor import doctor
+from trainstone.cli.recipes import recipes
+from trainstone.errors import EXIT_INTERRUPTED, TrainstoneError
+
+app = typer.Typer(
+    name="trainstone",
+    help="How fast this machine trains vision models, with an error bar, and what limits it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(bench)
+app.command()(doctor)
+app.command()(recipes)
+
+
+def print_version(asked: bool) -> None:
+    """--version."""
+    if asked:
+        print(f"trainstone {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """How fast this machine trains vision models, with an error bar, and what limits it."""
+
+
+def main() -> None:
+    """Run a verb. An error that is the user's to mend becomes one message and its exit code; a bug keeps its trace."""
+    try:
+        app()
+    except TrainstoneError as err:
+        print(f"error: {err.message}", file=sys.stderr)
+        if err.hint:
+            print(f"hint:  {err.hint}", file=sys.stderr)
+        sys.exit(err.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
+        sys.stderr.close()
+        sys.exit(0)

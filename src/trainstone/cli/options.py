@@ -1,0 +1,45 @@
+"""Flags that mean the same in every verb that runs work."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Settings = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable.", show_default=False),
+]
+SystemName = Annotated[str | None, typer.Option("--system", help="Fit the recipe to this system: a name or a file.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder that run folders are made in.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--seconds", help="Time budget of the measured steps.", show_default="the recipe's: 60"),
+]
+Runs = Annotated[int, typer.Option("--runs", min=1, help="Repeat with new seeds; the interval is then between runs.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of weights and data.", show_default="the recipe's")]
+DeviceName = Annotated[
+    str | None,
+    typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps ...", show_default="the recipe's: auto"),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse what would otherwise be adapted with a finding.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and commands; run nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice: everything.")]
+Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="No progress, errors only.")]
+
+
+def collect_flags(
+    *,
+    seconds: float | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    iterations: int | None = None,
+) -> dict[str, Any]:
+    """Flags that are short for recipe keys, as dotted keys."""
+    flags = {
+        "measure.seconds": seconds,
+        "seed": seed,
+        "device": device,
+        "measure.iterations": iterations,
+    }
+    return {key: value for key, value in flags.items() if value is not None}

@@ -1,0 +1,53 @@
+"""trainstone recipes: list them, or show one with the documentation of its keys."""
+
+from typing import Annotated
+
+import typer
+
+from trainstone.cli import options
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one.", show_default=False)] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the recipes, or show one with its documentation."""
+    from trainstone.config.load import list_shipped, load_config
+    from trainstone.results.store import dump_json
+
+    if name is not None:
+        show_recipe(name, as_json=as_json)
+        return
+    configs = [load_config(shipped) for shipped in list_shipped("recipes")]
+    if as_json:
+        print(dump_json([{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]), end="")
+        return
+    width = max(len(config.name) for config in configs)
+    for config in configs:
+        print(f"{config.name:<{width}}  v{config.version}  {config.summary}")
+    print("\nShow one: trainstone recipes NAME      Run one: trainstone bench NAME")
+
+
+def show_recipe(name: str, *, as_json: bool) -> None:
+    """Print a recipe's file, then every key with its value here, what is allowed, and what it means."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from trainstone.config.load import list_keys, load_config, read_source
+    from trainstone.results.store import dump_json
+
+    config = load_config(name)
+    if as_json:
+        print(dump_json(config.model_dump(mode="json", exclude_none=True)), end="")
+        return
+    text, _ = read_source("recipes", name)
+    print(text)
+    table = Table("key", "value here", "allowed", "meaning", title=f"Keys of {config.name}", title_justify="left")
+    for key, allowed, _, meaning in list_keys():
+        value = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        table.add_row(*(Text(cell) for cell in (key, "" if value is None else str(value), allowed, meaning)))
+    Console().print(table)
+    print(f"Change one: trainstone bench {name} --set train.batch_size=8")

@@ -1,0 +1,216 @@
+"""From a recipe's name or file, a system and `--set` to one checked Config; every mistake becomes one sentence.
+
+Recipes and systems shipped with the package lie in config/recipes and config/systems.
+"""
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from trainstone.config.schema import Config, Section, System
+from trainstone.errors import ConfigError
+
+# Sections that decide what is executed; two configurations that agree in them ask for the same work.
+Checked = TypeVar("Checked", bound=BaseModel)
+
+HASHED_SECTIONS = ("workload", "model", "data", "train", "optimizer", "engine")
+
+
+def list_shipped(kind: str) -> list[str]:
+    """Names of the files shipped in config/recipes or config/systems."""
+    folder = resources.files("trainstone.config") / kind
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_source(kind: str, name: str) -> tuple[str, str]:
+    """Return the text of a shipped recipe or system, or of a file, and where it came from."""
+    singular = kind.removesuffix("s")
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name)
+        if path.is_dir():
+            path = path / "config.toml"
+        try:
+            return path.read_text(encoding="utf-8"), str(path)
+        except FileNotFoundError as err:
+            raise ConfigError(f"no {singular} file {path}", hint=f"names of shipped ones: {_names(kind)}") from err
+        except (OSError, UnicodeDecodeError) as err:
+            raise ConfigError(f"cannot read {singular} file {path}: {err}") from err
+    if name not in list_shipped(kind):
+        shipped = _names(kind)
+        raise ConfigError(
+            f"unknown {singular} {name!r}{did_you_mean(name, list_shipped(kind))}",
+            hint=f"shipped: {shipped}; or give the path of a .toml file",
+        )
+    source = resources.files("trainstone.config") / kind / f"{name}.toml"
+    return source.read_text(encoding="utf-8"), f"{singular} {name}"
+
+
+def load_config(
+    name: str,
+    *,
+    settings: Sequence[str] = (),
+    system: str | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Config:
+    """Resolve a recipe: its file, then the system's table for it, then flags, then each `--set key=value`."""
+    text, where = read_source("recipes", name)
+    values = _parse_toml(text, where)
+    if system is not None:
+        recipe_name = str(values.get("name", name))
+        _merge(values, load_system(system).recipe.get(recipe_name, {}))
+        values["system"] = system
+    for key, value in (flags or {}).items():
+        _assign(values, key, value)
+    for setting in settings:
+        key, value = parse_setting(setting)
+        _assign(values, key, value)
+    return _check(Config, values, where)
+
+
+def load_system(name: str) -> System:
+    """Read a shipped system, or the one in a file."""
+    text, where = read_source("systems", name)
+    return _check(System, _parse_toml(text, where), where)
+
+
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """Split `key=value`; the value is TOML, a bare word is text."""
+    key, equals, text = setting.partition("=")
+    key, text = key.strip(), text.strip()
+    if not equals or not key or not text:
+        raise ConfigError(f"--set {setting!r} is not key=value", hint="for example --set train.batch_size=8")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as err:
+        if re.fullmatch(r"[\w./:@-]+", text):
+            return key, text
+        raise ConfigError(
+            f"--set {setting!r}: {text!r} is not a TOML value", hint="quote text: key='\"text\"'"
+        ) from err
+
+
+def write_toml(config: Config) -> str:
+    """Return the resolved configuration as TOML; `trainstone bench` on that file repeats the run."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def hash_config(config: Config) -> str:
+    """SHA-256 of what is executed, without names, seed, device, time budget."""
+    asked = config.model_dump(mode="json", include=set(HASHED_SECTIONS))
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def list_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[tuple[str, str, Any, str]]:
+    """Every key with its type in words, default and documentation, in the order of the schema."""
+    rows: list[tuple[str, str, Any, str]] = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            rows += list_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            default = None if field.is_required() else field.default
+            documentation = " ".join((field.description or "").split())
+            rows.append((f"{prefix}{name}", _describe_type(field.annotation), default, documentation))
+    return rows
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ', did you mean ...?' for the nearest known words, or nothing."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if not close:  # a key given without its section: batch_size for train.batch_size
+        tails = {key: key.rpartition(".")[2] for key in known}
+        nearest = difflib.get_close_matches(word.rpartition(".")[2], tails.values(), n=1, cutoff=0.75)
+        close = [key for key, tail in tails.items() if tail in nearest][:2]
+    return f", did you mean {' or '.join(close)}?" if close else ""
+
+
+def _names(kind: str) -> str:
+    return ", ".join(list_shipped(kind)) or "none"
+
+
+def _parse_toml(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{where} is not valid TOML: {err}") from err
+
+
+def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, change in changes.items():
+        if isinstance(change, Mapping) and isinstance(values.get(key), dict):
+            _merge(values[key], change)
+        else:
+            values[key] = change
+
+
+def _assign(values: dict[str, Any], dotted_key: str, value: Any) -> None:
+    *sections, last = dotted_key.split(".")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{dotted_key}: {section} is a single value, not a section")
+        values = inner
+    values[last] = value
+
+
+def _check(kind: type[Checked], values: dict[str, Any], where: str) -> Checked:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as err:
+        details = err.errors(include_url=False)
+        known = [row[0] for row in list_keys(kind)]
+        sentences = _explain(details, known)
+        more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+        raise ConfigError(
+            f"{where}: {sentences[0]}{more}", hint="`trainstone recipes resnet50` lists the keys"
+        ) from err
+
+
+def _explain(details: Sequence[ErrorDetails], known: Sequence[str]) -> list[str]:
+    """One sentence a wrong key; the branches of a union (a number or "auto") are told together."""
+    by_key: dict[str, list[ErrorDetails]] = {}
+    for detail in details:
+        parts = [str(part) for part in detail["loc"]]
+        key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in known), ".".join(parts))
+        by_key.setdefault(key, []).append(detail)
+    return [_explain_key(key, group, known) for key, group in by_key.items()]
+
+
+def _explain_key(key: str, details: Sequence[ErrorDetails], known: Sequence[str]) -> str:
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{did_you_mean(key, known)}"
+    if first["type"] == "missing":
+        return f"key {key!r} is missing"
+    if first["type"] == "model_type":
+        inside = ", ".join(k for k in known if k.startswith(f"{key}."))
+        return f"{key} = {first['input']!r}: it is a section; set its keys ({inside})"
+    allowed = "; or ".join(dict.fromkeys(_lower_first(detail["msg"]) for detail in details))
+    return f"{key} = {first['input']!r}: {allowed}"
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _describe_type(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _describe_type(typing.get_args(annotation)[0])
+    if origin is typing.Literal:
+        return " | ".join(json.dumps(value) for value in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_describe_type(part) for part in typing.get_args(annotation) if part is not type(None))
+    return {str: "text", int: "integer", float: "number", bool: "true | false"}.get(annotation, "table")

@@ -1,0 +1,151 @@
+"""What a recipe and a system may say: frozen records, unknown keys refused. The text under a key is its documentation.
+
+A function elsewhere takes the section it needs, never the whole Config. Loading and `--set` are in config/load.py.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+
+class Section(BaseModel):
+    """Strict (no text where a number belongs), frozen, no unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    name: Literal["resnet"] = "resnet"
+    """Network family."""
+    depth: Literal[18, 34, 50, 101, 152] = 50
+    """Number of layers; the v1.5 form (stride on the 3x3 convolution)."""
+    num_classes: Annotated[int, Field(ge=2)] = 1000
+    """Outputs: 1000, or 1001 with a background class as the TensorFlow originals have."""
+    conv_init: Literal["normal_fan_in", "truncated_fan_in", "normal_fan_out", "truncated_fan_out"] = "normal_fan_out"
+    """Initial convolution weights, standard deviation sqrt(2 / fan)."""
+    fc_init: Literal["normal_001", "torch_default", "truncated_fan_out"] = "torch_default"
+    """Initial weights of the last layer."""
+    zero_gamma: bool = False
+    """Start the last batch-norm scale of every residual block at 0."""
+    pool_padding: Literal["symmetric", "same"] = "symmetric"
+    """Padding of the first max-pool: 1 on each side, or TensorFlow's SAME."""
+
+
+class DataConfig(Section):
+    """What is fed."""
+
+    source: Literal["synthetic"] = "synthetic"
+    """Synthetic: uint8 images from a seeded generator, made before the clock starts, fed from host memory."""
+    image_size: Annotated[int, Field(ge=32, le=4096)] = 224
+    """Height and width in pixels."""
+    num_synthetic_batches: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Different batches, used in turn."""
+
+
+class TrainConfig(Section):
+    """The arithmetic of a step."""
+
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Images a device and step. auto: CPU: one image a thread (2 to 64), fewer if 50 steady steps would not fit
+    into the time; other devices: 256, halved until it fits into memory."""
+    precision: Precision | Literal["auto"] = "auto"
+    """auto: the fastest that this device really executes, found by a short trial."""
+    loss_scale: Annotated[float, Field(gt=0)] | Literal["dynamic"] = "dynamic"
+    """fp16 only: a fixed factor, or adapted to overflows."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target spread evenly over all classes (a/K)."""
+
+
+class OptimizerConfig(Section):
+    """How weights move."""
+
+    name: Literal["sgd"] = "sgd"
+    """SGD with momentum, torch's fused kernel where there is one."""
+    learning_rate: Annotated[float, Field(ge=0)] = 0.01
+    """Constant learning rate."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum (no Nesterov)."""
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-5
+    """L2 decay on every parameter."""
+
+
+class EngineConfig(Section):
+    """How the step is executed: may change speed, not the mathematics."""
+
+    channels_last: bool = True
+    """NHWC memory layout."""
+    compile: bool = False
+    """torch.compile; needs a C++ compiler on a CPU. Its time is reported apart."""
+    cuda_graphs: bool = False
+    """CUDA: capture the step once and replay it."""
+    cudnn_benchmark: bool = True
+    """CUDA: let cuDNN try its algorithms in the first steps."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits each time (a CPU does so anyway); slower on CUDA."""
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """CPU threads. auto: the physical cores this process may use."""
+    keep_memory: bool = True
+    """Tell glibc to keep freed memory (restarts the process once with GLIBC_TUNABLES set)."""
+    split_phases: bool = False
+    """Time forward, backward and optimiser apart; makes devices without events wait between them."""
+    nvtx: bool = False
+    """CUDA: name the phases for Nsight Systems."""
+
+
+class MeasureConfig(Section):
+    """When to stop and what to watch."""
+
+    seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Time budget of the measured steps."""
+    half_width: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Stop earlier once the 95 % interval is this narrow (half-width, relative)."""
+    iterations: Annotated[int, Field(ge=1)] | None = None
+    """Run exactly so many steps instead, whatever the time and the interval."""
+    telemetry_seconds: Annotated[float, Field(ge=0.05)] = 0.5
+    """Time between two telemetry samples."""
+
+
+class Config(Section):
+    """A recipe, resolved."""
+
+    name: str
+    """Name of the recipe."""
+    version: Annotated[int, Field(ge=1)]
+    """Raised by every change of the recipe that can move a number."""
+    summary: str
+    """One line for `trainstone recipes`."""
+    workload: Literal["classify"] = "classify"
+    """What is trained."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of weights, data and order."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps, xpu ..."""
+    system: str | None = None
+    """The system file this configuration was fitted to."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    engine: EngineConfig = EngineConfig()
+    measure: MeasureConfig = MeasureConfig()
+
+
+class System(Section):
+    """Where a recipe was meant to run: geometry, and what each recipe changes there."""
+
+    name: str
+    """Name of the system."""
+    summary: str
+    """One line about the machine."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Number of hosts."""
+    devices_per_node: Annotated[int, Field(ge=1)] = 1
+    """Devices a host."""
+    recipe: dict[str, dict[str, Any]] = {}
+    """One table for each recipe: the keys it changes on this system."""

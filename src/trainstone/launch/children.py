@@ -1,0 +1,89 @@
+"""Runs bench in child processes, one after the other, and gathers their run folders (--runs; later sweep and scale).
+
+A child of its own, because a CPU out of memory is a SIGKILL and because two runs must not share a warm process.
+"""
+
+import json
+import logging
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config
+from trainstone.errors import EXIT_INTERRUPTED, LaunchError, TrainstoneError, error_of_child
+from trainstone.machine.interrupt import Interrupt
+from trainstone.results.checks import finding
+from trainstone.results.progress import Progress
+from trainstone.results.repeat import combine_runs
+from trainstone.results.schema import Point, Result
+from trainstone.results.store import RunFolder, read_result
+
+log = logging.getLogger(__name__)
+
+
+def bench_command(config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
+    """Return the command line of one child."""
+    command = [sys.executable, "-m", "trainstone", "bench", str(config_file)]
+    command += ["--out", str(out), "--seed", str(seed), "--json", "--quiet"]
+    return [*command, "--strict"] if strict else command
+
+
+def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool) -> Iterator[Progress]:
+    """Run the same thing num_runs times with seeds counted up; write the combined result into `run`.
+
+    The first child resolves every auto, the others repeat its resolved configuration.
+    """
+    children: list[Result] = []
+    with Interrupt() as interrupt:
+        for number in range(num_runs):
+            label = f"run {number + 1} of {num_runs}"
+            command = bench_command(run.path / "config.toml", run.path / "points", config.seed + number, strict=strict)
+            child = yield from _run_child(command, label, run, interrupt)
+            children.append(child)
+            if number == 0:
+                run.write_config(load_config(str(run.path / "points" / child.run_id / "config.toml")))
+                run.update(machine=child.machine, software=child.software, devices=child.devices)
+            points = [Point(label=f"seed {c.config['seed']}", run=f"points/{c.run_id}") for c in children]
+            run.update(points=points, **combine_runs(children))
+            if interrupt.asked or child.status == "interrupted":
+                stopped = finding("interrupted", f"stopped after {len(children)} of {num_runs} runs")
+                run.update(status="interrupted", findings=[stopped, *run.result.findings])
+                return
+    run.update(status="ok")
+
+
+def _run_child(
+    command: list[str], label: str, run: RunFolder, interrupt: Interrupt
+) -> Generator[Progress, None, Result]:
+    log.info("starting %s", shlex.join(command))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        while True:
+            try:
+                output, errors = child.communicate(timeout=1.0)
+                break
+            except subprocess.TimeoutExpired:
+                yield Progress(label)
+            if interrupt.asked:
+                child.terminate()  # it writes what it has
+    log.info("%s ended with %d %s", label, child.returncode, errors.strip())
+    if child.returncode not in (0, EXIT_INTERRUPTED) or not output:
+        error = _explain_failure(label, child.returncode, errors)
+        run.update(status="failed", findings=[finding("child-failed", error.message, hint=error.hint)])
+        raise error
+    return read_result(run.path / "points" / json.loads(output)["run_id"])
+
+
+def _explain_failure(label: str, code: int, errors: str) -> TrainstoneError:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = (
+            "SIGKILL mostly means that memory ran out: take a smaller train.batch_size" if name == "SIGKILL" else None
+        )
+        return LaunchError(f"{label} was ended by {name}", hint=hint)
+    told = dict(line.split(":", 1) for line in errors.splitlines() if line.startswith(("error:", "hint:")))
+    message = told.get("error", f" ended with exit code {code}: {errors.strip()[-500:]}")
+    return error_of_child(code, f"{label}:{message}", told.get("hint", "").strip() or None)

@@ -1,0 +1,35 @@
+"""Logging of the package's own logger; configured by cli/main.py alone, never at import, never the root logger."""
+
+import logging
+import sys
+from pathlib import Path
+
+LOGGER = logging.getLogger("trainstone")
+FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def configure_terminal(*, verbose: int, quiet: int) -> None:
+    """Send messages to stderr: warnings, with -v also information, with -vv everything; -q errors only."""
+    level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(max(-1, verbose - quiet), logging.DEBUG)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    LOGGER.handlers = [handler]
+    LOGGER.setLevel(logging.DEBUG)
+    LOGGER.propagate = False
+
+
+def open_log_file(path: Path) -> logging.Handler:
+    """Write everything to a file of the run folder as well; the caller removes the handler by close_log_file."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setLevel(logging.DEBUG)
+    handler.setFormatter(logging.Formatter(FILE_FORMAT))
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.DEBUG)
+    return handler
+
+
+def close_log_file(handler: logging.Handler) -> None:
+    """Undo open_log_file."""
+    LOGGER.removeHandler(handler)
+    handler.close()

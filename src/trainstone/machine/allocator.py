@@ -1,0 +1,46 @@
+"""Tell glibc to keep freed memory: it otherwise returns the activations to the kernel after every step, and the next
+step pays a page fault for each 4 KiB (ResNet-50, batch 16, two cores: 10 to 20 % of the speed).
+
+GLIBC_TUNABLES is read when a process starts, hence one restart. Only this process is changed, no system setting.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+
+KEEP_TUNABLES = ("glibc.malloc.mmap_threshold=4294967296", "glibc.malloc.trim_threshold=34359738368")
+RESTARTED = "TRAINSTONE_RESTARTED"
+
+
+def describe_allocator(environment: Mapping[str, str] = os.environ) -> str:
+    """Say in words what was set for this process."""
+    if keeps_memory(environment):
+        return "glibc, keeps freed memory (GLIBC_TUNABLES)"
+    name, _ = platform.libc_ver()
+    preload = environment.get("LD_PRELOAD", "")
+    return f"{name or 'system'} default{', LD_PRELOAD=' + preload if preload else ''}"
+
+
+def keeps_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process was started with both settings."""
+    names = {part.partition("=")[0] for part in environment.get("GLIBC_TUNABLES", "").split(":")}
+    return all(setting.partition("=")[0] in names for setting in KEEP_TUNABLES)
+
+
+def keeping_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with our settings added; a tunable that the user set stays as it is."""
+    parts = [part for part in environment.get("GLIBC_TUNABLES", "").split(":") if part]
+    theirs = {part.partition("=")[0] for part in parts}
+    parts += [setting for setting in KEEP_TUNABLES if setting.partition("=")[0] not in theirs]
+    return {**environment, "GLIBC_TUNABLES": ":".join(parts), RESTARTED: "1"}
+
+
+def restart_keeping_memory() -> None:
+    """Replace this process by itself with the settings; returns at once where they are set, or cannot be."""
+    libc, _ = platform.libc_ver()
+    if libc != "glibc" or keeps_memory() or RESTARTED in os.environ:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], keeping_environment(os.environ))

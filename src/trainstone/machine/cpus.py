@@ -1,0 +1,294 @@
+"""What this process may use: CPU cores (affinity, topology, cgroup quota) and memory (cgroup limit).
+
+Also the readers of /proc and /sys text that its neighbours share. Nothing here raises when a file is missing,
+unreadable or nonsense: what cannot be read is None. It does not describe the machine (facts.py does).
+"""
+
+import importlib
+import math
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+CPU_FOLDER = "sys/devices/system/cpu"
+MAX_CPU_NUMBER = 65_535  # Linux builds for at most 8192 CPUs; a list that names more is nonsense
+UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number just below 2**63
+
+
+@dataclass(frozen=True)
+class Cores:
+    """CPU cores this process may use; `threads` is how many compute threads it should start."""
+
+    logical: int
+    physical: int | None
+    quota_cores: float | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class CpuTicks:
+    """CPU time since boot, summed over `num_cpus` CPUs, in clock ticks (see os.sysconf("SC_CLK_TCK"))."""
+
+    process: int  # user + nice + system: time spent in somebody's process
+    interrupt: int
+    idle: int  # idle + waiting for a disk
+    steal: int  # time the hypervisor gave to somebody else
+    num_cpus: int
+
+    @property
+    def total(self) -> int:
+        return self.process + self.interrupt + self.idle + self.steal
+
+
+def read_text(path: Path) -> str | None:
+    """Return a small file's text without surrounding space, or None if it cannot be read or is empty."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip("\0 \t\r\n") or None
+    except (OSError, ValueError):
+        return None
+
+
+def exists(path: Path) -> bool:
+    """Tell whether a file is there and may be seen."""
+    try:
+        return path.exists()
+    except OSError:  # a folder on the way is closed to us
+        return False
+
+
+def parse_int(text: str | None) -> int | None:
+    """Return a count (zero or more), or None: no kernel counter we read may be negative."""
+    try:
+        value = int(text or "")
+    except ValueError:
+        return None
+    return value if value >= 0 else None
+
+
+def read_int(path: Path) -> int | None:
+    """Return the count that a file holds, or None."""
+    return parse_int(read_text(path))
+
+
+def read_cpuinfo(root: Path = Path("/")) -> dict[str, str]:
+    """Return /proc/cpuinfo's keys with their first value; the CPUs of a machine are alike in what we read."""
+    info: dict[str, str] = {}
+    for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            info.setdefault(key.strip(), value.strip())
+    return info
+
+
+def parse_cpu_list(text: str | None) -> frozenset[int]:
+    """Read the kernel's "0-3,8" notation; anything malformed gives the empty set."""
+    cpus: set[int] = set()
+    for part in (text or "").split(","):
+        first_text, dash, last_text = part.strip().partition("-")
+        first = parse_int(first_text)
+        last = parse_int(last_text) if dash else first
+        if first is None or last is None or last > MAX_CPU_NUMBER:
+            return frozenset()
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
+
+
+def read_siblings(cpu: int, root: Path = Path("/")) -> frozenset[int]:
+    """Return the logical CPUs that share a core with `cpu`; empty when the kernel does not tell."""
+    folder = root / CPU_FOLDER / f"cpu{cpu}" / "topology"
+    # thread_siblings_list is the name before Linux 5.4.
+    return parse_cpu_list(read_text(folder / "core_cpus_list")) or parse_cpu_list(
+        read_text(folder / "thread_siblings_list")
+    )
+
+
+def read_affinity(pid: int = 0) -> frozenset[int]:
+    """Return the CPUs a process may run on, its cpuset included; empty where the system cannot tell."""
+    ask = getattr(os, "sched_getaffinity", None)
+    try:
+        return frozenset(ask(pid)) if ask else frozenset()
+    except OSError:
+        return frozenset()
+
+
+def read_governor(root: Path = Path("/")) -> str | None:
+    """Return the frequency governor; several, joined by a comma, when the CPUs differ."""
+    paths = root.glob(f"{CPU_FOLDER}/cpu[0-9]*/cpufreq/scaling_governor")
+    return ",".join(sorted({name for path in paths if (name := read_text(path))})) or None
+
+
+def parse_cpu_ticks(stat_text: str | None, cpus: Collection[int]) -> CpuTicks | None:
+    """Sum /proc/stat over `cpus`; over the whole machine if one of them is not listed, or none is named."""
+    wanted = {f"cpu{cpu}" for cpu in cpus}
+    rows: dict[str, list[int]] = {}
+    for line in (stat_text or "").splitlines():
+        if not line.startswith("cpu"):
+            break  # the CPUs come first; the interrupt line after them is long
+        name, *fields = line.split()
+        ticks = [parse_int(field) for field in fields[:8]]
+        numbers = [tick for tick in ticks if tick is not None]
+        if len(numbers) == 8:
+            rows[name] = numbers
+    chosen = [rows[name] for name in wanted] if wanted and wanted <= rows.keys() else []
+    num_cpus = len(chosen)
+    if not chosen and "cpu" in rows:
+        chosen, num_cpus = [rows["cpu"]], len(rows) - 1
+    if not num_cpus:
+        return None
+    user, nice, system, idle, iowait, irq, softirq, steal = (sum(column) for column in zip(*chosen, strict=True))
+    return CpuTicks(user + nice + system, irq + softirq, idle + iowait, steal, num_cpus)
+
+
+class OpenFile:
+    """A kernel text file kept open and re-read from its start: no walk along the path at each sample."""
+
+    def __init__(self, path: Path, size_bytes: int = 4096) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._size_bytes = size_bytes
+
+    def read(self) -> str:
+        try:
+            return os.pread(self._descriptor, self._size_bytes, 0).decode("ascii", "replace")
+        except OSError:  # the core was taken offline, or the driver unloaded
+            return ""
+
+    def read_int(self) -> int | None:
+        return parse_int(self.read())
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = None) -> Cores:
+    """Count the cores this process may use: its affinity, by core, held down by its cgroup's CPU quota."""
+    cpus = read_affinity() if affinity is None else frozenset(affinity)
+    siblings = [read_siblings(cpu, root) for cpu in cpus]
+    logical, physical = len(cpus), len(set(siblings)) if all(siblings) else None
+    if not cpus:  # macOS, Windows
+        psutil = importlib.import_module("psutil")
+        logical = psutil.cpu_count() or os.cpu_count() or 1
+        physical = psutil.cpu_count(logical=False)
+    quota = _read_quota(root)
+    threads = physical or logical
+    if quota is not None:
+        threads = min(threads, math.floor(quota))
+    return Cores(logical, physical, quota, max(1, threads))
+
+
+def memory_total_bytes(root: Path = Path("/")) -> int | None:
+    """Return the machine's memory."""
+    total = read_meminfo_bytes("MemTotal", root)
+    if total is None and root == Path("/"):
+        return int(importlib.import_module("psutil").virtual_memory().total)
+    return total
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Return the tightest memory limit that a cgroup sets for this process, or None without one."""
+    return min((limit for limit, _ in _read_memory_groups(root)), default=None)
+
+
+def memory_available_bytes(root: Path = Path("/")) -> int | None:
+    """Return how much memory this process can still take without swapping or being killed by its cgroup."""
+    found = [max(0, limit - used) for limit, used in _read_memory_groups(root) if used is not None]
+    free = read_meminfo_bytes("MemAvailable", root)
+    if free is not None:
+        found.append(free)
+    elif root == Path("/"):
+        found.append(int(importlib.import_module("psutil").virtual_memory().available))
+    return min(found, default=None)
+
+
+def read_meminfo_bytes(key: str, root: Path = Path("/")) -> int | None:
+    """Return one line of /proc/meminfo in bytes."""
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            kibibytes = parse_int(value.removesuffix("kB").strip())
+            return None if kibibytes is None else kibibytes * 1024
+    return None
+
+
+def _read_quota(root: Path) -> float | None:
+    """Return the tightest CPU bandwidth limit among our cgroup and its ancestors, in cores."""
+    quotas = []
+    for folder in cgroup_folders("cpu", root):
+        quota_text, _, period_text = (read_text(folder / "cpu.max") or "").partition(" ")  # v2: "50000 100000"
+        pairs = [
+            (parse_int(quota_text), parse_int(period_text)),  # "max" means no limit and does not parse
+            (
+                read_int(folder / "cpu.cfs_quota_us"),
+                read_int(folder / "cpu.cfs_period_us"),
+            ),  # v1: -1 is no limit
+        ]
+        quotas += [quota / period for quota, period in pairs if quota and period]
+    return min(quotas, default=None)
+
+
+def _read_memory_groups(root: Path) -> Iterator[tuple[int, int | None]]:
+    """Yield (limit, bytes in use) of each cgroup above us that has a limit.
+
+    Page cache that the kernel drops on demand is not in use; the kubelet counts the same way ("working set").
+    Without this a container that has read its data set once would seem to be full.
+    """
+    for folder in cgroup_folders("memory", root):
+        for limit_name, usage_name, cache_key in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit = read_int(folder / limit_name)
+            if limit is None or limit >= UNLIMITED_BYTES:
+                continue
+            used = read_int(folder / usage_name)
+            cache = read_keyed_int(folder / "memory.stat", cache_key) or 0
+            yield limit, None if used is None else max(0, used - cache)
+
+
+def read_keyed_int(path: Path, key: str) -> int | None:
+    """Return the count after `key` in a file of "key value" lines, such as cpu.stat."""
+    for line in (read_text(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return parse_int(value)
+    return None
+
+
+def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
+    """Return the folders of this process's cgroup and all ancestors we can see, v1 and v2 alike.
+
+    Their files have different names in v1 and v2, so the caller tries both; most machines have only one.
+    """
+    folders: list[Path] = []
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon or (controllers and controller not in controllers.split(",")):
+            continue
+        for mount_root, mount_point in _cgroup_mounts(controllers, controller, root):
+            base = root / mount_point.lstrip("/")
+            inside = _path_inside(path, mount_root)
+            folders += [base / inside, *(base / parent for parent in inside.parents)]
+    return list(dict.fromkeys(folders))
+
+
+def _path_inside(path: str, mount_root: str) -> PurePosixPath:
+    """Return a cgroup's path below its mount; "." if it lies outside (a container's own view of itself)."""
+    group = PurePosixPath(path)
+    if ".." in group.parts or not group.is_relative_to(mount_root):
+        return PurePosixPath(".")
+    return group.relative_to(mount_root)
+
+
+def _cgroup_mounts(controllers: str, controller: str, root: Path) -> list[tuple[str, str]]:
+    """Return (root in the hierarchy, mount point) of the hierarchy a line of /proc/self/cgroup names."""
+    mounts = []
+    for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        before, after = left.split(), right.split()
+        if len(before) < 5 or len(after) < 3:
+            continue
+        same_kind = after[0] == ("cgroup" if controllers else "cgroup2")
+        if same_kind and (not controllers or controller in after[2].split(",")):
+            mounts.append((before[3], before[4].replace("\\040", " ")))
+    return mounts or [("/", f"/sys/fs/cgroup/{controllers}".rstrip("/"))]

@@ -1,0 +1,298 @@
+"""What this machine is (CPU, memory, devices, container, scheduler) and the software on it, for machine.json.
+
+A key that is not there was not measured. It only reads: no root, no torch import, no program started.
+How busy the machine is stands in health.py.
+"""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainstone import __version__
+from trainstone.machine.cpus import (
+    CPU_FOLDER,
+    available_cores,
+    exists,
+    memory_limit_bytes,
+    memory_total_bytes,
+    read_cpuinfo,
+    read_governor,
+    read_int,
+    read_siblings,
+    read_text,
+)
+
+# The instructions that decide which kernels torch, oneDNN and the JPEG decoders choose.
+RELEVANT_ISA = re.compile(
+    r"sse4_2|avx2?|fma|f16c|avx_vnni|avx512(f|bw|vl|_vnni|_bf16|_fp16)|amx_(tile|bf16|int8|fp16)"
+    r"|neon|asimd(hp|dp)?|fphp|bf16|i8mm|sve2?|svebf16|sme"
+)
+# Only these variables are ever recorded: they change speed. Any other may be private.
+SPEED_VARIABLES = re.compile(
+    r"(OMP|MKL|KMP|GOMP|ONEDNN|NCCL|MALLOC|TORCH\w*)_\w*"
+    r"|ATEN_CPU_CAPABILITY|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES|LD_PRELOAD"
+)
+PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow", "psutil", "nvidia-ml-py")
+# https://github.com/torvalds/linux/blob/master/arch/arm64/include/asm/cputype.h
+ARM_VENDORS = {"0x41": "ARM", "0x46": "Fujitsu", "0x48": "HiSilicon", "0x4e": "NVIDIA", "0xc0": "Ampere"}
+DRM_VENDORS = {"0x1002": ("amd", "AMD"), "0x8086": ("intel", "Intel")}
+# Per scheduler: our key and its variable; the first variable set proves that the scheduler is there.
+SCHEDULERS = {
+    "slurm": {
+        "job_id": "SLURM_JOB_ID",
+        "nodelist": "SLURM_JOB_NODELIST",
+        "num_nodes": "SLURM_JOB_NUM_NODES",
+        "queue": "SLURM_JOB_PARTITION",
+        "cluster": "SLURM_CLUSTER_NAME",
+    },
+    "pbs": {"job_id": "PBS_JOBID", "queue": "PBS_QUEUE"},
+    "lsf": {"job_id": "LSB_JOBID", "nodelist": "LSB_MCPU_HOSTS", "queue": "LSB_QUEUE"},
+    "flux": {"job_id": "FLUX_JOB_ID"},
+}
+CONTAINER_VARIABLES = {
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "APPTAINER_CONTAINER": "apptainer",
+    "SINGULARITY_CONTAINER": "singularity",
+    "SHIFTER_RUNTIME": "shifter",
+    "CH_RUNNING": "charliecloud",
+}
+CONTAINER_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".singularity.d": "singularity"}
+CONTAINER_CGROUPS = {"kubepods": "kubernetes", "libpod": "podman", "docker": "docker", "lxc": "lxc"}
+
+
+def read_facts(
+    root: Path = Path("/"),
+    *,
+    nvml: Any = None,
+    environ: Mapping[str, str] | None = None,
+    affinity: Collection[int] | None = None,
+) -> dict[str, Any]:
+    """Describe this machine. `nvml` is a module like pynvml, which is imported here when not given."""
+    environ = os.environ if environ is None else environ
+    here = root == Path("/")
+    release = read_text(root / "etc/os-release") or ""
+    pretty = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", release, re.MULTILINE)
+    devices, why_no_nvml = _read_nvidia(nvml)
+    facts = {
+        "host": read_text(root / "proc/sys/kernel/hostname") or (platform.node() if here else None),
+        "os": pretty.group(1) if pretty else (platform.platform(terse=True) if here else None),
+        "kernel": read_text(root / "proc/sys/kernel/osrelease") or (platform.release() if here else None),
+        "cpu": {**_read_cpu(root, here), "available": asdict(available_cores(root, affinity))},
+        "memory": {"total_bytes": memory_total_bytes(root), "limit_bytes": memory_limit_bytes(root)},
+        "virtualisation": _read_virtualisation(root),
+        "container": _read_container(root, environ),
+        "scheduler": _read_scheduler(environ),
+        "nvml": why_no_nvml,
+    }
+    return {**_without_absent(facts), "devices": devices + _read_other_gpus(root)}
+
+
+def read_software(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Describe the software, without importing it, and the environment variables that change its speed."""
+    environ = os.environ if environ is None else environ
+    software: dict[str, Any] = {
+        "python": platform.python_version(),
+        "trainstone": __version__,
+        "libc": _read_libc(),
+    }
+    for package in PACKAGES:
+        try:
+            software[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    software["environment"] = {
+        name: value for name, value in sorted(environ.items()) if SPEED_VARIABLES.fullmatch(name)
+    }
+    return {key: value for key, value in software.items() if value is not None}
+
+
+def _without_absent(facts: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_absent(value) if isinstance(value, dict) else value for key, value in facts.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
+
+
+def _read_libc() -> str | None:
+    try:
+        name = os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, OSError, ValueError):
+        name = None
+    return name or " ".join(platform.libc_ver()).strip() or None
+
+
+def _read_cpu(root: Path, here: bool) -> dict[str, Any]:
+    info = read_cpuinfo(root)
+    folder = root / CPU_FOLDER
+    cpus = [path.parent for path in folder.glob("cpu[0-9]*/topology")]  # an offline CPU has no topology
+    names = [int(cpu.name[3:]) for cpu in cpus if cpu.name[3:].isdecimal()]
+    sockets = {read_int(cpu / "topology/physical_package_id") for cpu in cpus} - {None}
+    cores = {read_siblings(name, root) for name in names} - {frozenset()}
+    max_khz = [khz for cpu in cpus if (khz := read_int(cpu / "cpufreq/cpuinfo_max_freq"))]
+    smt = read_int(folder / "smt/active")
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    physical_cores = len(cores) or None
+    if here and not cpus:
+        physical_cores = importlib.import_module("psutil").cpu_count(logical=False)
+    return {
+        "model": read_cpu_model(root),
+        "vendor": info.get("vendor_id") or ARM_VENDORS.get(info.get("CPU implementer", "")),
+        "architecture": platform.machine() if here else None,
+        "sockets": len(sockets) or None,
+        "physical_cores": physical_cores,
+        "logical_cores": len(cpus) or (os.cpu_count() if here else None),
+        "isa": sorted(filter(RELEVANT_ISA.fullmatch, flags)) if flags else None,
+        "max_mhz": max(max_khz) / 1000 if max_khz else None,
+        "governor": read_governor(root),
+        "boost": _read_boost(folder),
+        "numa_nodes": len(list(root.glob("sys/devices/system/node/node[0-9]*"))) or None,
+        "smt": None if smt is None else bool(smt),
+    }
+
+
+def read_cpu_model(root: Path = Path("/")) -> str | None:
+    """Return the CPU's name: x86 has one, POWER calls it cpu, ARM has only the numbers of maker and part."""
+    info = read_cpuinfo(root)
+    name = info.get("model name") or info.get("cpu")
+    if not name and "CPU part" in info:
+        name = f"implementer {info.get('CPU implementer', 'unknown')} part {info['CPU part']}"
+    return name or (platform.processor() if root == Path("/") else None) or None
+
+
+def _read_boost(folder: Path) -> bool | None:
+    boost = read_int(folder / "cpufreq/boost")  # acpi-cpufreq, amd-pstate
+    if boost is not None:
+        return bool(boost)
+    no_turbo = read_int(folder / "intel_pstate/no_turbo")
+    return None if no_turbo is None else not no_turbo
+
+
+def _read_virtualisation(root: Path) -> dict[str, Any]:
+    flags = read_cpuinfo(root).get("flags")  # only x86 has the flag
+    return {
+        "hypervisor": None if flags is None else "hypervisor" in flags.split(),
+        "sys_vendor": read_text(root / "sys/class/dmi/id/sys_vendor"),
+        "product_name": read_text(root / "sys/class/dmi/id/product_name"),
+    }
+
+
+def _read_container(root: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Name the container we seem to be in, with every sign seen: one may be left over from an image."""
+    seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if environ.get(name)]
+    if environ.get("container"):  # set by podman, systemd-nspawn and lxc
+        seen.append((environ["container"], "variable container"))
+    seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if exists(root / name)]
+    for source in ("proc/1/cgroup", "proc/self/cgroup"):
+        text = read_text(root / source) or ""
+        seen += [(kind, f"/{source}") for word, kind in CONTAINER_CGROUPS.items() if word in text]
+    manager = read_text(root / "run/systemd/container")
+    if manager:
+        seen.append((manager, "/run/systemd/container"))
+    if not seen:
+        return {}
+    return {"kind": seen[0][0], "seen_by": [f"{where} ({kind})" for kind, where in seen]}
+
+
+def _read_scheduler(environ: Mapping[str, str]) -> dict[str, Any]:
+    for kind, keys in SCHEDULERS.items():
+        values = {key: environ.get(name) for key, name in keys.items()}
+        if next(iter(values.values())):
+            return {"kind": kind, **values}
+    return {"kind": "kubernetes", "pod": environ.get("HOSTNAME")} if "KUBERNETES_SERVICE_HOST" in environ else {}
+
+
+def _read_nvidia(nvml: Any) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the NVIDIA devices, or why there are none."""
+    try:
+        nvml = importlib.import_module("pynvml") if nvml is None else nvml
+    except ImportError as error:
+        return [], f"no NVML library for Python: {error}"
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError, AttributeError) as error:
+        return [], f"no NVIDIA driver answers: {error}"
+    try:
+        count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        devices = [_read_nvidia_device(nvml, index) for index in range(count)]
+        return devices, None if devices else "the NVIDIA driver answers but shows no device"
+    finally:
+        _ask(nvml, nvml.nvmlShutdown)
+
+
+def _read_nvidia_device(nvml: Any, index: int) -> dict[str, Any]:
+    handle = _ask(nvml, lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    if handle is None:
+        return {"kind": "cuda", "index": index, "error": "NVML gives no handle for this device"}
+
+    def ask(name: str, *more: Any) -> Any:
+        return _ask(nvml, lambda: getattr(nvml, name)(handle, *more))
+
+    def ask_watts(name: str) -> float | None:
+        milliwatts = ask(name)
+        return None if milliwatts is None else milliwatts / 1000
+
+    def ask_whether(name: str) -> bool | None:
+        state = ask(name)  # MIG answers [current, pending]
+        return None if state is None else bool(state[0] if isinstance(state, list | tuple) else state)
+
+    device = {
+        "kind": "cuda",
+        "index": index,
+        "name": ask("nvmlDeviceGetName"),
+        "uuid": ask("nvmlDeviceGetUUID"),
+        "memory_bytes": getattr(ask("nvmlDeviceGetMemoryInfo"), "total", None),
+        "driver": _ask(nvml, lambda: nvml.nvmlSystemGetDriverVersion()),
+        "power_limit_watts": ask_watts("nvmlDeviceGetEnforcedPowerLimit"),
+        "default_power_limit_watts": ask_watts("nvmlDeviceGetPowerManagementDefaultLimit"),
+        "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1)),
+        "pcie_generation": ask("nvmlDeviceGetMaxPcieLinkGeneration"),  # the current one drops when idle
+        "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),  # less than the maximum: a badly seated card
+        "pcie_max_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        "ecc": ask_whether("nvmlDeviceGetCurrentEccMode"),
+        "mig": ask_whether("nvmlDeviceGetMigMode"),
+        "persistence": ask_whether("nvmlDeviceGetPersistenceMode"),
+    }
+    return _without_absent(device)
+
+
+def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
+    """Return one NVML answer; None when this device, driver or library cannot give it."""
+    try:
+        answer = question()
+        return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer  # bytes before 2023
+    except (nvml.NVMLError, AttributeError, TypeError, ValueError, OSError):
+        return None
+
+
+def _read_pci_bus(device: Path) -> str | None:
+    try:
+        address = device.readlink().name  # 0000:03:00.0
+    except OSError:
+        return None
+    return address.split(":")[1] if address.count(":") == 2 else None
+
+
+def _read_other_gpus(root: Path) -> list[dict[str, Any]]:
+    """Name AMD GPUs and discrete Intel ones; we cannot read their telemetry and say so."""
+    found = []
+    for card in sorted(root.glob("sys/class/drm/card[0-9]*")):
+        device = card / "device"
+        kind, maker = DRM_VENDORS.get(read_text(device / "vendor") or "", (None, None))
+        # Intel's built-in GPU sits on PCI bus 0; every card in a slot is behind a bridge, on another bus.
+        built_in = kind == "intel" and _read_pci_bus(device) == "00"
+        if kind is None or built_in or not card.name[4:].isdecimal():  # card0-DP-1 is a socket of card0
+            continue
+        part = read_text(device / "device") or "of unknown kind"
+        gpu = {
+            "kind": kind,
+            "index": int(card.name[4:]),
+            "name": read_text(device / "product_name") or f"{maker} GPU {part}",
+            "memory_bytes": read_int(device / "mem_info_vram_total"),
+            "telemetry": "unsupported",
+        }
+        found.append(_without_absent(gpu))
+    return found

@@ -1,0 +1,120 @@
+"""Which device to run on, what torch knows of it, and who reads its telemetry."""
+
+import resource
+import sys
+
+import torch
+
+from trainstone.errors import ConfigError, MachineError
+from trainstone.machine.facts import read_cpu_model
+from trainstone.measure.meters import CpuReader, NvmlReader
+from trainstone.measure.telemetry import Reader, Reading
+
+CPU_SIXTEEN_BIT = {
+    "bf16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+    "fp16": ("_is_amx_fp16_supported",),
+}
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the asked device, or for auto the accelerator torch finds, else the CPU."""
+    present = list_devices()
+    if name == "auto":
+        return torch.device(present[0])
+    try:
+        device = torch.device(name)
+    except RuntimeError as err:
+        raise ConfigError(f"device {name!r} is not a device name", hint=f"here: {', '.join(present)}") from err
+    wanted = str(device) if device.index is not None or device.type == "cpu" else f"{device.type}:0"
+    if wanted not in present:
+        raise MachineError(
+            f"device {name!r} is not here: torch {torch.__version__} finds {', '.join(present)}",
+            hint="trainstone doctor says what is missing; --device auto takes what there is",
+        )
+    return torch.device(wanted)
+
+
+def list_devices() -> list[str]:
+    """Accelerators first, then the CPU."""
+    if not torch.accelerator.is_available():
+        return ["cpu"]
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None  # is_available() said so
+    return [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())] + ["cpu"]
+
+
+def name_device(device: torch.device) -> str:
+    """Return the marketing name where there is one."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return read_cpu_model() or "CPU"
+    return str(device)
+
+
+def candidate_precisions(device: torch.device) -> list[str]:
+    """fp32 and the faster ones this device claims to execute; a trial has to show whether it does."""
+    if device.type == "cuda":
+        return ["fp32", "tf32", "bf16", "fp16"]
+    if device.type != "cpu":
+        return ["fp32", "bf16", "fp16"]
+    claimed = [name for name, checks in CPU_SIXTEEN_BIT.items() if any(_cpu_claims(check) for check in checks)]
+    return ["fp32", *claimed]
+
+
+def peak_device_bytes(device: torch.device) -> int | None:
+    """Highest device memory torch has held in this process; a CPU has none of its own."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return None
+
+
+def free_device_bytes(device: torch.device) -> int | None:
+    """Device memory still free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return None
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def peak_host_bytes() -> int:
+    """Highest resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def choose_reader(device: torch.device) -> Reader:
+    """What telemetry can read of this device; one it cannot read says so."""
+    if device.type == "cpu":
+        return CpuReader()
+    if device.type == "cuda" and torch.version.cuda:
+        return NvmlReader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return UnsupportedReader(
+        f"telemetry of {name_device(device)}: unsupported, trainstone reads NVIDIA devices and CPUs"
+    )
+
+
+class UnsupportedReader:
+    """A device without a library we know: every value is absent, plainly."""
+
+    meter = None
+
+    def __init__(self, why: str) -> None:
+        self.unsupported = [why]
+
+    def read(self) -> Reading:
+        """Return nothing measured."""
+        return Reading()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _cpu_claims(check: str) -> bool:
+    probe = getattr(torch.cpu, check, None)
+    return bool(probe and probe())

@@ -1,0 +1,75 @@
+"""What this device can do at most, measured in this run: matrix multiplication at the precision used, memory copy.
+
+No table of devices: a data sheet does not know this machine's power limit and neighbours.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trainstone.measure.devices import synchronize
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COPY_BYTES = {"cpu": 512 * 2**20}  # larger than the caches
+COPY_BYTES_ACCELERATOR = 2 * 2**30
+SIZES = {"cpu": (1024, 2048)}
+SIZES_ACCELERATOR = (4096, 8192)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The best seen, with how it was got."""
+
+    flops: float
+    flops_source: str
+    bytes_per_second: float
+
+    def best_of(self, other: "Peaks") -> "Peaks":
+        """Combine two measurements: a peak disturbed by a neighbour is no peak."""
+        better = self if self.flops >= other.flops else other
+        return Peaks(better.flops, better.flops_source, max(self.bytes_per_second, other.bytes_per_second))
+
+
+def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) -> Peaks:
+    """Multiply matrices and copy memory for about so long; TF32 must be switched by the caller."""
+    sizes = SIZES.get(device.type, SIZES_ACCELERATOR)
+    best_flops, best_size, repeats = 0.0, 0, 0
+    for size in sizes:
+        flops, num = _measure_matmul(device, DTYPES[precision], size, 0.7 * seconds / len(sizes))
+        repeats += num
+        if flops > best_flops:
+            best_flops, best_size = flops, size
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    source = f"measured in this run: {precision} matmul {best_size}x{best_size}, best of {repeats}{threads}"
+    return Peaks(best_flops, source, _measure_copy(device, 0.3 * seconds))
+
+
+def _measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> tuple[float, int]:
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+    out = torch.empty(size, size, device=device, dtype=dtype)
+    best, repeats = _best_seconds(lambda: torch.mm(left, right, out=out), device, seconds)
+    return 2 * size**3 / best, repeats
+
+
+def _measure_copy(device: torch.device, seconds: float) -> float:
+    num_bytes = COPY_BYTES.get(device.type, COPY_BYTES_ACCELERATOR)
+    source = torch.zeros(num_bytes // 4, device=device)
+    target = torch.zeros_like(source)
+    best, _ = _best_seconds(lambda: target.copy_(source), device, seconds)
+    return 2 * num_bytes / best  # read once, written once
+
+
+def _best_seconds(work: Callable[[], object], device: torch.device, seconds: float) -> tuple[float, int]:
+    work()  # first touch, library set-up
+    synchronize(device)
+    best, repeats, begin = float("inf"), 0, time.perf_counter()
+    while repeats < 3 or time.perf_counter() - begin < seconds:
+        started = time.perf_counter()
+        work()
+        synchronize(device)
+        best = min(best, time.perf_counter() - started)
+        repeats += 1
+    return best, repeats

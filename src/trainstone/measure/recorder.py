@@ -1,0 +1,62 @@
+"""Keeps every step of a run: in memory for the statistics, on disk for everybody else.
+
+Owns the step file; used by `with`. It judges nothing: that is results/summary.py.
+"""
+
+import resource
+from array import array
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.results.steps import StepRecord, StepWriter
+
+
+class StepRecorder:
+    """Step records of one rank, with the page faults each one cost."""
+
+    def __init__(self, path: Path, *, split_phases: bool) -> None:
+        self._writer = StepWriter(path, split_phases=split_phases)
+        self._columns = {name: array("d") for name in StepRecord._fields}
+        self._page_faults = array("d")
+        self._faults_before = _count_page_faults()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    def __len__(self) -> int:
+        return len(self._page_faults)
+
+    def add(self, record: StepRecord) -> None:
+        """Take one record."""
+        self._writer.add(record)
+        for column, value in zip(self._columns.values(), record, strict=True):
+            if value is not None:
+                column.append(value)
+        faults = _count_page_faults()
+        self._page_faults.append(faults - self._faults_before)
+        self._faults_before = faults
+
+    def current_step(self) -> int:
+        """Index of the step under way, for the telemetry thread."""
+        return len(self._page_faults)
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """Return one field of all steps so far (a copy: an array that is looked at cannot grow)."""
+        return np.array(self._columns[name], dtype=np.float64)
+
+    def page_faults(self) -> NDArray[np.float64]:
+        """Minor page faults of this process during each step."""
+        return np.array(self._page_faults, dtype=np.float64)
+
+
+def _count_page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

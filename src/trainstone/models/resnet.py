@@ -1,0 +1,168 @@
+"""ResNet-18/34/50/101/152 v1.5, with the initialisations and poolings of the benchmarks trainstone replaces.
+Module names equal torchvision's, so published weights load. Chooses no device, dtype or memory format (that
+is the caller's) and casts no logits (that is the loss's)."""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONV_INITS = ("normal_fan_in", "truncated_fan_in", "normal_fan_out", "truncated_fan_out")
+FC_INITS = ("normal_001", "torch_default", "truncated_fan_out")
+POOL_PADDINGS = ("symmetric", "same")
+TRUNCATED_NORMAL_STD = 0.87962566103423978  # of N(0, 1) cut at +-2; TensorFlow and Keras divide by it
+
+_norm = partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1)  # torch's sense: new = 0.9 * old + 0.1 * batch
+
+
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    same = stride == 1 and in_channels == out_channels
+    return None if same else nn.Sequential(_conv(in_channels, out_channels, 1, stride), _norm(out_channels))
+
+
+class BasicBlock(nn.Module):
+    """3x3 (with the stride), 3x3, and the shortcut."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv(in_channels, width, 3, stride), _norm(width)
+        self.conv2, self.bn2 = _conv(width, width, 3), _norm(width)
+        self.downsample = _shortcut(in_channels, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # In place is legal here and below: neither BatchNorm nor a sum needs its output for backward.
+        out = self.bn1(self.conv1(x)).relu_()
+        out = self.bn2(self.conv2(out))
+        out += x if self.downsample is None else self.downsample(x)
+        return out.relu_()
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 (with the stride: this is what v1.5 means), 1x1 to four times the width, and the shortcut."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out_channels = width * self.expansion
+        self.conv1, self.bn1 = _conv(in_channels, width, 1), _norm(width)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), _norm(width)
+        self.conv3, self.bn3 = _conv(width, out_channels, 1), _norm(out_channels)
+        self.downsample = _shortcut(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn1(self.conv1(x)).relu_()
+        out = self.bn2(self.conv2(out)).relu_()
+        out = self.bn3(self.conv3(out))
+        out += x if self.downsample is None else self.downsample(x)
+        return out.relu_()
+
+
+BlockClass = type[BasicBlock] | type[Bottleneck]
+_LAYOUTS: dict[int, tuple[BlockClass, tuple[int, int, int, int]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
+DEPTHS = tuple(_LAYOUTS)
+
+
+def _stage(block: BlockClass, in_channels: int, width: int, stride: int, units: int) -> nn.Sequential:
+    rest = [block(width * block.expansion, width, 1) for _ in range(units - 1)]
+    return nn.Sequential(block(in_channels, width, stride), *rest)
+
+
+def max_pool(x: Tensor, padding: str) -> Tensor:
+    """Pool 3x3 with stride 2; "same" pads as TensorFlow does: only right and bottom of an even size."""
+    if padding == "symmetric":
+        return F.max_pool2d(x, 3, stride=2, padding=1)
+    # ceil_mode lets the last window hang over the edge: SAME's one-sided padding without a padded copy.
+    return F.max_pool2d(x, 3, stride=2, padding=(x.shape[-2] % 2, x.shape[-1] % 2), ceil_mode=True)
+
+
+def average_pool(x: Tensor) -> Tensor:
+    """Average (batch, channels, height, width) to (batch, channels); the gradient keeps the format of `x`."""
+    # adaptive_avg_pool2d always hands back an NCHW gradient: 3 times slower on a CPU (torch 2.13).
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return x.permute(0, 2, 3, 1).mean((1, 2))
+    return x.mean((2, 3))
+
+
+class ResNet(nn.Module):
+    def __init__(self, depth: int, num_classes: int, pool_padding: str) -> None:
+        super().__init__()
+        block, units = _LAYOUTS[depth]
+        self.pool_padding = pool_padding
+        self.conv1, self.bn1 = _conv(3, 64, 7, 2), _norm(64)
+        self.layer1 = _stage(block, 64, 64, 1, units[0])
+        self.layer2 = _stage(block, 64 * block.expansion, 128, 2, units[1])
+        self.layer3 = _stage(block, 128 * block.expansion, 256, 2, units[2])
+        self.layer4 = _stage(block, 256 * block.expansion, 512, 2, units[3])
+        self.fc = nn.Linear(512 * block.expansion, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:  # (batch, 3, height, width) to (batch, num_classes)
+        x = max_pool(self.bn1(self.conv1(images)).relu_(), self.pool_padding)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(average_pool(x))
+
+
+def _draw(weight: Tensor, init: str) -> None:
+    """Fill `weight` with variance 2 / fan (or 0.01 squared), as the name `init` says."""
+    fan = weight.numel() // weight.shape[0 if init.endswith("fan_in") else 1]
+    std = 0.01 if init == "normal_001" else math.sqrt(2.0 / fan)
+    if init.startswith("truncated"):
+        std /= TRUNCATED_NORMAL_STD
+        nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+    else:
+        nn.init.normal_(weight, std=std)
+
+
+def _initialise(model: ResNet, conv_init: str, fc_init: str, zero_gamma: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            _draw(module.weight, conv_init)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()  # gamma 1, beta 0, running mean 0, running variance 1
+    for block in model.modules():
+        if zero_gamma and isinstance(block, BasicBlock | Bottleneck):
+            nn.init.zeros_(block.bn3.weight if isinstance(block, Bottleneck) else block.bn2.weight)
+    if fc_init == "torch_default":
+        model.fc.reset_parameters()
+    else:
+        _draw(model.fc.weight, fc_init)
+        nn.init.zeros_(model.fc.bias)
+
+
+def _require(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} {value!r} is unknown; allowed: {', '.join(map(str, allowed))}")
+
+
+def build_resnet(
+    depth: int,
+    *,
+    num_classes: int = 1000,
+    conv_init: str = "normal_fan_out",
+    fc_init: str = "torch_default",
+    zero_gamma: bool = False,
+    pool_padding: str = "symmetric",
+) -> nn.Module:
+    """Build a ResNet on torch's default device, from its default generator (torch.manual_seed decides)."""
+    _require("depth", depth, DEPTHS)
+    _require("conv_init", conv_init, CONV_INITS)
+    _require("fc_init", fc_init, FC_INITS)
+    _require("pool_padding", pool_padding, POOL_PADDINGS)
+    model = ResNet(depth, num_classes, pool_padding)
+    if not model.fc.weight.is_meta:
+        _initialise(model, conv_init, fc_init, zero_gamma)
+    return model

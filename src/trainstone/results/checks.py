@@ -1,0 +1,112 @@
+"""Findings: doubts about a number and causes of one, judged by pure functions from what was measured.
+
+Every code stands in CODES with severity and hint, and in docs/troubleshooting.md with cause and cure (a test holds it).
+"""
+
+from typing import NamedTuple
+
+from trainstone.results.schema import Finding, Memory, Noise, Severity, StepSeconds, Throughput, Utilisation
+from trainstone.units import format_percent, format_seconds
+
+
+class Code(NamedTuple):
+    """What a finding of this code always carries."""
+
+    severity: Severity
+    hint: str
+
+
+CODES = {
+    "few-steps": Code("warning", "measure longer (--seconds) or with a smaller batch (--set train.batch_size=N)"),
+    "not-steady": Code(
+        "warning", "measure longer; if the speed falls, look for heat or a power limit (trainstone doctor)"
+    ),
+    "wide-interval": Code(
+        "warning",
+        "measure longer (--seconds), or on a quieter machine; --runs 5 shows the spread between runs",
+    ),
+    "outliers": Code(
+        "info", "see the steps in steps-rank0000.csv; regular ones come from a timer, others from a neighbour"
+    ),
+    "noisy-machine": Code(
+        "warning", "stop other work, or measure again later; trainstone doctor --aa tells the noise floor"
+    ),
+    "throttled": Code("warning", "improve cooling or raise the power limit, then measure again"),
+    "data-bound": Code("warning", "the device waits for its batches: feed it faster before you judge it"),
+    "peak-exceeded": Code("warning", "the peak was disturbed while it was measured; run again on a quieter machine"),
+    "page-faults": Code(
+        "info", "leave engine.keep_memory on (GLIBC_TUNABLES); other allocators can be set with LD_PRELOAD"
+    ),
+    "threads-exceed-cores": Code("warning", "set engine.threads to the physical cores of this process, or auto"),
+    "precision-chosen": Code("info", "choose another with --set train.precision=fp32|tf32|bf16|fp16"),
+    "precision-slow": Code("warning", "use --set train.precision=auto"),
+    "batch-fitted": Code("info", "fix it with --set train.batch_size=N to compare with other machines"),
+    "engine-adapted": Code("info", "--strict refuses instead of adapting"),
+    "not-measured": Code("info", "trainstone doctor says what would be needed"),
+    "interrupted": Code("warning", "run it again for the full time: trainstone bench RUN/config.toml"),
+    "run-failed": Code("error", "see log.txt in the run folder"),
+    "child-failed": Code("error", "see the folder of that run under points/"),
+}
+
+WIDE_HALF_WIDTH = 0.05
+DATA_BOUND_SHARE = 0.10
+MANY_OUTLIERS_SHARE = 0.02
+# ResNet-50 at batch 2 touches some 300 MB a step; a tenth of it faulted anew (in 4 KiB pages) is worth saying.
+MANY_PAGE_FAULTS = 8000
+
+
+def finding(code: str, message: str, *, hint: str | None = None, severity: Severity | None = None) -> Finding:
+    """Make a finding; severity and hint are the code's unless given."""
+    known = CODES[code]
+    return Finding(code=code, severity=severity or known.severity, message=message, hint=hint or known.hint)
+
+
+def check_throughput(throughput: Throughput, steps: StepSeconds) -> list[Finding]:
+    """Is the number established, steady, narrow enough?"""
+    findings = []
+    if throughput.ci95 is None:
+        findings.append(finding("few-steps", f"no interval, {throughput.ci_covers}"))
+    else:
+        half_width = (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
+        if half_width > WIDE_HALF_WIDTH:
+            findings.append(finding("wide-interval", f"the interval is ± {format_percent(half_width)}"))
+    if not throughput.steady:
+        trend = throughput.trend_percent
+        told = "" if trend is None else f"; step time changed by {trend:+.1f} % over the window"
+        findings.append(finding("not-steady", f"the steps never became steady{told}"))
+    if steps.num_outliers > max(2, MANY_OUTLIERS_SHARE * throughput.num_steps):
+        of_steps = f"{steps.num_outliers} of {throughput.num_steps} steady steps are outliers"
+        findings.append(finding("outliers", f"{of_steps} ({steps.outlier_kind}); they are counted, not deleted"))
+    return findings
+
+
+def check_limits(utilisation: Utilisation, data_share: float | None, throttled: str | None) -> list[Finding]:
+    """Does something outside the device hold it back, or contradict itself?"""
+    findings = []
+    if data_share is not None and data_share > DATA_BOUND_SHARE:
+        findings.append(finding("data-bound", f"{format_percent(data_share)} of the time the device waits for data"))
+    if throttled:
+        findings.append(finding("throttled", f"the device slowed itself down: {throttled}"))
+    if utilisation.mfu is not None and utilisation.mfu > 1:
+        percent = format_percent(utilisation.mfu, 0)
+        findings.append(finding("peak-exceeded", f"the run reached {percent} of the measured peak, which cannot be"))
+    return findings
+
+
+def check_machine(noise: Noise, memory: Memory, *, keep_memory: bool, threads: int, cores: int) -> list[Finding]:
+    """Was the machine quiet and set up as asked?"""
+    findings = []
+    if noise.grade == "C":
+        findings.append(finding("noisy-machine", "; ".join(noise.reasons)))
+    if threads > cores:
+        findings.append(finding("threads-exceed-cores", f"{threads} threads on {cores} available cores"))
+    faults = memory.page_faults_per_step
+    if faults is not None and faults > MANY_PAGE_FAULTS:
+        setting = "although engine.keep_memory is on" if keep_memory else "with engine.keep_memory off"
+        findings.append(finding("page-faults", f"{faults:,.0f} page faults a step {setting} ({memory.allocator})"))
+    return findings
+
+
+def describe_first_step(steps: StepSeconds) -> str:
+    """Tell the first step apart from the rest."""
+    return f"{format_seconds(steps.first)} ({steps.first / steps.median:.1f} times a steady one)"

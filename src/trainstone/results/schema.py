@@ -1,0 +1,191 @@
+"""result.json, the product: its records and the history of its format. Absent means not measured, never a guess.
+
+The meaning of each key is in docs/results-format.md; how runs are written and read is in results/store.py.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
+#   1  (trainstone 0.1.0) the first
+FORMAT = 1
+
+Kind = Literal["bench", "train", "profile", "sweep", "scale", "eval", "import"]
+Status = Literal["running", "ok", "target_reached", "target_missed", "interrupted", "failed", "killed"]
+Severity = Literal["info", "warning", "error"]
+
+
+class Record(BaseModel):
+    """Frozen; keys that a newer trainstone of the same format added are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Recipe(Record):
+    """Which recipe, and a hash of what it executes."""
+
+    name: str
+    version: int
+    sha256: str
+
+
+class Process(Record):
+    """Who writes this run; tells a running one from a killed one."""
+
+    host: str
+    pid: int
+    started_utc: str
+
+
+class World(Record):
+    """How many took part."""
+
+    ranks: int = 1
+    nodes: int = 1
+
+
+class Device(Record):
+    """One device's share in the run."""
+
+    host: str
+    name: str
+    label: str
+    images_per_second: float | None = None
+    step_seconds_median: float | None = None
+    data_wait_seconds: float | None = None
+    telemetry: dict[str, Any] = {}
+    unsupported: list[str] = []
+
+
+class Throughput(Record):
+    """Images a second over the steady window, with its 95 % interval and what that covers."""
+
+    images_per_second: float
+    ci95: tuple[float, float] | None = None
+    ci_covers: str
+    steady: bool
+    steady_from_step: int
+    num_steps: int
+    trend_percent: float | None = None
+
+
+class StepSeconds(Record):
+    """Distribution of the steady steps; `first` is the very first step with its compiling and tuning."""
+
+    median: float
+    p5: float
+    p95: float
+    p99: float
+    mad: float
+    first: float
+    num_outliers: int
+    outlier_kind: str
+
+
+class Phases(Record):
+    """Where the time went."""
+
+    train_seconds: float | None = None
+    data_wait_seconds: float | None = None
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+    optimizer_seconds: float | None = None
+    eval_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    compile_seconds: float | None = None
+    program_seconds: float | None = None
+
+
+class Utilisation(Record):
+    """Speed against what this device was measured to be able to do in this run."""
+
+    mfu: float | None = None
+    flops_per_image: int | None = None
+    bytes_per_image: int | None = None
+    peak_flops: float | None = None
+    peak_source: str | None = None
+    peak_bytes_per_second: float | None = None
+    roofline_compute_seconds: float | None = None
+    roofline_memory_seconds: float | None = None
+    limit: str | None = None
+
+
+class Memory(Record):
+    """Highest use, and what the allocator setting did."""
+
+    peak_device_bytes: int | None = None
+    peak_host_bytes: int | None = None
+    allocator: str | None = None
+    page_faults_per_step: float | None = None
+
+
+class Energy(Record):
+    """From a counter, with its meter named."""
+
+    joules_per_image: float
+    average_watts: float
+    meter: str
+
+
+class Noise(Record):
+    """How quiet the machine was."""
+
+    grade: Literal["A", "B", "C"]
+    reasons: list[str]
+    steal_percent: float | None = None
+    others_percent: float | None = None
+    pressure_percent: float | None = None
+    memory_pressure_percent: float | None = None
+    io_pressure_percent: float | None = None
+    quota_percent: float | None = None
+    step_variation_percent: float | None = None
+    throttle_events: int | None = None
+    load_before: float | None = None
+    governor: str | None = None
+
+
+class Point(Record):
+    """A child run."""
+
+    label: str
+    run: str
+
+
+class Finding(Record):
+    """A doubt about a number or the cause of one, with the next thing to do. Codes: docs/troubleshooting.md."""
+
+    code: str
+    severity: Severity
+    message: str
+    hint: str
+
+
+class Result(Record):
+    """One run."""
+
+    format: int = FORMAT
+    kind: Kind
+    source: str = "trainstone"
+    run_id: str
+    command: str
+    status: Status
+    verdict: str | None = None
+    recipe: Recipe
+    system: str | None = None
+    process: Process
+    world: World = World()
+    throughput: Throughput | None = None
+    step_seconds: StepSeconds | None = None
+    utilisation: Utilisation | None = None
+    noise: Noise | None = None
+    phases: Phases | None = None
+    memory: Memory | None = None
+    energy: Energy | None = None
+    devices: list[Device] = []
+    points: list[Point] = []
+    findings: list[Finding] = []
+    config: dict[str, Any] = Field(default_factory=dict)
+    machine: dict[str, Any] = Field(default_factory=dict)
+    software: dict[str, Any] = Field(default_factory=dict)
+    files: list[str] = []

@@ -1,0 +1,139 @@
+"""Run folders: made, written atomically while the run goes on, and read back after any end, kill -9 included.
+
+Layout and names: docs/results-format.md.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import ValidationError
+
+from trainstone.config.load import hash_config, write_toml
+from trainstone.config.schema import Config
+from trainstone.errors import ResultError
+from trainstone.results.schema import FORMAT, Kind, Process, Recipe, Result
+
+# A run on another host whose files stand still for so long is taken for dead; telemetry beats every half second.
+STALE_SECONDS = 60.0
+
+
+class RunFolder:
+    """One run's folder; `result` is what result.json holds now."""
+
+    def __init__(self, path: Path, result: Result) -> None:
+        self.path = path
+        self.result = result
+
+    def update(self, **changes: Any) -> None:
+        """Change top-level keys of the result and rewrite result.json atomically."""
+        self.result = self.result.model_copy(update=changes)
+        files = sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file())
+        self.result = self.result.model_copy(update={"files": [f for f in files if not f.endswith(".partial")]})
+        write_atomically(self.path / "result.json", dump_json(self.result.model_dump(mode="json", exclude_none=True)))
+
+    def write_config(self, config: Config) -> None:
+        """Write config.toml and take the resolved configuration into the result."""
+        write_atomically(self.path / "config.toml", write_toml(config))
+        recipe = Recipe(name=config.name, version=config.version, sha256=hash_config(config))
+        self.update(config=config.model_dump(mode="json", exclude_none=True), recipe=recipe, system=config.system)
+
+    def write_machine(self, machine: dict[str, Any], software: dict[str, Any]) -> None:
+        """Write machine.json and take it into the result."""
+        write_atomically(self.path / "machine.json", dump_json({"machine": machine, "software": software}))
+        self.update(machine=machine, software=software)
+
+
+def create_run(out: Path, kind: Kind, config: Config, command: str) -> RunFolder:
+    """Make runs/<date>-<time>-<recipe>-<four hex digits> with a first result.json of status running."""
+    started = datetime.now(UTC)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.name).strip("-.") or "run"
+    run_id = f"{started.astimezone():%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
+    path = out / run_id
+    try:
+        path.mkdir(parents=True)
+        result = Result(
+            kind=kind,
+            run_id=run_id,
+            command=command,
+            status="running",
+            recipe=Recipe(name=config.name, version=config.version, sha256=hash_config(config)),
+            process=Process(
+                host=socket.gethostname(), pid=os.getpid(), started_utc=started.isoformat(timespec="seconds")
+            ),
+        )
+        run = RunFolder(path, result)
+        run.write_config(config)
+    except OSError as err:
+        reason = err.strerror or str(err)
+        raise ResultError(
+            f"cannot write run folder {path}: {reason}", hint="choose another folder with --out DIR"
+        ) from err
+    return run
+
+
+def read_result(path: Path) -> Result:
+    """Read a run folder or a result.json; one that says running but whose process is gone reads as killed."""
+    file = path / "result.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise ResultError(f"no result in {path}: {file.name} is missing") from err
+    except (OSError, ValueError) as err:
+        raise ResultError(f"cannot read {file}: {err}") from err
+    if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+        raise ResultError(f"{file} is not a trainstone result: it has no format number")
+    if document["format"] > FORMAT:
+        raise ResultError(
+            f"{file} has format {document['format']}; this trainstone reads up to {FORMAT}",
+            hint="update trainstone",
+        )
+    try:
+        result = Result.model_validate(document)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ResultError(f"{file} is damaged at {where}: {first['msg']}") from err
+    if result.status == "running" and not _is_alive(result.process, file.parent):
+        return result.model_copy(update={"status": "killed"})
+    return result
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader or a crash sees the old or the new content, never a part."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def dump_json(document: Any) -> str:
+    """Return JSON as it stands in files and on stdout: indented, real characters, no NaN."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _is_alive(process: Process, folder: Path) -> bool:
+    if process.host != socket.gethostname():
+        newest = max((p.stat().st_mtime for p in folder.iterdir()), default=0.0)
+        return datetime.now().timestamp() - newest < STALE_SECONDS
+    started = datetime.fromisoformat(process.started_utc).timestamp()
+    try:
+        writer = psutil.Process(process.pid)
+        # A process younger than the run has only inherited its number.
+        return writer.status() != psutil.STATUS_ZOMBIE and writer.create_time() <= started + 1
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,129 @@
+"""From raw steps to the numbers of a result: steady window, throughput with its interval, phases, verdict.
+
+Pure; every definition of a metric stands here or in results/stats.py, once.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.results import schema, stats
+from trainstone.results.steady import find_outliers, find_steady
+from trainstone.units import format_percent, format_rate
+
+Series = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """What the steps of a run say."""
+
+    throughput: schema.Throughput
+    step_seconds: schema.StepSeconds
+    phases: schema.Phases
+    window: slice
+    """The steady steps."""
+    data_share: float
+    variation_percent: float
+    """Robust spread of the steady steps: 1.4826 MAD / median."""
+
+
+def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummary:
+    """Summarise at least one step; columns are those of steps-rank0000.csv."""
+    seconds, images = columns["step_seconds"], columns["images"]
+    steady = find_steady(seconds)
+    window = slice(steady.from_step, len(seconds))
+    inside = seconds[window]
+    estimate = stats.throughput_within(inside, images[window])
+    spread = stats.spread(inside)
+    outliers = find_outliers(inside)
+    waits = columns["data_seconds"]
+    throughput = schema.Throughput(
+        images_per_second=estimate.images_per_second,
+        ci95=estimate.ci95,
+        ci_covers=estimate.ci_covers,
+        steady=steady.steady,
+        steady_from_step=steady.from_step,
+        num_steps=estimate.num_steps,
+        trend_percent=steady.trend_percent,
+    )
+    step_seconds = schema.StepSeconds(
+        median=spread.median,
+        p5=spread.p5,
+        p95=spread.p95,
+        p99=spread.p99,
+        mad=spread.mad,
+        first=float(seconds[0]),
+        num_outliers=len(outliers.steps),
+        outlier_kind=outliers.kind,
+    )
+    phases = schema.Phases(
+        train_seconds=float(seconds.sum()),
+        data_wait_seconds=float(waits.sum()),
+        compile_seconds=max(0.0, float(seconds[0]) - spread.median) if compiled else None,
+        **{name: float(columns[name].sum()) for name in _split_phases(columns)},
+    )
+    return StepSummary(
+        throughput,
+        step_seconds,
+        phases,
+        window,
+        data_share=float(waits[window].sum() / inside.sum()),
+        variation_percent=148.26 * spread.mad / spread.median,
+    )
+
+
+def find_limit(
+    utilisation: schema.Utilisation, *, data_share: float, busy_percent: float | None, throttled: str | None
+) -> str:
+    """Say in a word what holds the speed back: data, heat or power, the host, memory or compute.
+
+    Compute or memory is decided by the roofline of the model's operations on this device's measured peaks.
+    """
+    if data_share > 0.10:
+        return "data"
+    if throttled:
+        return "throttling"
+    if busy_percent is not None and busy_percent < 70:
+        return "the host (the device is idle part of the time)"
+    compute, memory = utilisation.roofline_compute_seconds, utilisation.roofline_memory_seconds
+    if compute is None or memory is None:
+        return "unknown"
+    return "compute" if compute >= memory else "memory bandwidth"
+
+
+def write_verdict(
+    title: str,
+    throughput: schema.Throughput,
+    utilisation: schema.Utilisation | None,
+    noise: schema.Noise | None,
+    *,
+    device_kind: str,
+    precision: str,
+) -> str:
+    """One sentence that can be quoted."""
+    rate = f"{title}: {format_rate(throughput.images_per_second)} images/s"
+    parts = [f"{rate} {describe_interval(throughput)}"]
+    if utilisation is not None and utilisation.mfu is not None:
+        parts.append(f"{format_percent(utilisation.mfu, 0)} of this {device_kind}'s measured {precision} peak")
+    if utilisation is not None and utilisation.limit not in (None, "unknown"):
+        parts.append(f"limited by {utilisation.limit}")
+    if not throughput.steady:
+        parts.append("not steady")
+    if noise is not None:
+        parts.append(f"noise grade {noise.grade}")
+    return "; ".join(parts)
+
+
+def describe_interval(throughput: schema.Throughput) -> str:
+    """Return ± 1.1 % (95 %, within this run), or that there is none."""
+    if throughput.ci95 is None:
+        return f"(interval {throughput.ci_covers})"
+    half_width = (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
+    return f"± {format_percent(half_width)} (95 %, {throughput.ci_covers})"
+
+
+def _split_phases(columns: dict[str, Series]) -> list[str]:
+    names = ("forward_seconds", "backward_seconds", "optimizer_seconds")
+    return [name for name in names if len(columns.get(name, ()))]

@@ -1,0 +1,188 @@
+"""What this machine can do, what is missing, and how trainstone gets along without it. Behind `trainstone doctor`."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trainstone.machine.allocator import describe_allocator
+from trainstone.machine.cpus import available_cores, memory_available_bytes
+from trainstone.machine.health import grade_noise, read_pressure
+from trainstone.measure.devices import (
+    candidate_precisions,
+    choose_device,
+    choose_reader,
+    list_devices,
+    name_device,
+)
+from trainstone.train.trial import fastest, try_precisions
+from trainstone.units import format_bytes
+
+IDLE_SECONDS = 3.0
+EXTRAS = {
+    "mlperf": ("mlperf-logging", "MLPerf checkers"),
+    "dali": ("nvidia-dali-cuda120", "DALI input pipeline"),
+    "tracking": ("mlflow", "TensorBoard and MLflow export"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report. limited: trainstone works without; missing: something asked for will not."""
+
+    name: str
+    status: Literal["ok", "limited", "missing"]
+    told: str
+    hint: str | None = None
+
+
+def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
+    """Go through the machine; takes some seconds (precision trial, a look at the idle noise)."""
+    yield Check("software", "ok", f"Python {platform.python_version()}, torch {torch.__version__}")
+    yield from check_devices(facts)
+    yield check_cores()
+    yield check_memory(out)
+    yield check_precision()
+    yield check_allocator()
+    yield check_compiler()
+    yield from check_telemetry()
+    yield check_idle_noise()
+    yield from check_extras()
+
+
+def check_devices(facts: dict[str, Any]) -> Iterator[Check]:
+    """Compare the devices that torch finds with those the machine has."""
+    for name in list_devices():
+        yield Check("device", "ok", f"{name}: {name_device(torch.device(name))}")
+    for device in facts.get("devices", []):
+        if device.get("kind") not in {name.partition(":")[0] for name in list_devices()}:
+            told = f"{device.get('name', 'a device')} is here, but torch {torch.__version__} cannot use it"
+            yield Check("device", "missing", told, "install a torch build for it: make bench TORCH=...")
+
+
+def check_cores() -> Check:
+    """Physical cores, and whether a quota cuts them."""
+    cores = available_cores()
+    physical = "unknown" if cores.physical is None else cores.physical
+    told = f"{cores.threads} threads: {physical} physical cores, {cores.logical} logical, for this process"
+    if cores.quota_cores is not None:
+        return Check(
+            "cores",
+            "limited",
+            f"{told}; a CPU quota allows {cores.quota_cores:g}",
+            "raise the container's CPU quota",
+        )
+    return Check("cores", "ok", told)
+
+
+def check_memory(out: Path) -> Check:
+    """Free memory, and a place for results."""
+    free = memory_available_bytes()
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not os.access(place, os.W_OK):
+        return Check(
+            "results",
+            "missing",
+            f"cannot write run folders under {out}",
+            "choose another folder with --out DIR",
+        )
+    disk = format_bytes(shutil.disk_usage(place).free)
+    return Check(
+        "memory",
+        "ok",
+        f"{'unknown' if free is None else format_bytes(free)} free; {disk} on disk for results",
+    )
+
+
+def check_precision() -> Check:
+    """Which precision auto takes, by trial."""
+    device = choose_device("auto")
+    candidates = candidate_precisions(device)
+    if candidates == ["fp32"]:
+        return Check("precision", "ok", "fp32; no 16-bit arithmetic in this CPU")
+    trials = try_precisions(str(device), candidates, available_cores().threads)
+    base = next((trial.seconds for trial in trials if trial.precision == "fp32"), None)
+    told = [
+        f"{trial.precision} fails ({trial.failure})" if trial.seconds is None
+        else f"{trial.precision} {base / trial.seconds:.2f} x" if base else trial.precision
+        for trial in trials
+    ]  # fmt: skip
+    broken = any(trial.seconds is None for trial in trials)
+    hint = "the CPU shows a feature that it cannot execute here; auto avoids it" if broken else None
+    return Check(
+        "precision",
+        "limited" if broken else "ok",
+        f"auto takes {fastest(trials)}; speed: {', '.join(told)}",
+        hint,
+    )
+
+
+def check_allocator() -> Check:
+    """Whether glibc can be told to keep memory."""
+    libc, version = platform.libc_ver()
+    if libc == "glibc":
+        return Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")
+    return Check(
+        "allocator",
+        "limited",
+        f"{describe_allocator()}: freed memory goes back to the kernel",
+        "10 to 20 % slower on a CPU",
+    )
+
+
+def check_compiler() -> Check:
+    """torch.compile on a CPU wants a C++ compiler."""
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler:
+        return Check("compiler", "ok", f"{Path(compiler).name}: engine.compile can be used")
+    return Check(
+        "compiler",
+        "limited",
+        "no C++ compiler: engine.compile does not work on the CPU",
+        "install g++ if you want it",
+    )
+
+
+def check_telemetry() -> Iterator[Check]:
+    """What can be read of the device while it works."""
+    reader = choose_reader(choose_device("auto"))
+    meter = reader.meter
+    yield (
+        Check("energy", "ok", meter)
+        if meter
+        else Check("energy", "limited", "no energy counter can be read: none will be reported")
+    )
+    for told in reader.unsupported:
+        yield Check("telemetry", "limited", told)
+    reader.close()
+
+
+def check_idle_noise() -> Check:
+    """Look at the machine for some seconds while we do nothing."""
+    before = read_pressure()
+    time.sleep(IDLE_SECONDS)
+    noise = grade_noise(before, read_pressure())
+    told = f"grade {noise.grade} over {IDLE_SECONDS:.0f} s: {'; '.join(noise.reasons) or 'quiet'}"
+    hint = "stop other work before you measure" if noise.grade == "C" else None
+    return Check("noise", "ok" if noise.grade == "A" else "limited", told, hint)
+
+
+def check_extras() -> Iterator[Check]:
+    """Optional parts."""
+    for extra, (package, purpose) in EXTRAS.items():
+        try:
+            yield Check("extra", "ok", f"{extra}: {package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(
+                "extra",
+                "limited",
+                f"{extra} ({purpose}) is not installed",
+                f"pip install 'trainstone[{extra}]'",
+            )

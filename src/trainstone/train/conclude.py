@@ -1,0 +1,164 @@
+"""Judges what a run recorded and writes the final result: the last phase of train/run.py."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainstone.machine.allocator import describe_allocator
+from trainstone.machine.cpus import available_cores
+from trainstone.machine.health import Pressure, grade_noise
+from trainstone.measure.devices import name_device, peak_device_bytes, peak_host_bytes
+from trainstone.measure.flops import roofline_seconds
+from trainstone.measure.peaks import Peaks
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.telemetry import HINDRANCES, Reader, read_samples, summarise
+from trainstone.results import schema
+from trainstone.results.checks import check_limits, check_machine, check_throughput, finding
+from trainstone.results.steps import StepRecord
+from trainstone.results.store import RunFolder
+from trainstone.results.summary import StepSummary, find_limit, summarise_steps, write_verdict
+from trainstone.train.fit import Fitted
+from trainstone.workloads.registry import WORKLOADS
+
+DEVICE_WORDS = {"cpu": "CPU", "cuda": "GPU"}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen beside the steps."""
+
+    pressure: tuple[Pressure, Pressure]
+    peaks: Peaks
+    telemetry_file: Path
+    reader: Reader
+    interrupted: str | None
+    program_seconds: float
+
+
+def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Observed) -> None:
+    """Turn records into the final result and write it."""
+    if not len(recorder):
+        stopped = finding("interrupted", "stopped before the first step ended")
+        run.update(status="interrupted", findings=[*fitted.findings, stopped])
+        return
+    columns = {name: recorder.column(name) for name in StepRecord._fields}
+    summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
+    starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
+    window = float(starts[0]), float(starts[-1] + seconds[-1])
+    telemetry = summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
+    throttled = tell_throttling(telemetry)
+    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled)
+    before, after = seen.pressure
+    variation, drifting = summary.variation_percent, not summary.throughput.steady
+    noise = schema.Noise.model_validate(
+        asdict(
+            grade_noise(before, after, step_variation_percent=variation, drifting=drifting, throttled=bool(throttled))
+        )
+    )
+    memory = schema.Memory(
+        peak_device_bytes=peak_device_bytes(fitted.device),
+        peak_host_bytes=peak_host_bytes(),
+        allocator=describe_allocator(),
+        page_faults_per_step=float(recorder.page_faults()[summary.window].mean()),
+    )
+    rate = summary.throughput.images_per_second
+    run.update(
+        status="interrupted" if seen.interrupted else "ok",
+        throughput=summary.throughput,
+        step_seconds=summary.step_seconds,
+        phases=summary.phases.model_copy(update={"program_seconds": seen.program_seconds}),
+        utilisation=utilisation,
+        memory=memory,
+        energy=judge_energy(telemetry, rate),
+        noise=noise,
+        devices=[describe_device(run.result.process.host, fitted, summary, telemetry, seen.reader)],
+        findings=[
+            *fitted.findings,
+            *check_throughput(summary.throughput, summary.step_seconds),
+            *check_limits(utilisation, summary.data_share, throttled),
+            *check_setting(fitted, noise, memory),
+            *tell_unmeasured(seen.reader.unsupported),
+            *tell_interruption(seen.interrupted, len(recorder)),
+        ],
+        verdict=write_verdict(
+            WORKLOADS[fitted.config.workload].title(fitted.config),
+            summary.throughput,
+            utilisation,
+            noise,
+            device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
+            precision=fitted.config.train.precision,
+        ),
+    )
+
+
+def judge_utilisation(
+    fitted: Fitted, summary: StepSummary, peaks: Peaks, telemetry: dict[str, Any], throttled: str | None
+) -> schema.Utilisation:
+    """Speed against the measured peaks, and what limits it."""
+    work = fitted.work
+    roofline = roofline_seconds(work.ops, peaks.flops, peaks.bytes_per_second)
+    batch = fitted.config.train.batch_size
+    assert isinstance(batch, int)  # train/fit.py resolved it
+    utilisation = schema.Utilisation(
+        mfu=summary.throughput.images_per_second * work.flops / batch / peaks.flops,
+        flops_per_image=work.flops // batch,
+        bytes_per_image=work.bytes_moved // batch,
+        peak_flops=peaks.flops,
+        peak_source=peaks.flops_source,
+        peak_bytes_per_second=peaks.bytes_per_second,
+        roofline_compute_seconds=roofline.compute_seconds,
+        roofline_memory_seconds=roofline.memory_seconds,
+    )
+    busy = telemetry["util_percent"] if fitted.device.type == "cuda" else None
+    limit = find_limit(utilisation, data_share=summary.data_share, busy_percent=busy, throttled=throttled)
+    return utilisation.model_copy(update={"limit": limit})
+
+
+def judge_energy(telemetry: dict[str, Any], images_per_second: float) -> schema.Energy | None:
+    """Energy an image from a counter; absent without one."""
+    if telemetry["average_watts"] is None:
+        return None
+    watts = telemetry["average_watts"]
+    return schema.Energy(joules_per_image=watts / images_per_second, average_watts=watts, meter=telemetry["meter"])
+
+
+def describe_device(
+    host: str, fitted: Fitted, summary: StepSummary, telemetry: dict[str, Any], reader: Reader
+) -> schema.Device:
+    """This rank's device in `devices[]`."""
+    return schema.Device(
+        host=host,
+        name=name_device(fitted.device),
+        label=str(fitted.device),
+        images_per_second=summary.throughput.images_per_second,
+        step_seconds_median=summary.step_seconds.median,
+        data_wait_seconds=summary.phases.data_wait_seconds,
+        telemetry={name: value for name, value in telemetry.items() if value is not None},
+        unsupported=reader.unsupported,
+    )
+
+
+def check_setting(fitted: Fitted, noise: schema.Noise, memory: schema.Memory) -> list[schema.Finding]:
+    """Findings about the machine as it was set up for this run."""
+    engine = fitted.config.engine
+    assert isinstance(engine.threads, int)  # train/fit.py resolved it
+    cores = available_cores().threads
+    return check_machine(noise, memory, keep_memory=engine.keep_memory, threads=engine.threads, cores=cores)
+
+
+def tell_throttling(telemetry: dict[str, Any]) -> str | None:
+    """Name the reasons a device was hindered for, with their share of the samples."""
+    if not telemetry["throttled"]:
+        return None
+    shares = telemetry["throttle_percent"]
+    return ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in shares.items() if name in HINDRANCES)
+
+
+def tell_unmeasured(unsupported: list[str]) -> list[schema.Finding]:
+    """One finding for all that telemetry could not read."""
+    return [finding("not-measured", f"telemetry: {'; '.join(unsupported)}")] if unsupported else []
+
+
+def tell_interruption(signal_name: str | None, num_steps: int) -> list[schema.Finding]:
+    """A finding where somebody stopped the run."""
+    return [finding("interrupted", f"stopped by {signal_name} after {num_steps} steps")] if signal_name else []

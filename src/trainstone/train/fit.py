@@ -1,0 +1,200 @@
+"""Fits a recipe to this machine: device, threads, precision, batch. What had to be adapted becomes a finding,
+or an error with --strict. After it no "auto" is left in the configuration.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainstone.config.load import load_system
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError, MachineError, RunError
+from trainstone.machine.cpus import available_cores, memory_available_bytes
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.devices import candidate_precisions, choose_device, free_device_bytes
+from trainstone.measure.flops import Work, count_work, estimate_training_bytes
+from trainstone.results.checks import finding
+from trainstone.results.schema import Finding
+from trainstone.train.loop import train_steps
+from trainstone.train.task import build_task
+from trainstone.train.trial import Trial, fastest, try_precisions
+from trainstone.units import format_bytes
+from trainstone.workloads.registry import WORKLOADS
+
+# Steps wanted within the time budget: 50 steady ones for an interval, and some warm-up.
+WANTED_STEPS = 65
+MAX_CPU_BATCH = 64
+FIRST_ACCELERATOR_BATCH = 256
+# Memory is counted at this batch and scaled.
+COUNTED_BATCH = 2
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A configuration that this machine can run as it stands."""
+
+    config: Config
+    device: torch.device
+    work: Work
+    """Of one step at the fitted batch."""
+    findings: tuple[Finding, ...]
+
+
+def fit_to_machine(config: Config, *, strict: bool) -> Fitted:
+    """Resolve every auto and adapt what this machine cannot do."""
+    device = choose_device(config.device)
+    threads = available_cores().threads if config.engine.threads == "auto" else config.engine.threads
+    torch.set_num_threads(threads)
+    config = _change(config, "engine", threads=threads).model_copy(update={"device": str(device)})
+    config, adapted = adapt_engine(config, device)
+    if strict and adapted:
+        raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
+    config, chosen = fit_precision(config, device, threads)
+    config, fitted = fit_batch(config, device)
+    assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
+    work = count_step_work(config, config.train.batch_size)
+    return Fitted(config, device, work, (*adapted, *chosen, *fitted))
+
+
+def adapt_engine(config: Config, device: torch.device) -> tuple[Config, list[Finding]]:
+    """Switch off what this device has not, and say so."""
+    findings = []
+    if config.engine.cuda_graphs and config.engine.split_phases:
+        raise ConfigError(
+            "engine.cuda_graphs and engine.split_phases exclude each other: a replayed graph has no phases"
+        )
+    for key in ("cuda_graphs", "nvtx"):
+        if getattr(config.engine, key) and device.type != "cuda":
+            config = _change(config, "engine", **{key: False})
+            findings.append(
+                finding("engine-adapted", f"engine.{key} needs CUDA; this run is on {device.type}: switched off")
+            )
+    if config.train.precision == "tf32" and device.type != "cuda":
+        config = _change(config, "train", precision="fp32")
+        findings.append(finding("engine-adapted", f"tf32 exists on CUDA only; this run is on {device.type}: took fp32"))
+    if config.system is not None:
+        system = load_system(config.system)
+        if system.nodes * system.devices_per_node > 1:
+            geometry = f"{system.nodes} x {system.devices_per_node} devices"
+            findings.append(finding("engine-adapted", f"system {system.name} has {geometry}; this run uses one"))
+    return config, findings
+
+
+def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
+    """auto: the fastest by trial. A precision asked for is tried too: it may crash here, or crawl."""
+    asked = config.train.precision
+    if asked == "fp32":
+        return config, []
+    candidates = candidate_precisions(device) if asked == "auto" else ["fp32", asked]
+    if candidates == ["fp32"]:
+        message = "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+        return _change(config, "train", precision="fp32"), [finding("precision-chosen", message)]
+    trials = try_precisions(str(device), candidates, threads)
+    if asked == "auto":
+        precision = fastest(trials)
+        message = f"took {precision}: {_tell_trials(trials, precision)}"
+        return _change(config, "train", precision=precision), [finding("precision-chosen", message)]
+    base, trial = trials
+    if trial.seconds is None:
+        raise MachineError(f"{asked} does not run on this device: {trial.failure}", hint="--set train.precision=auto")
+    if base.seconds is not None and trial.seconds > base.seconds:
+        slower = trial.seconds / base.seconds
+        return config, [finding("precision-slow", f"{asked} takes {slower:.1f} times as long as fp32 on this device")]
+    return config, []
+
+
+def count_step_work(config: Config, batch_size: int) -> Work:
+    """Count FLOPs and bytes of one step, forward and backward, on shapes alone."""
+    workload = WORKLOADS[config.workload]
+    meta = torch.device("meta")
+    with meta:
+        model = workload.build_model(config)
+    loss = workload.build_loss(config, meta)
+    return count_work(lambda: loss(model, workload.meta_batch(config, batch_size)))
+
+
+def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Finding]]:
+    """Check the asked batch against memory, or choose one that fits into memory and time."""
+    asked = config.train.batch_size
+    smallest = 2 if config.data.image_size <= 32 else 1  # batch norm wants two values a channel
+    if asked != "auto" and asked < smallest:
+        raise ConfigError(
+            f"train.batch_size = {asked} with data.image_size = 32 leaves batch norm a single value a channel",
+            hint="--set train.batch_size=2",
+        )
+    work = count_step_work(config, COUNTED_BATCH)
+    if asked != "auto":
+        check_memory(device, work, asked)
+        return config, []
+    if device.type == "cpu":
+        assert isinstance(config.engine.threads, int)
+        batch = min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
+    else:
+        batch = FIRST_ACCELERATOR_BATCH
+    first = batch
+    while batch > smallest and not (_fits_memory(device, work, batch) and _fits_time(config, device, batch)):
+        batch //= 2
+    check_memory(device, work, batch)
+    config = _change(config, "train", batch_size=batch)
+    if batch == first:
+        return config, []
+    message = f"took {batch} images a step instead of {first}, so that the run fits into memory and time"
+    return config, [finding("batch-fitted", message)]
+
+
+def check_memory(device: torch.device, work: Work, batch: int) -> None:
+    """Refuse a batch that does not fit, before the kernel kills us for it."""
+    free = _free_bytes(device)
+    needed = _needed_bytes(work, batch)
+    if free is not None and needed > free:
+        largest = max(1, int(batch * free / needed))
+        memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
+        raise RunError(
+            f"out of memory: train.batch_size = {batch} {memory}",
+            hint=f"--set train.batch_size={2 ** math.floor(math.log2(largest))}",
+        )
+
+
+def _fits_memory(device: torch.device, work: Work, batch: int) -> bool:
+    free = _free_bytes(device)
+    return free is None or _needed_bytes(work, batch) <= free
+
+
+def _needed_bytes(work: Work, batch: int) -> int:
+    return estimate_training_bytes(work, batch / COUNTED_BATCH)
+
+
+def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
+    """Try some steps on a throw-away model: memory is enough and WANTED_STEPS would fit into the budget."""
+    try:
+        plain = _change(config, "engine", compile=False, cuda_graphs=False)
+        task = build_task(_change(plain, "train", batch_size=batch), device)
+        records = list(train_steps(task, choose_timer(device), num_steps=3))
+    except torch.OutOfMemoryError:
+        return False
+    if config.measure.iterations is not None:
+        return True
+    return min(record.step_seconds for record in records) * WANTED_STEPS <= config.measure.seconds
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    return memory_available_bytes() if device.type == "cpu" else free_device_bytes(device)
+
+
+def _tell_trials(trials: list[Trial], chosen: str) -> str:
+    base = next(trial.seconds for trial in trials if trial.precision == chosen)
+    told = []
+    for trial in trials:
+        if trial.precision == chosen:
+            continue
+        if trial.seconds is None:
+            told.append(f"{trial.precision} fails here ({trial.failure})")
+        elif base:
+            told.append(f"{trial.precision} takes {trial.seconds / base:.2f} times as long")
+    return ", ".join(told) + " (short trial)"
+
+
+def _change(config: Config, section: str, **changes: Any) -> Config:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})

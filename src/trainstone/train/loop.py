@@ -1,0 +1,134 @@
+"""The one loop: a generator of step records. bench, train and profile consume it, stop it and act between its steps.
+
+It times and records, nothing else: no evaluation, no output, no stop rule but a number of steps.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainstone.measure.clock import Timer
+from trainstone.results.steps import StepRecord
+from trainstone.train.task import Task
+from trainstone.workloads.workload import Batch
+
+
+@dataclass(slots=True)
+class StepMarks:
+    """Points in time of a step under way; phases only when they are split."""
+
+    started: float
+    begin: Any
+    batch_ready: Any = None
+    forward: Any = None
+    backward: Any = None
+    end: Any = None
+
+
+@dataclass(slots=True)
+class LateLosses:
+    """A small (pinned) ring: losses are copied out behind the device's work and read when the step is over."""
+
+    slots: Tensor
+    _next: int = field(default=0)
+
+    def put(self, loss: Tensor) -> Tensor:
+        """Start copying a loss; return the slot to read later."""
+        slot = self.slots[self._next % len(self.slots)]
+        self._next += 1
+        slot.copy_(loss.detach(), non_blocking=True)
+        return slot
+
+
+def train_steps(
+    task: Task, timer: Timer, *, num_steps: int | None = None, origin: float | None = None
+) -> Iterator[StepRecord]:
+    """Train, yielding each step when the device has finished it: `timer.lag` steps late.
+
+    `origin` is the host time that start_seconds counts from. A consumer that stops early loses the steps under
+    way, at most `timer.lag`.
+    """
+    losses = LateLosses(torch.zeros(timer.lag + 1, pin_memory=task.device.type == "cuda"))
+    pending: deque[tuple[int, StepMarks, Tensor]] = deque()
+    update = capture_update(task, timer) if task.cuda_graphs else update_weights
+    origin = timer.now() if origin is None else origin
+    for step in itertools.count() if num_steps is None else range(num_steps):
+        marks = StepMarks(started=timer.now() - origin, begin=timer.mark())
+        batch = next(task.batches)
+        marks.batch_ready = timer.mark()
+        loss = losses.put(update(task, batch, timer, marks))
+        marks.end = timer.mark()
+        pending.append((step, marks, loss))
+        if len(pending) > timer.lag:
+            yield settle(task, timer, *pending.popleft())
+    while pending:
+        yield settle(task, timer, *pending.popleft())
+
+
+def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> Tensor:
+    """Forward, backward, optimiser: one update. Returns the loss, still on the device."""
+    with nvtx_range(task, "forward"), task.autocast():
+        loss = task.loss(task.model, batch)
+    if task.split_phases:
+        marks.forward = timer.mark()
+    with nvtx_range(task, "backward"):
+        task.scale.backward(loss)
+    if task.split_phases:
+        marks.backward = timer.mark()
+    with nvtx_range(task, "optimizer"):
+        task.scale.step(task.optimizer)
+        task.optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def settle(task: Task, timer: Timer, step: int, marks: StepMarks, loss: Tensor) -> StepRecord:
+    """Wait for the step's end and turn its marks into seconds."""
+    timer.wait(marks.end)
+    split = marks.forward is not None
+    return StepRecord(
+        step=step,
+        epoch=0,
+        start_seconds=marks.started,
+        data_seconds=timer.seconds(marks.begin, marks.batch_ready),
+        step_seconds=timer.seconds(marks.begin, marks.end),
+        images=task.images_per_step,
+        loss=loss.item(),
+        lr=float(task.optimizer.param_groups[0]["lr"]),
+        forward_seconds=timer.seconds(marks.batch_ready, marks.forward) if split else None,
+        backward_seconds=timer.seconds(marks.forward, marks.backward) if split else None,
+        optimizer_seconds=timer.seconds(marks.backward, marks.end) if split else None,
+    )
+
+
+def capture_update(task: Task, timer: Timer) -> Callable[[Task, Batch, Timer, StepMarks], Tensor]:
+    """CUDA: capture one update as a graph after three ordinary ones; later ones copy the batch in and replay it."""
+    static_batch = tuple(tensor.clone() for tensor in next(task.batches))
+    side = torch.cuda.Stream(task.device)
+    side.wait_stream(torch.cuda.current_stream(task.device))
+    unsplit = StepMarks(started=0.0, begin=None)
+    with torch.cuda.stream(side):  # torch asks for a few updates on a side stream before capture
+        for _ in range(3):
+            update_weights(task, static_batch, timer, unsplit)
+    torch.cuda.current_stream(task.device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        static_loss = update_weights(task, static_batch, timer, unsplit)
+
+    def replay(_task: Task, batch: Batch, _timer: Timer, _marks: StepMarks) -> Tensor:
+        for static, tensor in zip(static_batch, batch, strict=True):
+            static.copy_(tensor, non_blocking=True)
+        graph.replay()
+        return static_loss
+
+    return replay
+
+
+def nvtx_range(task: Task, name: str) -> AbstractContextManager[Any]:
+    """Name a phase for Nsight Systems, on demand."""
+    return torch.cuda.nvtx.range(name) if task.nvtx else nullcontext()

@@ -1,0 +1,151 @@
+"""How a run flows: fit the recipe, measure the peak, run the loop, judge, write. The table of contents.
+
+Everything is written as it comes: a run killed at any moment leaves a folder that can be read.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from trainstone.config.schema import Config
+from trainstone.errors import MachineError, RunError, TrainstoneError
+from trainstone.log import close_log_file, open_log_file
+from trainstone.machine.facts import read_facts, read_software
+from trainstone.machine.health import read_pressure
+from trainstone.machine.interrupt import Interrupt
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.devices import choose_reader
+from trainstone.measure.peaks import measure_peaks
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.telemetry import Telemetry
+from trainstone.results import stats
+from trainstone.results.checks import finding
+from trainstone.results.progress import Progress
+from trainstone.results.steady import find_steady
+from trainstone.results.steps import StepRecord
+from trainstone.results.store import RunFolder
+from trainstone.train.conclude import Observed, conclude
+from trainstone.train.fit import Fitted, fit_to_machine
+from trainstone.train.loop import train_steps
+from trainstone.train.task import build_task
+
+log = logging.getLogger(__name__)
+
+# A narrow interval after a few seconds says nothing of heat and boost clocks, nor does an energy counter.
+MIN_SECONDS = 10.0
+CHECK_GROWTH = 1.1
+
+
+def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progress]:
+    """Measure training speed into `run`; yields progress for whoever wants to show it."""
+    started = time.perf_counter()
+    with Interrupt() as interrupt, keep_record(run):
+        yield Progress("reading machine facts")
+        run.write_machine(read_facts(), read_software())
+        yield Progress("fitting the recipe to this machine")
+        fitted = fit_to_machine(config, strict=strict)
+        run.write_config(fitted.config)
+        run.update(findings=list(fitted.findings))
+        yield Progress("measuring this device's peak")
+        peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+        before, clock_start = read_pressure(), time.perf_counter()
+        steps_file = run.path / "steps-rank0000.csv"
+        with (
+            StepRecorder(steps_file, split_phases=fitted.config.engine.split_phases) as recorder,
+            Telemetry(
+                run.path,
+                device_label=str(fitted.device).replace(":", ""),
+                reader=choose_reader(fitted.device),
+                current_step=recorder.current_step,
+                interval_seconds=fitted.config.measure.telemetry_seconds,
+                started=clock_start,
+            ) as telemetry,
+        ):
+            yield from measure_steps(fitted, recorder, interrupt, clock_start)
+        after = read_pressure()
+        yield Progress("measuring this device's peak again")
+        peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
+        spent = time.perf_counter() - started
+        seen = Observed((before, after), peaks, telemetry.path, telemetry.reader, interrupt.asked, spent)
+        conclude(run, fitted, recorder, seen)
+
+
+def measure_steps(
+    fitted: Fitted, recorder: StepRecorder, interrupt: Interrupt, clock_start: float
+) -> Iterator[Progress]:
+    """Run the loop until the interval is narrow enough, the time is over, the steps are done or somebody asks."""
+    measure = fitted.config.measure
+    task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
+    begin, next_check, half_width = timer.now(), stats.MIN_STEADY_STEPS, None
+    for record in train_steps(task, timer, num_steps=measure.iterations, origin=clock_start):
+        recorder.add(record)
+        check_loss(record)
+        seconds_left = measure.seconds - (timer.now() - begin)
+        yield Progress("measuring", record.step + 1, record.images / record.step_seconds, half_width, seconds_left)
+        if interrupt.asked:
+            break
+        if measure.iterations is not None:
+            continue
+        if seconds_left <= 0:
+            break
+        if len(recorder) >= next_check:
+            next_check = int(len(recorder) * CHECK_GROWTH) + 1
+            seconds = recorder.column("step_seconds")
+            steady = find_steady(seconds)
+            half_width = stats.half_width_quick(seconds[steady.from_step :])
+            ripe = measure.seconds - seconds_left >= min(MIN_SECONDS, measure.seconds / 2)
+            if ripe and steady.steady and stats.precise_enough(seconds[steady.from_step :], measure.half_width):
+                break
+
+
+def check_loss(record: StepRecord) -> None:
+    """Stop at a loss that is no number: what follows would be timed on NaN, which some processors do slower."""
+    if not math.isfinite(record.loss):
+        raise RunError(
+            f"the loss of step {record.step} is {record.loss} (learning rate {record.lr:g})",
+            hint="lower optimizer.learning_rate, or take train.precision=fp32",
+        )
+
+
+@contextmanager
+def keep_record(run: RunFolder) -> Iterator[None]:
+    """Log into the run folder; write a failure into the result before it ends the program."""
+    handler = open_log_file(run.path / "log.txt")
+    try:
+        yield
+    except TrainstoneError as err:
+        _write_failure(run, err.message, err.hint)
+        raise
+    except RuntimeError as err:
+        known = explain_torch_error(err)
+        _write_failure(run, known.message if known else str(err), known.hint if known else None)
+        if known is None:
+            raise
+        raise known from err
+    except BaseException as err:
+        _write_failure(run, f"{type(err).__name__}: {err}", None)
+        raise
+    finally:
+        close_log_file(handler)
+
+
+def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
+    """Recognise what torch says when memory is out or a model cannot be compiled; None: not known."""
+    text = str(err)
+    if isinstance(err, torch.OutOfMemoryError) or "can't allocate memory" in text:
+        first = text.splitlines()[0]
+        return RunError(f"out of memory: {first}", hint="take a smaller train.batch_size, or leave it to auto")
+    if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        told = next((line for line in reversed(text.splitlines()) if "Error" in line or "rror:" in line), text[:200])
+        return MachineError(f"torch.compile does not work here: {told.strip()}", hint="--set engine.compile=false")
+    return None
+
+
+def _write_failure(run: RunFolder, message: str, hint: str | None) -> None:
+    log.exception("the run failed")
+    failed = finding("run-failed", message, hint=hint)
+    run.update(status="failed", findings=[*run.result.findings, failed])

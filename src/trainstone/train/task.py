@@ -1,0 +1,113 @@
+"""What the loop trains: model, loss, optimiser, batches, built from a fitted configuration (no "auto" left in it)."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from trainstone.config.schema import Config, OptimizerConfig
+from trainstone.errors import MachineError
+from trainstone.train.precision import LossScale, autocast, switch_tf32
+from trainstone.workloads.registry import WORKLOADS
+from trainstone.workloads.workload import Batch, Loss
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to train on one device."""
+
+    device: torch.device
+    model: nn.Module
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    scale: LossScale
+    autocast: Callable[[], AbstractContextManager[None]]
+    batches: Iterator[Batch]
+    images_per_step: int
+    split_phases: bool
+    nvtx: bool
+    cuda_graphs: bool
+
+
+def build_task(config: Config, device: torch.device) -> Task:
+    """Seed everything and build the parts; the same seed gives the same losses."""
+    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+    engine, precision = config.engine, config.train.precision
+    torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = engine.cudnn_benchmark
+    torch.use_deterministic_algorithms(engine.deterministic)
+    switch_tf32(precision)
+    workload = WORKLOADS[config.workload]
+    model = workload.build_model(config).to(device).train()
+    host_batches = workload.synthetic_batches(config, config.train.batch_size)
+    return Task(
+        device=device,
+        model=compile_model(model) if engine.compile else model,
+        loss=workload.build_loss(config, device),
+        optimizer=build_optimizer(model, config.optimizer, device),
+        scale=LossScale(device, precision, config.train.loss_scale),
+        autocast=lambda: autocast(device, precision),
+        batches=feed_device(itertools.cycle(pin(host_batches, device)), device),
+        images_per_step=config.train.batch_size,
+        split_phases=engine.split_phases,
+        nvtx=engine.nvtx,
+        cuda_graphs=engine.cuda_graphs,
+    )
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
+    """SGD with momentum, all parameters in one fused kernel where torch has one."""
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        fused=device.type in ("cpu", "cuda", "mps", "xpu") or None,
+    )
+
+
+def compile_model(model: nn.Module) -> nn.Module:
+    """Wrap the model in torch.compile; compiling happens in the first step."""
+    try:
+        return torch.compile(model)  # type: ignore[return-value]
+    except RuntimeError as err:
+        raise MachineError(f"torch.compile does not work here: {err}", hint="--set engine.compile=false") from err
+
+
+def pin(batches: list[Batch], device: torch.device) -> list[Batch]:
+    """Page-lock host batches that a CUDA device will fetch by itself."""
+    if device.type != "cuda":
+        return batches
+    return [tuple(tensor.pin_memory() for tensor in batch) for batch in batches]
+
+
+def feed_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield batches on the device. On CUDA the next batch is copied on a stream of its own during the step."""
+    if device.type == "cpu":
+        yield from batches
+    elif device.type == "cuda":
+        yield from _feed_cuda(batches, device)
+    else:
+        for batch in batches:
+            yield tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+
+
+def _feed_cuda(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    copies = torch.cuda.Stream(device)
+    upcoming: Batch | None = None
+    for batch in batches:
+        current = upcoming
+        if current is not None:
+            torch.cuda.current_stream(device).wait_stream(copies)
+            for tensor in current:
+                tensor.record_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(copies):
+            upcoming = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+        if current is not None:
+            yield current
+    if upcoming is not None:
+        torch.cuda.current_stream(device).wait_stream(copies)
+        yield upcoming

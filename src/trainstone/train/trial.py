@@ -1,0 +1,124 @@
+"""Which precisions does this device really execute, and how fast? A trial in a child process.
+
+CPU flags lie: a virtual machine may show AMX and die of an illegal instruction in it, and bf16 runs 13 times slower
+than fp32 where it is emulated. A child can die without harm. By hand: python -m trainstone.train.trial cpu fp32,bf16 2
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TRIAL_TIMEOUT_SECONDS = 120.0
+MIN_REPEATS = 4
+MAX_SECONDS_A_PRECISION = 1.0
+# fp32 stays unless something is clearly faster, and bf16 is preferred to an equal fp16 (it needs no loss scale):
+# a choice that hangs on noise would make two runs on one machine unlike.
+MIN_GAIN = 1.15
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Best seconds of the trial block at one precision, or why there are none."""
+
+    precision: str
+    seconds: float | None
+    failure: str | None = None
+
+
+def try_precisions(device: str, precisions: Sequence[str], threads: int) -> list[Trial]:
+    """Run the trial block at each precision in child processes; a crash loses only the precision that caused it."""
+    remaining, trials = list(precisions), list[Trial]()
+    while remaining:
+        done, failure = _run_child(device, remaining, threads)
+        trials += done
+        remaining = remaining[len(done) :]
+        if failure is not None and remaining:
+            trials.append(Trial(remaining.pop(0), None, failure))
+    return trials
+
+
+def fastest(trials: Sequence[Trial]) -> str:
+    """Return the precision to take: the fastest, if it beats fp32 clearly; of equals the first named."""
+    works = {trial.precision: trial.seconds for trial in trials if trial.seconds is not None}
+    choice = "fp32"
+    for precision, seconds in works.items():
+        margin = MIN_GAIN if choice == "fp32" else 1.05
+        if seconds * margin < works.get(choice, float("inf")):
+            choice = precision
+    return choice
+
+
+def _run_child(device: str, precisions: Sequence[str], threads: int) -> tuple[list[Trial], str | None]:
+    command = [sys.executable, "-m", "trainstone.train.trial", device, ",".join(precisions), str(threads)]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_SECONDS, check=False)
+        output, code, errors = child.stdout, child.returncode, child.stderr
+    except subprocess.TimeoutExpired as err:
+        output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
+        code, errors = None, f"no answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
+    done = [Trial(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
+    if code == 0:
+        return done, None
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return done, f"crashed: {signal.strsignal(-code) or signal.Signals(-code).name}"
+    return done, (errors.strip().splitlines() or ["failed without a word"])[-1]
+
+
+def _time_block(device_name: str, precision: str) -> float:
+    """Forward and backward of a small residual block with a linear layer: the kernels ResNet uses."""
+    import torch
+    from torch import nn
+
+    from trainstone.measure.devices import synchronize
+    from trainstone.train.precision import autocast, switch_tf32
+
+    device = torch.device(device_name)
+    width, size, batch = (64, 28, 2) if device.type == "cpu" else (256, 56, 64)
+    torch.manual_seed(0)
+    switch_tf32(precision)
+    block = nn.Sequential(
+        nn.Conv2d(width, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Conv2d(width, 4 * width, 1, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, 1000),
+    ).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = torch.randn(batch, width, size, size, device=device).to(memory_format=torch.channels_last)
+    best, begin = float("inf"), time.perf_counter()
+    repeats = 0
+    while repeats < MIN_REPEATS or (repeats < 30 and time.perf_counter() - begin < MAX_SECONDS_A_PRECISION):
+        started = time.perf_counter()
+        with autocast(device, precision):
+            loss = block(images).float().sum()
+        loss.backward()
+        synchronize(device)
+        best = min(best, time.perf_counter() - started)
+        repeats += 1
+    return best
+
+
+def _main(device: str, precisions: str, threads: str) -> None:
+    import torch
+
+    torch.set_num_threads(int(threads))
+    for precision in precisions.split(","):
+        try:
+            trial = Trial(precision, _time_block(device, precision))
+        except RuntimeError as err:
+            trial = Trial(precision, None, str(err).splitlines()[0])
+        sys.stdout.write(
+            json.dumps({"precision": trial.precision, "seconds": trial.seconds, "failure": trial.failure}) + "\n"
+        )
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

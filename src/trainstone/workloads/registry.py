@@ -1,0 +1,5 @@
+"""The workloads by name."""
+
+from trainstone.workloads.classify import CLASSIFY
+
+WORKLOADS = {"classify": CLASSIFY}

@@ -1,0 +1,31 @@
+"""The real command line, for tests: where the repository is, a network small enough, what a command left behind."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+# A network small enough for a test: some 20 ms a step on two cores.
+TINY = ("model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def tiny_arguments() -> list[str]:
+    return [argument for setting in TINY for argument in ("--set", setting)]
+
+
+def command_line(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "trainstone", *arguments]

@@ -1,0 +1,70 @@
+"""What all tests share: a clean environment, the real command line, and an honest list of what was not run here."""
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import Finished, command_line
+
+SCRUBBED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "SLURM_",
+    "OMPI_",
+    "PMI",
+    "CUDA_",
+    "NO_COLOR",
+    "TRAINSTONE_REST",
+)
+
+
+@pytest.fixture(autouse=True)
+def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher, scheduler or device variable of the machine reaches a test."""
+    for name in list(os.environ):
+        if name.startswith(SCRUBBED):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def trainstone(tmp_path: Path) -> Callable[..., Finished]:
+    """Run the real command line in an empty folder."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None, timeout: float = 240) -> Finished:
+        environment = {**os.environ, **(env or {})}
+        done = subprocess.run(
+            command_line(*arguments), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """GPU tests skip themselves where there is no GPU; asking costs an import of torch, so only if there are any."""
+    marked = [(item, 2 if item.get_closest_marker("multigpu") else 1) for item in items]
+    marked = [(i, n) for i, n in marked if i.get_closest_marker("gpu") or i.get_closest_marker("multigpu")]
+    if not marked:
+        return
+    import torch
+
+    here = torch.cuda.device_count()
+    for item, needed in marked:
+        if here < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA device(s), {here} here"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name every test that was skipped: it did not pass, it was not run."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.section("not run here")
+        for report in skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            terminalreporter.line(f"{report.nodeid}: {reason.removeprefix('Skipped: ')}")

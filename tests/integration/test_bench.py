@@ -1,0 +1,237 @@
+"""trainstone bench through the real command line."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from command import command_line, tiny_arguments
+from trainstone.results.steps import read_steps
+from trainstone.results.store import read_result
+
+QUICK = ["bench", *tiny_arguments(), "--seconds", "3"]
+KEYS = {
+    "format", "kind", "source", "run_id", "command", "recipe", "config", "machine", "software", "status", "world",
+    "devices", "throughput", "step_seconds", "phases", "utilisation", "memory", "noise", "findings", "verdict", "files",
+}  # fmt: skip
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def test_json_is_one_document_with_the_keys_of_the_contract(trainstone, tmp_path: Path):
+    done = trainstone(*QUICK, "--json")
+    assert done.code == 0, done.err
+    result = done.json()
+    assert set(result) >= KEYS
+    assert result["status"] == "ok"
+    assert set(result["recipe"]) == {"name", "version", "sha256"}
+    throughput = result["throughput"]
+    assert throughput["num_steps"] >= 50
+    low, high = throughput["ci95"]
+    assert low < throughput["images_per_second"] < high
+    assert throughput["ci_covers"] == "within this run"
+    assert {"median", "p5", "p95", "p99", "mad", "first"} <= set(result["step_seconds"])
+    assert {"train_seconds", "data_wait_seconds", "program_seconds"} <= set(result["phases"])
+    assert {"mfu", "flops_per_image", "peak_flops", "peak_source"} <= set(result["utilisation"])
+    assert result["memory"]["peak_host_bytes"] > 2**20
+    assert result["noise"]["grade"] in "ABC"
+    assert result["verdict"].startswith("ResNet-18: ")
+    assert result == json.loads((only_run(tmp_path) / "result.json").read_text())
+
+
+def test_the_run_folder_holds_what_the_contract_names(trainstone, tmp_path: Path):
+    assert trainstone(*QUICK, "-q").code == 0
+    run = only_run(tmp_path)
+    names = {path.name for path in run.iterdir()}
+    host = json.loads((run / "result.json").read_text())["process"]["host"]
+    assert names == {
+        "result.json", "config.toml", "machine.json", "steps-rank0000.csv", f"telemetry-{host}-cpu.csv", "log.txt",
+    }  # fmt: skip
+    steps = read_steps(run / "steps-rank0000.csv")
+    assert [record.step for record in steps] == list(range(len(steps)))
+    telemetry = (run / f"telemetry-{host}-cpu.csv").read_text().splitlines()
+    assert telemetry[0].startswith("time_seconds,step,clock_mhz,")
+    assert int(telemetry[-1].split(",")[1]) > 0
+
+
+def test_config_toml_repeats_the_run_to_the_bit(trainstone, tmp_path: Path):
+    exact = ["--iterations", "6", "--json", "-q"]
+    first = trainstone("bench", *tiny_arguments(), *exact, "--seed", "7")
+    assert first.code == 0, first.err
+    run = tmp_path / "runs" / first.json()["run_id"]
+    second = trainstone("bench", str(run / "config.toml"), "--json", "-q", "--out", "again")
+    assert second.code == 0, second.err
+    repeated = tmp_path / "again" / second.json()["run_id"]
+    losses, others = ([s.loss for s in read_steps(r / "steps-rank0000.csv")] for r in (run, repeated))
+    assert len(losses) == 6
+    assert losses == others
+    assert first.json()["recipe"] == second.json()["recipe"]
+
+
+def test_the_summary_begins_with_the_verdict_and_ends_with_the_next_command(trainstone):
+    done = trainstone(*QUICK, env={"COLUMNS": "100"})
+    assert done.code == 0, done.err
+    assert "ResNet-18: " in done.out
+    assert "images/s ±" in done.out
+    assert "limited by" in done.out
+    assert "\x1b" not in done.out + done.err
+    last = done.out.strip().splitlines()[-1]
+    assert last.startswith("repeat  trainstone bench runs/")
+    assert last.endswith("/config.toml")
+    assert "measuring · step" in done.err
+
+
+def test_quiet_says_nothing_on_stderr(trainstone):
+    done = trainstone(*QUICK, "-q")
+    assert done.code == 0
+    assert done.err == ""
+
+
+def test_phases_are_split_on_demand(trainstone):
+    result = trainstone(*QUICK, "--json", "-q", "--set", "engine.split_phases=true").json()
+    phases = result["phases"]
+    parts = phases["forward_seconds"] + phases["backward_seconds"] + phases["optimizer_seconds"]
+    assert parts + phases["data_wait_seconds"] == pytest.approx(phases["train_seconds"], rel=0.02)
+
+
+def test_keep_memory_is_recorded_works_and_can_be_switched_off(trainstone):
+    settings = ["bench", *tiny_arguments(), "--set", "train.batch_size=32", "--iterations", "30", "--json", "-q"]
+    kept = trainstone(*settings).json()["memory"]
+    given_back = trainstone(*settings, "--set", "engine.keep_memory=false").json()["memory"]
+    assert "keeps freed memory" in kept["allocator"]
+    assert "default" in given_back["allocator"]
+    assert kept["page_faults_per_step"] < 0.5 * given_back["page_faults_per_step"]
+
+
+def test_runs_give_an_interval_between_runs(trainstone, tmp_path: Path):
+    done = trainstone("bench", *tiny_arguments(), "--iterations", "60", "--runs", "3", "--seed", "4", "--json")
+    assert done.code == 0, done.err
+    result = done.json()
+    run = tmp_path / "runs" / result["run_id"]
+    children = [json.loads((run / point["run"] / "result.json").read_text()) for point in result["points"]]
+    assert [child["config"]["seed"] for child in children] == [4, 5, 6]
+    rates = [child["throughput"]["images_per_second"] for child in children]
+    assert result["throughput"]["images_per_second"] == pytest.approx(sum(rates) / 3)
+    assert result["throughput"]["ci_covers"] == "between runs"
+    assert len({child["recipe"]["sha256"] for child in children}) == 1
+    assert "run 3 of 3" in done.err
+
+
+def test_dry_run_executes_nothing(trainstone, tmp_path: Path):
+    done = trainstone("bench", *tiny_arguments(), "--dry-run", "--runs", "2")
+    assert done.code == 0
+    assert "batch_size = 2" in done.out
+    assert done.out.count("#   trainstone bench RUN/config.toml") == 2
+    assert not (tmp_path / "runs").exists()
+
+
+BAD_INPUT = {
+    "unknown recipe": (["bench", "resnet51"], 2, "did you mean resnet50?"),
+    "unknown file": (["bench", "no/where.toml"], 2, "no recipe file no/where.toml"),
+    "unknown key": (["bench", "--set", "train.batchsize=4"], 2, "did you mean train.batch_size?"),
+    "wrong type": (["bench", "--set", "train.batch_size=many"], 2, "should be a valid integer"),
+    "out of range": (["bench", "--seconds", "0"], 2, "greater than 0"),
+    "not a setting": (["bench", "--set", "train.batch_size"], 2, "is not key=value"),
+    "unknown system": (["bench", "--system", "dgxa100x"], 2, "unknown system"),
+    "unknown flag": (["bench", "--second", "3"], 2, "--seconds"),
+    "unknown verb": (["benhc"], 2, "bench"),
+    "flag without number": (["bench", "--seconds", "soon"], 2, "not a valid float"),
+    "batch too large": (["bench", "--set", "train.batch_size=1000000"], 6, "out of memory"),
+    "absent device": (["bench", "--device", "cuda:77"], 4, "'cuda:77' is not here"),
+    "no device": (["bench", "--device", "gpu"], 2, "is not a device name"),
+    "unwritable folder": (["bench", "--out", "/proc/nowhere"], 7, "cannot write run folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_message_and_its_exit_code(trainstone, case: str):
+    arguments, code, words = BAD_INPUT[case]
+    done = trainstone(*arguments)
+    assert done.code == code, done.err
+    assert words in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+def test_a_failed_run_says_so_in_its_folder(trainstone, tmp_path: Path):
+    done = trainstone("bench", "--set", "train.batch_size=1000000", "--set", "train.precision=fp32")
+    assert done.code == 6
+    result = read_result(only_run(tmp_path))
+    assert result.status == "failed"
+    assert result.findings[-1].code == "run-failed"
+    assert "out of memory" in result.findings[-1].message
+
+
+def test_a_loss_that_is_no_number_stops_the_run(trainstone, tmp_path: Path):
+    done = trainstone(*QUICK, "--set", "optimizer.learning_rate=1e30")
+    assert done.code == 6
+    assert "the loss of step" in done.err
+    assert read_result(only_run(tmp_path)).status == "failed"
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    """Start a long bench and return when it has run some steps."""
+    child = subprocess.Popen(
+        command_line("bench", *tiny_arguments(), "--seconds", "300", "--set", "measure.half_width=1e-9", *arguments),
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        files = list((folder / "runs").glob("*/steps-rank0000.csv"))
+        if files and len(files[0].read_text().splitlines()) > 5:
+            return child
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.1)
+    raise AssertionError("no step within 120 s")
+
+
+def test_kill_leaves_a_readable_folder(tmp_path: Path):
+    child = start(tmp_path)
+    child.kill()
+    child.communicate()
+    run = only_run(tmp_path)
+    assert read_result(run).status == "killed"
+    assert len(read_steps(run / "steps-rank0000.csv")) > 4
+    assert not list(run.glob("*.partial"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_measured(tmp_path: Path, number: signal.Signals):
+    child = start(tmp_path)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    result = read_result(only_run(tmp_path))
+    assert result.status == "interrupted"
+    assert result.throughput is not None
+    assert f"stopped by {number.name}" in out
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_stops_all_runs(tmp_path: Path):
+    child = subprocess.Popen(
+        command_line("bench", *tiny_arguments(), "--seconds", "100", "--set", "measure.half_width=1e-9", "--runs", "3"),
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "runs").glob("*/points/*/steps-rank0000.csv")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    os.killpg(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    result = read_result(only_run(tmp_path))
+    assert result.status == "interrupted"
+    assert len(result.points) == 1
+
+
+def test_no_colour_in_a_pipe_and_with_no_color(trainstone):
+    done = trainstone(*QUICK, env={"NO_COLOR": "1", "FORCE_COLOR": ""})
+    assert "\x1b[3" not in done.out

@@ -1,0 +1,47 @@
+"""trainstone doctor and recipes through the real command line."""
+
+from command import tiny_arguments
+
+
+def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
+    done = trainstone("doctor", "--json")
+    assert done.code == 0, done.err
+    checks = {check["name"]: check for check in done.json()["checks"]}
+    assert {"software", "device", "cores", "memory", "precision", "allocator", "energy", "noise", "extra"} <= set(
+        checks
+    )
+    assert {check["status"] for check in checks.values()} <= {"ok", "limited", "missing"}
+    assert done.json()["machine"]["cpu"]["model"]
+
+
+def test_doctor_prints_a_line_each(trainstone):
+    done = trainstone("doctor")
+    assert done.code == 0, done.err
+    assert "auto takes" in done.out or "no 16-bit arithmetic" in done.out
+    assert done.out.strip().splitlines()[-1].startswith("Measure: trainstone bench")
+
+
+def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
+    done = trainstone("doctor", "--aa", *tiny_arguments(), "--seconds", "6", "--json")
+    assert done.code == 0, done.err
+    floor = done.json()
+    low, high = floor["ci95"]
+    assert low < floor["mean_difference"] < high
+    assert 0 < floor["noise_floor"] < floor["detectable"] < 1
+    assert floor["num_pairs"] >= 6
+    assert len(floor["block_seconds"]["A"]) == len(floor["block_seconds"]["B"]) == floor["num_pairs"]
+
+
+def test_too_little_time_for_a_noise_floor_is_told(trainstone):
+    done = trainstone("doctor", "--aa", *tiny_arguments(), "--seconds", "0.01")
+    assert done.code == 6
+    assert "pairs of blocks" in done.err
+
+
+def test_recipes_lists_and_shows(trainstone):
+    assert trainstone("recipes").out.startswith("resnet50  v1")
+    shown = trainstone("recipes", "resnet50", env={"COLUMNS": "160"})
+    assert "# Command    trainstone bench" in shown.out
+    assert "train.batch_size" in shown.out
+    assert trainstone("recipes", "resnet50", "--json").json()["model"]["depth"] == 50
+    assert trainstone("recipes", "resnet5").code == 2

@@ -1,0 +1,157 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trainstone.config.load import (
+    did_you_mean,
+    hash_config,
+    list_keys,
+    list_shipped,
+    load_config,
+    load_system,
+    parse_setting,
+    write_toml,
+)
+from trainstone.errors import ConfigError
+
+SYSTEM = """
+name = "lab-4gpu"
+summary = "four devices under a desk"
+devices_per_node = 4
+[recipe.resnet50.train]
+batch_size = 64
+"""
+
+
+@pytest.mark.parametrize("name", list_shipped("recipes"))
+def test_shipped_recipes_are_whole(name: str):
+    config = load_config(name)
+    assert config.name == name
+    assert config.summary
+
+
+def test_shipped_systems_are_whole():
+    names = list_shipped("systems")
+    assert [load_system(name).name for name in names] == names
+
+
+def test_a_resolved_file_gives_the_same_config(tmp_path: Path):
+    config = load_config("resnet50", settings=["train.batch_size=8", "measure.iterations=7"], flags={"seed": 5})
+    path = tmp_path / "config.toml"
+    path.write_text(write_toml(config))
+    assert load_config(str(path)) == config
+    assert load_config(str(tmp_path)) == config  # the folder of a run
+
+
+def test_set_beats_flags_beats_system_beats_recipe(tmp_path: Path):
+    system = tmp_path / "lab.toml"
+    system.write_text(SYSTEM)
+    assert load_config("resnet50", system=str(system)).train.batch_size == 64
+    both = load_config("resnet50", system=str(system), settings=["train.batch_size=8", "seed=1"], flags={"seed": 2})
+    assert both.train.batch_size == 8
+    assert both.seed == 1
+    assert both.system == str(system)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.b=3", 3),
+        ("a.b=0.5", 0.5),
+        ("a.b=true", True),
+        ("a.b=fp32", "fp32"),
+        ('a.b="x y"', "x y"),
+        ("a.b=cuda:1", "cuda:1"),
+    ],
+)
+def test_setting_values_are_toml_and_bare_words_text(text: str, value: object):
+    assert parse_setting(text) == ("a.b", value)
+
+
+@pytest.mark.parametrize("text", ["a.b", "=3", "a.b=", "a.b=[1,", "a.b=x y"])
+def test_settings_that_are_none(text: str):
+    with pytest.raises(ConfigError, match="--set"):
+        parse_setting(text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.batchsize=8", "unknown key 'train.batchsize', did you mean train.batch_size?"),
+        ("batch_size=8", "did you mean train.batch_size?"),
+        ("zzz.qqq=1", "unknown key"),
+        ("train.batch_size=x", "train.batch_size = 'x': input should be a valid integer; or input should be 'auto'"),
+        ("train.batch_size=0", "greater than or equal to 1"),
+        ("train.batch_size=2.5", "integer"),
+        ("train.batch_size=true", "integer"),
+        ("model.depth=51", "input should be 18, 34, 50, 101 or 152"),
+        ("engine.compile=1", "boolean"),
+        ("measure.seconds=inf", "finite"),
+        ("measure.seconds=-1", "greater than 0"),
+        ("train=3", "train = 3: it is a section; set its keys (train.batch_size, "),
+        ("model.depth.x=1", "depth is a single value"),
+    ],
+)
+def test_bad_settings_are_told_in_one_sentence(setting: str, words: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config("resnet50", settings=[setting])
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_unknown_names():
+    with pytest.raises(ConfigError, match="did you mean resnet50"):
+        load_config("resnet5")
+    with pytest.raises(ConfigError, match="no recipe file"):
+        load_config("nowhere.toml")
+    with pytest.raises(ConfigError, match="unknown system"):
+        load_config("resnet50", system="dgx")
+
+
+@pytest.mark.parametrize("text", ["name = ", "\x00", "[[["])
+def test_files_that_are_not_toml(tmp_path: Path, text: str):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(str(path))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(str(path))
+
+
+def test_a_missing_key_is_named(tmp_path: Path):
+    path = tmp_path / "part.toml"
+    path.write_text('name = "x"\nsummary = "y"\n')
+    with pytest.raises(ConfigError, match="key 'version' is missing"):
+        load_config(str(path))
+
+
+def test_the_hash_is_of_what_is_executed():
+    base = load_config("resnet50")
+    assert hash_config(base) == hash_config(load_config("resnet50", flags={"seed": 9, "measure.seconds": 5}))
+    assert hash_config(base) != hash_config(load_config("resnet50", settings=["train.batch_size=8"]))
+
+
+def test_every_key_is_documented():
+    undocumented = [key for key, allowed, _, meaning in list_keys() if not meaning or not allowed]
+    assert not undocumented
+
+
+def test_config_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        load_config("resnet50").train.batch_size = 3  # type: ignore[misc]
+
+
+def test_written_toml_is_complete():
+    written = tomllib.loads(write_toml(load_config("resnet50")))
+    assert written["engine"]["keep_memory"] is True
+    assert set(written) >= {"model", "data", "train", "optimizer", "engine", "measure"}
+
+
+def test_did_you_mean_is_silent_when_nothing_is_near():
+    assert did_you_mean("xyzzy", ["train.batch_size"]) == ""

@@ -1,0 +1,38 @@
+import os
+import subprocess
+import sys
+
+from trainstone.machine.allocator import KEEP_TUNABLES, describe_allocator, keeping_environment, keeps_memory
+
+
+def test_both_settings_are_added():
+    environment = keeping_environment({"A": "1"})
+    assert environment["GLIBC_TUNABLES"] == ":".join(KEEP_TUNABLES)
+    assert environment["A"] == "1"
+    assert keeps_memory(environment)
+    assert "keeps freed memory" in describe_allocator(environment)
+
+
+def test_what_the_user_set_stays():
+    theirs = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1:glibc.malloc.check=3"}
+    tunables = keeping_environment(theirs)["GLIBC_TUNABLES"].split(":")
+    assert tunables == ["glibc.malloc.mmap_threshold=1", "glibc.malloc.check=3", KEEP_TUNABLES[1]]
+
+
+def test_not_set_is_told():
+    assert not keeps_memory({})
+    assert "default" in describe_allocator({})
+    assert "LD_PRELOAD=libjemalloc.so" in describe_allocator({"LD_PRELOAD": "libjemalloc.so"})
+
+
+def test_a_process_restarts_once_and_keeps_its_arguments():
+    code = (
+        "import os, sys\nfrom trainstone.machine.allocator import restart_keeping_memory, keeps_memory\n"
+        "print('start', flush=True)\nrestart_keeping_memory()\nprint(os.getpid(), keeps_memory(), sys.argv[1:])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", "TRAINSTONE_RESTARTED")}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "x y", "--z"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    out, _ = child.communicate()
+    assert out.splitlines() == ["start", "start", f"{child.pid} True ['x y', '--z']"]

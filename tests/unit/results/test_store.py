@@ -1,0 +1,111 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainstone.config.load import load_config
+from trainstone.errors import ResultError
+from trainstone.results.schema import FORMAT
+from trainstone.results.store import create_run, dump_json, read_result, write_atomically
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    return create_run(tmp_path / "runs", "bench", load_config("resnet50"), "trainstone bench")
+
+
+def change(path: Path, **changes: object) -> None:
+    document = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(document | changes))
+
+
+def test_a_new_run_is_readable_at_once(run):
+    result = read_result(run.path)
+    assert result.status == "running"
+    assert result.format == FORMAT
+    assert result.recipe.name == "resnet50"
+    assert (run.path / "config.toml").exists()
+    assert run.path.name.split("-")[2] == "resnet50"
+
+
+def test_updates_are_read_back(run):
+    run.update(status="ok", verdict="fine")
+    result = read_result(run.path / "result.json")
+    assert (result.status, result.verdict) == ("ok", "fine")
+    assert result.files == ["config.toml", "result.json"]
+
+
+def test_absent_means_absent(run):
+    document = json.loads((run.path / "result.json").read_text())
+    assert "throughput" not in document
+    assert None not in document.values()
+
+
+def test_a_run_whose_process_is_gone_reads_as_killed(run):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    change(run.path, process={**run.result.process.model_dump(), "pid": gone.pid})
+    assert read_result(run.path).status == "killed"
+
+
+def test_a_reused_process_number_does_not_keep_a_run_alive(run):
+    process = {**run.result.process.model_dump(), "started_utc": "2020-01-01T00:00:00+00:00"}
+    change(run.path, process=process)
+    assert read_result(run.path).status == "killed"
+
+
+def test_on_another_host_still_files_mean_dead(run):
+    change(run.path, process={**run.result.process.model_dump(), "host": "elsewhere"})
+    assert read_result(run.path).status == "running"
+    for path in run.path.iterdir():
+        os.utime(path, (0, 0))
+    assert read_result(run.path).status == "killed"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "cannot read"),
+        ("[]", "not a trainstone result"),
+        ('{"format": "x"}', "not a trainstone result"),
+        ('{"format": 999}', "reads up to"),
+        ('{"format": 1}', "damaged at kind"),
+    ],
+)
+def test_other_documents_are_refused(tmp_path: Path, content: str, words: str):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(ResultError, match=words):
+        read_result(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path):
+    with pytest.raises(ResultError, match=r"result\.json is missing"):
+        read_result(tmp_path)
+
+
+def test_keys_of_a_newer_version_are_passed_over(run):
+    change(run.path, something_new={"a": 1})
+    assert read_result(run.path).recipe.name == "resnet50"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path):
+    path = tmp_path / "x.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+
+
+def test_no_nan_in_json():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dump_json({"a": float("nan")})
+
+
+def test_names_that_are_no_file_names(tmp_path: Path):
+    config = load_config("resnet50", settings=['name="../../x y"'])
+    run = create_run(tmp_path, "bench", config, "")
+    assert run.path.parent == tmp_path
+    assert run.path.is_dir()

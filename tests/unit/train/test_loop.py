@@ -1,0 +1,126 @@
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from trainstone.measure.clock import HostTimer
+from trainstone.train.loop import train_steps
+from trainstone.train.precision import LossScale
+from trainstone.train.task import Task
+
+CPU = torch.device("cpu")
+
+
+class ScriptedClock:
+    """Moves only when the work says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make_task(clock: ScriptedClock, *, split: bool = False) -> Task:
+    """A task whose batch takes 0.25 s to come, forward 1 s, backward 2 s, optimiser 0.5 s on the scripted clock."""
+    model = nn.Linear(1, 1)
+
+    def batches():
+        for _ in itertools.count():
+            clock.seconds += 0.25
+            yield (torch.ones(4, 1),)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        clock.seconds += 1.0
+        return model(batch[0]).square().mean()
+
+    class Scale(LossScale):
+        def backward(self, loss: torch.Tensor) -> None:
+            clock.seconds += 2.0
+            super().backward(loss)
+
+        def step(self, optimizer: torch.optim.Optimizer) -> None:
+            clock.seconds += 0.5
+            super().step(optimizer)
+
+    return Task(
+        device=CPU,
+        model=model,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        scale=Scale(CPU, "fp32", "dynamic"),
+        autocast=nullcontext,
+        batches=batches(),
+        images_per_step=4,
+        split_phases=split,
+        nvtx=False,
+        cuda_graphs=False,
+    )
+
+
+def test_a_step_is_timed_from_its_wait_for_data_to_its_end():
+    clock = ScriptedClock()
+    records = list(train_steps(make_task(clock), HostTimer(now=clock), num_steps=3))
+    assert [record.step for record in records] == [0, 1, 2]
+    assert [record.step_seconds for record in records] == [3.75] * 3
+    assert [record.data_seconds for record in records] == [0.25] * 3
+    assert [record.start_seconds for record in records] == [0.0, 3.75, 7.5]
+    assert {record.images for record in records} == {4}
+    assert records[0].forward_seconds is None
+
+
+def test_phases_on_demand():
+    clock = ScriptedClock()
+    (record,) = train_steps(make_task(clock, split=True), HostTimer(now=clock), num_steps=1)
+    assert (record.forward_seconds, record.backward_seconds, record.optimizer_seconds) == (1.0, 2.0, 0.5)
+
+
+def test_pauses_between_steps_do_not_count():
+    clock = ScriptedClock()
+    steps = train_steps(make_task(clock), HostTimer(now=clock))
+    next(steps)
+    clock.seconds += 60.0  # an evaluation, a checkpoint
+    assert next(steps).step_seconds == 3.75
+
+
+def test_start_counts_from_the_given_origin():
+    clock = ScriptedClock()
+    (record,) = train_steps(make_task(clock), HostTimer(now=clock), num_steps=1, origin=90.0)
+    assert record.start_seconds == 10.0
+
+
+def test_it_trains():
+    clock = ScriptedClock()
+    losses = [record.loss for record in train_steps(make_task(clock), HostTimer(now=clock), num_steps=30)]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+class LaggingTimer(HostTimer):
+    """Reads marks two steps late, as CUDA events are read."""
+
+    lag = 2
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+def test_late_records_all_come_in_order(num_steps: int):
+    clock = ScriptedClock()
+    records = list(train_steps(make_task(clock), LaggingTimer(now=clock), num_steps=num_steps))
+    assert [record.step for record in records] == list(range(num_steps))
+    expected = [r.loss for r in train_steps(_same_weights(clock), HostTimer(now=clock), num_steps=num_steps)]
+    torch.manual_seed(0)
+    task = make_task(clock)
+    assert [r.loss for r in train_steps(task, LaggingTimer(now=clock), num_steps=num_steps)] == expected
+
+
+def _same_weights(clock: ScriptedClock) -> Task:
+    torch.manual_seed(0)
+    return make_task(clock)
+
+
+def test_a_late_record_is_yielded_only_after_its_lag():
+    clock = ScriptedClock()
+    steps = train_steps(make_task(clock), LaggingTimer(now=clock))
+    assert next(steps).step == 0
+    assert clock.seconds == 100.0 + 3 * 3.75  # three steps were launched before the first came out

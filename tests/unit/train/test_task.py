@@ -1,0 +1,48 @@
+import itertools
+
+import torch
+
+from trainstone.config.load import load_config
+from trainstone.measure.clock import HostTimer
+from trainstone.train.loop import train_steps
+from trainstone.train.task import build_task
+
+CPU = torch.device("cpu")
+TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "engine.threads=1"]
+
+
+def losses(*settings: str) -> list[float]:
+    task = build_task(load_config("resnet50", settings=[*TINY, *settings]), CPU)
+    return [record.loss for record in train_steps(task, HostTimer(), num_steps=4)]
+
+
+def test_the_same_seed_gives_the_same_bits():
+    assert losses() == losses()
+    assert losses() != losses("seed=1")
+
+
+def test_channels_last_and_not_are_the_same_mathematics():
+    last = losses()
+    first = losses("engine.channels_last=false")
+    assert abs(last[0] - first[0]) < 1e-4
+
+
+def test_batches_are_the_seeds_and_come_in_turn():
+    task = build_task(load_config("resnet50", settings=[*TINY, "data.num_synthetic_batches=2"]), CPU)
+    a, b, again = (batch[0] for batch in itertools.islice(task.batches, 3))
+    assert a.dtype == torch.uint8
+    assert a.shape == (2, 32, 32, 3)
+    assert torch.equal(a, again)
+    assert not torch.equal(a, b)
+
+
+def test_everything_is_channels_last():
+    task = build_task(load_config("resnet50", settings=TINY), CPU)
+    weights = [p for p in task.model.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    assert weights
+    assert all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+
+
+def test_the_optimiser_is_fused():
+    task = build_task(load_config("resnet50", settings=TINY), CPU)
+    assert task.optimizer.defaults["fused"]
