@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ from command import command_line, tiny_arguments
 from trainstone.results.steps import read_steps
 from trainstone.results.store import read_result
 
-QUICK = ["bench", *tiny_arguments(), "--seconds", "3"]
+QUICK = ["bench", *tiny_arguments(), "--iterations", "120"]
 KEYS = {
     "format", "kind", "source", "run_id", "command", "recipe", "config", "machine", "software", "status", "world",
     "devices", "throughput", "step_seconds", "phases", "utilisation", "memory", "noise", "findings", "verdict", "files",
@@ -33,10 +34,13 @@ def test_json_is_one_document_with_the_keys_of_the_contract(trainstone, tmp_path
     assert result["status"] == "ok"
     assert set(result["recipe"]) == {"name", "version", "sha256"}
     throughput = result["throughput"]
-    assert throughput["num_steps"] >= 50
-    low, high = throughput["ci95"]
-    assert low < throughput["images_per_second"] < high
-    assert throughput["ci_covers"] == "within this run"
+    assert 50 <= throughput["num_steps"] <= 120
+    if throughput["ci_covers"] == "within this run":
+        low, high = throughput["ci95"]
+        assert low < throughput["images_per_second"] < high
+    else:  # a very noisy moment: too few independent blocks
+        assert throughput["ci_covers"].startswith("not established: ")
+        assert "ci95" not in throughput
     assert {"median", "p5", "p95", "p99", "mad", "first"} <= set(result["step_seconds"])
     assert {"train_seconds", "data_wait_seconds", "program_seconds"} <= set(result["phases"])
     assert {"mfu", "flops_per_image", "peak_flops", "peak_source"} <= set(result["utilisation"])
@@ -79,7 +83,7 @@ def test_the_summary_begins_with_the_verdict_and_ends_with_the_next_command(trai
     done = trainstone(*QUICK, env={"COLUMNS": "100"})
     assert done.code == 0, done.err
     assert "ResNet-18: " in done.out
-    assert "images/s ±" in done.out
+    assert re.search(r"images/s (± [0-9.]+ %|\(interval not established)", done.out)
     assert "limited by" in done.out
     assert "\x1b" not in done.out + done.err
     last = done.out.strip().splitlines()[-1]
@@ -142,7 +146,7 @@ BAD_INPUT = {
     "unknown system": (["bench", "--system", "dgxa100x"], 2, "unknown system"),
     "unknown flag": (["bench", "--second", "3"], 2, "--seconds"),
     "unknown verb": (["benhc"], 2, "bench"),
-    "flag without number": (["bench", "--seconds", "soon"], 2, "not a valid float"),
+    "flag without number": (["bench", "--seconds", "soon"], 2, "valid number"),
     "batch too large": (["bench", "--set", "train.batch_size=1000000"], 6, "out of memory"),
     "absent device": (["bench", "--device", "cuda:77"], 4, "'cuda:77' is not here"),
     "no device": (["bench", "--device", "gpu"], 2, "is not a device name"),

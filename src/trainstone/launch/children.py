@@ -24,6 +24,9 @@ from trainstone.results.store import RunFolder, read_result
 
 log = logging.getLogger(__name__)
 
+POLL_SECONDS = 1.0
+CTRL_C_GRACE_SECONDS = 10.0
+
 
 def bench_command(config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
     """Return the command line of one child."""
@@ -61,14 +64,19 @@ def _run_child(
 ) -> Generator[Progress, None, Result]:
     log.info("starting %s", shlex.join(command))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        told_to_stop, asked_seconds = False, 0.0
         while True:
             try:
-                output, errors = child.communicate(timeout=1.0)
+                output, errors = child.communicate(timeout=POLL_SECONDS)
                 break
             except subprocess.TimeoutExpired:
                 yield Progress(label)
-            if interrupt.asked:
-                child.terminate()  # it writes what it has
+            asked_seconds += POLL_SECONDS if interrupt.asked else 0.0
+            # A terminal's Ctrl-C reaches the child by itself; a second signal could end it before it has written.
+            due = interrupt.asked == "SIGTERM" or asked_seconds > CTRL_C_GRACE_SECONDS
+            if due and not told_to_stop:
+                child.terminate()
+                told_to_stop = True
     log.info("%s ended with %d %s", label, child.returncode, errors.strip())
     if child.returncode not in (0, EXIT_INTERRUPTED) or not output:
         error = _explain_failure(label, child.returncode, errors)

@@ -35,7 +35,7 @@ RELEVANT_ISA = re.compile(
 )
 # Only these variables are ever recorded: they change speed. Any other may be private.
 SPEED_VARIABLES = re.compile(
-    r"(OMP|MKL|KMP|GOMP|ONEDNN|NCCL|MALLOC|TORCH\w*)_\w*"
+    r"(OMP|MKL|KMP|GOMP|ONEDNN|DNNL|NCCL|MALLOC|PYTORCH|TORCH\w*)_\w*"
     r"|ATEN_CPU_CAPABILITY|CUDA_VISIBLE_DEVICES|GLIBC_TUNABLES|LD_PRELOAD"
 )
 PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow", "psutil", "nvidia-ml-py")

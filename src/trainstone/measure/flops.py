@@ -21,10 +21,10 @@ Shape = tuple[int, ...]
 # DEFAULT_MMAP_THRESHOLD_MAX on 64 bits). With glibc.malloc.mmap_threshold raised, all blocks stay in the heap.
 GLIBC_HEAP_BLOCK_BYTES = 32 * 2**20
 
-# Holes in that heap, measured as the growth of peak resident memory over weights, gradients, momentum and saved
-# tensors: 1.9 times the ten largest saved tensors that live in the heap. ResNet-18/34/50/101/152, batch 1 to 64,
-# fp32, channels-last, SGD momentum, torch 2.13, glibc 2.36, 2 cores, 2026-11: the whole estimate was -1 to +14 % off
-# with the heap for all blocks and -6 to +14 % with glibc's default.
+# Holes in that heap: peak resident memory grows, beyond weights, gradients, momentum and saved tensors, by 1.9
+# times the ten largest saved tensors that live in the heap. Fitted in 2026-11 to 30 fresh processes (ResNet-18 to
+# 152, batch 1 to 64, 224 pixels, fp32, channels-last, torch 2.13, glibc 2.36, 2 cores, both allocator settings):
+# the estimate errs by -0.4 to +15 %; on 4 processes it was not fitted to (64 to 256 pixels) by +8 to +15 %.
 HEAP_HOLES_FACTOR = 1.9
 HEAP_HOLES_BLOCKS = 10
 
@@ -156,7 +156,8 @@ def estimate_training_bytes(
     `batch_scale` is the wanted batch over the counted one. What does not grow with the batch, as the weights
     that autocast copies, is scaled too: with autocast count at the wanted batch, it costs no more.
     `optimizer_slots` is 1 for momentum, 2 for Adam. `heap_block_bytes` is infinite where glibc keeps freed
-    memory (machine/allocator.py), else GLIBC_HEAP_BLOCK_BYTES.
+    memory (machine/allocator.py), else GLIBC_HEAP_BLOCK_BYTES; 0 leaves the holes out (other allocators: the
+    estimate is then a lower bound).
     """
     saved = [size * batch_scale for size in work.saved_tensor_bytes]
     in_heap = [size for size in saved if size <= heap_block_bytes]
@@ -211,4 +212,4 @@ def _distinct_bytes(tensors: list[Tensor]) -> int:
 def _touched_bytes(tensor: Tensor) -> int:
     """Bytes behind a tensor; an expanded dimension (stride 0) is the same memory again."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.element_size() * math.prod(size for size, stride in sizes if stride or size == 0)
+    return int(tensor.element_size() * math.prod(size for size, stride in sizes if stride or size == 0))

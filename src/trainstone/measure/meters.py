@@ -104,7 +104,6 @@ class CpuReader:
         stat_bytes = 256 * (max(self._cpus, default=0) + 2)  # the CPUs come first; a line is shorter than this
         self._stat = self._open([root / "proc/stat"], "util: no /proc/stat here", stat_bytes)
         self._memory = self._open([root / "proc/self/statm"], "mem_used: no /proc/self/statm here")
-        self.unsupported.append("mem_clock: the kernel shows none for a CPU")
         self._throttle_counts = [file.read_int() for file in self._throttles]
         self._ticks = self._read_ticks()
 

@@ -4,20 +4,25 @@ or an error with --strict. After it no "auto" is left in the configuration.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainstone.config.load import load_system
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, MachineError, RunError
+from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.devices import candidate_precisions, choose_device, free_device_bytes
-from trainstone.measure.flops import Work, count_work, estimate_training_bytes
+from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
 from trainstone.train.loop import train_steps
+from trainstone.train.precision import autocast
 from trainstone.train.task import build_task
 from trainstone.train.trial import Trial, fastest, try_precisions
 from trainstone.units import format_bytes
@@ -27,8 +32,7 @@ from trainstone.workloads.registry import WORKLOADS
 WANTED_STEPS = 65
 MAX_CPU_BATCH = 64
 FIRST_ACCELERATOR_BATCH = 256
-# Memory is counted at this batch and scaled.
-COUNTED_BATCH = 2
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -105,14 +109,19 @@ def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[C
     return config, []
 
 
+@lru_cache(maxsize=8)
 def count_step_work(config: Config, batch_size: int) -> Work:
-    """Count FLOPs and bytes of one step, forward and backward, on shapes alone."""
+    """Count FLOPs and bytes of one step, forward and backward, at the run's precision; nothing is computed."""
     workload = WORKLOADS[config.workload]
-    meta = torch.device("meta")
-    with meta:
+    with FakeTensorMode():  # tensors without content; unlike those of the meta device they know autocast
         model = workload.build_model(config)
-    loss = workload.build_loss(config, meta)
-    return count_work(lambda: loss(model, workload.meta_batch(config, batch_size)))
+        loss, batch = workload.build_loss(config, CPU), workload.empty_batch(config, batch_size)
+
+        def forward() -> Tensor:
+            with autocast(CPU, config.train.precision):
+                return loss(model, batch)
+
+        return count_work(forward)
 
 
 def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Finding]]:
@@ -124,9 +133,8 @@ def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Findin
             f"train.batch_size = {asked} with data.image_size = 32 leaves batch norm a single value a channel",
             hint="--set train.batch_size=2",
         )
-    work = count_step_work(config, COUNTED_BATCH)
     if asked != "auto":
-        check_memory(device, work, asked)
+        check_memory(config, device, asked)
         return config, []
     if device.type == "cpu":
         assert isinstance(config.engine.threads, int)
@@ -134,9 +142,9 @@ def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Findin
     else:
         batch = FIRST_ACCELERATOR_BATCH
     first = batch
-    while batch > smallest and not (_fits_memory(device, work, batch) and _fits_time(config, device, batch)):
+    while batch > smallest and not (_fits_memory(config, device, batch) and _fits_time(config, device, batch)):
         batch //= 2
-    check_memory(device, work, batch)
+    check_memory(config, device, batch)
     config = _change(config, "train", batch_size=batch)
     if batch == first:
         return config, []
@@ -144,26 +152,29 @@ def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Findin
     return config, [finding("batch-fitted", message)]
 
 
-def check_memory(device: torch.device, work: Work, batch: int) -> None:
+def check_memory(config: Config, device: torch.device, batch: int) -> None:
     """Refuse a batch that does not fit, before the kernel kills us for it."""
-    free = _free_bytes(device)
-    needed = _needed_bytes(work, batch)
+    free, needed = _free_bytes(device), needed_bytes(config, device, batch)
     if free is not None and needed > free:
-        largest = max(1, int(batch * free / needed))
         memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
+        largest = max(1, int(batch * free / needed))
         raise RunError(
             f"out of memory: train.batch_size = {batch} {memory}",
             hint=f"--set train.batch_size={2 ** math.floor(math.log2(largest))}",
         )
 
 
-def _fits_memory(device: torch.device, work: Work, batch: int) -> bool:
+def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
+    """Estimate the memory of training at this batch."""
+    in_heap = math.inf if keeps_memory() else GLIBC_HEAP_BLOCK_BYTES
+    return estimate_training_bytes(
+        count_step_work(config, batch), 1.0, heap_block_bytes=in_heap if device.type == "cpu" else 0.0
+    )
+
+
+def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
     free = _free_bytes(device)
-    return free is None or _needed_bytes(work, batch) <= free
-
-
-def _needed_bytes(work: Work, batch: int) -> int:
-    return estimate_training_bytes(work, batch / COUNTED_BATCH)
+    return free is None or needed_bytes(config, device, batch) <= free
 
 
 def _fits_time(config: Config, device: torch.device, batch: int) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, MeasureConfig
 from trainstone.errors import MachineError, RunError, TrainstoneError
 from trainstone.log import close_log_file, open_log_file
 from trainstone.machine.facts import read_facts, read_software
@@ -29,9 +29,9 @@ from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder
 from trainstone.train.conclude import Observed, conclude
-from trainstone.train.fit import Fitted, fit_to_machine
+from trainstone.train.fit import fit_to_machine
 from trainstone.train.loop import train_steps
-from trainstone.train.task import build_task
+from trainstone.train.task import Task, build_task
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
                 started=clock_start,
             ) as telemetry,
         ):
-            yield from measure_steps(fitted, recorder, interrupt, clock_start)
+            task = build_task(fitted.config, fitted.device)
+            yield from measure_steps(task, fitted.config.measure, recorder, interrupt, clock_start)
         after = read_pressure()
         yield Progress("measuring this device's peak again")
         peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
@@ -75,11 +76,10 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
 
 
 def measure_steps(
-    fitted: Fitted, recorder: StepRecorder, interrupt: Interrupt, clock_start: float
+    task: Task, measure: MeasureConfig, recorder: StepRecorder, interrupt: Interrupt, clock_start: float
 ) -> Iterator[Progress]:
     """Run the loop until the interval is narrow enough, the time is over, the steps are done or somebody asks."""
-    measure = fitted.config.measure
-    task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
+    timer = choose_timer(task.device)
     begin, next_check, half_width = timer.now(), stats.MIN_STEADY_STEPS, None
     for record in train_steps(task, timer, num_steps=measure.iterations, origin=clock_start):
         recorder.add(record)
@@ -146,6 +146,6 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
 
 
 def _write_failure(run: RunFolder, message: str, hint: str | None) -> None:
-    log.exception("the run failed")
+    log.debug("the run failed", exc_info=True)  # the trace goes to log.txt; the terminal gets the message
     failed = finding("run-failed", message, hint=hint)
     run.update(status="failed", findings=[*run.result.findings, failed])

@@ -42,6 +42,8 @@ def build_task(config: Config, device: torch.device) -> Task:
     switch_tf32(precision)
     workload = WORKLOADS[config.workload]
     model = workload.build_model(config).to(device).train()
+    if engine.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     host_batches = workload.synthetic_batches(config, config.train.batch_size)
     return Task(
         device=device,

@@ -14,8 +14,8 @@ PIXEL_STD = (58.395, 57.12, 57.375)
 
 
 def build_model(config: Config) -> nn.Module:
-    """Return the network, channels-last if the recipe says so."""
-    model = build_resnet(
+    """Return the network."""
+    return build_resnet(
         config.model.depth,
         num_classes=config.model.num_classes,
         conv_init=config.model.conv_init,
@@ -23,7 +23,6 @@ def build_model(config: Config) -> nn.Module:
         zero_gamma=config.model.zero_gamma,
         pool_padding=config.model.pool_padding,
     )
-    return model.to(memory_format=_memory_format(config))  # type: ignore[call-overload]
 
 
 def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
@@ -44,7 +43,7 @@ def build_loss(config: Config, device: torch.device) -> Loss:
     smoothing = config.train.label_smoothing
     mean = torch.tensor(PIXEL_MEAN, device=device)
     std = torch.tensor(PIXEL_STD, device=device)
-    memory_format = _memory_format(config)
+    memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
@@ -59,15 +58,10 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
 
-def meta_batch(config: Config, batch_size: int) -> Batch:
-    """Shapes only."""
+def empty_batch(config: Config, batch_size: int) -> Batch:
+    """A batch's shapes, without content."""
     size = config.data.image_size
-    images = torch.empty(batch_size, size, size, 3, dtype=torch.uint8, device="meta")
-    return images, torch.empty(batch_size, dtype=torch.int64, device="meta")
-
-
-def _memory_format(config: Config) -> torch.memory_format:
-    return torch.channels_last if config.engine.channels_last else torch.contiguous_format
+    return torch.empty(batch_size, size, size, 3, dtype=torch.uint8), torch.empty(batch_size, dtype=torch.int64)
 
 
 CLASSIFY = Workload(
@@ -76,5 +70,5 @@ CLASSIFY = Workload(
     build_model=build_model,
     synthetic_batches=synthetic_batches,
     build_loss=build_loss,
-    meta_batch=meta_batch,
+    empty_batch=empty_batch,
 )

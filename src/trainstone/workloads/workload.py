@@ -24,5 +24,5 @@ class Workload:
     """Host batches of the given size from the seed."""
     build_loss: Callable[[Config, torch.device], Loss]
     """Loss of a model on a batch that lies on the device, normalisation included."""
-    meta_batch: Callable[[Config, int], Batch]
-    """A batch without content, for counting work."""
+    empty_batch: Callable[[Config, int], Batch]
+    """A batch of that size without content, for counting work."""

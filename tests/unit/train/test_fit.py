@@ -57,13 +57,13 @@ def test_a_batch_is_halved_until_enough_steps_fit(monkeypatch: pytest.MonkeyPatc
 
     def fits(config, device, batch):
         tried.append(batch)
-        return batch <= 2
+        return batch <= 4
 
     monkeypatch.setattr(fit, "_fits_time", fits)
-    config = load_config("resnet50", settings=[*TINY, "engine.threads=8"])
+    config = load_config("resnet50", settings=[*TINY, "engine.threads=16"])
     config, found = fit.fit_batch(config, CPU)
-    assert config.train.batch_size == 2
-    assert tried == [8, 4, 2]
+    assert config.train.batch_size == 4
+    assert tried == [16, 8, 4]
     assert [f.code for f in found] == ["batch-fitted"]
 
 

@@ -1,0 +1,141 @@
+"""What the harness costs: its own CPU time a step, and a hand-written loop against ours.
+
+    python benchmarks/overhead.py [--pairs 40]
+
+1. Steps that only sleep 100 ms, through the whole of bench's measuring (record, statistics, progress line, telemetry):
+   CPU time of the process beyond that of the same sleeps in a bare loop.
+2. ResNet-18 at 128 pixels, batch 4 (some 100 ms on two cores): wall time of blocks of a plain loop and ours, A B B A.
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from interleave import palindromes, ratio
+from torch import nn
+
+from trainstone.cli.progress import ProgressLine
+from trainstone.config.load import load_config
+from trainstone.config.schema import MeasureConfig
+from trainstone.machine.cpus import available_cores
+from trainstone.machine.interrupt import Interrupt
+from trainstone.measure.devices import choose_reader
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.telemetry import Telemetry
+from trainstone.train.precision import LossScale
+from trainstone.train.run import measure_steps
+from trainstone.train.task import Task, build_task
+
+CPU = torch.device("cpu")
+STEP_SECONDS = 0.1
+MAX_CPU_SHARE = 0.005
+MAX_RATIO = 1.015
+
+
+def run_ours(task: Task, num_steps: int) -> None:
+    """Run so many steps through all that bench does while it measures."""
+    measure = MeasureConfig(seconds=1e6, half_width=1e-9)
+    with tempfile.TemporaryDirectory() as folder, ProgressLine(quiet=False) as line, Interrupt() as interrupt:
+        start = time.perf_counter()
+        with (
+            StepRecorder(Path(folder) / "steps.csv", split_phases=False) as recorder,
+            Telemetry(Path(folder), "cpu", choose_reader(CPU), recorder.current_step, started=start),
+        ):
+            steps = measure_steps(task, measure, recorder, interrupt, start)
+            for progress in itertools.islice(steps, num_steps):
+                line.show(progress)
+
+
+def make_sleeping_task() -> Task:
+    """A task that takes 100 ms and no CPU."""
+    parameter = nn.Parameter(torch.zeros(1))
+
+    class Nothing(LossScale):
+        def backward(self, _loss: torch.Tensor) -> None:
+            time.sleep(STEP_SECONDS)
+
+        def step(self, _optimizer: torch.optim.Optimizer) -> None:
+            pass
+
+    return Task(
+        device=CPU,
+        model=nn.Identity(),
+        loss=lambda _model, _batch: parameter.detach().sum(),
+        optimizer=torch.optim.SGD([parameter], lr=0.1),
+        scale=Nothing(CPU, "fp32", "dynamic"),
+        autocast=nullcontext,
+        batches=itertools.repeat((parameter,)),
+        images_per_step=4,
+        split_phases=False,
+        nvtx=False,
+        cuda_graphs=False,
+    )
+
+
+def cpu_seconds(work: Callable[[], None]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def measure_cpu_time(num_steps: int) -> float:
+    """CPU seconds a step beyond a bare loop of the same sleeps."""
+    task = make_sleeping_task()
+
+    def bare() -> None:
+        for _ in range(num_steps):
+            task.loss(task.model, next(task.batches)).item()
+            time.sleep(STEP_SECONDS)
+
+    bare_seconds = cpu_seconds(bare)
+    return (cpu_seconds(lambda: run_ours(task, num_steps)) - bare_seconds) / num_steps
+
+
+def compare_loops(pairs: int, steps_per_block: int) -> tuple[float, float, float]:
+    """Wall time of our loop over that of a hand-written one."""
+    settings = ["model.depth=18", "data.image_size=128", "train.batch_size=4", "train.precision=fp32"]
+    config = load_config("resnet50", settings=settings)
+    tasks = {name: build_task(config, CPU) for name in ("bare", "ours")}
+
+    def run_bare(num_steps: int) -> None:
+        task = tasks["bare"]
+        for _ in range(num_steps):
+            loss = task.loss(task.model, next(task.batches))
+            loss.backward()
+            task.optimizer.step()
+            task.optimizer.zero_grad(set_to_none=True)
+
+    runners = {"bare": run_bare, "ours": lambda num_steps: run_ours(tasks["ours"], num_steps)}
+    for runner in runners.values():
+        runner(5)
+    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    for name in palindromes(["bare", "ours"], pairs):
+        begin = time.perf_counter()
+        runners[name](steps_per_block)
+        seconds[name].append(time.perf_counter() - begin)
+    print(f"hand-written: {min(seconds['bare']) / steps_per_block * 1e3:.1f} ms a step at best", file=sys.stderr)
+    return ratio(seconds["ours"], seconds["bare"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks in the second part")
+    parser.add_argument("--sleeps", type=int, default=200, help="steps in the first part")
+    options = parser.parse_args()
+    torch.set_num_threads(available_cores().threads)
+    own = measure_cpu_time(options.sleeps)
+    share = own / STEP_SECONDS
+    print(f"own CPU time       {own * 1e6:.0f} µs a step, {share:.3%} of 100 ms (at most {MAX_CPU_SHARE:.1%})")
+    middle, low, high = compare_loops(options.pairs, steps_per_block=20)
+    print(f"ours / hand-written  {middle:.4f} (95 %: {low:.4f} … {high:.4f}; upper bound at most {MAX_RATIO})")
+    sys.exit(share > MAX_CPU_SHARE or high > MAX_RATIO)
+
+
+if __name__ == "__main__":
+    main()

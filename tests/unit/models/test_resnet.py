@@ -1,0 +1,212 @@
+"""ResNet: sizes, names, initialisations, pooling and memory format against numbers known from outside."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainstone.measure.flops import count_work
+from trainstone.models.resnet import CONV_INITS, TRUNCATED_NORMAL_STD, average_pool, build_resnet, max_pool
+
+# As published with torchvision's weights (docs: torchvision/models.html).
+PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine make these small tensors ten times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build_on_meta(depth: int, **options) -> nn.Module:
+    with torch.device("meta"):
+        return build_resnet(depth, **options)
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("depth", PARAMETERS)
+def test_parameter_count_is_the_published_one(depth):
+    assert num_parameters(build_on_meta(depth)) == PARAMETERS[depth]
+
+
+def test_one_more_class_adds_one_row_of_the_classifier():
+    assert num_parameters(build_on_meta(50, num_classes=1001)) == PARAMETERS[50] + 2048 + 1
+
+
+def test_resnet50_has_161_parameter_tensors():
+    assert len(list(build_on_meta(50).parameters())) == 161
+
+
+def test_state_names_are_torchvisions():
+    norm_names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    expected = {"conv1.weight", "fc.weight", "fc.bias"} | {f"bn1.{name}" for name in norm_names}
+    for stage, units in enumerate((3, 4, 6, 3), start=1):
+        for unit in range(units):
+            pairs = [("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3")]
+            pairs += [("downsample.0", "downsample.1")] if unit == 0 else []
+            for conv, norm in pairs:
+                expected |= {f"layer{stage}.{unit}.{conv}.weight"}
+                expected |= {f"layer{stage}.{unit}.{norm}.{name}" for name in norm_names}
+    assert set(build_on_meta(50).state_dict()) == expected
+
+
+def test_stage_one_of_basic_blocks_has_no_projection():
+    names = set(build_on_meta(34).state_dict())
+    assert "layer1.0.downsample.0.weight" not in names
+    assert "layer2.0.downsample.0.weight" in names
+
+
+def test_stride_is_on_the_3x3_convolution():
+    block = build_on_meta(50).layer2[0]
+    assert [block.conv1.stride, block.conv2.stride, block.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
+    assert block.conv2.kernel_size == (3, 3)
+
+
+def test_batch_norm_constants():
+    norms = [module for module in build_on_meta(50).modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms) == 53
+    assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-5, 0.1)}
+
+
+def test_logits_have_the_shape_of_the_classes():
+    assert build_on_meta(18, num_classes=7)(torch.empty(2, 3, 64, 48, device="meta")).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"depth": 51}, "18, 34, 50, 101, 152"),
+        ({"conv_init": "xavier"}, "normal_fan_in, truncated_fan_in, normal_fan_out, truncated_fan_out"),
+        ({"fc_init": "zeros"}, "normal_001, torch_default, truncated_fan_out"),
+        ({"pool_padding": "valid"}, "symmetric, same"),
+    ],
+)
+def test_unknown_names_are_refused_with_what_is_allowed(options, allowed):
+    with pytest.raises(ValueError, match=allowed):
+        build_resnet(**{"depth": 18} | options)
+
+
+@pytest.mark.parametrize("conv_init", CONV_INITS)
+def test_convolutions_have_the_spread_of_their_initialisation(conv_init):
+    torch.manual_seed(0)
+    for module in build_resnet(18, conv_init=conv_init).modules():
+        if not isinstance(module, nn.Conv2d):
+            continue
+        channels = module.in_channels if conv_init.endswith("fan_in") else module.out_channels
+        std = math.sqrt(2 / (channels * module.kernel_size[0] ** 2))
+        assert module.weight.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * module.weight.numel()))
+        furthest = module.weight.abs().max().item() / (std / TRUNCATED_NORMAL_STD)
+        assert (furthest <= 2 * (1 + 1e-6)) == conv_init.startswith("truncated")
+
+
+@pytest.mark.parametrize(
+    ("fc_init", "std"),
+    [
+        ("normal_001", 0.01),
+        ("truncated_fan_out", math.sqrt(2 / 1000)),
+        ("torch_default", 1 / math.sqrt(3 * 512)),  # uniform within 1 / sqrt(fan_in)
+    ],
+)
+def test_classifier_has_the_spread_of_its_initialisation(fc_init, std):
+    torch.manual_seed(0)
+    fc = build_resnet(18, fc_init=fc_init).fc
+    assert fc.weight.std().item() == pytest.approx(std, rel=0.005)
+    assert bool(fc.bias.any()) == (fc_init == "torch_default")
+    if fc_init == "truncated_fan_out":
+        assert fc.weight.abs().max().item() <= 2 * std / TRUNCATED_NORMAL_STD * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("depth", "last"), [(18, "bn2"), (50, "bn3")])
+def test_zero_gamma_zeroes_the_last_norm_of_each_block_and_no_other(depth, last):
+    model = build_resnet(depth, zero_gamma=True)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            expected = 0.0 if name.startswith("layer") and name.endswith(last) else 1.0
+            assert torch.equal(module.weight, torch.full_like(module.weight, expected)), name
+            assert not module.bias.any()
+
+
+def test_gamma_is_one_by_default():
+    norms = [module for module in build_resnet(18).modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all(bool((norm.weight == 1).all()) for norm in norms)
+
+
+def test_the_seed_decides_the_weights():
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return nn.utils.parameters_to_vector(build_resnet(18).parameters())
+
+    first = weights(1)
+    assert torch.equal(first, weights(1))
+    assert not torch.equal(first, weights(2))
+
+
+def test_building_on_meta_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    model = build_on_meta(152, conv_init="truncated_fan_in", fc_init="truncated_fan_out", zero_gamma=True)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+
+
+def pool_same_by_padding(x: torch.Tensor) -> torch.Tensor:
+    """Pad with -inf by TensorFlow's published SAME rule, then pool without padding."""
+    padding: list[int] = []
+    for size in (x.shape[-1], x.shape[-2]):
+        total = max((math.ceil(size / 2) - 1) * 2 + 3 - size, 0)
+        padding += [total // 2, total - total // 2]
+    return F.max_pool2d(F.pad(x, padding, value=-math.inf), 3, stride=2)
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 9), (8, 9), (7, 10), (2, 3), (112, 112)])
+def test_same_pooling_equals_explicit_padding(height, width):
+    x = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0)) - 5
+    assert torch.equal(max_pool(x, "same"), pool_same_by_padding(x))
+
+
+def test_same_and_symmetric_pooling_differ_on_even_sizes_only():
+    x = torch.arange(64.0).reshape(1, 1, 8, 8)
+    assert not torch.equal(max_pool(x, "same"), max_pool(x, "symmetric"))
+    assert torch.equal(max_pool(x[..., :7, :7], "same"), max_pool(x[..., :7, :7], "symmetric"))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_average_pool_equals_the_mean_and_keeps_the_format_of_the_gradient(memory_format):
+    x = torch.randn(2, 5, 3, 4).to(memory_format=memory_format).requires_grad_()
+    pooled = average_pool(x)
+    assert torch.allclose(pooled, F.adaptive_avg_pool2d(x, 1).flatten(1), atol=1e-6)
+    (gradient,) = torch.autograd.grad(pooled.square().sum(), x)
+    assert gradient.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize(("depth", "pool_padding"), [(18, "symmetric"), (50, "same")])
+def test_channels_last_is_kept_forward_and_backward_without_a_copy(depth, pool_padding):
+    model = build_resnet(depth, num_classes=10, pool_padding=pool_padding).to(memory_format=torch.channels_last)
+    seen = {"forward": 0, "backward": 0}
+
+    def check(tensor: torch.Tensor, direction: str) -> None:
+        assert tensor.is_contiguous(memory_format=torch.channels_last), direction
+        seen[direction] += 1
+
+    def watch(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        if output.dim() == 4:
+            check(output, "forward")
+            output.register_hook(lambda gradient: check(gradient, "backward"))
+
+    for module in model.modules():
+        module.register_forward_hook(watch)
+    images = torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last)
+    work = count_work(lambda: model(images).square().mean())
+    assert seen["forward"] == seen["backward"] > depth
+    kernels = [parameter for parameter in model.parameters() if parameter.dim() == 4]
+    assert all(kernel.grad.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+    copies = {"aten.copy_.default", "aten.clone.default", "aten._to_copy.default"}
+    assert copies.isdisjoint(op.name for op in work.ops)
