@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.results.steps import StepRecord, StepWriter
+from trainstone.results.steps import COLUMNS, PHASE_COLUMNS, StepRecord, StepWriter
 
 
 class StepRecorder:
@@ -20,7 +20,8 @@ class StepRecorder:
 
     def __init__(self, path: Path, *, split_phases: bool) -> None:
         self._writer = StepWriter(path, split_phases=split_phases)
-        self._columns = {name: array("d") for name in StepRecord._fields}
+        self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())
+        self._values = array("d")  # record after record: one append a step, 8 bytes a value
         self._page_faults = array("d")
         self._faults_before = _count_page_faults()
 
@@ -38,9 +39,7 @@ class StepRecorder:
     def add(self, record: StepRecord) -> None:
         """Take one record."""
         self._writer.add(record)
-        for column, value in zip(self._columns.values(), record, strict=True):
-            if value is not None:
-                column.append(value)
+        self._values.extend(record[: len(self._columns)])
         faults = _count_page_faults()
         self._page_faults.append(faults - self._faults_before)
         self._faults_before = faults
@@ -50,8 +49,13 @@ class StepRecorder:
         return len(self._page_faults)
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """Return one field of all steps so far (a copy: an array that is looked at cannot grow)."""
-        return np.array(self._columns[name], dtype=np.float64)
+        """Return one field of all steps so far."""
+        return self.columns()[name]
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Return every recorded field of all steps so far (copies: an array that is looked at cannot grow)."""
+        table = np.array(self._values).reshape(-1, len(self._columns)).T
+        return dict(zip(self._columns, table, strict=True))
 
     def page_faults(self) -> NDArray[np.float64]:
         """Minor page faults of this process during each step."""

@@ -34,6 +34,7 @@ class StepRecord(NamedTuple):
 
 
 PHASE_COLUMNS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
+WHOLE_NUMBERS = ("step", "epoch", "images")
 COLUMNS = tuple(name for name in StepRecord._fields if name not in PHASE_COLUMNS)
 
 
@@ -42,6 +43,7 @@ class StepWriter:
 
     def __init__(self, path: Path, *, split_phases: bool, now: Callable[[], float] = time.monotonic) -> None:
         self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())
+        self._line = ",".join("%d" if name in WHOLE_NUMBERS else "%.9g" for name in self._columns) + "\n"
         self._now = now
         self._flushed_at = now()
         self._file = path.open("w", encoding="utf-8", newline="")
@@ -58,8 +60,7 @@ class StepWriter:
 
     def add(self, record: StepRecord) -> None:
         """Write one record."""
-        cells = (f"{value:.9g}" if isinstance(value, float) else str(value) for value in record[: len(self._columns)])
-        self._file.write(",".join(cells) + "\n")
+        self._file.write(self._line % record[: len(self._columns)])
         if self._now() - self._flushed_at >= FLUSH_SECONDS:
             self._file.flush()
             self._flushed_at = self._now()
@@ -90,4 +91,4 @@ def _parse(path: Path, lines: Iterable[str]) -> Iterable[StepRecord]:
 
 
 def _number(name: str, text: str) -> int | float:
-    return int(text) if name in ("step", "epoch", "images") else float(text)
+    return int(text) if name in WHOLE_NUMBERS else float(text)

@@ -126,4 +126,4 @@ def describe_interval(throughput: schema.Throughput) -> str:
 
 def _split_phases(columns: dict[str, Series]) -> list[str]:
     names = ("forward_seconds", "backward_seconds", "optimizer_seconds")
-    return [name for name in names if len(columns.get(name, ()))]
+    return [name for name in names if name in columns]

@@ -14,7 +14,6 @@ from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import HINDRANCES, Reader, read_samples, summarise
 from trainstone.results import schema
 from trainstone.results.checks import check_limits, check_machine, check_throughput, finding
-from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, find_limit, summarise_steps, write_verdict
 from trainstone.train.fit import Fitted
@@ -41,7 +40,7 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
         stopped = finding("interrupted", "stopped before the first step ended")
         run.update(status="interrupted", findings=[*fitted.findings, stopped])
         return
-    columns = {name: recorder.column(name) for name in StepRecord._fields}
+    columns = recorder.columns()
     summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
     starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
     window = float(starts[0]), float(starts[-1] + seconds[-1])

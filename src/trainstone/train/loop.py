@@ -33,13 +33,16 @@ class StepMarks:
 
 @dataclass(slots=True)
 class LateLosses:
-    """A small (pinned) ring: losses are copied out behind the device's work and read when the step is over."""
+    """A small pinned ring: losses are copied out behind the device's work and read when the step is over."""
 
-    slots: Tensor
+    slots: Tensor | None
+    """None where every step is waited for: the loss can be read as it is."""
     _next: int = field(default=0)
 
     def put(self, loss: Tensor) -> Tensor:
         """Start copying a loss; return the slot to read later."""
+        if self.slots is None:
+            return loss.detach()
         slot = self.slots[self._next % len(self.slots)]
         self._next += 1
         slot.copy_(loss.detach(), non_blocking=True)
@@ -54,7 +57,8 @@ def train_steps(
     `origin` is the host time that start_seconds counts from. A consumer that stops early loses the steps under
     way, at most `timer.lag`.
     """
-    losses = LateLosses(torch.zeros(timer.lag + 1, pin_memory=task.device.type == "cuda"))
+    pinned = task.device.type == "cuda"
+    losses = LateLosses(torch.zeros(timer.lag + 1, pin_memory=pinned) if timer.lag else None)
     pending: deque[tuple[int, StepMarks, Tensor]] = deque()
     update = capture_update(task, timer) if task.cuda_graphs else update_weights
     origin = timer.now() if origin is None else origin

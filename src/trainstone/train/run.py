@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 
 # A narrow interval after a few seconds says nothing of heat and boost clocks, nor does an energy counter.
 MIN_SECONDS = 10.0
-CHECK_GROWTH = 1.1
+# How much longer the series is at each look whether it is precise enough: looking costs, and many looks mislead.
+CHECK_GROWTH = 1.25
 
 
 def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progress]:

@@ -11,9 +11,6 @@ def columns(seconds: np.ndarray, *, images: int = 4, wait: float = 0.0) -> dict[
         "step_seconds": seconds,
         "images": np.full(n, float(images)),
         "data_seconds": np.full(n, wait),
-        "forward_seconds": np.empty(0),
-        "backward_seconds": np.empty(0),
-        "optimizer_seconds": np.empty(0),
     }
 
 
