@@ -109,4 +109,4 @@ def check_machine(noise: Noise, memory: Memory, *, keep_memory: bool, threads: i
 
 def describe_first_step(steps: StepSeconds) -> str:
     """Tell the first step apart from the rest."""
-    return f"{format_seconds(steps.first)} ({steps.first / steps.median:.1f} times a steady one)"
+    return f"{format_seconds(steps.first)} ({steps.first / steps.median:,.1f} times a steady one)"

@@ -79,21 +79,21 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
 def measure_steps(
     task: Task, measure: MeasureConfig, recorder: StepRecorder, interrupt: Interrupt, clock_start: float
 ) -> Iterator[Progress]:
-    """Run the loop until the interval is narrow enough, the time is over, the steps are done or somebody asks."""
+    """Run the loop until the interval is narrow enough, the time is over, the steps are done or somebody asks.
+
+    The time counts from the end of the first step, which may have to compile for minutes.
+    """
     timer = choose_timer(task.device)
-    begin, next_check, half_width = timer.now(), stats.MIN_STEADY_STEPS, None
+    begin, next_check, half_width = float("inf"), stats.MIN_STEADY_STEPS, None
     for record in train_steps(task, timer, num_steps=measure.iterations, origin=clock_start):
         recorder.add(record)
         check_loss(record)
-        seconds_left = measure.seconds - (timer.now() - begin)
+        begin = min(begin, timer.now())
+        seconds_left = measure.seconds - (timer.now() - begin) if measure.iterations is None else None
         yield Progress("measuring", record.step + 1, record.images / record.step_seconds, half_width, seconds_left)
-        if interrupt.asked:
+        if interrupt.asked or (seconds_left is not None and seconds_left <= 0):
             break
-        if measure.iterations is not None:
-            continue
-        if seconds_left <= 0:
-            break
-        if len(recorder) >= next_check:
+        if seconds_left is not None and len(recorder) >= next_check:
             next_check = int(len(recorder) * CHECK_GROWTH) + 1
             seconds = recorder.column("step_seconds")
             steady = find_steady(seconds)
@@ -141,8 +141,8 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
         first = text.splitlines()[0]
         return RunError(f"out of memory: {first}", hint="take a smaller train.batch_size, or leave it to auto")
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        told = next((line for line in reversed(text.splitlines()) if "Error" in line or "rror:" in line), text[:200])
-        return MachineError(f"torch.compile does not work here: {told.strip()}", hint="--set engine.compile=false")
+        told = next((line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text)
+        return MachineError(f"torch.compile does not work here: {told}", hint="--set engine.compile=false")
     return None
 
 
