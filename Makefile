@@ -3,7 +3,8 @@
 #
 # Each makes the virtual environment .venv when it is missing or stale. Variables:
 #   PYTHON=python3.12         another interpreter (3.11 or later)
-#   TORCH="torch==2.15.0"     another torch build: any pip requirement, or the path of a wheel
+#   TORCH="torch==2.15.0"     another torch build: any pip requirement, or the path of a wheel; which index it
+#                             comes from is pip's own setting (PIP_INDEX_URL)
 #   ARGS="--seconds 30"       arguments of `trainstone bench`
 
 PYTHON ?= python3
@@ -11,9 +12,9 @@ TORCH ?= $(shell grep '^torch==' constraints.txt)
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH_KEY := $(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
-RUN_READY := $(VENV)/.ready-run-$(TORCH_KEY)
-DEV_READY := $(VENV)/.ready-dev-$(TORCH_KEY)
+KEY := $(shell printf '%s' '$(PYTHON) $(TORCH)' | cksum | cut -d' ' -f1)
+RUN_READY := $(VENV)/.ready-run-$(KEY)
+DEV_READY := $(VENV)/.ready-dev-$(KEY)
 TYPED := src/trainstone/errors.py src/trainstone/log.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch results config machine)
 
 .PHONY: bench test check format clean
@@ -41,9 +42,11 @@ clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
 
 $(RUN_READY): pyproject.toml constraints.txt scripts/make-venv
+	rm -f $(VENV)/.ready-*
 	scripts/make-venv '$(PYTHON)' $(VENV) '$(TORCH)' --editable .
 	touch $@
 
 $(DEV_READY): pyproject.toml constraints.txt scripts/make-venv
+	rm -f $(VENV)/.ready-*
 	scripts/make-venv '$(PYTHON)' $(VENV) '$(TORCH)' --editable '.[dev]'
 	touch $@ $(RUN_READY)

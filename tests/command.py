@@ -8,7 +8,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 # A network small enough for a test: some 20 ms a step on two cores.
-TINY = ("model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32")
+TINY = ("device=cpu", "model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ SCRUBBED = (
     "PMI",
     "CUDA_",
     "NO_COLOR",
+    "TRAINSTONE_CPUS",
     "TRAINSTONE_REST",
 )
 

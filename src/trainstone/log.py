@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 LOGGER = logging.getLogger("trainstone")
@@ -19,17 +21,16 @@ def configure_terminal(*, verbose: int, quiet: int) -> None:
     LOGGER.propagate = False
 
 
-def open_log_file(path: Path) -> logging.Handler:
-    """Write everything to a file of the run folder as well; the caller removes the handler by close_log_file."""
+@contextmanager
+def log_into(path: Path) -> Iterator[None]:
+    """Meanwhile write everything to a file of the run folder as well."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setLevel(logging.DEBUG)
     handler.setFormatter(logging.Formatter(FILE_FORMAT))
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG)
-    return handler
-
-
-def close_log_file(handler: logging.Handler) -> None:
-    """Undo open_log_file."""
-    LOGGER.removeHandler(handler)
-    handler.close()
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(handler)
+        handler.close()

@@ -45,3 +45,9 @@ def test_recipes_lists_and_shows(trainstone):
     assert "train.batch_size" in shown.out
     assert trainstone("recipes", "resnet50", "--json").json()["model"]["depth"] == 50
     assert trainstone("recipes", "resnet5").code == 2
+
+
+def test_flags_of_the_noise_floor_alone_are_refused(trainstone):
+    done = trainstone("doctor", "--seconds", "3")
+    assert done.code == 2
+    assert "are for doctor --aa" in done.err

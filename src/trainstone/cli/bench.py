@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
@@ -44,7 +45,7 @@ def bench(
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations)
     config = load_config(recipe, settings=settings, system=system, flags=flags)
     if dry_run:
-        print_plan(config, out, runs)
+        print_plan(config, out, runs, strict=strict, as_json=as_json)
         return
     if config.engine.keep_memory and runs == 1:
         restart_keeping_memory()
@@ -81,28 +82,34 @@ def repeat_run(config: "Config", run: "RunFolder", num_runs: int, *, strict: boo
             line.show(progress)
 
 
-def print_plan(config: "Config", out: Path, runs: int) -> None:
+def print_plan(config: "Config", out: Path, runs: int, *, strict: bool, as_json: bool) -> None:
     """--dry-run: what would be run, and by which commands."""
+    from trainstone.cli.output import print_json
     from trainstone.config.load import write_toml
     from trainstone.launch.children import bench_command
 
+    children = [
+        shlex.join(bench_command(Path("RUN/config.toml"), Path("RUN/points"), config.seed + number, strict=strict))
+        for number in range(runs if runs > 1 else 0)
+    ]
+    if as_json:
+        plan = {"config": config.model_dump(mode="json", exclude_none=True), "out": str(out), "commands": children}
+        print_json(plan)
+        return
     print(write_toml(config))
-    print(f"# would write a run folder under {out}/")
-    if runs > 1:
+    print(f"# would write a run folder RUN under {out}/")
+    if children:
         print("# would start, one after the other:")
-        for number in range(runs):
-            command = bench_command(Path("RUN/config.toml"), Path("RUN/points"), config.seed + number, strict=False)
-            print(f"#   {shlex.join(['trainstone', *command[3:]])}")
+        print("\n".join(f"#   {command}" for command in children))
 
 
 def finish(run: "RunFolder", *, as_json: bool) -> None:
     """Print the product and leave with the run's exit code."""
+    from trainstone.cli.output import print_json
     from trainstone.cli.summary import print_result
-    from trainstone.errors import EXIT_INTERRUPTED
-    from trainstone.results.store import dump_json
 
     if as_json:
-        print(dump_json(run.result.model_dump(mode="json", exclude_none=True)), end="")
+        print_json(run.result.model_dump(mode="json", exclude_none=True))
     else:
         print_result(run.result, run.path)
     if run.result.status == "interrupted":

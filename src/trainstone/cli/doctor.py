@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.errors import EXIT_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from trainstone.train.same import SameTwice
@@ -35,6 +36,10 @@ def doctor(
         config = load_config(recipe, settings=settings, flags=flags)
         if config.engine.keep_memory:
             restart_keeping_memory()
+    elif settings or seconds is not None or device is not None or recipe != "resnet50":
+        raise ConfigError(
+            "a recipe, --set, --seconds and --device are for doctor --aa", hint="trainstone doctor --aa ..."
+        )
     configure_terminal(verbose=verbose, quiet=quiet)
     if aa:
         from trainstone.cli.progress import ProgressLine
@@ -45,6 +50,8 @@ def doctor(
             for progress in run_same_twice(config, outcome):
                 line.show(progress)
         print_floor(outcome, as_json=as_json)
+        if outcome.interrupted:
+            raise typer.Exit(EXIT_INTERRUPTED)
     else:
         print_checks(out, as_json=as_json)
 
@@ -54,13 +61,13 @@ def print_checks(out: Path, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from trainstone.cli.output import print_json
     from trainstone.machine.facts import read_facts
-    from trainstone.results.store import dump_json
     from trainstone.train.checkup import examine
 
     facts = read_facts()
     if as_json:
-        print(dump_json({"machine": facts, "checks": [asdict(check) for check in examine(facts, out)]}), end="")
+        print_json({"machine": facts, "checks": [asdict(check) for check in examine(facts, out)]})
         return
     console = Console(highlight=False)
     for check in examine(facts, out):
@@ -73,7 +80,7 @@ def print_checks(out: Path, *, as_json: bool) -> None:
 
 def print_floor(outcome: "SameTwice", *, as_json: bool) -> None:
     """Print the noise floor and what it means."""
-    from trainstone.results.store import dump_json
+    from trainstone.cli.output import print_json
     from trainstone.units import format_percent
 
     floor = outcome.floor
@@ -86,7 +93,7 @@ def print_floor(outcome: "SameTwice", *, as_json: bool) -> None:
             "steps_per_block": outcome.steps_per_block,
             "block_seconds": outcome.block_seconds,
         }
-        print(dump_json(document), end="")
+        print_json(document)
         return
     low, high = floor.ci95
     print(f"The same thing twice, {floor.num_pairs} interleaved pairs of {outcome.steps_per_block} steps each:")

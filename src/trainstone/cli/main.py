@@ -1,5 +1,6 @@
 """The command line: verbs, error messages, exit codes. A verb is a file here; it imports heavy things when called."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -9,7 +10,8 @@ from trainstone import __version__
 from trainstone.cli.bench import bench
 from trainstone.cli.doctor import doctor
 from trainstone.cli.recipes import recipes
-from trainstone.errors import EXIT_INTERRUPTED, TrainstoneError
+from trainstone.errors import TrainstoneError
+from trainstone.machine.affinity import remember_affinity
 
 app = typer.Typer(
     name="trainstone",
@@ -42,6 +44,10 @@ def root(
 
 def main() -> None:
     """Run a verb. An error that is the user's to mend becomes one message and its exit code; a bug keeps its trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± shall not end a run
+    remember_affinity()
     try:
         app()
     except TrainstoneError as err:
@@ -49,9 +55,3 @@ def main() -> None:
         if err.hint:
             print(f"hint:  {err.hint}", file=sys.stderr)
         sys.exit(err.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
-        sys.stderr.close()
-        sys.exit(0)

@@ -12,15 +12,15 @@ def recipes(
     as_json: options.Json = False,
 ) -> None:
     """List the recipes, or show one with its documentation."""
+    from trainstone.cli.output import print_json
     from trainstone.config.load import list_shipped, load_config
-    from trainstone.results.store import dump_json
 
     if name is not None:
         show_recipe(name, as_json=as_json)
         return
     configs = [load_config(shipped) for shipped in list_shipped("recipes")]
     if as_json:
-        print(dump_json([{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]), end="")
+        print_json([{"name": c.name, "version": c.version, "summary": c.summary} for c in configs])
         return
     width = max(len(config.name) for config in configs)
     for config in configs:
@@ -31,19 +31,26 @@ def recipes(
 def show_recipe(name: str, *, as_json: bool) -> None:
     """Print a recipe's file, then every key with its value here, what is allowed, and what it means."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
+    from trainstone.cli.output import print_json
     from trainstone.config.load import list_keys, load_config, read_source
-    from trainstone.results.store import dump_json
 
     config = load_config(name)
     if as_json:
-        print(dump_json(config.model_dump(mode="json", exclude_none=True)), end="")
+        print_json(config.model_dump(mode="json", exclude_none=True))
         return
     text, _ = read_source("recipes", name)
     print(text)
-    table = Table("key", "value here", "allowed", "meaning", title=f"Keys of {config.name}", title_justify="left")
+    table = Table(
+        Column("key", no_wrap=True),
+        "value here",
+        "allowed",
+        "meaning",
+        title=f"Keys of {config.name}",
+        title_justify="left",
+    )
     for key, allowed, _, meaning in list_keys():
         value = config
         for part in key.split("."):

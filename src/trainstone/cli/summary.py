@@ -70,7 +70,8 @@ def _step_rows(result: Result) -> Iterator[tuple[str, str]]:
         yield "step", f"median {format_seconds(steps.median)}, {tails}"
         yield "first step", describe_first_step(steps)
     if throughput and not result.points:
-        steady = "steady" if throughput.steady else "NOT steady"
+        judged = "NOT steady" if throughput.trend_percent is not None else "too few to judge"
+        steady = "steady" if throughput.steady else judged
         yield "window", f"{throughput.num_steps} steps from step {throughput.steady_from_step}, {steady}"
     if phases and phases.train_seconds and phases.data_wait_seconds is not None:
         yield "data wait", format_percent(phases.data_wait_seconds / phases.train_seconds)

@@ -22,9 +22,9 @@ from pydantic_core import ErrorDetails
 from trainstone.config.schema import Config, Section, System
 from trainstone.errors import ConfigError
 
-# Sections that decide what is executed; two configurations that agree in them ask for the same work.
 Checked = TypeVar("Checked", bound=BaseModel)
 
+# Sections that decide what is executed; two configurations that agree in them ask for the same work.
 HASHED_SECTIONS = ("workload", "model", "data", "train", "optimizer", "engine")
 
 

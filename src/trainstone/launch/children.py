@@ -15,6 +15,7 @@ from pathlib import Path
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.errors import EXIT_INTERRUPTED, LaunchError, TrainstoneError, error_of_child
+from trainstone.log import log_into
 from trainstone.machine.interrupt import Interrupt
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
@@ -30,7 +31,7 @@ CTRL_C_GRACE_SECONDS = 10.0
 
 def bench_command(config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
     """Return the command line of one child."""
-    command = [sys.executable, "-m", "trainstone", "bench", str(config_file)]
+    command = [sys.executable, "-P", "-m", "trainstone", "bench", str(config_file)]
     command += ["--out", str(out), "--seed", str(seed), "--json", "--quiet"]
     return [*command, "--strict"] if strict else command
 
@@ -41,7 +42,7 @@ def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool)
     The first child resolves every auto, the others repeat its resolved configuration.
     """
     children: list[Result] = []
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, log_into(run.path / "log.txt"):
         for number in range(num_runs):
             label = f"run {number + 1} of {num_runs}"
             command = bench_command(run.path / "config.toml", run.path / "points", config.seed + number, strict=strict)
@@ -49,7 +50,8 @@ def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool)
             children.append(child)
             if number == 0:
                 run.write_config(load_config(str(run.path / "points" / child.run_id / "config.toml")))
-                run.update(machine=child.machine, software=child.software, devices=child.devices)
+                run.write_machine(child.machine, child.software)
+                run.update(devices=child.devices)
             points = [Point(label=f"seed {c.config['seed']}", run=f"points/{c.run_id}") for c in children]
             run.update(points=points, **combine_runs(children))
             if interrupt.asked or child.status == "interrupted":
@@ -78,7 +80,10 @@ def _run_child(
                 child.terminate()
                 told_to_stop = True
     log.info("%s ended with %d %s", label, child.returncode, errors.strip())
-    if child.returncode not in (0, EXIT_INTERRUPTED) or not output:
+    if child.returncode == EXIT_INTERRUPTED and not output:  # before it had measured anything
+        run.update(status="interrupted")
+        raise KeyboardInterrupt
+    if child.returncode not in (0, EXIT_INTERRUPTED):
         error = _explain_failure(label, child.returncode, errors)
         run.update(status="failed", findings=[finding("child-failed", error.message, hint=error.hint)])
         raise error

@@ -24,8 +24,9 @@ def describe_allocator(environment: Mapping[str, str] = os.environ) -> str:
 
 def keeps_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process was started with both settings."""
-    names = {part.partition("=")[0] for part in environment.get("GLIBC_TUNABLES", "").split(":")}
-    return all(setting.partition("=")[0] in names for setting in KEEP_TUNABLES)
+    set_to = dict(part.partition("=")[::2] for part in environment.get("GLIBC_TUNABLES", "").split(":"))
+    wanted = dict(setting.partition("=")[::2] for setting in KEEP_TUNABLES)
+    return all(set_to.get(name, "").isdecimal() and int(set_to[name]) >= int(value) for name, value in wanted.items())
 
 
 def keeping_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from trainstone.machine.affinity import read_affinity
+
 CPU_FOLDER = "sys/devices/system/cpu"
 MAX_CPU_NUMBER = 65_535  # Linux builds for at most 8192 CPUs; a list that names more is nonsense
 UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number just below 2**63
@@ -101,15 +103,6 @@ def read_siblings(cpu: int, root: Path = Path("/")) -> frozenset[int]:
     return parse_cpu_list(read_text(folder / "core_cpus_list")) or parse_cpu_list(
         read_text(folder / "thread_siblings_list")
     )
-
-
-def read_affinity(pid: int = 0) -> frozenset[int]:
-    """Return the CPUs a process may run on, its cpuset included; empty where the system cannot tell."""
-    ask = getattr(os, "sched_getaffinity", None)
-    try:
-        return frozenset(ask(pid)) if ask else frozenset()
-    except OSError:
-        return frozenset()
 
 
 def read_governor(root: Path = Path("/")) -> str | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from trainstone.machine.affinity import read_affinity
 from trainstone.machine.cpus import (
     CPU_FOLDER,
     cgroup_folders,
     parse_cpu_ticks,
-    read_affinity,
     read_governor,
     read_int,
     read_keyed_int,
@@ -50,7 +50,6 @@ class Pressure:
     quota_stopped_seconds: float | None = None
     throttle_count: int | None = None
     governor: str | None = None
-    runnable_others: int | None = None
     others: Mapping[tuple[int, int], tuple[str, float]] = field(default_factory=dict, repr=False)
     """CPU seconds of each process that is not ours: (pid, start time) -> (name, seconds)."""
 
@@ -106,7 +105,6 @@ def read_pressure(
     processes = _read_processes(root)
     ours = {process for process in processes.values() if _is_ours(process, processes, pids)}
     own_ticks = sum(process.ticks + process.ended_children_ticks for process in ours)
-    running = read_keyed_int(root / "proc/stat", "procs_running")
     return Pressure(
         monotonic_seconds=now(),
         num_cpus=ticks.num_cpus if ticks else None,
@@ -121,7 +119,6 @@ def read_pressure(
         quota_stopped_seconds=_read_quota_stops(root),
         throttle_count=read_throttle_count(root),
         governor=read_governor(root),
-        runnable_others=None if running is None else max(0, running - sum(p.state == "R" for p in ours)),
         others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in ours},
     )
 

@@ -1,7 +1,9 @@
 """Which device to run on, what torch knows of it, and who reads its telemetry."""
 
+import contextlib
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -62,18 +64,34 @@ def candidate_precisions(device: torch.device) -> list[str]:
     return ["fp32", *claimed]
 
 
+def reset_peaks(device: torch.device) -> None:
+    """Forget the highest memory use so far, so that set-up and trials do not count."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # man 5 proc: resets VmHWM
+
+
 def peak_device_bytes(device: torch.device) -> int | None:
-    """Highest device memory torch has held in this process; a CPU has none of its own."""
+    """Highest device memory torch has held since reset_peaks; a CPU has none of its own."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return None
 
 
 def free_device_bytes(device: torch.device) -> int | None:
-    """Device memory still free."""
+    """Device memory we can still have, what torch holds in its cache included."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + cached)
     return None
+
+
+def is_out_of_memory(err: RuntimeError) -> bool:
+    """Recognise it: CUDA has a class for it, the CPU and Apple's MPS only words."""
+    return isinstance(err, torch.OutOfMemoryError) or any(
+        words in str(err) for words in ("out of memory", "can't allocate memory")
+    )
 
 
 def synchronize(device: torch.device) -> None:
@@ -83,7 +101,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_host_bytes() -> int:
-    """Highest resident memory of this process."""
+    """Highest resident memory of this process since reset_peaks (where there is no /proc: since its start)."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

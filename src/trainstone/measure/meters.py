@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainstone.machine import cpus
+from trainstone.machine.affinity import read_affinity
 from trainstone.measure.telemetry import Reading
 
 # Clocks and throttle counters are read on so many cores at most, evenly spread: a read may disturb a core.
@@ -92,7 +93,7 @@ class CpuReader:
     ) -> None:
         self.unsupported: list[str] = []
         self._now = now
-        self._cpus = sorted(cpus.read_affinity() if available is None else available)
+        self._cpus = sorted(read_affinity() if available is None else available)
         self._rapl = _Rapl(root, self.unsupported)
         self.meter = f"RAPL {'+'.join(self._rapl.names)}" if self._rapl.names else None
         cores = _choose_cores(self._cpus, root)

@@ -3,17 +3,20 @@
 No table of devices: a data sheet does not know this machine's power limit and neighbours.
 """
 
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from trainstone.measure.devices import synchronize
+from trainstone.machine.cpus import memory_available_bytes
+from trainstone.measure.devices import free_device_bytes, synchronize
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COPY_BYTES = {"cpu": 512 * 2**20}  # larger than the caches
 COPY_BYTES_ACCELERATOR = 2 * 2**30
+MIN_COPY_BYTES = 2**20
 SIZES = {"cpu": (1024, 2048)}
 SIZES_ACCELERATOR = (4096, 8192)
 
@@ -55,11 +58,19 @@ def _measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds
 
 
 def _measure_copy(device: torch.device, seconds: float) -> float:
+    free = memory_available_bytes() if device.type == "cpu" else free_device_bytes(device)
     num_bytes = COPY_BYTES.get(device.type, COPY_BYTES_ACCELERATOR)
-    source = torch.zeros(num_bytes // 4, device=device)
-    target = torch.zeros_like(source)
+    num_bytes = max(MIN_COPY_BYTES, num_bytes if free is None else min(num_bytes, free // 8)) // 4096 * 4096
+    source, target = _make_buffer(device, num_bytes), _make_buffer(device, num_bytes)
     best, _ = _best_seconds(lambda: target.copy_(source), device, seconds)
     return 2 * num_bytes / best  # read once, written once
+
+
+def _make_buffer(device: torch.device, num_bytes: int) -> torch.Tensor:
+    """A CPU's comes from mmap, so that it goes back to the system and does not count as the run's memory."""
+    if device.type != "cpu":
+        return torch.zeros(num_bytes // 4, device=device)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.float32).zero_()
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device, seconds: float) -> tuple[float, int]:

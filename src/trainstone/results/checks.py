@@ -5,7 +5,8 @@ Every code stands in CODES with severity and hint, and in docs/troubleshooting.m
 
 from typing import NamedTuple
 
-from trainstone.results.schema import Finding, Memory, Noise, Severity, StepSeconds, Throughput, Utilisation
+from trainstone.machine.health import Noise
+from trainstone.results.schema import Finding, Memory, Severity, StepSeconds, Throughput, Utilisation
 from trainstone.units import format_percent, format_seconds
 
 
@@ -26,7 +27,8 @@ CODES = {
         "measure longer (--seconds), or on a quieter machine; --runs 5 shows the spread between runs",
     ),
     "outliers": Code(
-        "info", "see the steps in steps-rank0000.csv; regular ones come from a timer, others from a neighbour"
+        "info",
+        "step_seconds.outlier_steps in result.json names them; regular ones come from a timer, others from a neighbour",
     ),
     "noisy-machine": Code(
         "warning", "stop other work, or measure again later; trainstone doctor --aa tells the noise floor"
@@ -70,10 +72,9 @@ def check_throughput(throughput: Throughput, steps: StepSeconds) -> list[Finding
         half_width = (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
         if half_width > WIDE_HALF_WIDTH:
             findings.append(finding("wide-interval", f"the interval is ± {format_percent(half_width)}"))
-    if not throughput.steady:
-        trend = throughput.trend_percent
-        told = "" if trend is None else f"; step time changed by {trend:+.1f} % over the window"
-        findings.append(finding("not-steady", f"the steps never became steady{told}"))
+    if not throughput.steady and throughput.trend_percent is not None:  # without a trend: too few to judge
+        trend = f"step time changed by {throughput.trend_percent:+.1f} % over the window"
+        findings.append(finding("not-steady", f"the steps never became steady; {trend}"))
     if steps.num_outliers > max(2, MANY_OUTLIERS_SHARE * throughput.num_steps):
         of_steps = f"{steps.num_outliers} of {throughput.num_steps} steady steps are outliers"
         findings.append(finding("outliers", f"{of_steps} ({steps.outlier_kind}); they are counted, not deleted"))

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from trainstone.machine.health import Noise
 from trainstone.results import stats
-from trainstone.results.schema import Finding, Noise, Result, Throughput
+from trainstone.results.schema import Finding, Result, Throughput
 from trainstone.results.summary import describe_interval
 from trainstone.units import format_rate
 

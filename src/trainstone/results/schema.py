@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainstone.machine.health import Noise
+
 # History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
 #   1  (trainstone 0.1.0) the first
 FORMAT = 1
@@ -81,6 +83,7 @@ class StepSeconds(Record):
     first: float
     num_outliers: int
     outlier_kind: str
+    outlier_steps: list[int] = []
 
 
 class Phases(Record):
@@ -126,23 +129,6 @@ class Energy(Record):
     joules_per_image: float
     average_watts: float
     meter: str
-
-
-class Noise(Record):
-    """How quiet the machine was."""
-
-    grade: Literal["A", "B", "C"]
-    reasons: list[str]
-    steal_percent: float | None = None
-    others_percent: float | None = None
-    pressure_percent: float | None = None
-    memory_pressure_percent: float | None = None
-    io_pressure_percent: float | None = None
-    quota_percent: float | None = None
-    step_variation_percent: float | None = None
-    throttle_events: int | None = None
-    load_before: float | None = None
-    governor: str | None = None
 
 
 class Point(Record):

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainstone.machine.health import Noise
 from trainstone.results import schema, stats
 from trainstone.results.steady import find_outliers, find_steady
 from trainstone.units import format_percent, format_rate
 
 Series = NDArray[np.float64]
+MAX_OUTLIERS_NAMED = 1000
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummar
         first=float(seconds[0]),
         num_outliers=len(outliers.steps),
         outlier_kind=outliers.kind,
+        outlier_steps=[steady.from_step + step for step in outliers.steps[:MAX_OUTLIERS_NAMED]],
     )
     phases = schema.Phases(
         train_seconds=float(seconds.sum()),
@@ -97,7 +100,7 @@ def write_verdict(
     title: str,
     throughput: schema.Throughput,
     utilisation: schema.Utilisation | None,
-    noise: schema.Noise | None,
+    noise: Noise | None,
     *,
     device_kind: str,
     precision: str,
@@ -109,7 +112,7 @@ def write_verdict(
         parts.append(f"{format_percent(utilisation.mfu, 0)} of this {device_kind}'s measured {precision} peak")
     if utilisation is not None and utilisation.limit not in (None, "unknown"):
         parts.append(f"limited by {utilisation.limit}")
-    if not throughput.steady:
+    if not throughput.steady and throughput.trend_percent is not None:
         parts.append("not steady")
     if noise is not None:
         parts.append(f"noise grade {noise.grade}")

@@ -61,8 +61,11 @@ def check_devices(facts: dict[str, Any]) -> Iterator[Check]:
     """Compare the devices that torch finds with those the machine has."""
     for name in list_devices():
         yield Check("device", "ok", f"{name}: {name_device(torch.device(name))}")
+    usable = {name.partition(":")[0] for name in list_devices()}
     for device in facts.get("devices", []):
-        if device.get("kind") not in {name.partition(":")[0] for name in list_devices()}:
+        # ROCm builds of torch call AMD devices cuda.
+        kind = {"amd": "cuda" if torch.version.hip else "amd", "intel": "xpu"}.get(device["kind"], device["kind"])
+        if kind not in usable:
             told = f"{device.get('name', 'a device')} is here, but torch {torch.__version__} cannot use it"
             yield Check("device", "missing", told, "install a torch build for it: make bench TORCH=...")
 

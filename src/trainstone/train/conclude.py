@@ -1,13 +1,13 @@
 """Judges what a run recorded and writes the final result: the last phase of train/run.py."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.health import Pressure, grade_noise
-from trainstone.measure.devices import name_device, peak_device_bytes, peak_host_bytes
+from trainstone.machine.health import Noise, Pressure, grade_noise
+from trainstone.measure.devices import name_device
 from trainstone.measure.flops import roofline_seconds
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.recorder import StepRecorder
@@ -28,6 +28,8 @@ class Observed:
 
     pressure: tuple[Pressure, Pressure]
     peaks: Peaks
+    memory: tuple[int | None, int]
+    """Highest use of the device, and of the host."""
     telemetry_file: Path
     reader: Reader
     interrupted: str | None
@@ -47,16 +49,17 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
     telemetry = summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
     throttled = tell_throttling(telemetry)
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled)
-    before, after = seen.pressure
-    variation, drifting = summary.variation_percent, not summary.throughput.steady
-    noise = schema.Noise.model_validate(
-        asdict(
-            grade_noise(before, after, step_variation_percent=variation, drifting=drifting, throttled=bool(throttled))
-        )
+    # Without a trend the window was too short to judge, which is not the same as drifting.
+    drifting = not summary.throughput.steady and summary.throughput.trend_percent is not None
+    noise = grade_noise(
+        *seen.pressure,
+        step_variation_percent=summary.variation_percent,
+        drifting=drifting,
+        throttled=bool(throttled),
     )
     memory = schema.Memory(
-        peak_device_bytes=peak_device_bytes(fitted.device),
-        peak_host_bytes=peak_host_bytes(),
+        peak_device_bytes=seen.memory[0],
+        peak_host_bytes=seen.memory[1],
         allocator=describe_allocator(),
         page_faults_per_step=float(recorder.page_faults()[summary.window].mean()),
     )
@@ -137,7 +140,7 @@ def describe_device(
     )
 
 
-def check_setting(fitted: Fitted, noise: schema.Noise, memory: schema.Memory) -> list[schema.Finding]:
+def check_setting(fitted: Fitted, noise: Noise, memory: schema.Memory) -> list[schema.Finding]:
     """Findings about the machine as it was set up for this run."""
     engine = fitted.config.engine
     assert isinstance(engine.threads, int)  # train/fit.py resolved it

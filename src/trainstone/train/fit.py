@@ -17,12 +17,12 @@ from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.devices import candidate_precisions, choose_device, free_device_bytes
+from trainstone.measure.devices import candidate_precisions, choose_device, free_device_bytes, is_out_of_memory
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
 from trainstone.train.loop import train_steps
-from trainstone.train.precision import autocast
+from trainstone.train.precision import autocast, switch_tf32
 from trainstone.train.task import build_task
 from trainstone.train.trial import Trial, fastest, try_precisions
 from trainstone.units import format_bytes
@@ -49,6 +49,8 @@ class Fitted:
 def fit_to_machine(config: Config, *, strict: bool) -> Fitted:
     """Resolve every auto and adapt what this machine cannot do."""
     device = choose_device(config.device)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)  # events, graphs and streams are made on the current device
     threads = available_cores().threads if config.engine.threads == "auto" else config.engine.threads
     torch.set_num_threads(threads)
     config = _change(config, "engine", threads=threads).model_copy(update={"device": str(device)})
@@ -56,6 +58,7 @@ def fit_to_machine(config: Config, *, strict: bool) -> Fitted:
     if strict and adapted:
         raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
     config, chosen = fit_precision(config, device, threads)
+    switch_tf32(config.train.precision)
     config, fitted = fit_batch(config, device)
     assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
     work = count_step_work(config, config.train.batch_size)
@@ -75,9 +78,9 @@ def adapt_engine(config: Config, device: torch.device) -> tuple[Config, list[Fin
             findings.append(
                 finding("engine-adapted", f"engine.{key} needs CUDA; this run is on {device.type}: switched off")
             )
-    if config.train.precision == "tf32" and device.type != "cuda":
+    if config.train.precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
         config = _change(config, "train", precision="fp32")
-        findings.append(finding("engine-adapted", f"tf32 exists on CUDA only; this run is on {device.type}: took fp32"))
+        findings.append(finding("engine-adapted", "tf32 needs an NVIDIA device of 2020 or later: took fp32"))
     if config.system is not None:
         system = load_system(config.system)
         if system.nodes * system.devices_per_node > 1:
@@ -142,9 +145,11 @@ def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Findin
     else:
         batch = FIRST_ACCELERATOR_BATCH
     first = batch
-    while batch > smallest and not (_fits_memory(config, device, batch) and _fits_time(config, device, batch)):
+    while not (_fits_memory(config, device, batch) and _fits_time(config, device, batch)):
+        if batch == smallest:
+            check_memory(config, device, batch)  # it may only be slow: then one image a step is what there is
+            break
         batch //= 2
-    check_memory(config, device, batch)
     config = _change(config, "train", batch_size=batch)
     if batch == first:
         return config, []
@@ -183,8 +188,10 @@ def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
         plain = _change(config, "engine", compile=False, cuda_graphs=False)
         task = build_task(_change(plain, "train", batch_size=batch), device)
         records = list(train_steps(task, choose_timer(device), num_steps=3))
-    except torch.OutOfMemoryError:
-        return False
+    except RuntimeError as err:
+        if is_out_of_memory(err):
+            return False
+        raise
     if config.measure.iterations is not None:
         return True
     return min(record.step_seconds for record in records) * WANTED_STEPS <= config.measure.seconds

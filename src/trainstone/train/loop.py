@@ -31,6 +31,9 @@ class StepMarks:
     end: Any = None
 
 
+Update = Callable[[Task, Batch, Timer, StepMarks], Tensor]
+
+
 @dataclass(slots=True)
 class LateLosses:
     """A small pinned ring: losses are copied out behind the device's work and read when the step is over."""
@@ -60,12 +63,14 @@ def train_steps(
     pinned = task.device.type == "cuda"
     losses = LateLosses(torch.zeros(timer.lag + 1, pin_memory=pinned) if timer.lag else None)
     pending: deque[tuple[int, StepMarks, Tensor]] = deque()
-    update = capture_update(task, timer) if task.cuda_graphs else update_weights
+    update: Update = update_weights
     origin = timer.now() if origin is None else origin
     for step in itertools.count() if num_steps is None else range(num_steps):
         marks = StepMarks(started=timer.now() - origin, begin=timer.mark())
         batch = next(task.batches)
         marks.batch_ready = timer.mark()
+        if task.cuda_graphs and update is update_weights:
+            update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
         loss = losses.put(update(task, batch, timer, marks))
         marks.end = timer.mark()
         pending.append((step, marks, loss))
@@ -110,9 +115,9 @@ def settle(task: Task, timer: Timer, step: int, marks: StepMarks, loss: Tensor) 
     )
 
 
-def capture_update(task: Task, timer: Timer) -> Callable[[Task, Batch, Timer, StepMarks], Tensor]:
+def capture_update(task: Task, batch: Batch, timer: Timer) -> Update:
     """CUDA: capture one update as a graph after three ordinary ones; later ones copy the batch in and replay it."""
-    static_batch = tuple(tensor.clone() for tensor in next(task.batches))
+    static_batch = tuple(tensor.clone() for tensor in batch)
     side = torch.cuda.Stream(task.device)
     side.wait_stream(torch.cuda.current_stream(task.device))
     unsplit = StepMarks(started=0.0, begin=None)

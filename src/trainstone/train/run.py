@@ -7,18 +7,22 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
+from contextlib import contextmanager, suppress
 
 from trainstone.config.schema import Config, MeasureConfig
-from trainstone.errors import MachineError, RunError, TrainstoneError
-from trainstone.log import close_log_file, open_log_file
+from trainstone.errors import MachineError, ResultError, RunError, TrainstoneError
+from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.health import read_pressure
 from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.devices import choose_reader
+from trainstone.measure.devices import (
+    choose_reader,
+    is_out_of_memory,
+    peak_device_bytes,
+    peak_host_bytes,
+    reset_peaks,
+)
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Telemetry
@@ -44,15 +48,19 @@ CHECK_GROWTH = 1.25
 def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progress]:
     """Measure training speed into `run`; yields progress for whoever wants to show it."""
     started = time.perf_counter()
-    with Interrupt() as interrupt, keep_record(run):
+    with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run):
         yield Progress("reading machine facts")
         run.write_machine(read_facts(), read_software())
         yield Progress("fitting the recipe to this machine")
+        stop_if(interrupt)
         fitted = fit_to_machine(config, strict=strict)
         run.write_config(fitted.config)
         run.update(findings=list(fitted.findings))
         yield Progress("measuring this device's peak")
+        stop_if(interrupt)
         peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+        stop_if(interrupt)
+        reset_peaks(fitted.device)
         before, clock_start = read_pressure(), time.perf_counter()
         steps_file = run.path / "steps-rank0000.csv"
         with (
@@ -68,11 +76,11 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
         ):
             task = build_task(fitted.config, fitted.device)
             yield from measure_steps(task, fitted.config.measure, recorder, interrupt, clock_start)
-        after = read_pressure()
+        after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
         yield Progress("measuring this device's peak again")
         peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
         spent = time.perf_counter() - started
-        seen = Observed((before, after), peaks, telemetry.path, telemetry.reader, interrupt.asked, spent)
+        seen = Observed((before, after), peaks, memory, telemetry.path, telemetry.reader, interrupt.asked, spent)
         conclude(run, fitted, recorder, seen)
 
 
@@ -112,10 +120,15 @@ def check_loss(record: StepRecord) -> None:
         )
 
 
+def stop_if(interrupt: Interrupt) -> None:
+    """Between phases: end where somebody asked for it, before there is anything to measure."""
+    if interrupt.asked:
+        raise KeyboardInterrupt(interrupt.asked)
+
+
 @contextmanager
 def keep_record(run: RunFolder) -> Iterator[None]:
-    """Log into the run folder; write a failure into the result before it ends the program."""
-    handler = open_log_file(run.path / "log.txt")
+    """Write a failure into the result before it ends the program."""
     try:
         yield
     except TrainstoneError as err:
@@ -127,17 +140,23 @@ def keep_record(run: RunFolder) -> Iterator[None]:
         if known is None:
             raise
         raise known from err
+    except KeyboardInterrupt:
+        stopped = finding("interrupted", "stopped before the measurement was complete")
+        run.update(status="interrupted", findings=[*run.result.findings, stopped])
+        raise
+    except OSError as err:
+        with suppress(OSError):
+            _write_failure(run, str(err), None)
+        raise ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?") from err
     except BaseException as err:
         _write_failure(run, f"{type(err).__name__}: {err}", None)
         raise
-    finally:
-        close_log_file(handler)
 
 
 def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
     """Recognise what torch says when memory is out or a model cannot be compiled; None: not known."""
     text = str(err)
-    if isinstance(err, torch.OutOfMemoryError) or "can't allocate memory" in text:
+    if is_out_of_memory(err):
         first = text.splitlines()[0]
         return RunError(f"out of memory: {first}", hint="take a smaller train.batch_size, or leave it to auto")
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):

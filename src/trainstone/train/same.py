@@ -30,6 +30,7 @@ class SameTwice:
     steps_per_block: int = 0
     block_seconds: dict[str, list[float]] = field(default_factory=lambda: {"A": [], "B": []})
     floor: stats.NoiseFloor | None = None
+    interrupted: str | None = None
 
 
 def run_same_twice(config: Config, outcome: SameTwice) -> Iterator[Progress]:
@@ -53,10 +54,13 @@ def run_same_twice(config: Config, outcome: SameTwice) -> Iterator[Progress]:
             if (elapsed > budget and block % 2 == 0) or interrupt.asked:
                 break
             name = ORDER[block % len(ORDER)]
-            seconds = sum(next(arms[name]).step_seconds for _ in range(outcome.steps_per_block))
+            seconds = 0.0
+            for _ in range(outcome.steps_per_block):
+                seconds += next(arms[name]).step_seconds
+                yield Progress("same thing twice", step=block + 1, seconds_left=budget - elapsed)
             outcome.block_seconds[name].append(seconds)
             block += 1
-            yield Progress("same thing twice", step=block, seconds_left=budget - elapsed)
+        outcome.interrupted = interrupt.asked
     judge(outcome)
 
 
@@ -64,6 +68,8 @@ def judge(outcome: SameTwice) -> None:
     """Turn the blocks into a noise floor."""
     pairs = list(zip(outcome.block_seconds["A"], outcome.block_seconds["B"], strict=False))
     if len(pairs) < MIN_PAIRS:
+        if outcome.interrupted:
+            raise KeyboardInterrupt
         raise RunError(
             f"only {len(pairs)} pairs of blocks in the time; {MIN_PAIRS} are needed for a noise floor",
             hint="give more time: --seconds 120",

@@ -37,7 +37,7 @@ def build_task(config: Config, device: torch.device) -> Task:
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     engine, precision = config.engine, config.train.precision
     torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = engine.cudnn_benchmark
+    torch.backends.cudnn.benchmark = engine.cudnn_benchmark and not engine.deterministic
     torch.use_deterministic_algorithms(engine.deterministic)
     switch_tf32(precision)
     workload = WORKLOADS[config.workload]
@@ -62,13 +62,19 @@ def build_task(config: Config, device: torch.device) -> Task:
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
     """SGD with momentum, all parameters in one fused kernel where torch has one."""
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         model.parameters(),
         lr=config.learning_rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         fused=device.type in ("cpu", "cuda", "mps", "xpu") or None,
     )
+    if config.momentum:
+        # torch would make them without content in the first step; if a loss scale skips that step, what lay in memory
+        # stays as momentum. From zeros the first update is the same.
+        for parameter in model.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def compile_model(model: nn.Module) -> nn.Module:

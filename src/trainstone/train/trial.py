@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainstone.machine.affinity import restore_affinity
+
 TRIAL_TIMEOUT_SECONDS = 120.0
 MIN_REPEATS = 4
 MAX_SECONDS_A_PRECISION = 1.0
@@ -54,15 +56,23 @@ def fastest(trials: Sequence[Trial]) -> str:
 
 
 def _run_child(device: str, precisions: Sequence[str], threads: int) -> tuple[list[Trial], str | None]:
-    command = [sys.executable, "-m", "trainstone.train.trial", device, ",".join(precisions), str(threads)]
+    command = [sys.executable, "-P", "-m", "trainstone.train.trial", device, ",".join(precisions), str(threads)]
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_SECONDS, check=False)
+        # A session of its own: a Ctrl-C is for us, and must not look like a precision that crashed.
+        child = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TRIAL_TIMEOUT_SECONDS,
+            check=False,
+            start_new_session=True,
+        )
         output, code, errors = child.stdout, child.returncode, child.stderr
     except subprocess.TimeoutExpired as err:
         output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
         code, errors = None, f"no answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
     done = [Trial(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
-    if code == 0:
+    if code == 0 and len(done) == len(precisions):
         return done, None
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
@@ -106,6 +116,7 @@ def _time_block(device_name: str, precision: str) -> float:
 
 
 def _main(device: str, precisions: str, threads: str) -> None:
+    restore_affinity()  # OpenMP may have bound our parent, and so us, to one core
     import torch
 
     torch.set_num_threads(int(threads))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainstone.machine.affinity import read_affinity
 from trainstone.machine.cpus import (
     Cores,
     CpuTicks,
@@ -18,7 +19,6 @@ from trainstone.machine.cpus import (
     memory_total_bytes,
     parse_cpu_list,
     parse_cpu_ticks,
-    read_affinity,
     read_governor,
     read_text,
 )

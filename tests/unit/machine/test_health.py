@@ -31,7 +31,7 @@ def make_process(pid: int, parent: int, ticks: int, name: str = "python", state:
 
 
 def make_machine(root: Path, *, user: int, steal: int, processes: list[str], stall: int = 0) -> Path:
-    stat = f"cpu  {user} 0 0 9000 0 5 5 {steal} 0 0\ncpu0 {user} 0 0 9000 0 5 5 {steal} 0 0\nprocs_running 4\n"
+    stat = f"cpu  {user} 0 0 9000 0 5 5 {steal} 0 0\ncpu0 {user} 0 0 9000 0 5 5 {steal} 0 0\n"
     files = {
         "proc/stat": stat,
         "proc/loadavg": "0.75 0.50 0.25 1/84 123\n",
@@ -57,7 +57,6 @@ def test_snapshot_tells_ours_from_others(tmp_path):
     assert pressure.steal_cpu_seconds == pytest.approx(0.2)
     assert pressure.total_cpu_seconds == pytest.approx(100.3)
     assert (pressure.loadavg_1min, pressure.num_cpus, pressure.memory_pressure_seconds) == (0.75, 1, 2.0)
-    assert pressure.runnable_others == 3  # four run, one of them is ours
     assert pressure.others == {(1, 10): ("init", 5.0), (200, 2000): ("backup", 0.7)}
 
 

@@ -3,6 +3,7 @@ import re
 import pytest
 
 from command import ROOT
+from trainstone.machine.health import Noise
 from trainstone.results import schema
 from trainstone.results.checks import CODES, check_limits, check_machine, check_throughput, finding
 
@@ -17,7 +18,7 @@ THROUGHPUT = schema.Throughput(
 STEPS = schema.StepSeconds(
     median=0.1, p5=0.1, p95=0.1, p99=0.1, mad=0.0, first=0.2, num_outliers=0, outlier_kind="none"
 )
-QUIET = schema.Noise(grade="A", reasons=[])
+QUIET = Noise(grade="A", reasons=())
 
 
 def codes(findings) -> list[str]:
@@ -59,7 +60,7 @@ def test_limits():
 
 
 def test_machine():
-    noise = schema.Noise(grade="C", reasons=["busy"])
+    noise = Noise(grade="C", reasons=("busy",))
     memory = schema.Memory(page_faults_per_step=1e5, allocator="x")
     found = check_machine(noise, memory, keep_memory=True, threads=8, cores=2)
     assert codes(found) == ["noisy-machine", "threads-exceed-cores", "page-faults"]

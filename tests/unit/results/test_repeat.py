@@ -1,5 +1,6 @@
 import pytest
 
+from trainstone.machine.health import Noise
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.repeat import combine_runs
@@ -17,7 +18,7 @@ def make_child(rate: float, grade: str = "A", findings=()) -> schema.Result:
         throughput=schema.Throughput(
             images_per_second=rate, ci_covers="within this run", steady=True, steady_from_step=2, num_steps=50
         ),
-        noise=schema.Noise(grade=grade, reasons=[]),
+        noise=Noise(grade=grade, reasons=()),
         findings=list(findings),
     )
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from trainstone.machine.health import Noise
 from trainstone.results import schema
 from trainstone.results.summary import describe_interval, find_limit, summarise_steps, write_verdict
 
@@ -82,7 +83,7 @@ def test_the_verdict_reads_as_a_sentence():
         num_steps=80,
     )
     utilisation = make_utilisation(2, 1).model_copy(update={"mfu": 0.68, "limit": "compute"})
-    noise = schema.Noise(grade="B", reasons=[])
+    noise = Noise(grade="B", reasons=())
     verdict = write_verdict("ResNet-50", throughput, utilisation, noise, device_kind="CPU", precision="fp32")
     assert verdict == (
         "ResNet-50: 4.9 images/s ± 1.0 % (95 %, within this run); 68 % of this CPU's measured fp32 peak; "

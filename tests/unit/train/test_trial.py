@@ -38,7 +38,7 @@ def test_a_crash_costs_only_the_precision_that_crashed(monkeypatch: pytest.Monke
     real_run = trial.subprocess.run
 
     def run_script(command, **options):
-        return real_run([command[0], "-c", script, *command[3:]], **options)
+        return real_run([command[0], "-c", script, *command[4:]], **options)
 
     monkeypatch.setattr(trial.subprocess, "run", run_script)
     fp32, bf16, fp16 = try_precisions("cpu", ["fp32", "bf16", "fp16"], threads=1)
@@ -47,6 +47,13 @@ def test_a_crash_costs_only_the_precision_that_crashed(monkeypatch: pytest.Monke
 
 
 def test_a_device_that_is_not_here_fails_in_words():
-    (done,) = try_precisions("cuda", ["fp32"], threads=1)
-    if done.seconds is None:
-        assert done.failure
+    (done,) = try_precisions("cuda:77", ["fp32"], threads=1)
+    assert done.seconds is None
+    assert done.failure
+
+
+def test_a_child_that_says_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    real_run = trial.subprocess.run
+    monkeypatch.setattr(trial.subprocess, "run", lambda command, **o: real_run([command[0], "-c", ""], **o))
+    (done,) = try_precisions("cpu", ["fp32"], threads=1)
+    assert done.failure == "failed without a word"
