@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 import typer.main
@@ -46,17 +45,9 @@ def test_every_flag_is_explained(verb: str):
     assert not unexplained
 
 
-def test_help_is_quick():
-    """0.3 s is the promise on a quiet machine; the bound here only catches an import of torch (2 s and more)."""
-    fastest = min(_seconds_of_help() for _ in range(3))
-    assert fastest < 1.5
-
-
-def _seconds_of_help() -> float:
-    started = time.perf_counter()
+def test_help_names_the_verbs():
     done = subprocess.run([sys.executable, "-m", "trainstone", "--help"], capture_output=True, text=True, check=True)
     assert re.search(r"bench\s+Measure how fast", done.stdout)
-    return time.perf_counter() - started
 
 
 def test_completion_is_offered():

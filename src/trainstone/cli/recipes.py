@@ -31,7 +31,7 @@ def recipes(
 def show_recipe(name: str, *, as_json: bool) -> None:
     """Print a recipe's file, then every key with its value here, what is allowed, and what it means."""
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.padding import Padding
     from rich.text import Text
 
     from trainstone.cli.output import print_json
@@ -43,18 +43,11 @@ def show_recipe(name: str, *, as_json: bool) -> None:
         return
     text, _ = read_source("recipes", name)
     print(text)
-    table = Table(
-        Column("key", no_wrap=True),
-        "value here",
-        "allowed",
-        "meaning",
-        title=f"Keys of {config.name}",
-        title_justify="left",
-    )
+    console = Console(highlight=False)
     for key, allowed, _, meaning in list_keys():
         value = config
         for part in key.split("."):
             value = getattr(value, part)
-        table.add_row(*(Text(cell) for cell in (key, "" if value is None else str(value), allowed, meaning)))
-    Console().print(table)
-    print(f"Change one: trainstone bench {name} --set train.batch_size=8")
+        console.print(Text.assemble((key, "bold"), f" = {'(not set)' if value is None else value}  ", (allowed, "dim")))
+        console.print(Padding(Text(meaning), (0, 0, 0, 4)))
+    print(f"\nChange one: trainstone bench {name} --set train.batch_size=8")

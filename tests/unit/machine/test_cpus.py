@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_up import make_tree
 from trainstone.machine.affinity import read_affinity
 from trainstone.machine.cpus import (
     Cores,
@@ -31,14 +32,6 @@ cpu1 100 0 50 1000 0 10 10 30 0 0
 intr 12345 0 0
 procs_running 3
 """
-
-
-def make_tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def make_topology(root: Path, siblings: list[str], name: str = "core_cpus_list") -> Path:
@@ -78,6 +71,7 @@ def test_system_without_affinity_asks_psutil(tmp_path):
     assert 1 <= cores.threads <= cores.logical
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no CPU affinity")
 def test_this_machine():
     cores = available_cores()
     assert cores.logical == len(read_affinity()) == len(os.sched_getaffinity(0))

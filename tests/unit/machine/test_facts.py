@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from made_up import make_tree
 from trainstone.machine import facts
 from trainstone.machine.facts import read_cpu_model, read_facts, read_software
 
@@ -46,14 +47,6 @@ def make_nvml(**changes: Any) -> SimpleNamespace:
     }
     named = {f"nvml{name}": answer for name, answer in (answers | changes).items()}
     return SimpleNamespace(NVMLError=NoDriver, NVML_CLOCK_SM=1, **named)
-
-
-def make_tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def make_bare_metal(root: Path) -> Path:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import time
 
 import pytest
 import torch
@@ -53,13 +52,6 @@ def test_resnet50_trains_at_24_3_gflop_an_image():
     assert work.flops == sum(op.flops for op in work.ops)
     assert work.bytes_moved == sum(op.bytes_moved for op in work.ops)
     assert work.parameter_bytes == 4 * 25_557_032
-
-
-def test_counting_resnet50_takes_less_than_three_seconds():
-    resnet_work(18)  # the first use imports parts of torch
-    start = time.process_time()
-    resnet_work.__wrapped__(50)
-    assert time.process_time() - start < 3
 
 
 def test_convolution_by_hand():

@@ -1,7 +1,6 @@
 """Series with known answers for results/stats.py. Simulations are seeded; their limits leave room for their size."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -260,24 +259,3 @@ def test_any_durations_give_a_finite_answer_without_warnings(seconds):
     assert got.ci95 is None or (got.ci95[0] <= got.ci95[1] and math.isfinite(got.ci95[0]))
     stats.precise_enough(seconds)
     stats.spread(seconds)
-
-
-@pytest.mark.parametrize(("n", "limit_ms"), [(200, 15), (10_000, 50)])
-def test_the_interval_is_cheap(n, limit_ms):
-    seconds = np.random.default_rng(16).normal(1, 0.03, n)
-    assert best_ms(lambda: stats.throughput_within(seconds, IMAGES)) < limit_ms
-
-
-def test_the_quick_half_width_is_cheap():
-    seconds = np.random.default_rng(17).normal(1, 0.03, 1000)
-    assert best_ms(lambda: stats.half_width_quick(seconds)) < 1  # 0.15 ms alone on a machine; room for neighbours
-
-
-def best_ms(function) -> float:
-    function()
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return 1000 * min(times)

@@ -1,0 +1,43 @@
+"""What a newcomer gets: a fresh clone, a fresh environment, `make bench`.
+
+    python benchmarks/first_run.py
+
+Prints how long set-up and measuring took, and checks that the result came within 120 s of the end of set-up, with at
+least 50 steady steps, an interval and a verdict. Packages are downloaded, so set-up depends on the network.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MAX_SECONDS = 120
+MIN_STEPS = 50
+ROOT = Path(__file__).parent.parent
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "trainstone"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        begin = time.perf_counter()
+        # The same rule as make bench, with a bench that ends at once: only the environment is made.
+        subprocess.run(["make", "bench", "ARGS=--dry-run"], cwd=clone, check=True, stdout=subprocess.DEVNULL)
+        ready = time.perf_counter()
+        done = subprocess.run(
+            ["make", "--silent", "bench", "ARGS=--json"], cwd=clone, stdout=subprocess.PIPE, check=True
+        )
+        end = time.perf_counter()
+    result = json.loads(done.stdout)
+    steps = result["throughput"]["num_steps"]
+    print(f"set-up     {ready - begin:.0f} s")
+    print(f"result     {end - ready:.0f} s (at most {MAX_SECONDS})")
+    print(f"steps      {steps} steady (at least {MIN_STEPS})")
+    print(f"verdict    {result['verdict']}")
+    sys.exit(end - ready > MAX_SECONDS or steps < MIN_STEPS or "ci95" not in result["throughput"])
+
+
+if __name__ == "__main__":
+    main()
