@@ -51,10 +51,14 @@ def bench(
         restart_keeping_memory()
     configure_terminal(verbose=verbose, quiet=quiet)
     run = create_run(out, "bench", config, shlex.join(["trainstone", *sys.argv[1:]]))
-    if runs > 1:
-        repeat_run(config, run, runs, strict=strict, quiet=bool(quiet))
-    else:
-        run_once(config, run, strict=strict, quiet=bool(quiet))
+    try:
+        if runs > 1:
+            repeat_run(config, run, runs, strict=strict, quiet=bool(quiet))
+        else:
+            run_once(config, run, strict=strict, quiet=bool(quiet))
+    except KeyboardInterrupt:
+        print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     finish(run, as_json=as_json)
 
 
