@@ -68,9 +68,9 @@ def load_config(
     text, where = read_source("recipes", name)
     values = _parse_toml(text, where)
     if system is not None:
-        recipe_name = str(values.get("name", name))
-        _merge(values, load_system(system).recipe.get(recipe_name, {}))
-        values["system"] = system
+        fitted_to = load_system(system)
+        _merge(values, fitted_to.recipe.get(str(values.get("name", name)), {}))
+        values |= fitted_to.model_dump(include={"nodes", "devices_per_node"}) | {"system": fitted_to.name}
     for key, value in (flags or {}).items():
         _assign(values, key, value)
     for setting in settings:

@@ -127,7 +127,11 @@ class Config(Section):
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, xpu ..."""
     system: str | None = None
-    """The system file this configuration was fitted to."""
+    """The system this configuration was fitted to."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Number of hosts, from the system."""
+    devices_per_node: Annotated[int, Field(ge=1)] = 1
+    """Devices a host, from the system."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainstone.config.load import load_system
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.machine.allocator import keeps_memory
@@ -81,11 +80,10 @@ def adapt_engine(config: Config, device: torch.device) -> tuple[Config, list[Fin
     if config.train.precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
         config = _change(config, "train", precision="fp32")
         findings.append(finding("engine-adapted", "tf32 needs an NVIDIA device of 2020 or later: took fp32"))
-    if config.system is not None:
-        system = load_system(config.system)
-        if system.nodes * system.devices_per_node > 1:
-            geometry = f"{system.nodes} x {system.devices_per_node} devices"
-            findings.append(finding("engine-adapted", f"system {system.name} has {geometry}; this run uses one"))
+    if config.nodes * config.devices_per_node > 1:
+        geometry = f"{config.nodes} x {config.devices_per_node} devices"
+        findings.append(finding("engine-adapted", f"system {config.system} has {geometry}; this run uses one"))
+        config = config.model_copy(update={"nodes": 1, "devices_per_node": 1})
     return config, findings
 
 

@@ -51,7 +51,7 @@ def test_set_beats_flags_beats_system_beats_recipe(tmp_path: Path):
     both = load_config("resnet50", system=str(system), settings=["train.batch_size=8", "seed=1"], flags={"seed": 2})
     assert both.train.batch_size == 8
     assert both.seed == 1
-    assert both.system == str(system)
+    assert (both.system, both.nodes, both.devices_per_node) == ("lab-4gpu", 1, 4)
 
 
 @pytest.mark.parametrize(

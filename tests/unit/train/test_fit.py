@@ -37,6 +37,16 @@ def test_what_a_cpu_has_not_is_adapted_or_refused(setting: str):
         fit_to_machine(config, strict=True)
 
 
+def test_a_system_with_more_devices_is_adapted_or_refused():
+    settings = [*TINY, "train.batch_size=2", 'system="lab"', "devices_per_node=4"]
+    config = load_config("resnet50", settings=settings)
+    fitted = fit_to_machine(config, strict=False)
+    assert [found.message for found in fitted.findings] == ["system lab has 1 x 4 devices; this run uses one"]
+    assert fitted.config.devices_per_node == 1  # what was run, so that config.toml repeats it without a finding
+    with pytest.raises(ConfigError, match="--strict"):
+        fit_to_machine(config, strict=True)
+
+
 def test_a_batch_too_large_for_memory_is_refused_with_one_that_fits():
     config = load_config("resnet50", settings=["device=cpu", "train.precision=fp32", "train.batch_size=100000"])
     with pytest.raises(RunError, match=r"out of memory: train.batch_size = 100000 needs about") as caught:
