@@ -30,6 +30,11 @@ class StepSummary:
     variation_percent: float
     """Robust spread of the steady steps: 1.4826 MAD / median."""
 
+    @property
+    def drifting(self) -> bool:
+        """Whether the steps were judged not steady; without a trend they were only too few to judge."""
+        return not self.throughput.steady and self.throughput.trend_percent is not None
+
 
 def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummary:
     """Summarise at least one step; columns are those of steps-rank0000.csv."""

@@ -49,12 +49,10 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
     telemetry = summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
     throttled = tell_throttling(telemetry)
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled)
-    # Without a trend the window was too short to judge, which is not the same as drifting.
-    drifting = not summary.throughput.steady and summary.throughput.trend_percent is not None
     noise = grade_noise(
         *seen.pressure,
         step_variation_percent=summary.variation_percent,
-        drifting=drifting,
+        drifting=summary.drifting,
         throttled=bool(throttled),
     )
     memory = schema.Memory(
