@@ -179,7 +179,8 @@ def _noise_of_thirds(residual: Array, n: int) -> float:
     Student's t with Bonferroni for three differences. The lag-1 correlation is corrected for the bias of short
     pieces (Kendall 1954: (1 + 3 rho) / length, here three thirds).
     """
-    rho = float(autocorrelation(residual, 1)[1])
+    # Below that scale what is left is the shape of a smooth curve: correlated, but no noise.
+    rho = float(autocorrelation(residual, 1)[1]) if residual.std() > _SMALLEST_SCALE else 0.0
     rho = min(0.97, max(0.0, rho + 3 * (1 + 3 * rho) / n))
     independent = n * (1 - rho) / (1 + rho)
     variance = max(float(residual @ residual) / (residual.size - 2), _SMALLEST_SCALE**2)

@@ -234,3 +234,11 @@ def test_random_outliers_are_seldom_called_periodic_or_clustered():
         shape[rng.choice(400, 8, replace=False)] = 2.0
         kinds.append(find_outliers(shape).kind)
     assert kinds.count("isolated") >= 0.95 * len(kinds)
+
+
+@pytest.mark.parametrize("percent", [5, 10, 20, -10])
+def test_a_drift_without_any_noise_is_one(percent):
+    got = find_steady(np.linspace(0.5, 0.5 * (1 + percent / 100), 200))
+    assert not got.steady
+    assert got.trend_percent is not None
+    assert got.trend_percent * percent > 0

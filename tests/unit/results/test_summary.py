@@ -89,3 +89,11 @@ def test_the_verdict_reads_as_a_sentence():
         "ResNet-50: 4.9 images/s ± 1.0 % (95 %, within this run); 68 % of this CPU's measured fp32 peak; "
         "limited by compute; noise grade B"
     )
+
+
+def test_too_few_steps_to_judge_are_not_called_drifting():
+    few = summarise_steps(columns(np.full(10, 0.5)), compiled=False)
+    assert not few.throughput.steady
+    assert not few.drifting
+    drifting = summarise_steps(columns(np.linspace(0.5, 0.6, 200)), compiled=False)
+    assert drifting.drifting
