@@ -15,7 +15,7 @@ from typing import Any
 
 from trainstone.machine import cpus
 from trainstone.machine.affinity import read_affinity
-from trainstone.measure.telemetry import Reading
+from trainstone.results.samples import Reading
 
 # Clocks and throttle counters are read on so many cores at most, evenly spread: a read may disturb a core.
 MAX_CORES_READ = 16

@@ -1,55 +1,25 @@
-"""Samples one device while a run goes on, into telemetry-<host>-<device>.csv; reads that file and sums it up.
+"""Samples one device while a run goes on, into telemetry-<host>-<device>.csv (results/samples.py).
 
 The file grows by a whole line at each sample and so is the run's heart-beat too. What is read of a device:
 meters.py; nothing here knows a device, and no failure of the sampler ends the run.
 """
 
 import contextlib
-import itertools
 import logging
-import math
 import platform
 import re
-import statistics
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
-from trainstone.errors import ResultError
+from trainstone.results.samples import HEADER, NAMES, Reading, Sample, format_sample
 
 log = logging.getLogger(__name__)
 
-# Reasons that mean the device was hindered. A power cap is not one: big GPUs at work always run into theirs.
-HINDRANCES = frozenset({"thermal", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
-HINDERED_PERCENT = 1.0  # of the samples; a single one may be an accident
 JOIN_SECONDS = 5.0  # a driver that hangs must not keep the run from ending
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One look at a device. The energy counter only grows; throttle is "none" or reasons joined by |."""
-
-    clock_mhz: float | None = None
-    mem_clock_mhz: float | None = None
-    power_watts: float | None = None
-    energy_joules: float | None = None
-    temp_celsius: float | None = None
-    util_percent: float | None = None
-    mem_used_bytes: int | None = None
-    throttle: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample(Reading):
-    """A line of the file: a reading, when it was taken and which step was running."""
-
-    time_seconds: float
-    step: int | None
 
 
 class Reader(Protocol):
@@ -61,11 +31,6 @@ class Reader(Protocol):
     def read(self) -> Reading: ...
 
     def close(self) -> None: ...
-
-
-_NAMES = tuple(field.name for field in fields(Reading))
-_MEDIANS = tuple(name for name in _NAMES if name not in ("energy_joules", "throttle"))
-HEADER = ",".join(("time_seconds", "step", *_NAMES))
 
 
 class Telemetry:
@@ -127,7 +92,7 @@ class Telemetry:
         with self._complain_once("cannot read the device"):
             step = self._current_step()
             reading = self.reader.read()
-        values = {name: getattr(reading, name) for name in _NAMES}
+        values = {name: getattr(reading, name) for name in NAMES}
         self.latest = Sample(time_seconds=self._now() - self._started, step=step, **values)
         with self._complain_once(f"cannot write {self.path}"):
             if self._file:
@@ -151,73 +116,6 @@ class Telemetry:
                 log.warning("telemetry: %s: %s: %s", what, type(error).__name__, error)
 
 
-def format_sample(sample: Sample) -> str:
-    """Return the sample's line; an empty cell is a value that was not measured."""
-    cells = [f"{sample.time_seconds:.3f}", _format_cell(sample.step)]
-    return ",".join(cells + [_format_cell(getattr(sample, name)) for name in _NAMES]) + "\n"
-
-
-def read_samples(path: Path) -> list[Sample]:
-    """Read a telemetry file; a line that a kill or a full disk tore is dropped."""
-    try:
-        text = path.read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise ResultError(f"cannot read telemetry {path}: {error.strerror}") from error
-    *lines, torn = text.replace("\r\n", "\n").split("\n")
-    first = lines[0] if lines else torn
-    if first != HEADER and (lines or not HEADER.startswith(torn)):
-        raise ResultError(f"{path} is not a telemetry file: it begins with {first[:60]!r}, not {HEADER!r}")
-    samples = [_parse_sample(line) for line in lines[1:]]
-    return [sample for sample in samples if sample is not None]
-
-
-def summarise(
-    samples: Sequence[Sample], from_seconds: float, to_seconds: float, meter: str | None = None
-) -> dict[str, Any]:
-    """Sum up the steady window: medians, and energy only from a counter, whose name is `meter`.
-
-    `joules` and `average_watts` belong to the `energy_seconds` of the window that samples cover; between them
-    the counter is taken as a straight line. `power_watts` is the median of single readings: never an energy.
-    """
-    inside = [sample for sample in samples if from_seconds <= sample.time_seconds <= to_seconds]
-    summary: dict[str, Any] = {"num_samples": len(inside)}
-    for name in _MEDIANS:
-        values = [value for sample in inside if (value := getattr(sample, name)) is not None]
-        middle = statistics.median(values) if values else None
-        summary[name] = int(middle) if middle is not None and name == "mem_used_bytes" else middle
-        if name in ("temp_celsius", "mem_used_bytes"):
-            summary[f"max_{name}"] = max(values, default=None)
-    energy = _count_energy(samples, from_seconds, to_seconds)
-    summary["joules"], summary["energy_seconds"] = energy or (None, None)
-    summary["average_watts"] = energy[0] / energy[1] if energy else None
-    summary["meter"] = meter if energy else None
-    reasons = [sample.throttle.split("|") for sample in inside if sample.throttle]
-    summary["throttle_percent"] = _share_reasons(reasons) if reasons else None
-    hindered = sum(not HINDRANCES.isdisjoint(names) for names in reasons)
-    summary["throttled"] = 100 * hindered / len(reasons) >= HINDERED_PERCENT if reasons else None
-    return summary
-
-
-def _share_reasons(reasons: Sequence[Sequence[str]]) -> dict[str, float]:
-    counts = Counter(name for names in reasons for name in names if name != "none")
-    return {name: 100 * count / len(reasons) for name, count in counts.most_common()}
-
-
-def _count_energy(samples: Sequence[Sample], from_seconds: float, to_seconds: float) -> tuple[float, float] | None:
-    """Return (joules, seconds they were counted over) in the window, or None without a counter that grows."""
-    counter = [(s.time_seconds, s.energy_joules) for s in samples if s.energy_joules is not None]
-    joules = seconds = 0.0
-    for (time_a, energy_a), (time_b, energy_b) in itertools.pairwise(counter):
-        covered = min(time_b, to_seconds) - max(time_a, from_seconds)
-        if covered <= 0:
-            continue
-        if energy_b < energy_a:  # reset: what was used in between is not known
-            return None
-        joules += (energy_b - energy_a) * covered / (time_b - time_a)
-        seconds += covered
-    return (joules, seconds) if joules > 0 else None  # a counter that stands still measures nothing
-
-
 def _open_for_append(path: Path) -> BinaryIO:
     """Open a new file with its header, or a resumed run's file after its last whole line."""
     old = path.read_bytes() if path.exists() else b""
@@ -226,26 +124,3 @@ def _open_for_append(path: Path) -> BinaryIO:
     if b"\n" not in old:
         file.write(f"{HEADER}\n".encode())
     return file
-
-
-def _format_cell(value: float | str | None) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _parse_sample(line: str) -> Sample | None:
-    cells = line.split(",")
-    if len(cells) != len(_NAMES) + 2:
-        return None
-    try:
-        time_seconds, *numbers = (float(cell) if cell else None for cell in [cells[0], *cells[2:-1]])
-        step = int(cells[1]) if cells[1] else None
-    except ValueError:
-        return None
-    if time_seconds is None or not all(math.isfinite(n) for n in (time_seconds, *numbers) if n is not None):
-        return None
-    values: dict[str, Any] = dict(zip(_NAMES, numbers, strict=False))
-    if values["mem_used_bytes"] is not None:
-        values["mem_used_bytes"] = int(values["mem_used_bytes"])
-    return Sample(time_seconds=time_seconds, step=step, throttle=cells[-1] or None, **values)

@@ -131,6 +131,50 @@ class Energy(Record):
     meter: str
 
 
+class Side(Record):
+    """One side of a comparison."""
+
+    label: str
+    """Machine or variant, as a reader would name it."""
+    runs: list[str] = []
+    """Run folders; empty for a published figure."""
+    images_per_second: float
+    source: str | None = None
+    """Where a published figure stands."""
+
+
+Judgement = Literal["faster", "slower", "no difference shown", "not judged"]
+
+
+class ComparisonRow(Record):
+    """One thing run on both sides: how many times as fast a is as b."""
+
+    label: str
+    a: Side
+    b: Side
+    ratio: float
+    ci95: tuple[float, float] | None = None
+    ci_covers: str
+    """"within each run", "between runs", "interleaved blocks", ... or "not established: <why>"."""
+    p_value: float | None = None
+    p_holm: float | None = None
+    """Corrected for the number of rows (Holm 1979); the verdict goes by it."""
+    noise_floor: float | None = None
+    """Effects smaller than this share are not told from noise on this machine."""
+    judgement: Judgement
+    differences: list[str] = []
+    """In what the two sides differ beside what is compared."""
+
+
+class Comparison(Record):
+    """Rows of `compare`, or the one row of `bench --against`."""
+
+    rows: list[ComparisonRow]
+    geometric_mean: float | None = None
+    """Of the ratios, where there are several rows."""
+    verdict: str
+
+
 class Point(Record):
     """A child run."""
 
@@ -170,6 +214,7 @@ class Result(Record):
     energy: Energy | None = None
     devices: list[Device] = []
     points: list[Point] = []
+    comparison: Comparison | None = None
     findings: list[Finding] = []
     config: dict[str, Any] = Field(default_factory=dict)
     machine: dict[str, Any] = Field(default_factory=dict)

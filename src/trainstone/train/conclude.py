@@ -11,9 +11,10 @@ from trainstone.measure.devices import name_device
 from trainstone.measure.flops import roofline_seconds
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.telemetry import HINDRANCES, Reader, read_samples, summarise
+from trainstone.measure.telemetry import Reader
 from trainstone.results import schema
 from trainstone.results.checks import check_limits, check_machine, check_throughput, finding
+from trainstone.results.samples import HINDRANCES, read_samples, summarise
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, find_limit, summarise_steps, write_verdict
 from trainstone.train.fit import Fitted

@@ -13,7 +13,7 @@ import pytest
 from made_up import make_tree
 from trainstone.measure import meters
 from trainstone.measure.meters import CpuReader, NvmlReader, name_reasons
-from trainstone.measure.telemetry import Reading
+from trainstone.results.samples import Reading
 
 
 class FakeClock:
