@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from command import command_line, tiny_arguments
-from trainstone.results.steps import read_steps
+from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
 QUICK = ["bench", *tiny_arguments(), "--iterations", "120"]
@@ -61,8 +61,8 @@ def test_the_run_folder_holds_what_the_contract_names(trainstone, tmp_path: Path
     assert names == {
         "result.json", "config.toml", "machine.json", "steps-rank0000.csv", f"telemetry-{host}-cpu.csv", "log.txt",
     }  # fmt: skip
-    steps = read_steps(run / "steps-rank0000.csv")
-    assert [record.step for record in steps] == list(range(len(steps)))
+    steps = read_columns(run / "steps-rank0000.csv")["step"]
+    assert steps.tolist() == list(range(len(steps)))
     telemetry = (run / f"telemetry-{host}-cpu.csv").read_text().splitlines()
     assert telemetry[0].startswith("time_seconds,step,clock_mhz,")
     assert int(telemetry[-1].split(",")[1]) > 0
@@ -76,7 +76,7 @@ def test_config_toml_repeats_the_run_to_the_bit(trainstone, tmp_path: Path):
     second = trainstone("bench", str(run / "config.toml"), "--json", "-q", "--out", "again")
     assert second.code == 0, second.err
     repeated = tmp_path / "again" / second.json()["run_id"]
-    losses, others = ([s.loss for s in read_steps(r / "steps-rank0000.csv")] for r in (run, repeated))
+    losses, others = (read_columns(r / "steps-rank0000.csv")["loss"].tolist() for r in (run, repeated))
     assert len(losses) == 6
     assert losses == others
     assert first.json()["recipe"] == second.json()["recipe"]
@@ -208,7 +208,7 @@ def test_kill_leaves_a_readable_folder(tmp_path: Path):
     child.communicate()
     run = only_run(tmp_path)
     assert read_result(run).status == "killed"
-    assert len(read_steps(run / "steps-rank0000.csv")) > 4
+    assert len(read_columns(run / "steps-rank0000.csv")["step"]) > 4
     assert not list(run.glob("*.partial"))
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from trainstone.errors import ResultError
-from trainstone.results.steps import COLUMNS, StepRecord, StepWriter, read_steps
+from trainstone.results.steps import COLUMNS, StepRecord, StepWriter, read_blocks, read_columns
 
 RECORDS = [
     StepRecord(0, 0, 0.0, 0.001, 1.25, 4, 6.9077, 0.01),
@@ -26,16 +26,18 @@ def test_header_is_the_contract(tmp_path: Path):
 
 def test_what_is_written_is_read(tmp_path: Path):
     write(tmp_path / "s.csv")
-    first, second = read_steps(tmp_path / "s.csv")
-    assert first == RECORDS[0]
+    columns = read_columns(tmp_path / "s.csv")
+    assert tuple(columns) == COLUMNS
+    first, second = zip(*columns.values(), strict=True)
+    assert first == RECORDS[0][:8]
     assert second[:6] == RECORDS[1][:6]
-    assert second.loss != second.loss  # a NaN stays one
+    assert second[6] != second[6]  # a NaN stays one
 
 
 def test_phases_have_columns_on_demand(tmp_path: Path):
     record = StepRecord(0, 0, 0.0, 0.0, 1.0, 4, 1.0, 0.1, 0.3, 0.6, 0.1)
     write(tmp_path / "s.csv", [record], split=True)
-    assert read_steps(tmp_path / "s.csv") == [record]
+    assert tuple(float(column[0]) for column in read_columns(tmp_path / "s.csv").values()) == record
 
 
 @pytest.mark.parametrize("cut", range(1, 30))
@@ -44,7 +46,26 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, cut: int):
     write(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    assert [record.step for record in read_steps(path)] == [0]
+    assert read_columns(path)["step"].tolist() == [0]
+
+
+def test_a_file_without_a_whole_step_is_empty(tmp_path: Path):
+    path = tmp_path / "s.csv"
+    write(path)
+    header = path.read_bytes().index(b"\n") + 1
+    for length in (0, 5, header - 1, header, header + 7):
+        (tmp_path / "cut.csv").write_bytes(path.read_bytes()[:length])
+        assert read_columns(tmp_path / "cut.csv") == {}
+
+
+def test_blocks_hold_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "s.csv"
+    write(path, [StepRecord(n, 0, n * 0.5, 0.0, 0.5, 4, 1.0, 0.1) for n in range(200)])
+    monkeypatch.setattr("trainstone.results.steps.BLOCK_BYTES", 100)
+    blocks = list(read_blocks(path, ["step", "forward_seconds"]))
+    assert len(blocks) > 10
+    assert [list(block) for block in blocks] == [["step"]] * len(blocks)
+    assert [step for block in blocks for step in block["step"]] == list(range(200))
 
 
 def test_flushed_at_least_once_a_second(tmp_path: Path):
@@ -62,9 +83,13 @@ def test_other_files_are_refused(tmp_path: Path):
     path = tmp_path / "s.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ResultError, match="not a step file"):
-        read_steps(path)
+        read_columns(path)
     path.write_text(",".join(COLUMNS) + "\n1,2,x,4,5,6,7,8\n")
     with pytest.raises(ResultError, match="line 2"):
-        read_steps(path)
+        read_columns(path)
+    for bad in ("1,2,3", "", "1,2,3,4,5,6,7,é"):
+        path.write_text(f"{','.join(COLUMNS)}\n0,0,0,0,1,4,1,1\n{bad}\n1,0,0,0,1,4,1,1\n")
+        with pytest.raises(ResultError, match="line 3 is not a step record"):
+            read_columns(path)
     with pytest.raises(ResultError, match="cannot read"):
-        read_steps(tmp_path / "absent.csv")
+        read_columns(tmp_path / "absent.csv")

@@ -1,0 +1,121 @@
+"""A run's steps sampled down while they are read: some thousand buckets and a histogram, whatever the run's length.
+
+Each bucket keeps its lowest and highest step, so that nothing that stood out is smoothed away. One pass, bounded memory.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.results.steps import Columns, read_blocks
+
+Array = NDArray[np.float64]
+
+NAMES = ("step", "start_seconds", "data_seconds", "step_seconds", "images", "loss")
+# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
+BIN_WIDTH = math.log(1.002)
+SHORTEST_SECONDS = 1e-7
+NUM_BINS = 14_000
+
+
+@dataclass(frozen=True)
+class StepSeries:
+    """Arrays over buckets of neighbouring steps; up to twice the asked number of steps, a bucket is one step."""
+
+    num_steps: int
+    first_step: Array
+    count: Array
+    start_seconds: Array
+    mean_seconds: Array
+    low_seconds: Array
+    high_seconds: Array
+    data_seconds: Array
+    """Mean wait for the batch."""
+    images: Array
+    loss: Array
+    end_seconds: float
+    """When the last step ended, on the run's clock."""
+    bin_seconds: Array
+    """Lower edges of the histogram's filled bins (each BIN_WIDTH wide), steps of the steady window only."""
+    bin_count: Array
+    kept: Columns = field(default_factory=dict)
+    """The steps asked for by number: step, start_seconds, step_seconds."""
+
+    @property
+    def bucket_steps(self) -> int:
+        """How many steps a bucket stands for."""
+        return int(self.count.max())
+
+
+def sample_steps(
+    path: Path, num_buckets: int = 1000, *, steady_from: int = 0, keep_steps: Sequence[int] = ()
+) -> StepSeries | None:
+    """Read a step file; None if it holds no step. Torn last lines are dropped."""
+    wanted = np.asarray(sorted(keep_steps), dtype=np.float64)
+    buckets, width, num_steps, end = np.empty((0, len(_ROWS))), 1, 0, 0.0
+    histogram = np.zeros(NUM_BINS)
+    kept: list[Array] = []
+    for block in read_blocks(path, NAMES):
+        end = float(block["start_seconds"][-1] + block["step_seconds"][-1])
+        buckets = _merge(np.concatenate((buckets, _as_buckets(block, num_steps))), width)
+        num_steps += len(block["step"])
+        while len(buckets) > 2 * num_buckets:
+            width *= 2
+            buckets = _merge(buckets, width)
+        steady = block["step_seconds"][block["step"] >= steady_from]
+        histogram += np.bincount(_bin_of(steady), minlength=NUM_BINS)
+        if len(wanted):
+            columns = np.stack([block[name] for name in ("step", "start_seconds", "step_seconds")])
+            kept.append(columns[:, np.isin(block["step"], wanted)])
+    if num_steps == 0:
+        return None
+    found = np.concatenate(kept, axis=1) if kept else np.empty((3, 0))
+    filled = np.flatnonzero(histogram)
+    total = {name: buckets[:, column] for column, name in enumerate(_ROWS)}
+    return StepSeries(
+        num_steps=num_steps,
+        first_step=total["step"],
+        count=total["count"],
+        start_seconds=total["start"],
+        mean_seconds=total["seconds"] / total["count"],
+        low_seconds=total["low"],
+        high_seconds=total["high"],
+        data_seconds=total["data"] / total["count"],
+        images=total["images"],
+        loss=total["loss"] / total["count"],
+        end_seconds=end,
+        bin_seconds=SHORTEST_SECONDS * np.exp(filled * BIN_WIDTH),
+        bin_count=histogram[filled],
+        kept=dict(zip(("step", "start_seconds", "step_seconds"), found, strict=True)),
+    )
+
+
+# Columns of a bucket: what its first step has, extremes, sums.
+_ROWS = ("row", "step", "start", "low", "high", "count", "seconds", "data", "images", "loss")
+
+
+def _as_buckets(block: Columns, first_row: int) -> Array:
+    """One bucket a step."""
+    rows = np.arange(first_row, first_row + len(block["step"]), dtype=np.float64)
+    seconds = block["step_seconds"]
+    firsts, extremes = (rows, block["step"], block["start_seconds"]), (seconds, seconds)
+    sums = (np.ones_like(rows), seconds, block["data_seconds"], block["images"], block["loss"])
+    return np.stack((*firsts, *extremes, *sums), axis=1)
+
+
+def _merge(buckets: Array, width: int) -> Array:
+    """Merge neighbours that belong to the same `width` steps."""
+    edges = np.flatnonzero(np.diff(buckets[:, 0] // width, prepend=-1))
+    low = np.minimum.reduceat(buckets[:, 3], edges)
+    high = np.maximum.reduceat(buckets[:, 4], edges)
+    sums = np.add.reduceat(buckets[:, 5:], edges, axis=0)
+    return np.column_stack((buckets[edges, :3], low, high, sums))
+
+
+def _bin_of(seconds: Array) -> NDArray[np.int64]:
+    bins = np.log(np.maximum(seconds, SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
+    return np.clip(bins + 1e-9, 0, NUM_BINS - 1).astype(np.int64)
