@@ -27,7 +27,7 @@ ORDER = [
     "formats",
 ]
 TORCH_FREE = {"cli", "launch", "report", "results", "config", "machine", "formats"}
-ROOT_MODULES = {"errors", "log", "units", "__init__", "__main__"}
+ROOT_MODULES = {"errors", "log", "text", "units", "__init__", "__main__"}
 ROOT_NAMES = ROOT_MODULES | {"__version__"}
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -6,8 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trainstone.text import printable_lines
+
 LOGGER = logging.getLogger("trainstone")
 FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class TerminalFormatter(logging.Formatter):
+    """Shows control characters in messages instead of sending them to the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
 
 
 def configure_terminal(*, verbose: int, quiet: int) -> None:
@@ -15,7 +24,7 @@ def configure_terminal(*, verbose: int, quiet: int) -> None:
     level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(max(-1, verbose - quiet), logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(TerminalFormatter("%(levelname)s %(name)s: %(message)s"))
     LOGGER.handlers = [handler]
     LOGGER.setLevel(logging.DEBUG)
     LOGGER.propagate = False
