@@ -46,6 +46,8 @@ CODES = {
     "engine-adapted": Code("info", "--strict refuses instead of adapting"),
     "not-measured": Code("info", "trainstone doctor says what would be needed"),
     "interrupted": Code("warning", "run it again for the full time: trainstone bench RUN/config.toml"),
+    "killed": Code("error", "run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out"),
+    "damaged-file": Code("warning", "the file was changed or cut after the run; the rest of the folder is shown"),
     "run-failed": Code("error", "see log.txt in the run folder"),
     "child-failed": Code("error", "see the folder of that run under points/"),
 }

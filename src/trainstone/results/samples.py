@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -52,18 +52,26 @@ def format_sample(sample: Sample) -> str:
     return ",".join(cells + [_format_cell(getattr(sample, name)) for name in NAMES]) + "\n"
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """Read a telemetry file; a line that a kill or a full disk tore is dropped."""
+def iterate_samples(path: Path) -> Iterator[Sample]:
+    """Read a telemetry file line by line; a line that a kill or a full disk tore is dropped."""
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        with path.open("rb") as file:
+            first = file.readline()
+            header = first.decode("utf-8", "replace").rstrip("\r\n")
+            if header != HEADER and (first.endswith(b"\n") or not HEADER.startswith(header)):
+                raise ResultError(f"{path} is not a telemetry file: it begins with {header[:60]!r}, not {HEADER!r}")
+            for line in file:
+                if line.endswith(b"\n"):
+                    sample = _parse_sample(line.decode("utf-8", "replace").rstrip("\r\n"))
+                    if sample is not None:
+                        yield sample
     except OSError as error:
         raise ResultError(f"cannot read telemetry {path}: {error.strerror}") from error
-    *lines, torn = text.replace("\r\n", "\n").split("\n")
-    first = lines[0] if lines else torn
-    if first != HEADER and (lines or not HEADER.startswith(torn)):
-        raise ResultError(f"{path} is not a telemetry file: it begins with {first[:60]!r}, not {HEADER!r}")
-    samples = [_parse_sample(line) for line in lines[1:]]
-    return [sample for sample in samples if sample is not None]
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Read a whole telemetry file."""
+    return list(iterate_samples(path))
 
 
 def summarise(

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainstone.errors import ResultError
 from trainstone.results.steps import Columns, read_blocks
 
 Array = NDArray[np.float64]
 
-NAMES = ("step", "start_seconds", "data_seconds", "step_seconds", "images", "loss")
+NAMES = ("step", "start_seconds", "data_seconds", "step_seconds")
 # Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
 BIN_WIDTH = math.log(1.002)
 SHORTEST_SECONDS = 1e-7
@@ -35,8 +36,6 @@ class StepSeries:
     high_seconds: Array
     data_seconds: Array
     """Mean wait for the batch."""
-    images: Array
-    loss: Array
     end_seconds: float
     """When the last step ended, on the run's clock."""
     bin_seconds: Array
@@ -60,6 +59,7 @@ def sample_steps(
     histogram = np.zeros(NUM_BINS)
     kept: list[Array] = []
     for block in read_blocks(path, NAMES):
+        _check_durations(path, block)
         end = float(block["start_seconds"][-1] + block["step_seconds"][-1])
         buckets = _merge(np.concatenate((buckets, _as_buckets(block, num_steps))), width)
         num_steps += len(block["step"])
@@ -85,8 +85,6 @@ def sample_steps(
         low_seconds=total["low"],
         high_seconds=total["high"],
         data_seconds=total["data"] / total["count"],
-        images=total["images"],
-        loss=total["loss"] / total["count"],
         end_seconds=end,
         bin_seconds=SHORTEST_SECONDS * np.exp(filled * BIN_WIDTH),
         bin_count=histogram[filled],
@@ -94,8 +92,16 @@ def sample_steps(
     )
 
 
+def _check_durations(path: Path, block: Columns) -> None:
+    for name in ("start_seconds", "data_seconds", "step_seconds"):
+        bad = ~(block[name] >= 0) | (block[name] == np.inf)
+        if bad.any():
+            step, value = int(block["step"][bad][0]), float(block[name][bad][0])
+            raise ResultError(f"{path}: {name} of step {step} is {value}; it is finite and not negative")
+
+
 # Columns of a bucket: what its first step has, extremes, sums.
-_ROWS = ("row", "step", "start", "low", "high", "count", "seconds", "data", "images", "loss")
+_ROWS = ("row", "step", "start", "low", "high", "count", "seconds", "data")
 
 
 def _as_buckets(block: Columns, first_row: int) -> Array:
@@ -103,7 +109,7 @@ def _as_buckets(block: Columns, first_row: int) -> Array:
     rows = np.arange(first_row, first_row + len(block["step"]), dtype=np.float64)
     seconds = block["step_seconds"]
     firsts, extremes = (rows, block["step"], block["start_seconds"]), (seconds, seconds)
-    sums = (np.ones_like(rows), seconds, block["data_seconds"], block["images"], block["loss"])
+    sums = (np.ones_like(rows), seconds, block["data_seconds"])
     return np.stack((*firsts, *extremes, *sums), axis=1)
 
 

@@ -51,12 +51,17 @@ class RunFolder:
         self.update(machine=machine, software=software)
 
 
-def create_run(out: Path, kind: Kind, config: Config, command: str) -> RunFolder:
-    """Make runs/<date>-<time>-<recipe>-<four hex digits> with a first result.json of status running."""
+def create_run(
+    out: Path, kind: Kind, config: Config, command: str, *, run_id: str | None = None, folder: str | None = None
+) -> RunFolder:
+    """Make runs/<date>-<time>-<recipe>-<four hex digits> with a first result.json of status running.
+
+    A run that is part of another may be given its id and the name of its folder.
+    """
     started = datetime.now(UTC)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.name).strip("-.") or "run"
-    run_id = f"{started.astimezone():%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
-    path = out / run_id
+    run_id = run_id or f"{started.astimezone():%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
+    path = out / (folder or run_id)
     try:
         path.mkdir(parents=True)
         result = Result(
@@ -110,7 +115,8 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a file so that a reader or a crash sees the old or the new content, never a part."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        # A command line may hold bytes that are no UTF-8; \\udcff is the same character in JSON.
+        with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -124,6 +124,19 @@ def write_verdict(
     return "; ".join(parts)
 
 
+def describe_setting(result: schema.Result) -> str:
+    """One line: recipe, device, precision, batch, data."""
+    train, engine = result.config.get("train", {}), result.config.get("engine", {})
+    parts = [f"{result.recipe.name} v{result.recipe.version}"]
+    if result.devices:
+        threads = f", {engine.get('threads')} threads" if result.devices[0].label == "cpu" else ""
+        others = f" and {len(result.devices) - 1} more" if len(result.devices) > 1 else ""
+        parts.append(f"{result.devices[0].name}{others}{threads}")
+    parts += [str(train.get("precision")), f"batch {train.get('batch_size')}"]
+    parts.append(f"{result.config.get('data', {}).get('source')} data")
+    return " · ".join(parts)
+
+
 def describe_interval(throughput: schema.Throughput) -> str:
     """Return ± 1.1 % (95 %, within this run), or that there is none."""
     if throughput.ci95 is None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainstone.errors import ResultError
 from trainstone.results.series import BIN_WIDTH, sample_steps
 from trainstone.results.steps import COLUMNS
 
@@ -26,7 +27,6 @@ def test_a_short_run_keeps_every_step(tmp_path: Path):
     for values in (series.mean_seconds, series.low_seconds, series.high_seconds):
         assert values.tolist() == seconds.tolist()
     assert series.start_seconds.tolist() == [0.0, 3.0, 4.0, 5.1]
-    assert series.loss.tolist() == [0, 1, 2, 3]
     assert series.end_seconds == pytest.approx(6.0)
 
 
@@ -70,3 +70,11 @@ def test_no_steps_no_series(tmp_path: Path):
     assert sample_steps(write(tmp_path / "s.csv", np.array([]))) is None
     (tmp_path / "empty.csv").write_text("")
     assert sample_steps(tmp_path / "empty.csv") is None
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-1"])
+def test_what_is_no_duration_is_named(tmp_path: Path, bad: str):
+    path = write(tmp_path / "s.csv", np.ones(3))
+    path.write_text(path.read_text() + f"3,0,3,0.001,{bad},4,1,0.1\n")
+    with pytest.raises(ResultError, match=r"step_seconds of step 3 is"):
+        sample_steps(path)

@@ -1,0 +1,149 @@
+"""Published training speeds (anchors.toml) to hold a run against: which there are, and which fit a result.
+
+They stand by themselves, without an interval; a comparison with one is a share, never a judgement.
+"""
+
+import re
+import tomllib
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainstone.config.load import did_you_mean
+from trainstone.config.schema import Section
+from trainstone.errors import ResultError
+from trainstone.results.schema import Result
+from trainstone.text import printable
+
+PUBLISHED = "published"
+"""The word for all that fit."""
+# Words of a device's name that make it another device: a figure of a 3090 is none of a 3090 Ti.
+VARIANTS = frozenset({"ti", "super", "pcie", "nvl", "laptop", "mobile", "max", "ada"})
+
+
+class Anchor(Section):
+    """One published figure; an absent key was not given."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
+    """What to type after --to."""
+    workload: Literal["classify", "detect"]
+    """What is trained."""
+    model: Literal["resnet50", "ssd300"]
+    """ResNet-50 v1.5 at 224 pixels, or SSD at 300."""
+    device: str
+    """As people call it; its words are looked for in a device's full name."""
+    devices: Annotated[int, Field(ge=1)]
+    """How many took part."""
+    images_per_second: Annotated[float, Field(gt=0)]
+    """Of all devices together."""
+    precision: str | None = None
+    """As the source calls it."""
+    batch: Annotated[int, Field(ge=1)] | None = None
+    """Images a device and step."""
+    stack: str
+    """Framework, container, machine."""
+    whole_run: bool = False
+    """Images over the time of a whole run, evaluation included, as in MLPerf."""
+    note: str | None = None
+    """What else the source says."""
+    source: str
+    """Where it stands."""
+
+    @property
+    def per_device(self) -> float:
+        """Images per second of one device."""
+        return self.images_per_second / self.devices
+
+    @property
+    def kind(self) -> str:
+        """Name what ran, without how: 8 × A100-80."""
+        return f"{self.devices} × {self.device}" if self.devices > 1 else self.device
+
+    @property
+    def title(self) -> str:
+        """Name it as a reader would: 8 × A100-80, AMP, MXNet."""
+        return ", ".join(part for part in (self.kind, self.precision, self.stack) if part)
+
+
+@lru_cache(maxsize=1)
+def _read_anchors() -> tuple[Anchor, ...]:
+    text = (resources.files("trainstone.results") / "anchors.toml").read_text(encoding="utf-8")
+    return tuple(Anchor.model_validate(entry) for entry in tomllib.loads(text)["anchor"])
+
+
+def load_anchors() -> list[Anchor]:
+    """Return every published figure, in the order of the file."""
+    return list(_read_anchors())
+
+
+def anchors_for(result: Result) -> list[Anchor]:
+    """Return the figures of the model that this result trained, or none."""
+    model = _name_model(result)
+    return [anchor for anchor in load_anchors() if anchor.model == model]
+
+
+def matching_device(result: Result) -> list[Anchor]:
+    """Return the figures of the result's model on its kind of device."""
+    if not result.devices:
+        return []
+    here = _words(result.devices[0].name)
+    return [anchor for anchor in anchors_for(result) if _is_same_device(_words(anchor.device), here)]
+
+
+def choose_anchors(name: str, result: Result) -> list[Anchor]:
+    """Return the figures that a word after --to names, or say why this result has none."""
+    known = anchors_for(result)
+    if not known:
+        raise ResultError(
+            f"no published figures for {describe_model(result)}: there are some for ResNet-50 at 224 pixels",
+            hint="measure it: trainstone bench resnet50",
+        )
+    chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
+    if not chosen:
+        raise ResultError(
+            f"the published figure {name!r} is of another model than {describe_model(result)}",
+            hint=f"figures that fit: {', '.join(anchor.id for anchor in known)}",
+        )
+    return chosen
+
+
+def is_anchor(name: str) -> bool:
+    """Say whether a word after --to means published figures."""
+    return name == PUBLISHED or any(anchor.id == name for anchor in load_anchors())
+
+
+def refuse_name(name: str) -> ResultError:
+    """Return the error for a word after --to that is neither a path nor a published figure."""
+    known = [PUBLISHED, *(anchor.id for anchor in load_anchors())]
+    message = f"there is no run and no published figure {printable(name)!r}{did_you_mean(name, known)}"
+    return ResultError(message, hint=f"give a run folder, or one of: {', '.join(known)}")
+
+
+def describe_model(result: Result) -> str:
+    """Name what a result trained: workload, model and size of the pictures."""
+    model, data = result.config.get("model"), result.config.get("data")
+    name = "".join(str(model.get(key, "")) for key in ("name", "depth")) if isinstance(model, dict) else ""
+    size = data.get("image_size") if isinstance(data, dict) else None
+    at = f" at {size} pixels" if size is not None else ""
+    return printable(f"{name or 'a model it does not name'}{at}")
+
+
+def _name_model(result: Result) -> str | None:
+    config = result.config
+    model, data = config.get("model"), config.get("data")
+    if not isinstance(model, dict) or not isinstance(data, dict):
+        return None
+    fits = config.get("workload") == "classify" and data.get("image_size") == 224
+    return "resnet50" if fits and (model.get("name"), model.get("depth")) == ("resnet", 50) else None
+
+
+def _words(name: str) -> frozenset[str]:
+    """Split a name into lower-case words; 80GB is 80, and SXM is left out: it is the form that is seldom named."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return frozenset(re.sub(r"^(\d+)gb$", r"\1", word) for word in words if not word.startswith("sxm"))
+
+
+def _is_same_device(asked: frozenset[str], here: frozenset[str]) -> bool:
+    return asked <= here and not (here - asked) & VARIANTS
