@@ -1,14 +1,16 @@
 """What all tests share: a clean environment, the real command line, and an honest list of what was not run here."""
 
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command import Finished, command_line
+from browser import Browser, find_chromium
+from command import ROOT, Finished, command_line
 
 SCRUBBED = (
     "RANK",
@@ -23,6 +25,7 @@ SCRUBBED = (
     "TRAINSTONE_CPUS",
     "TRAINSTONE_REST",
 )
+OLD = 1_577_836_800  # 2020-01-01 in seconds since 1970
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +48,28 @@ def trainstone(tmp_path: Path) -> Callable[..., Finished]:
         return Finished(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Callable[[str], Path]:
+    """Copy a run of tests/golden and make its files old: git keeps no times, and a run with fresh files lives."""
+
+    def copy(case: str) -> Path:
+        folder = shutil.copytree(ROOT / "tests/golden" / case, tmp_path / case)
+        for path in (folder, *folder.rglob("*")):
+            os.utime(path, (OLD, OLD))
+        return folder
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One headless Chromium for all tests; each opens its own page."""
+    if find_chromium() is None:
+        pytest.skip("needs chromium")
+    with Browser() as started:
+        yield started
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

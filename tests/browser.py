@@ -1,0 +1,296 @@
+"""Drives a real headless Chromium by the DevTools protocol over a pipe, so that tests see the page as a reader does.
+
+Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) and 4 (from it). No driver, no port.
+Protocol: https://chromedevtools.github.io/devtools-protocol/
+"""
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+    *("--disable-dev-shm-usage", "--disable-breakpad", "--mute-audio", "--force-color-profile=srgb", "--lang=en-US"),
+    # Nothing outside is ever reached, whatever a page asks for; what it asks for is listed all the same.
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE localhost , EXCLUDE 127.0.0.1",
+)
+# Puts our pipes where Chromium looks for them. A process of its own: preexec_fn is unsafe beside torch's threads.
+LAUNCHER = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3])
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+SECONDS = 60.0  # for any answer; a busy machine starts Chromium slowly
+MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
+# Name -> (Windows key code, text it types)
+KEYS = {
+    "Backspace": (8, ""), "Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Space": (32, " "),
+    "PageUp": (33, ""), "PageDown": (34, ""), "End": (35, ""), "Home": (36, ""), "ArrowLeft": (37, ""),
+    "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""), "Delete": (46, ""),
+}  # fmt: skip
+
+
+class BrowserError(Exception):
+    """The browser did not start, answer or agree; or a script threw."""
+
+
+def find_chromium() -> str | None:
+    """Return the browser's path, or None where there is none."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One Chromium with an empty profile; use it by `with`."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Page] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._number = 0
+        self._rest = b""
+
+    def __enter__(self) -> Self:
+        program = find_chromium()
+        if program is None:
+            raise BrowserError(f"none of {', '.join(NAMES)} is installed")
+        self._profile = tempfile.TemporaryDirectory(prefix="trainstone-browser-", ignore_cleanup_errors=True)
+        home = Path(self._profile.name)
+        theirs_in, self._to = os.pipe()
+        self._from, theirs_out = os.pipe()
+        launcher = [sys.executable, "-I", "-S", "-c", LAUNCHER, str(theirs_in), str(theirs_out), program]
+        with (home / "stderr.txt").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*launcher, *FLAGS, f"--user-data-dir={home / 'profile'}", "about:blank"],
+                env={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_CACHE_HOME": str(home)},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=(theirs_in, theirs_out), start_new_session=True,
+            )  # fmt: skip
+        os.close(theirs_in)
+        os.close(theirs_out)
+        try:
+            self.version = self.call("Browser.getVersion")["product"]
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(BrowserError, OSError):
+            self.send("Browser.close")
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(ProcessLookupError):  # helpers that outlived it; the group is ours alone
+            os.killpg(self._process.pid, signal.SIGKILL)
+        os.close(self._to)
+        os.close(self._from)
+        self._profile.cleanup()
+
+    def open(self, place: Path | str, *, width: int = 1400, height: int = 900, dark: bool = False) -> "Page":
+        """Load a file or an address in a new page and return it when it has been loaded and drawn."""
+        url = place.absolute().as_uri() if isinstance(place, Path) else place
+        context = self.call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = Page(self, session, target, url)
+        self._sessions[session] = page
+        page.prepare(width, height, dark=dark)
+        page.load()
+        return page
+
+    def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; events that come before it are handed to their pages."""
+        number = self.send(method, session, **parameters)
+        deadline = time.monotonic() + SECONDS
+        while number not in self._answers:
+            self.receive(deadline, method)
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise BrowserError(f"{method}: {answer['error']['message']}")
+        return answer.get("result", {})
+
+    def send(self, method: str, session: str | None = None, **parameters: Any) -> int:
+        """Send a command; return its number."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        data = json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
+        try:
+            while data:
+                data = data[os.write(self._to, data) :]
+        except BrokenPipeError as err:
+            raise BrowserError(f"{method}: the browser is gone; {self._tell_end()}") from err
+        return self._number
+
+    def receive(self, deadline: float, waiting_for: str) -> None:
+        """Wait for more from the browser and sort it."""
+        ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise BrowserError(f"no answer to {waiting_for} within {SECONDS:.0f} s; {self._tell_end()}")
+        chunk = os.read(self._from, 1 << 20)
+        if not chunk:
+            raise BrowserError(f"the browser ended while {waiting_for} waited; {self._tell_end()}")
+        *messages, self._rest = (self._rest + chunk).split(b"\0")
+        for text in messages:
+            message = json.loads(text)
+            page = self._sessions.get(message.get("sessionId", ""))
+            if "id" in message:
+                self._answers[message["id"]] = message
+            elif page is not None:
+                page.take_event(message["method"], message["params"], message["sessionId"])
+
+    def adopt(self, session: str, page: "Page") -> None:
+        """Hand a frame's or worker's events to its page."""
+        self._sessions[session] = page
+
+    def forget(self, page: "Page") -> None:
+        """Its events matter no longer."""
+        self._sessions = {session: other for session, other in self._sessions.items() if other is not page}
+
+    def _tell_end(self) -> str:
+        said = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
+        return f"exit code {self._process.poll()}, it said: {said[-500:] or 'nothing'}"
+
+
+class Page:
+    """One tab. Made by Browser.open."""
+
+    def __init__(self, browser: Browser, session: str, target: str, url: str) -> None:
+        self._browser, self._session, self._target, self._url = browser, session, target, url
+        self._errors: list[str] = []
+        self._requests: list[str] = []
+        self._loaded = False
+
+    def prepare(self, width: int, height: int, *, dark: bool) -> None:
+        """Listen to everything, then set size and theme."""
+        self._listen(self._session)
+        self._call("Page.enable")
+        self.resize(width, height)
+        self.set_theme(dark=dark)
+
+    def load(self) -> None:
+        """Go to the address; wait until it is loaded, its fonts are there and two frames have been drawn."""
+        self._loaded = False
+        failure = self._call("Page.navigate", url=self._url).get("errorText")
+        if failure:
+            raise BrowserError(f"cannot open {self._url}: {failure}")
+        deadline = time.monotonic() + SECONDS
+        while not self._loaded:
+            self._browser.receive(deadline, f"the end of loading {self._url}")
+        self.evaluate("document.fonts.ready.then(() => null)")
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for two frames: what scripts changed is then drawn."""
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
+
+    @property
+    def console_errors(self) -> list[str]:
+        """Exceptions, console.error and errors of the log (a resource that was not found) until now."""
+        self.evaluate("0")
+        return list(self._errors)
+
+    @property
+    def network_requests(self) -> list[str]:
+        """Every address asked for but the page's own; data: and blob: addresses ask nobody."""
+        self.evaluate("0")
+        return list(self._requests)
+
+    def evaluate(self, script: str) -> Any:
+        """Return an expression's value as JSON carries it, after its promise; a script that throws is an error here."""
+        answer = self._call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
+        )
+        if "exceptionDetails" in answer:
+            raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
+        return answer["result"].get("value")
+
+    def screenshot(self, path: Path, *, full: bool = True) -> Path:
+        """Write a PNG of the whole page, or of what the window shows."""
+        options: dict[str, Any] = {}
+        if full:
+            size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+            options = {"captureBeyondViewport": True, "clip": {**size, "x": 0, "y": 0, "scale": 1}}
+        answer = self._call("Page.captureScreenshot", format="png", **options)
+        path.write_bytes(base64.b64decode(answer["data"]))
+        return path
+
+    def set_theme(self, *, dark: bool) -> None:
+        """What prefers-color-scheme answers."""
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[feature])
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the window's inner size in CSS pixels."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def press(self, key: str) -> None:
+        """Press and release a key: a, Enter, ArrowDown, Shift+Tab ..."""
+        *held, name = key.split("+") if key != "+" else [key]
+        if len(name) > 1 and name not in KEYS:
+            raise ValueError(f"unknown key {name!r}; known: one character, {', '.join(KEYS)}")
+        code, text = KEYS.get(name, (ord(name[0].upper()), name))
+        event = {
+            "key": text if name == "Space" else name,
+            "code": name if name in KEYS else f"Key{name.upper()}" if name.isalpha() else "",
+            "windowsVirtualKeyCode": code,
+            "modifiers": sum(MODIFIERS[modifier] for modifier in held),
+        }
+        typed = {"type": "keyDown", "text": text} if text and set(held) <= {"Shift"} else {"type": "rawKeyDown"}
+        self._call("Input.dispatchKeyEvent", **event, **typed)
+        self._call("Input.dispatchKeyEvent", **event, type="keyUp")
+
+    def close(self) -> None:
+        """Close the tab."""
+        self._browser.forget(self)
+        self._browser.call("Target.closeTarget", targetId=self._target)
+
+    def take_event(self, method: str, told: dict[str, Any], session: str) -> None:
+        """Keep what tests ask for; the browser calls it."""
+        if method == "Page.loadEventFired" and session == self._session:
+            self._loaded = True
+        elif method == "Runtime.exceptionThrown":
+            self._errors.append(_tell_exception(told["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert"):
+            self._errors.append(" ".join(str(a.get("value", a.get("description", ""))) for a in told["args"]))
+        elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
+            self._errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}".strip())
+        elif method in ("Network.requestWillBeSent", "Network.webSocketCreated"):
+            url = told["url"] if "url" in told else told["request"]["url"]
+            if url != self._url and not url.startswith(("data:", "blob:")):
+                self._requests.append(url)
+        elif method == "Target.attachedToTarget":
+            self._browser.adopt(told["sessionId"], self)
+            self._listen(told["sessionId"])
+            self._browser.send("Runtime.runIfWaitingForDebugger", told["sessionId"])
+
+    def _listen(self, session: str) -> None:
+        """Ask for events, without waiting: the answers come before anything that is asked later."""
+        for domain in ("Runtime", "Log", "Network"):
+            self._browser.send(f"{domain}.enable", session)
+        self._browser.send("Target.setAutoAttach", session, autoAttach=True, waitForDebuggerOnStart=True, flatten=True)
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._browser.call(method, self._session, **parameters)
+
+
+def _tell_exception(details: dict[str, Any]) -> str:
+    thrown = details.get("exception", {})
+    return str(thrown.get("description") or thrown.get("value") or details["text"])
