@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 KEY := $(shell printf '%s' '$(PYTHON) $(TORCH)' | cksum | cut -d' ' -f1)
 RUN_READY := $(VENV)/.ready-run-$(KEY)
 DEV_READY := $(VENV)/.ready-dev-$(KEY)
-TYPED := src/trainstone/errors.py src/trainstone/log.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch results config machine)
+TYPED := src/trainstone/errors.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report results config machine)
 
 .PHONY: bench test check format clean
 .DEFAULT_GOAL := bench

@@ -1,0 +1,98 @@
+"""What a page is made of: sections of a few kinds of blocks. A section's file chooses; templates/page.html.j2 draws.
+
+Plain text everywhere: escaping is the template's work, so a block never holds HTML.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainstone.results.schema import Finding
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, as a description list; `big` ones are shown as tiles."""
+
+    rows: Sequence[tuple[str, str]]
+    big: bool = False
+    kind: str = "facts"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `links` names a relative address for the first cell of each row, where there is one."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    links: Sequence[str | None] = ()
+    sortable: bool = False
+    filterable: bool = False
+    """With a box that hides the rows without the words typed; one such table a page."""
+    numeric: Sequence[bool] = ()
+    """Columns set flush right."""
+    keys: Sequence[Sequence[float | str]] = ()
+    """What the cells are sorted by, where that is not their text."""
+    kind: str = "table"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart (Vega-Lite, report/charts.py) with the sentence that tells it to who cannot see it, and its data."""
+
+    name: str
+    """For file names and anchors."""
+    title: str
+    alt: str
+    spec: dict[str, Any]
+    data: Table | None = None
+    kind: str = "figure"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text in a fixed font, to be copied; folded away when it is long."""
+
+    title: str
+    text: str
+    folded: bool = False
+    kind: str = "code"
+
+
+@dataclass(frozen=True)
+class Links:
+    """Files beside the page: address relative to it, and what is in it."""
+
+    rows: Sequence[tuple[str, str]]
+    kind: str = "links"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Findings, gravest first."""
+
+    rows: Sequence[Finding]
+    kind: str = "findings"
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A paragraph."""
+
+    text: str
+    kind: str = "prose"
+
+
+Block = Facts | Table | Figure | Code | Links | Findings | Prose
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a page."""
+
+    id: str
+    title: str
+    blocks: Sequence[Block]
+    lead: str = ""
+    """One sentence that says what there is to see."""

@@ -1,0 +1,200 @@
+"""The index of many runs: a table to filter and sort, and the speed over dates, by machine."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import altair as alt
+
+from trainstone.errors import ResultError
+from trainstone.report.blocks import Block, Facts, Figure, Section, Table
+from trainstone.report.charts import figure, values
+from trainstone.report.page import PAGE_NAME, Page, write_page
+from trainstone.report.vega import Scripts
+from trainstone.results.schema import Result
+from trainstone.results.store import read_result
+from trainstone.units import format_percent, format_rate, format_seconds
+
+MAX_TRENDS = 6
+COLUMNS = (
+    "run",
+    "date",
+    "recipe",
+    "machine",
+    "device",
+    "batch",
+    "precision",
+    "images/s",
+    "±",
+    "step",
+    "noise",
+    "status",
+)
+NUMERIC = (False, False, False, False, False, True, False, True, True, True, False, False)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of the index; `result` is None where it cannot be read, and `doubt` says why."""
+
+    path: Path
+    result: Result | None
+    doubt: str = ""
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
+    return sorted(path.parent for path in folder.glob("*/result.json"))
+
+
+def read_entries(paths: Iterable[Path]) -> list[Entry]:
+    """Read results; a damaged one is listed with its fault instead of ending the index."""
+    entries = []
+    for path in paths:
+        try:
+            entries.append(Entry(path, read_result(path)))
+        except ResultError as err:
+            entries.append(Entry(path, None, err.message))
+    return entries
+
+
+def write_index(paths: Sequence[Path], target: Path) -> int:
+    """Write the index page of these runs; return how many of them could not be read."""
+    scripts = Scripts()
+    entries = read_entries(paths)
+    write_page(build_index(entries, target.parent), target, scripts)
+    return sum(entry.result is None for entry in entries)
+
+
+def build_index(entries: Sequence[Entry], base: Path) -> Page:
+    """Table first, then one trend for each thing that was run more than once."""
+    read = [(entry.path, entry.result) for entry in entries if entry.result is not None]
+    sections = [Section("runs", "Runs", [tabulate(read, base)], "Intervals (±) are at 95 %.")] if read else []
+    trends: list[Block] = list(draw_trends([result for _, result in read]))
+    if trends:
+        lead = "Each point is a run with its interval; colours are machines."
+        sections.append(Section("trends", "Speed over time", trends, lead))
+    broken = [(str(entry.path), entry.doubt) for entry in entries if entry.result is None]
+    if broken:
+        sections.append(Section("unreadable", "Not readable", [Facts(broken)]))
+    machines = {result.process.host for _, result in read}
+    recipes = {result.recipe.name for _, result in read}
+    return Page(
+        title=f"trainstone: {len(read)} runs",
+        about="index of runs",
+        verdict=f"{count(len(read), 'run')} of {count(len(recipes), 'recipe')} on {count(len(machines), 'machine')}",
+        sections=sections,
+        wide=True,
+    )
+
+
+def count(number: int, what: str) -> str:
+    """Return 1 run, 2 runs."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
+    """One row a run, newest first; sorted by numbers where cells are formatted."""
+    newest = sorted(runs, key=lambda run: run[1].process.started_utc, reverse=True)
+    rows, keys, links = [], [], []
+    for path, result in newest:
+        cells, sorted_by = tell_run(result)
+        rows.append(cells)
+        keys.append(sorted_by)
+        links.append(address(path, base))
+    return Table(COLUMNS, rows, links=links, sortable=True, numeric=NUMERIC, keys=keys, filterable=True)
+
+
+def tell_run(result: Result) -> tuple[list[str], list[float | str]]:
+    """Return a run's cells, and what each is sorted by."""
+    throughput, train = result.throughput, result.config.get("train", {})
+    rate = throughput.images_per_second if throughput else None
+    half = (
+        (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
+        if throughput and throughput.ci95
+        else None
+    )
+    step = result.step_seconds.median if result.step_seconds else None
+    texts = {
+        "run": result.run_id,
+        "date": result.process.started_utc[:16].replace("T", " "),
+        "recipe": f"{result.recipe.name} v{result.recipe.version}",
+        "machine": result.process.host,
+        "device": name_devices(result),
+        "batch": str(train.get("batch_size", "")),
+        "precision": str(train.get("precision", "")),
+        "images/s": "" if rate is None else format_rate(rate),
+        "±": "" if half is None else format_percent(half),
+        "step": "" if step is None else format_seconds(step),
+        "noise": result.noise.grade if result.noise else "",
+        "status": result.status,
+    }
+    numbers = {"images/s": rate, "±": half, "step": step}
+    cells = [texts[name] for name in COLUMNS]
+    return cells, [numbers.get(name) or texts[name] for name in COLUMNS]
+
+
+def name_devices(result: Result) -> str:
+    """Return 4 × NVIDIA A100, or the one name."""
+    if not result.devices:
+        return ""
+    number = len(result.devices)
+    return f"{number} × {result.devices[0].name}" if number > 1 else result.devices[0].name
+
+
+def address(path: Path, base: Path) -> str:
+    """Return the run's page relative to the index, or its result where it has no page."""
+    file = path / PAGE_NAME if (path / PAGE_NAME).is_file() else path / "result.json"
+    return quote(Path(os.path.relpath(file, base)).as_posix())
+
+
+def draw_trends(results: Sequence[Result]) -> list[Figure]:
+    """Draw what was run at least twice: same recipe, batch and precision; the most often run first."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.throughput is not None:
+            train = result.config.get("train", {})
+            what = f"{result.recipe.name} v{result.recipe.version}"
+            label = f"{what}, batch {train.get('batch_size')}, {train.get('precision')}"
+            groups.setdefault(label, []).append(result)
+    often = sorted((item for item in groups.items() if len(item[1]) > 1), key=lambda item: -len(item[1]))
+    return [draw_trend(f"trend-{number}", label, group) for number, (label, group) in enumerate(often[:MAX_TRENDS])]
+
+
+def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
+    """Throughput over dates."""
+    rows = [row for result in results if (row := _trend_row(result)) is not None]
+    when = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
+    colour = alt.Color("machine:N", title=None, legend=alt.Legend(columns=1, labelLimit=300))
+    scale = alt.Scale(zero=False, nice=True, padding=8)
+    spread = alt.Chart().mark_rule(strokeWidth=2, opacity=0.6)
+    points = alt.Chart().mark_point(filled=True, size=60, opacity=1)
+    tooltip = ["run:N", "machine:N", "rate:Q", "date:T"]
+    chart = alt.layer(
+        spread.encode(x=when, y=alt.Y("low:Q", title="images/s", scale=scale), y2="high:Q", color=colour),
+        points.encode(x=when, y=alt.Y("rate:Q", title="images/s", scale=scale), color=colour, tooltip=tooltip),
+        data=values(rows),
+    ).properties(width="container", height=220)
+    rates = [row["rate"] for row in rows]
+    told = (
+        f"{len(rows)} runs of {label}, from {format_rate(min(rates))} to {format_rate(max(rates))} images per second."
+    )
+    return figure(name, label, told, chart)
+
+
+def _trend_row(result: Result) -> dict[str, Any] | None:
+    throughput = result.throughput
+    if throughput is None:
+        return None
+    low, high = throughput.ci95 or (throughput.images_per_second,) * 2
+    return {
+        "date": result.process.started_utc,
+        "rate": throughput.images_per_second,
+        "low": low,
+        "high": high,
+        "machine": f"{result.process.host}, {name_devices(result)}",
+        "run": result.run_id,
+    }

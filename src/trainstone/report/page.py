@@ -1,0 +1,138 @@
+"""A run's page: sections built from what the run has, rendered into one file that works without a network.
+
+A later kind of run fits in by a file in report/sections/ with `build(view) -> Section | None` and a line below.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import jinja2
+from markupsafe import Markup
+
+from trainstone import __version__
+from trainstone.report.blocks import Figure, Section
+from trainstone.report.sections import (
+    comparison,
+    devices,
+    distribution,
+    findings,
+    headline,
+    limits,
+    machine,
+    memory,
+    phases,
+    points,
+    published,
+    repeat,
+    steps,
+    unmeasured,
+)
+from trainstone.report.vega import Scripts
+from trainstone.report.view import RunView, read_view
+from trainstone.results.store import write_atomically
+from trainstone.results.summary import describe_setting
+from trainstone.text import printable
+
+# In the order of the page; a section without data is left out.
+SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
+    comparison.build,
+    headline.build,
+    findings.build,
+    steps.build,
+    distribution.build,
+    phases.build,
+    limits.build,
+    published.build,
+    memory.build,
+    devices.build,
+    points.build,
+    machine.build,
+    repeat.build,
+    unmeasured.build,
+)
+PAGE_NAME = "report.html"
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template draws."""
+
+    title: str
+    about: str
+    verdict: str
+    sections: Sequence[Section]
+    setting: str = ""
+    wide: bool = False
+    """For tables of many columns."""
+
+    @property
+    def figures(self) -> list[Figure]:
+        """All charts, in order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
+
+    @property
+    def has_charts(self) -> bool:
+        """Whether the chart scripts are needed."""
+        return bool(self.figures)
+
+
+def write_report(path: Path, page_file: Path | None = None) -> tuple[Path, Page]:
+    """Write a run's page, into its folder unless told otherwise; return where it is, and the page."""
+    scripts = Scripts()
+    target = page_file or path / PAGE_NAME
+    page = build_page(read_view(path))
+    write_page(page, target, scripts)
+    return target, page
+
+
+def build_page(view: RunView) -> Page:
+    """Let every section look at the run."""
+    result = view.result
+    built = [section for build in SECTIONS if (section := build(view)) is not None]
+    return Page(
+        title=f"{result.recipe.name} on {result.process.host}: trainstone {result.run_id}",
+        about=f"{result.kind} · {result.run_id}",
+        verdict=result.verdict or f"No number: the run is {result.status}",
+        setting=describe_setting(result),
+        sections=built,
+    )
+
+
+def write_page(page: Page, target: Path, scripts: Scripts) -> None:
+    """Render a page and write it atomically."""
+    write_atomically(target, render(page, scripts.text() if page.has_charts else ""))
+
+
+def render(page: Page, scripts: str) -> str:
+    """Return the page's HTML; everything from outside goes through printable and autoescape."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(read_template),
+        autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["as_json"] = as_json
+    environment.filters["unquote"] = unquote
+    return environment.get_template("page.html.j2").render(
+        page=page,
+        version=__version__,
+        style=Markup(read_template("style.css")),
+        behaviour=Markup(read_template("page.js")),
+        scripts=Markup(scripts),
+    )
+
+
+def read_template(name: str) -> str:
+    """Return a file of report/templates."""
+    return (resources.files("trainstone.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def as_json(value: Any) -> Markup:
+    """Return JSON that cannot end the <script> it stands in."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -1,0 +1,87 @@
+"""The numbers people quote: throughput with its interval, step time, utilisation, noise."""
+
+import altair as alt
+
+from trainstone.report.blocks import Facts, Figure, Section
+from trainstone.report.charts import BLUE, ORANGE, figure, height_of, values
+from trainstone.report.view import RunView
+from trainstone.results.schema import Result
+from trainstone.results.summary import describe_interval
+from trainstone.units import format_percent, format_rate, format_seconds
+
+
+def build(view: RunView) -> Section | None:
+    """Tiles, and the interval drawn."""
+    result = view.result
+    tiles = list(_tiles(result))
+    if not tiles:
+        return None
+    drawn = draw_interval(view)
+    lead = ""
+    if result.throughput:
+        rate = format_rate(result.throughput.images_per_second)
+        lead = f"{rate} images/s {describe_interval(result.throughput)}, images over time of the steady window."
+    return Section("numbers", "Throughput", [Facts(tiles, big=True), *([drawn] if drawn else [])], lead)
+
+
+def _tiles(result: Result) -> list[tuple[str, str]]:
+    tiles = []
+    throughput, used = result.throughput, result.utilisation
+    if throughput:
+        tiles.append(("images/s", format_rate(throughput.images_per_second)))
+        if throughput.ci95:
+            low, high = throughput.ci95
+            tiles.append((f"95 % interval, {throughput.ci_covers}", f"{format_rate(low)} … {format_rate(high)}"))
+    if result.step_seconds:
+        tiles.append(("median step", format_seconds(result.step_seconds.median)))
+    if used and used.mfu is not None:
+        tiles.append(("of the measured peak (MFU)", format_percent(used.mfu)))
+    if used and used.limit not in (None, "unknown"):
+        tiles.append(("limited by", str(used.limit)))
+    if result.energy:
+        tiles.append(("energy an image", f"{result.energy.joules_per_image:.3g} J"))
+    if result.noise:
+        tiles.append(("noise grade", result.noise.grade))
+    return tiles
+
+
+def draw_interval(view: RunView) -> Figure | None:
+    """Draw the interval, and for repeated runs each run's own beside it."""
+    rows = [_bar(label, result) for label, result in _named(view)]
+    shown = [row for row in rows if row is not None]
+    if not any("low" in row for row in shown):
+        return None
+    order = [str(row["what"]) for row in shown]
+    axis = alt.Y("what:N", title=None, sort=order, axis=alt.Axis(labelLimit=180))
+    spread = (
+        alt.Chart()
+        .mark_rule(strokeWidth=3, color=BLUE)
+        .encode(y=axis, x=alt.X("low:Q", title="images/s", scale=alt.Scale(zero=False)), x2="high:Q")
+    )
+    middle = (
+        alt.Chart()
+        .mark_point(filled=True, size=90, color=ORANGE, opacity=1)
+        .encode(y=axis, x="rate:Q", tooltip=[alt.Tooltip("what:N", title="run"), alt.Tooltip("rate:Q", format=".4~g")])
+    )
+    chart = alt.layer(spread, middle, data=values(shown)).properties(
+        width="container", height=height_of(len(shown), 30)
+    )
+    parts = [
+        f"{row['what']} {row['rate']:.3g}" + (f" ({row['low']:.3g} to {row['high']:.3g})" if "low" in row else "")
+        for row in shown[:12]
+    ]
+    return figure("throughput", "Throughput and its 95 % interval", f"Images per second: {'; '.join(parts)}.", chart)
+
+
+def _named(view: RunView) -> list[tuple[str, Result]]:
+    children = [(child.label, child.result) for child in view.children if child.result is not None]
+    return [("all runs" if children else "this run", view.result), *children]
+
+
+def _bar(label: str, result: Result) -> dict[str, str | float] | None:
+    if result.throughput is None:
+        return None
+    row: dict[str, str | float] = {"what": label, "rate": result.throughput.images_per_second}
+    if result.throughput.ci95:
+        row["low"], row["high"] = result.throughput.ci95
+    return row

@@ -1,0 +1,34 @@
+"""What was not measured, and why: absence is told, never filled in."""
+
+from collections.abc import Iterator
+
+from trainstone.report.blocks import Facts, Section
+from trainstone.report.view import RunView
+from trainstone.results.schema import Result
+
+
+def build(view: RunView) -> Section | None:
+    """A row for each thing a reader may miss."""
+    rows = list(dict.fromkeys(_missing(view.result)))
+    rows += [("unreadable", doubt) for doubt in dict.fromkeys(view.doubts)]
+    return Section("unmeasured", "Not measured, and why", [Facts(rows)]) if rows else None
+
+
+def _missing(result: Result) -> Iterator[tuple[str, str]]:
+    ended = "" if result.status == "ok" else f"the run is {result.status}"
+    if result.throughput is None:
+        yield "throughput", ended or "no steps were recorded"
+    elif result.throughput.ci95 is None:
+        yield "interval", result.throughput.ci_covers
+    if result.utilisation is None and not result.points:
+        yield "utilisation", ended or "this kind of run does not measure it"
+    for device in result.devices:
+        for told in device.unsupported:
+            what, _, why = told.partition(": ")
+            yield what if why else "telemetry", why or told
+    if result.energy is None:
+        yield "energy", "no counter (RAPL, NVML) could be read; a guess is not given"
+    if result.phases and result.phases.forward_seconds is None and not result.points:
+        yield "forward, backward, optimiser", "not split: --set engine.split_phases=true (costs a little speed)"
+    if len(result.devices) < 2 and not result.points:
+        yield "spread between runs", "one run: its interval does not see memory layout or seeds; --runs 5 does"

@@ -1,0 +1,86 @@
+"""All that a page needs of a run, read once: the result, sampled steps and telemetry, child runs."""
+
+import logging
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from trainstone.errors import ResultError
+from trainstone.results.panels import TelemetryPoint, sample_telemetry
+from trainstone.results.recover import recover
+from trainstone.results.schema import Result
+from trainstone.results.series import StepSeries, sample_steps
+from trainstone.results.store import read_result
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Child:
+    """A point of a run; no result where its folder is gone or damaged."""
+
+    label: str
+    run: str
+    result: Result | None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as pages see it."""
+
+    path: Path
+    result: Result
+    doubts: list[str] = field(default_factory=list)
+    """Files that could not be read, in words."""
+
+    @cached_property
+    def steps(self) -> StepSeries | None:
+        """The first rank's steps, sampled down."""
+        return self.steps_of("steps-rank0000.csv")
+
+    def steps_of(self, name: str) -> StepSeries | None:
+        """Return the steps of a rank's file; None when absent, empty or damaged."""
+        file, found = self.path / name, self.result.step_seconds
+        if not file.is_file():
+            return None
+        steady_from = self.result.throughput.steady_from_step if self.result.throughput else 0
+        try:
+            return sample_steps(file, steady_from=steady_from, keep_steps=found.outlier_steps if found else ())
+        except ResultError as err:
+            self.doubts.append(err.message)
+            return None
+
+    @cached_property
+    def telemetry(self) -> dict[str, list[TelemetryPoint]]:
+        """Telemetry by <host>-<device>, sampled down."""
+        series = {}
+        for file in sorted(self.path.glob("telemetry-*.csv")):
+            try:
+                sampled = sample_telemetry(file)
+            except ResultError as err:
+                self.doubts.append(err.message)
+                continue
+            if sampled:
+                series[file.stem.removeprefix("telemetry-")] = sampled
+        return series
+
+    @cached_property
+    def children(self) -> list[Child]:
+        """The points, read."""
+        return [Child(point.label, point.run, self._read(point.run)) for point in self.result.points]
+
+    def _read(self, run: str) -> Result | None:
+        folder = (self.path / run).resolve()
+        if not folder.is_relative_to(self.path.resolve()):
+            self.doubts.append(f"point {run} lies outside of the run folder and is not read")
+            return None
+        try:
+            return read_result(folder)
+        except ResultError as err:
+            self.doubts.append(err.message)
+            return None
+
+
+def read_view(path: Path) -> RunView:
+    """Read a run folder; a run that was killed is judged from the steps it left."""
+    return RunView(path, recover(path))

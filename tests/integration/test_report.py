@@ -1,0 +1,200 @@
+"""trainstone report through the real command line, and its pages in a real browser."""
+
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from browser import Browser
+from command import Finished
+
+CASES = ["good", "never-steady", "throttled", "data-starved", "killed", "ten-ranks"]
+DRAWN = """
+(async () => {
+  await window.chartsDrawn;
+  return Array.from(document.querySelectorAll('.chart')).map(place => {
+    const svg = place.querySelector('svg');
+    const box = svg ? svg.getBoundingClientRect() : {width: 0, height: 0};
+    return {state: place.dataset.drawn, marks: svg ? svg.querySelectorAll('path, text, line').length : 0,
+            width: box.width, height: box.height, room: place.clientWidth};
+  });
+})()
+"""
+
+TYPE = """
+(() => {
+  const box = document.getElementById('filter');
+  box.value = '%s';
+  box.dispatchEvent(new Event('input'));
+})()
+"""
+
+
+def write(trainstone, *arguments: str) -> Finished:
+    done = trainstone("report", *arguments)
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_opens_in_a_browser(trainstone, golden, browser: Browser, case: str):
+    path = golden(case)
+    write(trainstone, str(path))
+    for width, dark in itertools.product((390, 1400), (False, True)):
+        page = browser.open(path / "report.html", width=width, height=900, dark=dark)
+        charts = page.evaluate(DRAWN)
+        assert len(charts) >= 4
+        for chart in charts:
+            assert chart["state"] == "yes"
+            assert chart["marks"] > 5
+            assert chart["height"] > 20
+            assert 0.6 * chart["room"] < chart["width"] <= chart["room"] + 1, "as wide as its place"
+        assert page.console_errors == []
+        assert page.network_requests == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing to scroll sideways"
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert light is not dark
+
+
+def test_the_theme_button_turns_page_and_charts(trainstone, golden, browser: Browser):
+    path = golden("good")
+    write(trainstone, str(path))
+    page = browser.open(path / "report.html")
+    page.evaluate(DRAWN)
+    look = """[getComputedStyle(document.body).backgroundColor,
+               getComputedStyle(document.querySelector('#figure-throughput svg text')).fill]"""
+    before = page.evaluate(look)
+    page.evaluate("document.getElementById('theme').focus()")
+    page.press("Enter")
+    after = page.evaluate(look)
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_it_can_be_used_by_keyboard_and_is_named_for_readers(trainstone, golden, browser: Browser):
+    path = golden("ten-ranks")
+    write(trainstone, str(path))
+    page = browser.open(path / "report.html")
+    page.evaluate(DRAWN)
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.evaluate("document.querySelectorAll('h1').length") == 1
+    unnamed = """Array.from(document.querySelectorAll('.chart'))
+                 .filter(c => !(c.closest('[role=img]')?.getAttribute('aria-label').length > 20)).length"""
+    assert page.evaluate(unnamed) == 0
+    dead = "Array.from(document.querySelectorAll('nav a')).filter(a => !document.querySelector(a.hash)).length"
+    assert page.evaluate(dead) == 0
+    nameless = """Array.from(document.querySelectorAll('button, a, input'))
+                  .filter(e => !(e.textContent.trim() || e.labels?.length)).length"""
+    assert page.evaluate(nameless) == 0
+
+
+def test_raw_data_links_lead_to_files(trainstone, golden, browser: Browser):
+    path = golden("good")
+    write(trainstone, str(path))
+    page = browser.open(path / "report.html")
+    links = page.evaluate(
+        "Array.from(document.querySelectorAll('.files a')).map(a => decodeURIComponent(a.getAttribute('href')))"
+    )
+    assert {"result.json", "config.toml", "steps-rank0000.csv"} <= set(links)
+    assert all((path / link).is_file() for link in links)
+
+
+def test_hostile_text_is_text_in_the_browser(trainstone, golden, browser: Browser):
+    path = golden("ten-ranks")
+    document = json.loads((path / "result.json").read_text())
+    evil = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\x1b[31m\u202e"
+    document["verdict"] = document["process"]["host"] = document["recipe"]["name"] = evil
+    document["findings"] = [{"code": "outliers", "severity": "error", "message": evil, "hint": evil}]
+    for device in document["devices"]:
+        device["host"] = device["name"] = evil
+    (path / "result.json").write_text(json.dumps(document))
+    telemetry = next(path.glob("telemetry-*"))
+    telemetry.rename(path / "telemetry-<img src=x onerror=pwned=1>-\u202e.csv")
+    write(trainstone, str(path))
+    page = browser.open(path / "report.html")
+    assert all(chart["state"] == "yes" for chart in page.evaluate(DRAWN))
+    assert page.evaluate("window.pwned === undefined")
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert "<script>" in page.evaluate("document.querySelector('h1').textContent")
+    assert not re.search("[\x1b\u202e]", page.evaluate("document.documentElement.textContent"))
+    assert page.console_errors == []
+
+
+def test_the_index_filters_and_sorts(trainstone, golden, browser: Browser, tmp_path: Path):
+    for case in CASES:
+        shutil.move(golden(case), tmp_path / "runs" / case)
+    done = write(trainstone, "runs")
+    assert done.out.strip() == "report  runs/index.html"
+    page = browser.open(tmp_path / "runs/index.html", width=390)
+    shown = "Array.from(document.querySelectorAll('tbody tr')).filter(r => !r.hidden).map(r => r.textContent)"
+    assert len(page.evaluate(shown)) == 6
+    page.evaluate(TYPE % "KILLED")
+    (only,) = page.evaluate(shown)
+    assert "killed" in only
+    assert page.evaluate("document.getElementById('shown').textContent") == "1 of 6 runs"
+    heads = page.evaluate("Array.from(document.querySelectorAll('thead th')).map(h => h.textContent.trim())")
+    column = heads.index("images/s")
+    keys = f"Array.from(document.querySelectorAll('tbody tr')).map(r => r.cells[{column}].dataset.key)"
+    for direction in ("ascending", "descending"):
+        page.evaluate(f"document.querySelectorAll('thead th button')[{column}].click()")
+        assert page.evaluate(f"document.querySelectorAll('thead th')[{column}].getAttribute('aria-sort')") == direction
+        rates = [float(key) for key in page.evaluate(keys) if key]
+        assert rates == sorted(rates, reverse=direction == "descending")
+        assert page.evaluate(keys)[-1] == "", "what was not measured stands last"
+    assert page.console_errors == []
+
+
+def test_charts_for_papers(trainstone, golden, tmp_path: Path):
+    done = write(trainstone, str(golden("good")), "--png", "p", "--svg", "s", "--pdf", "d", "--json")
+    written = done.json()
+    assert Path(written["page"]).name == "report.html"
+    for kind, folder in (("png", "p"), ("svg", "s"), ("pdf", "d")):
+        names = {path.name for path in (tmp_path / folder).iterdir()}
+        assert {f"timeline.{kind}", f"throughput.{kind}", f"distribution.{kind}"} <= names
+        assert {Path(name).name for name in written["figures"]} >= names
+
+
+def test_the_page_may_lie_elsewhere(trainstone, golden, tmp_path: Path):
+    path = golden("good")
+    done = write(trainstone, str(path / "result.json"), "--page", "mine.html")
+    assert done.out.strip() == "report  mine.html"
+    assert (tmp_path / "mine.html").stat().st_size < 5_000_000
+    assert not (path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot read"),
+        ('{"format": 1, "kind": "ben', "cannot read"),
+        ("[1, 2]", "not a trainstone result"),
+        ('{"benchmarks": []}', "not a trainstone result"),
+        ('{"format": 99}', "reads up to"),
+        ('{"format": 1, "kind": "bench"}', "damaged at"),
+    ],
+)
+def test_truncated_or_foreign_results_are_one_message(trainstone, golden, text: str, message: str):
+    path = golden("good")
+    (path / "result.json").write_text(text)
+    done = trainstone("report", str(path))
+    assert done.code == 7
+    assert message in done.err
+    assert "Traceback" not in done.err
+
+
+def test_wrong_input(trainstone, golden, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    assert trainstone("report", "absent").code == 7
+    assert trainstone("report", "empty").code == 7
+    assert trainstone("report", "empty", "absent").code == 7
+    assert trainstone("report").code == 2
+    good = golden("good")
+    assert trainstone("report", str(good), str(golden("throttled")), "--png", "x").code == 2
+    assert trainstone("report", str(good), "--page", "absent/folder/x.html").code == 7
+    (tmp_path / "file").write_text("")
+    assert trainstone("report", str(good), "--svg", "file").code == 7

@@ -1,0 +1,149 @@
+"""A run's page: which sections there are, that it needs nothing from outside, and that text stays text."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trainstone.report.page import Page, as_json, build_page, render
+from trainstone.report.view import read_view
+
+ALWAYS = ["numbers", "findings", "timeline", "distribution", "phases"]
+SECTIONS = {
+    "good": [*ALWAYS, "limits", "resources", "machine", "repeat", "unmeasured"],
+    "killed": [*ALWAYS, "machine", "repeat", "unmeasured"],
+    "never-steady": [*ALWAYS, "limits", "resources", "machine", "repeat", "unmeasured"],
+    "throttled": [*ALWAYS, "limits", "published", "resources", "machine", "repeat", "unmeasured"],
+    "data-starved": [*ALWAYS, "limits", "published", "resources", "machine", "repeat", "unmeasured"],
+    "ten-ranks": [*ALWAYS, "limits", "published", "resources", "devices", "machine", "repeat", "unmeasured"],
+}
+HOSTILE = """<script>alert(1)</script>"' \x1b[31m\x1b]0;title\x07 \u202etxt\u2066 [red]x[/red] {{ 7 * 7 }} </title>"""
+
+
+def page_of(path: Path) -> Page:
+    return build_page(read_view(path))
+
+
+def change_result(path: Path, **changes: object) -> None:
+    document = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(document | changes))
+
+
+@pytest.mark.parametrize("case", SECTIONS)
+def test_sections_appear_when_their_data_exist(golden, case: str):
+    assert [section.id for section in page_of(golden(case)).sections] == SECTIONS[case]
+
+
+def test_a_run_without_steps_or_telemetry_has_no_charts_of_them(golden):
+    path = golden("good")
+    for file in [*path.glob("steps-*"), *path.glob("telemetry-*")]:
+        file.unlink()
+    names = [figure.name for figure in page_of(path).figures]
+    assert "timeline" not in names
+    assert "distribution" not in names
+    assert "throughput" in names
+
+
+def test_a_failed_run_has_a_page_that_says_so(golden):
+    path = golden("killed")
+    (path / "steps-rank0000.csv").unlink()
+    change_result(path, status="failed")
+    page = page_of(path)
+    assert page.verdict == "No number: the run is failed"
+    assert ("throughput", "the run is failed") in list(page.sections[-1].blocks[0].rows)
+
+
+def test_a_killed_run_is_judged_from_its_steps(golden):
+    page = page_of(golden("killed"))
+    assert re.match(r"resnet50, killed after 79 steps, until then: \d", page.verdict)
+    codes = [found.code for found in page.sections[1].blocks[0].rows]
+    assert codes[0] == "killed"
+
+
+def test_a_damaged_step_file_is_told_and_costs_only_its_charts(golden):
+    path = golden("good")
+    file = path / "steps-rank0000.csv"
+    file.write_text(file.read_text() + "this is no step\n")
+    page = page_of(path)
+    assert "distribution" not in [section.id for section in page.sections]
+    assert any("this is no step" in value for _, value in page.sections[-1].blocks[0].rows)
+
+
+def test_a_point_outside_of_the_folder_is_not_read(golden):
+    path = golden("good")
+    other = golden("throttled")
+    change_result(path, points=[{"label": "sly", "run": f"../{other.name}"}])
+    page = page_of(path)
+    (table,) = next(section for section in page.sections if section.id == "points").blocks
+    assert table.rows[0][-1] == "cannot be read"
+
+
+def test_every_chart_is_told_in_words(golden):
+    for case in ("good", "ten-ranks", "throttled"):
+        for figure in page_of(golden(case)).figures:
+            assert len(figure.alt) > 20
+            assert figure.alt.endswith(".")
+    timeline = next(figure for figure in page_of(golden("never-steady")).figures if figure.name == "timeline")
+    assert "warm-up until step" in timeline.alt
+
+
+def test_warm_up_is_shaded_and_outliers_are_marked(golden):
+    path = golden("good")
+    result = json.loads((path / "result.json").read_text())
+    outliers, steady_from = result["step_seconds"]["outlier_steps"], result["throughput"]["steady_from_step"]
+    assert outliers
+    assert steady_from > 0
+    (timeline,) = (figure for figure in page_of(path).figures if figure.name == "timeline")
+    layers = timeline.spec["vconcat"][0]["layer"]
+    starts = {
+        int(float(row.split(",")[0])): float(row.split(",")[2])
+        for row in (path / "steps-rank0000.csv").read_text().splitlines()[1:]
+    }
+    (shade,) = (layer for layer in layers if layer["mark"]["type"] == "rect")
+    assert shade["data"]["values"][0]["end"] == pytest.approx(starts[steady_from])
+    (marks,) = (layer for layer in layers if layer["mark"]["type"] == "point" and "shape" in layer["encoding"])
+    assert set(outliers) <= {row["step"] for row in marks["data"]["values"]}
+
+
+def test_steps_and_telemetry_share_the_time_axis(golden):
+    (timeline,) = (figure for figure in page_of(golden("throttled")).figures if figure.name == "timeline")
+    panels = timeline.spec["vconcat"]
+    assert len(panels) >= 6
+
+    def domain(panel: dict) -> list[float]:
+        encoding = panel["encoding"] if "encoding" in panel else panel["layer"][0]["encoding"]
+        return encoding["x"]["scale"]["domain"]
+
+    assert all(domain(panel) == domain(panels[0]) for panel in panels)
+
+
+def test_nothing_is_fetched_and_no_text_is_markup(golden):
+    path = golden("ten-ranks")
+    document = json.loads((path / "result.json").read_text())
+    document["process"]["host"] = document["verdict"] = document["command"] = document["recipe"]["name"] = HOSTILE
+    document["machine"]["host"] = document["config"]["train"]["precision"] = document["run_id"] = HOSTILE
+    document["findings"] = [{"code": HOSTILE, "severity": "warning", "message": HOSTILE, "hint": HOSTILE}]
+    document["devices"][3]["host"] = document["devices"][0]["name"] = HOSTILE
+    (path / "result.json").write_text(json.dumps(document))
+    (path / "config.toml").write_text(HOSTILE)
+    (path / "<img src=x onerror=alert(1)>.txt").write_text("")
+    html = render(page_of(path), scripts="")
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    assert "49 </title>" not in html
+    assert not re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "\\x1b[31m" in html
+    assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", html)
+
+
+def test_json_in_a_page_cannot_end_its_script():
+    text = str(as_json({"a": "</script><!--&\u2028"}))
+    assert not re.search(r"[<>&\u2028]", text)
+    assert json.loads(text) == {"a": "</script><!--&\u2028"}
+
+
+def test_numbers_that_are_none_are_refused_rather_than_drawn():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        as_json({"a": float("nan")})
