@@ -1,11 +1,23 @@
-"""JSON on stdout: one document, in characters that stdout can carry."""
+"""JSON on stdout: one document, in characters that stdout can carry and that a terminal does not obey."""
 
 import json
+import re
 import sys
 from typing import Any
 
+from trainstone.text import printable
+
 
 def print_json(document: Any) -> None:
-    """Print it as files hold it; where stdout is not UTF-8, other characters are escaped."""
+    """Print it as files hold it, but escape what cannot be seen and what is not in stdout's encoding."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False))
+    text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False)
+    print(re.sub(r"[^ -~\n]", _escape_hidden, text))
+
+
+def _escape_hidden(match: re.Match[str]) -> str:
+    """JSON writes a character beyond U+FFFF as two UTF-16 units."""
+    if printable(match[0]) == match[0]:
+        return match[0]
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))

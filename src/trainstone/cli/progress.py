@@ -6,10 +6,11 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.status import Status
+from rich.text import Text
 
 from trainstone.results.progress import Progress
+from trainstone.text import printable
 from trainstone.units import format_percent, format_rate, format_seconds
 
 PLAIN_SECONDS = 5.0
@@ -49,7 +50,7 @@ class ProgressLine:
         self._shown_at, self._phase = now, progress.phase
         text = describe_progress(progress)
         if self._status is not None:
-            self._status.update(escape(text))
+            self._status.update(Text(text))
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -64,4 +65,4 @@ def describe_progress(progress: Progress) -> str:
         parts.append(f"{format_rate(progress.images_per_second)} images/s{narrow}")
     if progress.seconds_left is not None:
         parts.append(f"at most {format_seconds(max(0.0, progress.seconds_left))} left")
-    return " · ".join(parts)
+    return printable(" · ".join(parts))

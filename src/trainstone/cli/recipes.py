@@ -1,5 +1,6 @@
 """trainstone recipes: list them, or show one with the documentation of its keys."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ def recipes(
     """List the recipes, or show one with its documentation."""
     from trainstone.cli.output import print_json
     from trainstone.config.load import list_shipped, load_config
+    from trainstone.text import printable
 
     if name is not None:
         show_recipe(name, as_json=as_json)
@@ -24,7 +26,7 @@ def recipes(
         return
     width = max(len(config.name) for config in configs)
     for config in configs:
-        print(f"{config.name:<{width}}  v{config.version}  {config.summary}")
+        print(printable(f"{config.name:<{width}}  v{config.version}  {config.summary}"))
     print("\nShow one: trainstone recipes NAME      Run one: trainstone bench NAME")
 
 
@@ -36,18 +38,20 @@ def show_recipe(name: str, *, as_json: bool) -> None:
 
     from trainstone.cli.output import print_json
     from trainstone.config.load import list_keys, load_config, read_source
+    from trainstone.text import printable, printable_lines
 
     config = load_config(name)
     if as_json:
         print_json(config.model_dump(mode="json", exclude_none=True))
         return
     text, _ = read_source("recipes", name)
-    print(text)
+    print(printable_lines(text))
     console = Console(highlight=False)
     for key, allowed, _, meaning in list_keys():
         value = config
         for part in key.split("."):
             value = getattr(value, part)
-        console.print(Text.assemble((key, "bold"), f" = {'(not set)' if value is None else value}  ", (allowed, "dim")))
+        told = "(not set)" if value is None else printable(str(value))
+        console.print(Text.assemble((key, "bold"), f" = {told}  ", (allowed, "dim")))
         console.print(Padding(Text(meaning), (0, 0, 0, 4)))
-    print(f"\nChange one: trainstone bench {name} --set train.batch_size=8")
+    print(f"\nChange one: trainstone bench {printable(shlex.quote(name))} --set train.batch_size=8")

@@ -1,56 +1,122 @@
 """The terminal summary of a result: the verdict, how it was got, the findings. It draws and judges nothing."""
 
+import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from trainstone import __version__
+from trainstone.cli.comparison import print_comparison
+from trainstone.cli.sparkline import draw_sparkline
+from trainstone.errors import ResultError
 from trainstone.results.checks import describe_first_step
 from trainstone.results.schema import Finding, Result
+from trainstone.results.series import StepSeries, sample_steps
 from trainstone.results.summary import describe_interval
+from trainstone.text import printable, printable_lines
 from trainstone.units import format_bytes, format_decimal, format_percent, format_rate, format_seconds
 
 STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
+ORDER = {"error": 0, "warning": 1, "info": 2}
+NARROW_WIDTH = 60
+SPARKLINE_WIDTH = 36
 
 
 def print_result(result: Result, path: Path) -> None:
     """Print a result on stdout; no colour when it is not a terminal."""
     console = Console(file=sys.stdout, highlight=False)
-    console.print(Text(f"trainstone {__version__} · {describe_setting(result)}", style="dim"))
+    console.print(Text(printable(f"trainstone {__version__} · {describe_setting(result)}"), style="dim"))
     console.print()
-    console.print(Text(result.verdict or f"no number: {result.status}", style="bold"))
+    console.print(Text(printable(result.verdict or f"no number: {result.status}"), style="bold"))
     console.print()
+    drawn = draw_steps(result, path, min(SPARKLINE_WIDTH, console.width - 2), console.encoding)
+    print_rows(console, list(rows(result, drawn)))
+    if result.comparison:
+        console.print()
+        print_comparison(console, result.comparison)
+    print_findings(console, result.findings)
+    console.print()
+    print_paths(console, path)
+
+
+def print_rows(console: Console, told: list[tuple[str, Text]]) -> None:
+    """Names beside their values; above them where it is narrow."""
+    if console.width < NARROW_WIDTH:
+        for name, text in told:
+            console.print(Text(name, style="dim"))
+            console.print(Padding(text, (0, 0, 0, 2), expand=False))
+        return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, told in rows(result):
-        table.add_row(name, Text(told))
-    console.print(Padding(table, (0, 0, 0, 2)))
-    print_findings(console, result.findings)
-    console.print()
-    console.print(Text(f"result  {path / 'result.json'}"), soft_wrap=True)
-    console.print(Text(f"repeat  trainstone bench {path / 'config.toml'}"), soft_wrap=True)
+    for name, text in told:
+        table.add_row(name, text)
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | None:
+    """A sparkline of the step times, warm-up dim and left of a bar, with the shortest and the longest."""
+    series = read_series(path)
+    if series is None or not np.isfinite(series.mean_seconds).all():
+        return None
+    steady_from = result.throughput.steady_from_step if result.throughput else 0
+    cut = int(np.searchsorted(series.first_step, steady_from))
+    warm_up, steady = draw_sparkline(series.mean_seconds, width - 1 if cut else width, cut, encoding=encoding)
+    mark = "|" if warm_up and steady else ""
+    low, high = format_seconds(float(series.low_seconds.min())), format_seconds(float(series.high_seconds.max()))
+    return Text.assemble((warm_up + mark, "dim"), steady, f"  min {low}, max {high}")
+
+
+def read_series(path: Path) -> StepSeries | None:
+    """The first rank's steps; a file that cannot be read is no reason to keep the result back."""
+    file = min(path.glob("steps-rank*.csv"), default=None)
+    try:
+        return sample_steps(file) if file else None
+    except ResultError:
+        return None
+
+
+def print_paths(console: Console, path: Path) -> None:
+    """Name the files and the next command; never wrapped, so that they can be copied."""
+    named = [("result", str(path / "result.json"))]
+    if (path / "report.html").exists():
+        named.append(("report", str(path / "report.html")))
+    named.append(("repeat", f"trainstone bench {shlex.quote(str(path / 'config.toml'))}"))
+    for name, told in named:
+        console.print(Text(f"{name}  {printable(told)}"), soft_wrap=True)
 
 
 def describe_setting(result: Result) -> str:
-    """One line: recipe, device, precision, batch, data."""
+    """One line: recipe, devices, precision, batch, data."""
     train, engine = result.config.get("train", {}), result.config.get("engine", {})
     parts = [f"{result.recipe.name} v{result.recipe.version}"]
-    if result.devices:
+    names = Counter(device.name for device in result.devices)
+    if names:
         threads = f", {engine.get('threads')} threads" if result.devices[0].label == "cpu" else ""
-        parts.append(f"{result.devices[0].name}{threads}")
+        told = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
+        parts.append(f"{told}{threads}")
     parts += [str(train.get("precision")), f"batch {train.get('batch_size')}"]
     parts.append(f"{result.config.get('data', {}).get('source')} data")
     return " · ".join(parts)
 
 
-def rows(result: Result) -> Iterator[tuple[str, str]]:
+def rows(result: Result, drawn_steps: Text | None = None) -> Iterator[tuple[str, Text]]:
     """Name and text of each line; what was not measured is absent."""
+    told = [*_rate_rows(result), *_step_rows(result)]
+    yield from ((name, Text(printable(text))) for name, text in told)
+    if drawn_steps:
+        yield "steps", drawn_steps
+    yield from ((name, Text(printable(text))) for name, text in _machine_rows(result))
+
+
+def _rate_rows(result: Result) -> Iterator[tuple[str, str]]:
     throughput = result.throughput
     if throughput:
         low_high = throughput.ci95
@@ -59,8 +125,6 @@ def rows(result: Result) -> Iterator[tuple[str, str]]:
         yield "throughput", f"{rate} {describe_interval(throughput)}{interval}"
     if result.points:
         yield "runs", f"{len(result.points)} in points/"
-    yield from _step_rows(result)
-    yield from _machine_rows(result)
 
 
 def _step_rows(result: Result) -> Iterator[tuple[str, str]]:
@@ -113,9 +177,10 @@ def _machine_rows(result: Result) -> Iterator[tuple[str, str]]:
 
 def print_findings(console: Console, findings: list[Finding]) -> None:
     """List findings, gravest first, each with what to do."""
-    order = {"error": 0, "warning": 1, "info": 2}
     if findings:
         console.print()
-    for found in sorted(findings, key=lambda f: order[f.severity]):
-        console.print(Text.assemble((f"{found.severity}: ", STYLES[found.severity]), f"{found.message} [{found.code}]"))
-        console.print(Padding(Text(found.hint, style="dim"), (0, 0, 0, 4)))
+    for found in sorted(findings, key=lambda f: ORDER[f.severity]):
+        message = printable_lines(found.message).replace("\n", "\n    ")
+        severity = (f"{found.severity}: ", STYLES[found.severity])
+        console.print(Text.assemble(severity, f"{message} [{printable(found.code)}]"))
+        console.print(Padding(Text(printable_lines(found.hint), style="dim"), (0, 0, 0, 4), expand=False))

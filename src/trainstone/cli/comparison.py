@@ -1,0 +1,116 @@
+"""A comparison on the terminal: a table, or blocks where it is narrow, then differences and the verdict."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trainstone.results.schema import Comparison, ComparisonRow, Side
+from trainstone.text import printable
+from trainstone.units import format_percent, format_rate
+
+TABLE_WIDTH = 80
+STYLES = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print rows, what else differs, and the verdict."""
+    if console.width >= TABLE_WIDTH:
+        console.print(make_table(comparison.rows))
+    else:
+        for row in comparison.rows:
+            print_block(console, row, several=len(comparison.rows) > 1)
+    for note in notes(comparison):
+        console.print(Text(printable(note), style="dim"))
+    console.print()
+    console.print(Text(printable(comparison.verdict), style="bold"))
+
+
+def make_table(rows: list[ComparisonRow]) -> Table:
+    """One line a row; the sides are named in the head where all rows have the same ones."""
+    several = len(rows) > 1
+    heads = _name_side("A", [row.a for row in rows]), _name_side("B", [row.b for row in rows])
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column()
+    for head in heads:
+        table.add_column(Text(head), justify="right", overflow="fold")
+    table.add_column(Text("A / B"), overflow="fold")
+    if several:
+        table.add_column(Text("p (Holm)"), no_wrap=True)
+    table.add_column(Text("judgement"))
+    for row in rows:
+        sides = _tell_side(row.a, named=heads[0] == "A"), _tell_side(row.b, named=heads[1] == "B")
+        corrected = [Text(_format_p(row.p_holm))] if several else []
+        ratio = Text(describe_ratio(row))
+        table.add_row(Text(printable(row.label), style="bold"), *sides, ratio, *corrected, _tell_judgement(row))
+    return table
+
+
+def print_block(console: Console, row: ComparisonRow, *, several: bool) -> None:
+    """The same as lines, for a narrow terminal."""
+    console.print(Text(printable(row.label), style="bold"))
+    lines = [("A", _tell_side(row.a, named=True)), ("B", _tell_side(row.b, named=True))]
+    lines.append(("A / B", Text(describe_ratio(row))))
+    if several:
+        lines.append(("p (Holm)", Text(_format_p(row.p_holm))))
+    lines.append(("", _tell_judgement(row)))
+    for name, told in lines:
+        console.print(Padding(Text.assemble((f"{name}  " if name else "", "dim"), told), (0, 0, 0, 2), expand=False))
+
+
+def describe_ratio(row: ComparisonRow) -> str:
+    """Return 1.234 (1.201 … 1.268), or 87.0 % of … for a published figure."""
+    if row.b.source is not None:
+        interval = f" ({_percents(row.ci95)})" if row.ci95 else ""
+        return f"{format_percent(row.ratio)}{interval} of B"
+    interval = f" ({_ratio(row.ci95[0])} … {_ratio(row.ci95[1])})" if row.ci95 else " (no interval)"
+    return f"{_ratio(row.ratio)}{interval}"
+
+
+def notes(comparison: Comparison) -> Iterator[str]:
+    """What the intervals cover, sources, noise floors, differences; the row is named where there are several."""
+    several = len(comparison.rows) > 1
+    for covers in dict.fromkeys(row.ci_covers for row in comparison.rows):
+        labels = ", ".join(row.label for row in comparison.rows if row.ci_covers == covers)
+        shared = all(row.ci_covers == covers for row in comparison.rows)
+        yield f"interval {covers}" if shared else f"{labels}: interval {covers}"
+    for row in comparison.rows:
+        prefix = f"{row.label}: " if several else ""
+        if row.b.source is not None:
+            yield f"{prefix}B is published: {row.b.source}"
+        if row.noise_floor is not None:
+            yield f"{prefix}noise floor {format_percent(row.noise_floor)}"
+        for difference in row.differences:
+            yield f"{prefix}differs: {difference}"
+    if comparison.geometric_mean is not None:
+        yield f"geometric mean of A / B: {_ratio(comparison.geometric_mean)}"
+
+
+def _name_side(letter: str, sides: list[Side]) -> str:
+    labels = {side.label for side in sides}
+    return f"{letter}: {printable(labels.pop())}" if len(labels) == 1 else letter
+
+
+def _tell_side(side: Side, *, named: bool) -> Text:
+    rate = f"{format_rate(side.images_per_second)} images/s"
+    return Text(f"{printable(side.label)}: {rate}" if named else rate)
+
+
+def _tell_judgement(row: ComparisonRow) -> Text:
+    return Text(row.judgement, style=STYLES[row.judgement])
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _percents(interval: tuple[float, float]) -> str:
+    return f"{format_percent(interval[0])} … {format_percent(interval[1])}"
+
+
+def _format_p(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,73 @@
+"""A row of small bars for a series: eight heights, one character each. Pure: values in, text out."""
+
+import itertools
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = ".:-=+*#@"
+# A series that varies by less than this share of its median fills only part of the height: it is quiet, and looks so.
+LEAST_SPAN = 0.1
+
+
+def draw_sparkline(
+    values: ArrayLike, width: int, steady_from: int = 0, *, encoding: str | None = "utf-8"
+) -> tuple[str, str]:
+    """Return the bars of the values before `steady_from` and of those after it, together at most `width` of them.
+
+    A bar is the mean of neighbours; where there is nothing finite it is a space. The heights span what is usual
+    in the steady part, so that one slow first step does not flatten all others: what is beyond is clipped.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    series = np.where(np.isfinite(series), series, np.nan)
+    cut = min(max(0, steady_from), series.size)
+    num_cells = min(max(0, width), series.size)
+    num_before = _share_cells(cut, series.size, num_cells)
+    cells = np.concatenate((_average(series[:cut], num_before), _average(series[cut:], num_cells - num_before)))
+    low, span = _find_scale(series[cut:] if np.isfinite(series[cut:]).any() else series)
+    bars = _choose_bars(encoding)
+    drawn = "".join(_draw_bar(float(cell), low, span, bars) for cell in cells)
+    return drawn[:num_before], drawn[num_before:]
+
+
+def _share_cells(num_before: int, num_values: int, num_cells: int) -> int:
+    """Divide the cells as the values are divided; each part that has values gets a cell, if there are two."""
+    if num_before in (0, num_values) or num_cells < 2:
+        return num_cells if num_before and num_before == num_values else 0
+    return min(max(1, round(num_cells * num_before / num_values)), num_cells - 1)
+
+
+def _average(values: Array, num_cells: int) -> Array:
+    edges = np.linspace(0, values.size, num_cells + 1).round().astype(np.int64)
+    pieces = [values[begin:end] for begin, end in itertools.pairwise(edges)]
+    finite = [piece[np.isfinite(piece)] for piece in pieces]
+    return np.array([piece.mean() if piece.size else np.nan for piece in finite], dtype=np.float64)
+
+
+def _find_scale(values: Array) -> tuple[float, float]:
+    """Return the lowest bar's value and the height of all: 98 % of what Tukey's far-out fences hold."""
+    finite = values[np.isfinite(values)]
+    if finite.size == 0:
+        return 0.0, 0.0
+    q1, median, q3 = (float(q) for q in np.quantile(finite, [0.25, 0.5, 0.75]))
+    fence = 3 * (q3 - q1)
+    low, high = np.quantile(finite[(finite >= q1 - fence) & (finite <= q3 + fence)], [0.01, 0.99])
+    return float(low), max(float(high - low), LEAST_SPAN * abs(median))
+
+
+def _choose_bars(encoding: str | None) -> str:
+    try:
+        BLOCKS.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BLOCKS
+
+
+def _draw_bar(value: float, low: float, span: float, bars: str) -> str:
+    if not np.isfinite(value):
+        return " "
+    height = min(max(0.0, (value - low) / span), 1.0) if span > 0 else 0.0
+    return bars[min(int(height * len(bars)), len(bars) - 1)]

@@ -1,0 +1,74 @@
+"""Errors on stderr, and names from files and machines in what verbs print: shown, never obeyed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hostile import EVIL, EVIL_NAME, EVIL_SHOWN, hidden
+from trainstone.cli import doctor, recipes
+from trainstone.cli.main import main, print_error
+from trainstone.errors import ConfigError, RunError
+
+RECIPE = """
+name = "mine"
+version = 1
+\t# a comment with a tab
+summary = "%s"
+"""
+
+
+def test_an_error_is_a_message_and_a_hint(capsys):
+    print_error(ConfigError("unknown key 'x'", hint="did you mean y?"))
+    assert capsys.readouterr() == ("", "error: unknown key 'x'\nhint:  did you mean y?\n")
+
+
+def test_a_hint_may_be_absent(capsys):
+    print_error(ConfigError("no"))
+    assert capsys.readouterr().err == "error: no\n"
+
+
+def test_further_lines_are_kept_and_cannot_pass_for_ours(capsys):
+    print_error(RunError("the child said:\nTraceback\n\thint: rm -rf", hint="one\r\ntwo"))
+    lines = ["error: the child said:", "       Traceback", "           hint: rm -rf", "hint:  one", "       two"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_what_an_error_quotes_is_not_obeyed(capsys):
+    print_error(ConfigError(EVIL, hint=EVIL))
+    err = capsys.readouterr().err
+    assert not hidden(err)
+    assert EVIL_SHOWN.partition("\\n")[0] in err
+
+
+def test_a_path_in_an_error_is_not_obeyed(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "argv", ["trainstone", "recipes", str(tmp_path / f"{EVIL_NAME}.toml")])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    err = capsys.readouterr().err
+    assert "no recipe file" in err
+    assert r"\x1b[31m" in err
+    assert not hidden(err)
+
+
+def test_a_recipe_is_shown_with_its_lines_and_not_obeyed(capsys, tmp_path: Path):
+    path = tmp_path / f"{EVIL_NAME}.toml"
+    text = RECIPE % r"\u001b[31m [red] \u202e" + "# raw \u202e [red]\n"
+    path.write_text(text, encoding="utf-8")
+    recipes.show_recipe(str(path), as_json=False)
+    out = capsys.readouterr().out
+    assert not hidden(out)
+    assert out.startswith('\nname = "mine"\nversion = 1\n    # a comment with a tab\n')
+    assert r"# raw \u202e [red]" in out
+    assert r"summary = \x1b[31m [red] \u202e" in out
+
+
+def test_the_doctor_shows_what_machines_say_and_does_not_obey(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from trainstone.train import checkup
+
+    monkeypatch.setattr(checkup, "examine", lambda facts, out: [checkup.Check("device", "missing", EVIL, EVIL)])
+    doctor.print_checks(tmp_path, as_json=False)
+    out = capsys.readouterr().out
+    assert not hidden(out)
+    assert out.count(EVIL_SHOWN) == 2

@@ -1,0 +1,174 @@
+"""The terminal summary: every golden run at every width, colours, and data that wants to be obeyed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostile import EVIL, EVIL_NAME, EVIL_SHOWN, hidden
+from trainstone.cli.summary import print_result
+from trainstone.results.checks import finding
+from trainstone.results.schema import Comparison, ComparisonRow, Result, Side
+from trainstone.results.store import read_result
+
+CASES = ["good", "killed", "never-steady", "throttled", "data-starved", "ten-ranks"]
+
+
+@pytest.fixture
+def show(golden, capsys, monkeypatch: pytest.MonkeyPatch):
+    """Print a golden run, changed or not, as wide as asked; return what stands on stdout."""
+
+    def printed(case: str, width: int = 80, *, colour: bool = False, **changes: Any) -> str:
+        path = golden(case)
+        monkeypatch.setenv("COLUMNS", str(width))
+        if colour:
+            monkeypatch.setenv("FORCE_COLOR", "1")
+            monkeypatch.setenv("TERM", "xterm-256color")
+        print_result(read_result(path).model_copy(update=changes), path)
+        return capsys.readouterr().out
+
+    return printed
+
+
+def as_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("case", CASES)
+def test_lines_fit_the_terminal(show, case: str, width: int):
+    text = show(case, width)
+    assert not hidden(text)
+    too_long = [line for line in text.splitlines() if len(line) > width]
+    assert all(line.startswith(("result  ", "repeat  ")) for line in too_long)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_everything_is_said_at_every_width(show, golden, tmp_path: Path, width: int):
+    text = as_one_line(show("throttled", width))
+    result = read_result(tmp_path / "throttled")
+    assert as_one_line(result.verdict) in text
+    for found in result.findings:
+        assert f"{found.severity}: {found.message} [{found.code}] {found.hint}" in text
+    for name in ("throughput", "step", "first step", "window", "steps", "utilisation", "memory", "energy", "noise"):
+        assert f" {name} " in text
+
+
+def test_names_stand_above_values_where_it_is_narrow(show):
+    lines = show("good", 59).splitlines()
+    row = lines.index("throughput")
+    assert lines[row + 1].startswith("  46.8 images/s")
+
+
+def test_names_stand_beside_values_elsewhere(show):
+    assert re.search(r"^  throughput   46.8 images/s ± 2.8 % ", show("good", 60), re.MULTILINE)
+
+
+def test_the_steps_are_drawn_with_their_extremes(show):
+    drawn = re.search(r"^  steps +(\S+)  min 65.4 ms, max 165 ms *$", show("good"), re.MULTILINE)
+    assert re.fullmatch(r"[▁-█]\|[▁-█]{34}", drawn[1])
+
+
+def test_steps_that_get_slower_rise(show):
+    bars = re.search(r"^  steps +([▁-█|]+)", show("never-steady"), re.MULTILINE)[1].rpartition("|")[2]
+    assert bars[-1] > bars[len(bars) // 2] > bars[0]
+
+
+def test_the_steps_of_a_killed_run_are_drawn(show):
+    text = show("killed")
+    assert "no number: killed" in text
+    assert re.search(r"^  steps +[▁-█]{36}  min ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("content", ["", "step,epo", "not a step file\n", None])
+def test_a_result_without_readable_steps_is_printed_all_the_same(golden, capsys, content: str | None):
+    path = golden("good")
+    file = path / "steps-rank0000.csv"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    print_result(read_result(path), path)
+    assert "steps  " not in capsys.readouterr().out.replace("steps from", "")
+
+
+def test_devices_of_a_kind_are_counted(show):
+    assert "10 x Example GPU 80GB · bf16" in show("ten-ranks", 120)
+
+
+def test_colour_follows_severity_on_a_terminal(show):
+    findings = [finding("not-measured", "one"), finding("run-failed", "two"), finding("outliers", "three")]
+    text = show("throttled", colour=True, findings=[*findings, finding("throttled", "four")])
+    told = re.findall(r"(\x1b\[[\d;]*m)(error|warning|info): \x1b\[0m(\w+)", text)
+    assert told == [
+        ("\x1b[1;31m", "error", "two"),
+        ("\x1b[33m", "warning", "four"),
+        ("\x1b[36m", "info", "one"),
+        ("\x1b[36m", "info", "three"),
+    ]
+    assert re.search(r"\x1b\[2m[▁-█]+\|\x1b\[0m[▁-█]+", text), "warm-up is dim"
+
+
+def test_no_color_is_honoured(show, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = show("throttled", colour=True)
+    assert not re.search(r"\x1b\[[\d;]*3\dm", text)
+
+
+def test_nothing_is_coloured_in_a_pipe(show):
+    assert "\x1b" not in show("throttled")
+
+
+def test_paths_are_whole_quoted_and_last(golden, capsys, tmp_path: Path):
+    path = golden("good").rename(tmp_path / "my runs (1)")
+    print_result(read_result(path), path)
+    *_, result, repeat = capsys.readouterr().out.splitlines()
+    assert result == f"result  {path}/result.json"
+    assert repeat == f"repeat  trainstone bench '{path}/config.toml'"
+    (path / "report.html").write_text("")
+    print_result(read_result(path), path)
+    assert capsys.readouterr().out.splitlines()[-2] == f"report  {path}/report.html"
+
+
+def poison(value: Any) -> Any:
+    """Append the evil to every text of a document."""
+    if isinstance(value, dict):
+        return {key: poison(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [poison(inner) for inner in value]
+    return value + EVIL if isinstance(value, str) else value
+
+
+def evil_result(result: Result) -> Result:
+    clean = result.model_dump(mode="json", exclude_none=True)
+    evil = poison(clean)
+    for key in ("kind", "status"):
+        evil[key] = clean[key]
+    evil["noise"]["grade"] = clean["noise"]["grade"]
+    for found, before in zip(evil["findings"], clean["findings"], strict=True):
+        found["severity"] = before["severity"]
+    side = Side(label=EVIL, images_per_second=1.0, source=EVIL)
+    row = ComparisonRow(label=EVIL, a=side, b=side, ratio=1, ci_covers=EVIL, judgement="not judged", differences=[EVIL])
+    evil["comparison"] = Comparison(rows=[row, row], verdict=EVIL).model_dump()
+    return Result.model_validate(evil)
+
+
+@pytest.mark.parametrize("width", [40, 80, 500])
+@pytest.mark.parametrize("colour", [False, True])
+def test_data_is_shown_and_never_obeyed(
+    golden, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, colour: bool
+):
+    monkeypatch.setenv("COLUMNS", str(width))
+    if colour:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm-256color")
+    path = golden("throttled").rename(tmp_path / EVIL_NAME)
+    print_result(evil_result(read_result(path)), path)
+    text = capsys.readouterr().out
+    assert not hidden(re.sub(r"\x1b\[\d[\d;]*m", "", text)), "but for our own colours"
+    assert "\x1b[31m<" not in text
+    if width == 500 and not colour:
+        assert text.count(EVIL_SHOWN) > 10
+        assert "[red][/]" in text
+        assert repr(EVIL_NAME)[1:-1].split("\\x1b")[1] in text.splitlines()[-1]
