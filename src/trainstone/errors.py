@@ -8,9 +8,11 @@ TrainstoneError       1   never raised itself; an unexpected bug keeps its trace
  ├ RunError           6   NaN loss, out of memory, time-out
  └ ResultError        7   unreadable, unwritable or unlike result files
 
+Further codes are no errors: 9 a gate said no (compare --fail-below), 130 interrupted.
 A message says what happened, the value seen and what is allowed; `hint` is the next thing to type.
 """
 
+EXIT_GATE = 9
 EXIT_INTERRUPTED = 130
 
 

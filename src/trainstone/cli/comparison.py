@@ -3,22 +3,26 @@
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trainstone.results.compare import describe_share
 from trainstone.results.schema import Comparison, ComparisonRow, Side
 from trainstone.text import printable
 from trainstone.units import format_percent, format_rate
 
-TABLE_WIDTH = 80
+MAX_SOURCES = 5
+"""With more published figures than this, their sources are left to --json and --page."""
 STYLES = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print rows, what else differs, and the verdict."""
-    if console.width >= TABLE_WIDTH:
-        console.print(make_table(comparison.rows))
+    table = make_table(comparison.rows)
+    if fits(console, table):
+        console.print(table)
     else:
         for row in comparison.rows:
             print_block(console, row, several=len(comparison.rows) > 1)
@@ -26,6 +30,46 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(Text(printable(note), style="dim"))
     console.print()
     console.print(Text(printable(comparison.verdict), style="bold"))
+
+
+def print_shares(console: Console, rows: list[ComparisonRow]) -> None:
+    """Print what share of each published figure was reached, device by device; fastest figures first."""
+    ranked = sorted(rows, key=lambda row: -row.b.images_per_second)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(Text("images/s a device"), overflow="fold")
+    for head in ("published", "A", "A / published"):
+        table.add_column(Text(head), justify="right", overflow="fold")
+    for row in ranked:
+        rates = format_rate(row.b.images_per_second), format_rate(row.a.images_per_second)
+        table.add_row(Text(printable(row.label), style="bold"), *rates, describe_share(row))
+    if fits(console, table):
+        console.print(table)
+    else:
+        for row in ranked:
+            rates = f"{format_rate(row.a.images_per_second)} of {format_rate(row.b.images_per_second)}"
+            console.print(Text(printable(row.label), style="bold"))
+            console.print(Text(f"  {rates} images/s a device\n  {describe_share(row)}"))
+    for line in sources(rows):
+        console.print(Text(printable(line), style="dim"))
+    console.print()
+
+
+def sources(rows: list[ComparisonRow]) -> Iterator[str]:
+    """What the intervals cover and, of a few figures, where they stand and how they were got."""
+    yield from (f"interval: {covers}" for covers in dict.fromkeys(row.ci_covers for row in rows))
+    if len(rows) > MAX_SOURCES:
+        yield "sources and differences of each: --json, --page, or --to with its name"
+        return
+    for row in rows:
+        prefix = f"{row.label}: " if len(rows) > 1 else ""
+        yield f"{prefix}source: {row.b.source}"
+        yield from (f"{prefix}differs: {difference}" for difference in row.differences)
+
+
+def fits(console: Console, table: Table) -> bool:
+    """Say whether a table can be printed without folding its cells."""
+    unlimited = console.options.update(max_width=10_000)
+    return Measurement.get(console, unlimited, table).maximum <= console.width
 
 
 def make_table(rows: list[ComparisonRow]) -> Table:
@@ -76,12 +120,13 @@ def notes(comparison: Comparison) -> Iterator[str]:
         labels = ", ".join(row.label for row in comparison.rows if row.ci_covers == covers)
         shared = all(row.ci_covers == covers for row in comparison.rows)
         yield f"interval {covers}" if shared else f"{labels}: interval {covers}"
+    floors = sorted({row.noise_floor for row in comparison.rows if row.noise_floor is not None})
+    if floors:
+        yield f"noise floor {' to '.join(format_percent(floor) for floor in dict.fromkeys((floors[0], floors[-1])))}"
     for row in comparison.rows:
         prefix = f"{row.label}: " if several else ""
         if row.b.source is not None:
             yield f"{prefix}B is published: {row.b.source}"
-        if row.noise_floor is not None:
-            yield f"{prefix}noise floor {format_percent(row.noise_floor)}"
         for difference in row.differences:
             yield f"{prefix}differs: {difference}"
     if comparison.geometric_mean is not None:

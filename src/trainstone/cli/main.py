@@ -8,10 +8,13 @@ import typer
 
 from trainstone import __version__
 from trainstone.cli.bench import bench
+from trainstone.cli.compare import CompareCommand, compare
 from trainstone.cli.doctor import doctor
 from trainstone.cli.recipes import recipes
+from trainstone.cli.report import report
 from trainstone.errors import TrainstoneError
 from trainstone.machine.affinity import remember_affinity
+from trainstone.text import printable_lines
 
 app = typer.Typer(
     name="trainstone",
@@ -21,8 +24,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(bench)
+app.command(cls=CompareCommand)(compare)
 app.command()(doctor)
 app.command()(recipes)
+app.command()(report)
 
 
 def print_version(asked: bool) -> None:
@@ -51,7 +56,12 @@ def main() -> None:
     try:
         app()
     except TrainstoneError as err:
-        print(f"error: {err.message}", file=sys.stderr)
-        if err.hint:
-            print(f"hint:  {err.hint}", file=sys.stderr)
+        print_error(err)
         sys.exit(err.exit_code)
+
+
+def print_error(err: TrainstoneError) -> None:
+    """Print message and hint; further lines of a message are indented, so that none can pass for our own."""
+    for name, told in (("error: ", err.message), ("hint:  ", err.hint)):
+        if told:
+            print(name + printable_lines(told).replace("\n", "\n       "), file=sys.stderr)

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from trainstone.errors import ResultError
 from trainstone.results.checks import describe_first_step
 from trainstone.results.schema import Finding, Result
 from trainstone.results.series import StepSeries, sample_steps
-from trainstone.results.summary import describe_interval
+from trainstone.results.summary import describe_interval, describe_setting
 from trainstone.text import printable, printable_lines
 from trainstone.units import format_bytes, format_decimal, format_percent, format_rate, format_seconds
 
@@ -91,20 +90,6 @@ def print_paths(console: Console, path: Path) -> None:
     named.append(("repeat", f"trainstone bench {shlex.quote(str(path / 'config.toml'))}"))
     for name, told in named:
         console.print(Text(f"{name}  {printable(told)}"), soft_wrap=True)
-
-
-def describe_setting(result: Result) -> str:
-    """One line: recipe, devices, precision, batch, data."""
-    train, engine = result.config.get("train", {}), result.config.get("engine", {})
-    parts = [f"{result.recipe.name} v{result.recipe.version}"]
-    names = Counter(device.name for device in result.devices)
-    if names:
-        threads = f", {engine.get('threads')} threads" if result.devices[0].label == "cpu" else ""
-        told = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
-        parts.append(f"{told}{threads}")
-    parts += [str(train.get("precision")), f"batch {train.get('batch_size')}"]
-    parts.append(f"{result.config.get('data', {}).get('source')} data")
-    return " · ".join(parts)
 
 
 def rows(result: Result, drawn_steps: Text | None = None) -> Iterator[tuple[str, Text]]:

@@ -139,6 +139,7 @@ class Side(Record):
     runs: list[str] = []
     """Run folders; empty for a published figure."""
     images_per_second: float
+    """Of all devices, the geometric mean of several runs; where b is a published figure, of one device, in a and b."""
     source: str | None = None
     """Where a published figure stands."""
 
@@ -171,8 +172,10 @@ class Comparison(Record):
 
     rows: list[ComparisonRow]
     geometric_mean: float | None = None
-    """Of the ratios, where there are several rows."""
+    """Of the ratios to runs, where there are several of them."""
     verdict: str
+    left_out: list[str] = []
+    """What was given and not compared, and why."""
 
 
 class Point(Record):

@@ -1,6 +1,6 @@
 """A run's steps sampled down while they are read: some thousand buckets and a histogram, whatever the run's length.
 
-Each bucket keeps its lowest and highest step, so that nothing that stood out is smoothed away. One pass, bounded memory.
+Each bucket keeps its lowest and highest step, so that nothing that stood out is smoothed away. Memory stays bounded.
 """
 
 import math

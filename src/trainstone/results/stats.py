@@ -7,12 +7,12 @@ count. Warm-up and outliers are in steady.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainstone.errors import ResultError
+from trainstone.results.student import student_t_quantile
 
 Array = NDArray[np.float64]
 
@@ -83,35 +83,6 @@ def checked_seconds(step_seconds: ArrayLike) -> Array:
 def sum_bins(x: Array, size: int) -> Array:
     """Sum `size` neighbours at a time; a shorter tail is left out."""
     return x if size == 1 else x[: x.size // size * size].reshape(-1, size).sum(axis=1)
-
-
-@lru_cache(maxsize=4096)
-def student_t_quantile(p: float, df: float) -> float:
-    """Invert Student's t distribution for 0 < p < 1 and df >= 1, to about 1e-9 relative.
-
-    With t = sqrt(df) tan(a) the distribution is 1/2 + C * integral of cos^(df-1) over [0, a]. The integrand
-    falls, so the integral is concave and Newton's steps from a = 0 stay left of the root: no overshoot.
-    """
-    if not (0.0 < p < 1.0 and df >= 1.0):
-        raise ValueError(f"need 0 < p < 1 and df >= 1, got p={p}, df={df}")
-    if p < 0.5:
-        return -student_t_quantile(1.0 - p, df)
-    nodes, weights = _gauss_legendre()
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
-    angle = 0.0
-    for _ in range(200):
-        area = 0.5 * angle * float(weights @ np.cos(angle * nodes) ** (df - 1))
-        step = (p - 0.5 - scale * area) / (scale * math.cos(angle) ** (df - 1))
-        angle += step
-        if abs(step) <= 1e-12 * angle:
-            break
-    return math.sqrt(df) * math.tan(angle)
-
-
-@lru_cache(maxsize=1)
-def _gauss_legendre() -> tuple[Array, Array]:
-    nodes, weights = np.polynomial.legendre.leggauss(40)
-    return (nodes + 1) / 2, weights
 
 
 def autocorrelation(x: ArrayLike, max_lag: int) -> Array:

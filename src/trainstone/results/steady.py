@@ -10,14 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainstone.results.stats import (
-    MAX_BINS,
-    Array,
-    autocorrelation,
-    checked_seconds,
-    student_t_quantile,
-    sum_bins,
-)
+from trainstone.results.stats import MAX_BINS, Array, autocorrelation, checked_seconds, sum_bins
+from trainstone.results.student import student_t_quantile
 
 MIN_JUDGED_STEPS = 20
 """A shorter window is not judged: with thirds of 5 steps a slope and correlated noise look the same."""

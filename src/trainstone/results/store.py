@@ -91,7 +91,7 @@ def read_result(path: Path) -> Result:
         document = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise ResultError(f"no result in {path}: {file.name} is missing") from err
-    except (OSError, ValueError) as err:
+    except (OSError, ValueError, RecursionError) as err:
         raise ResultError(f"cannot read {file}: {err}") from err
     if not isinstance(document, dict) or not isinstance(document.get("format"), int):
         raise ResultError(f"{file} is not a trainstone result: it has no format number")
@@ -106,7 +106,7 @@ def read_result(path: Path) -> Result:
         first = err.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ResultError(f"{file} is damaged at {where}: {first['msg']}") from err
-    if result.status == "running" and not _is_alive(result.process, file.parent):
+    if result.status == "running" and not is_alive(result.process, file.parent):
         return result.model_copy(update={"status": "killed"})
     return result
 
@@ -132,14 +132,15 @@ def dump_json(document: Any) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _is_alive(process: Process, folder: Path) -> bool:
+def is_alive(process: Process, folder: Path) -> bool:
+    """Say whether a run's writer still lives; on another host, whether its files still move."""
     if process.host != socket.gethostname():
         newest = max((p.stat().st_mtime for p in folder.iterdir()), default=0.0)
         return datetime.now().timestamp() - newest < STALE_SECONDS
-    started = datetime.fromisoformat(process.started_utc).timestamp()
     try:
+        started = datetime.fromisoformat(process.started_utc).timestamp()
         writer = psutil.Process(process.pid)
         # A process younger than the run has only inherited its number.
         return writer.status() != psutil.STATUS_ZOMBIE and writer.create_time() <= started + 1
-    except psutil.NoSuchProcess:
+    except (psutil.Error, ValueError):  # gone, hidden, or a time that is none
         return False

@@ -3,6 +3,7 @@
 Pure; every definition of a metric stands here or in results/stats.py, once.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,13 +126,14 @@ def write_verdict(
 
 
 def describe_setting(result: schema.Result) -> str:
-    """One line: recipe, device, precision, batch, data."""
+    """One line: recipe, devices, precision, batch, data."""
     train, engine = result.config.get("train", {}), result.config.get("engine", {})
     parts = [f"{result.recipe.name} v{result.recipe.version}"]
-    if result.devices:
+    names = Counter(device.name for device in result.devices)
+    if names:
         threads = f", {engine.get('threads')} threads" if result.devices[0].label == "cpu" else ""
-        others = f" and {len(result.devices) - 1} more" if len(result.devices) > 1 else ""
-        parts.append(f"{result.devices[0].name}{others}{threads}")
+        told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
+        parts.append(f"{told}{threads}")
     parts += [str(train.get("precision")), f"batch {train.get('batch_size')}"]
     parts.append(f"{result.config.get('data', {}).get('source')} data")
     return " · ".join(parts)

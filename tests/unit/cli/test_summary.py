@@ -94,7 +94,7 @@ def test_a_result_without_readable_steps_is_printed_all_the_same(golden, capsys,
 
 
 def test_devices_of_a_kind_are_counted(show):
-    assert "10 x Example GPU 80GB · bf16" in show("ten-ranks", 120)
+    assert "10 × Example GPU 80GB · bf16" in show("ten-ranks", 120)
 
 
 def test_colour_follows_severity_on_a_terminal(show):

@@ -91,12 +91,23 @@ def test_keys_of_a_newer_version_are_passed_over(run):
     assert read_result(run.path).recipe.name == "resnet50"
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path):
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "x.json"
     write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "new \ud800")
+
+    def fail(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, "new")
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_bytes_that_are_no_utf8_survive_in_json(tmp_path: Path):
+    write_atomically(tmp_path / "x.json", dump_json({"command": "bench x\udcff"}))
+    assert json.loads((tmp_path / "x.json").read_text()) == {"command": "bench x\udcff"}
 
 
 def test_no_nan_in_json():

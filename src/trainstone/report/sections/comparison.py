@@ -2,7 +2,7 @@
 
 import altair as alt
 
-from trainstone.report.blocks import Block, Facts, Figure, Section, Table
+from trainstone.report.blocks import Block, Facts, Figure, Prose, Section, Table
 from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, figure, height_of, values
 from trainstone.report.view import RunView
 from trainstone.results.schema import Comparison, ComparisonRow
@@ -22,7 +22,9 @@ def describe(comparison: Comparison, lead: str | None = None) -> Section:
     blocks: list[Block] = [draw_ratios(comparison.rows), tabulate(comparison.rows)]
     differing = [(row.label, "; ".join(row.differences)) for row in comparison.rows if row.differences]
     if differing:
-        blocks.append(Facts(differing))
+        blocks += [Prose("In what the two sides differ beside what is compared:"), Facts(differing)]
+    if comparison.left_out:
+        blocks += [Prose("Left out:"), Facts([("", told) for told in comparison.left_out])]
     return Section("comparison", "Comparison", blocks, comparison.verdict if lead is None else lead)
 
 

@@ -80,7 +80,7 @@ def mark_values(marks: dict[str, float], low: float, high: float, factor: float)
         return []
     layers: list[Any] = [alt.Chart(values(rows)).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="at:Q")]
     for number, row in enumerate(rows):  # the first name stands left of its line, so that close ones stay apart
-        side = {"align": "right", "dx": -3} if number == 0 else {"align": "left", "dx": 3}
+        side: dict[str, Any] = {"align": "right", "dx": -3} if number == 0 else {"align": "left", "dx": 3}
         name = alt.Chart(values([row])).mark_text(dy=8, y=0, color=ORANGE, **side)
         layers.append(name.encode(x="at:Q", text="what:N"))
     return layers

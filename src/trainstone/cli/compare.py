@@ -1,0 +1,198 @@
+"""trainstone compare: how many times as fast, with an interval. Paths -> results/compare.py -> table, page, gate."""
+
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from trainstone.cli import options
+from trainstone.errors import EXIT_GATE, ConfigError, ResultError
+
+if TYPE_CHECKING:
+    from trainstone.results.schema import Comparison, ComparisonRow
+
+LARGEST_GATE = 50
+"""A larger --fail-below is a percentage by mistake."""
+MANY_RUNS = 3
+"""With fewer on a side, more runs are what tells more."""
+
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN", help="Side A: run folders, result.json files, or folders of runs.", show_default=False
+    ),
+]
+To = Annotated[
+    list[str],
+    typer.Option(
+        "--to",
+        metavar="RUN...",
+        help="Side B, the baseline: the same, or published figures: published for all that fit, or one's name.",
+        show_default=False,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Compare unlike runs, too; the differences are listed.")]
+FailBelow = Annotated[
+    float | None,
+    typer.Option(
+        "--fail-below",
+        metavar="RATIO",
+        help="Leave with exit code 9 if a row is shown to be below this ratio, such as 0.95.",
+        show_default=False,
+    ),
+]
+PageFile = Annotated[
+    Path | None,
+    typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison.", show_default=False),
+]
+
+
+class CompareCommand(TyperCommand):
+    """Gives --to every word up to the next option, so that a shell pattern can stand after it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write --to before each of its words."""
+        return super().parse_args(ctx, spread_to(args))
+
+
+def spread_to(args: list[str]) -> list[str]:
+    """Turn `--to B1 B2 --json` into `--to B1 --to B2 --json`; after -- nothing is an option."""
+    spread: list[str] = []
+    words = 0
+    inside = False
+    for position, word in enumerate(args):
+        if word == "--":
+            return spread + args[position:]
+        if inside and not word.startswith("-"):
+            spread += ["--to", word] if words else [word]
+            words += 1
+            continue
+        inside = word == "--to" or word.startswith("--to=")
+        words = int(word.startswith("--to="))
+        spread.append(word)
+    return spread
+
+
+def compare(
+    runs: Runs,
+    to: To,
+    force: Force = False,
+    fail_below: FailBelow = None,
+    page: PageFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare runs: how many times as fast A is as B, with an interval; unlike runs are refused."""
+    from trainstone.cli.output import print_json
+    from trainstone.results.compare import compare as compare_results
+
+    check_limit(fail_below)
+    comparison = compare_results(runs, to, force=force)
+    for told in comparison.left_out:
+        warn(f"not compared: {told}")
+    if page is not None:
+        write_page(comparison, page)
+    if as_json:
+        print_json(comparison.model_dump(mode="json", exclude_none=True))
+    else:
+        print_table(comparison, page)
+    if fail_below is not None:
+        leave_by_gate(comparison, fail_below)
+
+
+def check_limit(limit: float | None) -> None:
+    """Refuse what is no ratio."""
+    if limit is None:
+        return
+    if not math.isfinite(limit) or limit <= 0:
+        raise ConfigError(f"--fail-below {limit:g}: a ratio is above 0", hint="for example --fail-below 0.95")
+    if limit >= LARGEST_GATE:
+        raise ConfigError(
+            f"--fail-below {limit:g} is a ratio, not a percentage", hint=f"did you mean --fail-below {limit / 100:g}?"
+        )
+
+
+def write_page(comparison: "Comparison", path: Path) -> None:
+    """--page: an HTML page of its own."""
+    from trainstone.report.comparison import write_comparison_page
+
+    try:
+        write_comparison_page(comparison, path)
+    except OSError as err:
+        raise ResultError(f"cannot write {path}: {err.strerror or err}", hint="choose another --page FILE") from err
+
+
+def print_table(comparison: "Comparison", page: Path | None) -> None:
+    """Print on stdout; no colour when it is not a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from trainstone.cli.comparison import print_comparison, print_shares
+    from trainstone.results.compare import is_published
+    from trainstone.text import printable
+
+    console = Console(file=sys.stdout, highlight=False)
+    published = [row for row in comparison.rows if is_published(row)]
+    judged = [row for row in comparison.rows if not is_published(row)]
+    if published:
+        print_shares(console, published)
+    if judged:
+        rows, common = split_differences(judged)
+        for told in common:
+            console.print(Text(printable(f"all rows differ in {told}"), style="dim"))
+        print_comparison(console, comparison.model_copy(update={"rows": rows}))
+    else:
+        console.print(Text(printable(comparison.verdict), style="bold"))
+    console.print()
+    if page is not None:
+        console.print(Text(f"page  {printable(str(page))}"), soft_wrap=True)
+    console.print(Text(f"next  {suggest_next(comparison)}"), soft_wrap=True)
+
+
+def split_differences(rows: list["ComparisonRow"]) -> tuple[list["ComparisonRow"], list[str]]:
+    """Take out what all of several rows differ in, so that it is told once."""
+    if len(rows) == 1:
+        return rows, []
+    common = [told for told in rows[0].differences if all(told in row.differences for row in rows)]
+    own = [[told for told in row.differences if told not in common] for row in rows]
+    return [row.model_copy(update={"differences": d}) for row, d in zip(rows, own, strict=True)], common
+
+
+def suggest_next(comparison: "Comparison") -> str:
+    """Return the command that would tell more."""
+    from trainstone.results.compare import is_published
+    from trainstone.text import printable
+
+    row = next((row for row in comparison.rows if not is_published(row)), comparison.rows[0])
+    few = [side.runs[0] for side in (row.a, row.b) if 0 < len(side.runs) < MANY_RUNS]
+    if few:
+        config = printable(shlex.quote(str(Path(few[0]) / "config.toml")))
+        return f"trainstone bench {config} --runs 5, and compare its folder: that interval covers run-to-run changes"
+    if row.judgement == "no difference shown":
+        return "trainstone bench RECIPE --against RECIPE: interleaved, it finds smaller differences"
+    return f"trainstone report {printable(shlex.quote(row.a.runs[0]))}, to see what limits it"
+
+
+def leave_by_gate(comparison: "Comparison", limit: float) -> None:
+    """--fail-below: name the rows that say no and leave with exit code 9; warn of those that are only low."""
+    from trainstone.results.gate import check_gate
+    from trainstone.text import printable
+
+    gate = check_gate(comparison, limit)
+    for told in gate.doubtful:
+        warn(f"{told}: not established, so it passes; measure both sides with --runs 5")
+    for told in gate.failed:
+        print(f"gate:    {printable(told)}", file=sys.stderr)
+    if gate.failed:
+        raise typer.Exit(EXIT_GATE)
+
+
+def warn(told: str) -> None:
+    """Say it on stderr, on one line."""
+    from trainstone.text import printable
+
+    print(f"warning: {printable(told)}", file=sys.stderr)

@@ -1,0 +1,296 @@
+"""Compares runs with runs or with published figures: rows with ratio and interval, judged together, and a verdict.
+
+Finding runs and telling them apart is in sides.py, the statistics in ratio.py, the figures in anchors.py.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from trainstone.errors import ResultError
+from trainstone.results import ratio
+from trainstone.results.anchors import Anchor, anchors_for, choose_anchors, is_anchor, matching_device, refuse_name
+from trainstone.results.paired import write_verdict
+from trainstone.results.schema import Comparison, ComparisonRow, Judgement, Result, Side
+from trainstone.results.sides import (
+    Difference,
+    Run,
+    exists,
+    find_differences,
+    find_runs,
+    group_runs,
+    read_executed,
+    refuse_shared,
+)
+from trainstone.text import printable
+from trainstone.units import format_percent, format_rate
+
+Group = list[Run]
+# The first of these that differs names the sides; what else differs is listed.
+NAMING_KEYS = ("device", "host", "engine.threads")
+
+
+def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> Comparison:
+    """Compare what is in `runs` (A) with what is in `to` (B): paths, or names of published figures in `to`."""
+    _check_words(runs, to)
+    a, left_out = find_runs(Path(word) for word in runs)
+    b, left_out_of_b = find_runs(Path(word) for word in to if not is_anchor(word))
+    left_out += left_out_of_b
+    refuse_shared(a, b)
+    groups = group_runs(a)
+    rows: list[ComparisonRow] = []
+    if b:
+        pairs, unpaired = pair_groups(groups, group_runs(b), force=force)
+        left_out += unpaired
+        rows = judge_rows([compare_pair(label, *pair) for label, pair in zip(name_rows(pairs), pairs, strict=True)])
+    mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
+    words = [word for word in to if is_anchor(word)]
+    published, own = compare_published(groups, words, left_out) if words else ([], [])
+    rows += published
+    return Comparison(rows=rows, geometric_mean=mean, verdict=write_sentence(rows, mean, own), left_out=left_out)
+
+
+def pair_groups(a: Sequence[Group], b: Sequence[Group], *, force: bool) -> tuple[list[tuple[Group, Group]], list[str]]:
+    """Pair groups that executed the same; return them and what has no partner. Unlike ones are refused, or forced."""
+    of_b = {_key(group): group for group in b}
+    pairs = [(group, of_b[_key(group)]) for group in a if _key(group) in of_b]
+    if not pairs:
+        pairs = [(group, _nearest(group, b)) for group in a]
+        if not force:
+            pairs = [min(pairs, key=lambda pair: len(_unlike(*pair)))]
+    if not force:
+        refuse_unlike(pairs, several=len(a) + len(b) > 2)
+    paired = [id(group) for pair in pairs for group in pair]
+    left_out = [
+        f"{_tell(group)}: only in {side}, {len(group)} run{'s' if len(group) > 1 else ''}"
+        for side, groups in (("A", a), ("B", b))
+        for group in groups
+        if id(group) not in paired
+    ]
+    return pairs, left_out
+
+
+def refuse_unlike(pairs: Sequence[tuple[Group, Group]], *, several: bool) -> None:
+    """Raise an error that lists every difference which forbids comparing."""
+    found = dict.fromkeys(difference for pair in pairs for difference in _unlike(*pair))
+    if not found:
+        return
+    nearest = "; of the nearest" if several and len(pairs) == 1 else ""
+    hint = "--force compares anyway"
+    if any(difference.key == "train.batch_size" for difference in found):
+        hint += "; or give both the same batch: --set train.batch_size=N"
+    listed = "\n".join(str(difference) for difference in found)
+    raise ResultError(f"the runs are unlike, so a ratio would not tell why{nearest} (A | B):\n{listed}", hint=hint)
+
+
+def compare_pair(label: str, a: Group, b: Group) -> ComparisonRow:
+    """Make a row; it is judged later, together with the others."""
+    estimate = ratio.estimate_ratio([run.throughput for run in a], [run.throughput for run in b])
+    differences = find_differences(a, b)
+    name_a, name_b = name_sides(a, b, differences)
+    return ComparisonRow(
+        label=label,
+        a=_make_side(name_a, a),
+        b=_make_side(name_b, b),
+        ratio=estimate.ratio,
+        ci95=estimate.ci95,
+        ci_covers=printable(estimate.ci_covers),
+        p_value=estimate.p_value,
+        noise_floor=ratio.choose_floor(run.result.noise.grade if run.result.noise else None for run in [*a, *b]),
+        judgement="not judged",
+        differences=[str(difference) for difference in differences],
+    )
+
+
+def judge_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Correct the p-values for the number of rows, then judge each."""
+    judged = []
+    for row, p_holm in zip(rows, ratio.correct_holm([row.p_value for row in rows]), strict=True):
+        assert row.noise_floor is not None  # compare_pair sets it
+        judgement = ratio.judge(row.ratio, row.ci95, p_holm, row.noise_floor)
+        judged.append(row.model_copy(update={"p_holm": p_holm, "judgement": judgement}))
+    return judged
+
+
+def compare_published(
+    groups: Sequence[Group], words: Sequence[str], left_out: list[str]
+) -> tuple[list[ComparisonRow], list[ComparisonRow]]:
+    """Return the rows for the figures that the words name, and those of them that are of the runs' own devices."""
+    fitting = [group for group in groups if anchors_for(group[0].result)] or list(groups[:1])
+    left_out += [f"{_tell(group)}: no published figures" for group in groups if group not in fitting]
+    rows, own = [], []
+    for group in fitting:
+        chosen = {anchor.id: anchor for word in words for anchor in choose_anchors(word, group[0].result)}
+        same = {anchor.id for anchor in matching_device(group[0].result)}
+        for anchor in chosen.values():
+            row = compare_anchor(f"{_tell(group)}, {anchor.id}" if len(fitting) > 1 else anchor.id, group, anchor)
+            rows.append(row)
+            own += [row] if anchor.id in same else []
+    return rows, own
+
+
+def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
+    """Hold runs against a published figure, device by device; never judged, because nobody knows its spread."""
+    first, ranks = group[0].result, max(1, group[0].result.world.ranks)
+    estimate = ratio.estimate_share([run.throughput for run in group], anchor.per_device, per=ranks)
+    side = _make_side(_name_device(first), group)
+    covers = "the steady window | the whole run, evaluation included" if anchor.whole_run else None
+    differing = {
+        "precision": f"{_read(first, 'train', 'precision')} | {anchor.precision}" if anchor.precision else None,
+        "batch a device": f"{_read(first, 'train', 'batch_size')} | {anchor.batch}" if anchor.batch else None,
+        "devices": f"{ranks} | {anchor.devices}" if ranks != anchor.devices else None,
+        "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {anchor.stack}",
+        "counted": covers,
+        "the figure": anchor.note,
+    }
+    return ComparisonRow(
+        label=label,
+        a=side.model_copy(update={"images_per_second": side.images_per_second / ranks}),
+        b=Side(
+            label=" ".join(part for part in (anchor.kind, anchor.precision) if part),
+            images_per_second=anchor.per_device,
+            source=f"{anchor.stack}; {anchor.source}",
+        ),
+        ratio=estimate.ratio,
+        ci95=estimate.ci95,
+        ci_covers=printable(estimate.ci_covers),
+        judgement="not judged",
+        differences=[printable(f"{key}: {told}") for key, told in differing.items() if told],
+    )
+
+
+def is_published(row: ComparisonRow) -> bool:
+    """Say whether a row holds runs against a published figure."""
+    return not row.b.runs
+
+
+def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
+    """Name what each pair ran; where that does not tell rows apart, with the keys that do."""
+    described = [[_describe(group[0].result) for group in pair] for pair in pairs]
+    labels = [
+        " · ".join(x if x == y else f"{x or '–'} | {y or '–'}" for x, y in zip_longest(*pair)) for pair in described
+    ]
+    executed = [read_executed(pair[0][0].result) for pair in pairs]
+    for label, count in Counter(labels).items():
+        if count > 1:
+            same = [index for index, other in enumerate(labels) if other == label]
+            keys = dict.fromkeys(key for index in same for key in executed[index])
+            telling = [key for key in keys if len({executed[index].get(key) for index in same}) > 1]
+            for index in same:
+                told = ", ".join(f"{key}={executed[index].get(key, 'absent')}" for key in telling)
+                labels[index] = printable(f"{label} · {told}")
+    return labels
+
+
+def name_sides(a: Group, b: Group, differences: Sequence[Difference]) -> tuple[str, str]:
+    """Name each side by the first thing that tells them apart: device, host, threads, what is unlike, or the runs."""
+    by_key = {difference.key: difference for difference in differences}
+    telling = [by_key[key] for key in NAMING_KEYS if key in by_key] + [d for d in differences if d.unlike]
+    if telling:
+        key, of_a, of_b, _ = telling[0]
+        prefix = "" if key in ("device", "host") else f"{key} "
+        return printable(f"{prefix}{of_a}"), printable(f"{prefix}{of_b}")
+    return _name_runs(a), _name_runs(b)
+
+
+def write_sentence(rows: Sequence[ComparisonRow], mean: float | None, own: Sequence[ComparisonRow]) -> str:
+    """Return the verdict: one sentence that can be quoted."""
+    judged, published = [row for row in rows if not is_published(row)], [row for row in rows if is_published(row)]
+    sentences = []
+    if len(judged) == 1:
+        sentences.append(write_verdict(judged[0]))
+    elif judged and mean is not None:
+        counts = Counter(row.judgement for row in judged)
+        order: tuple[Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
+        told = ", ".join(f"{counts[name]} {name}" for name in order if counts[name])
+        sentences.append(f"{len(judged)} rows: {told}; geometric mean {format_ratio(mean)}")
+    if len(published) == 1:
+        row = published[0]
+        figure = f"the published {row.b.label} figure, {format_rate(row.b.images_per_second)} images/s a device"
+        told = f"A ({row.a.label}) reaches {describe_share(row)} of {figure}"
+        sentences.append(f"{told} (95 % interval: {row.ci_covers}): not judged")
+    elif published:
+        least, most = (format_share(pick(row.ratio for row in published)) for pick in (min, max))
+        told = f"A reaches {least} to {most} of {len(published)} published figures, device by device"
+        best = max(own, key=lambda row: row.b.images_per_second, default=None)
+        told += f", {format_share(best.ratio)} of the best one of its own kind ({best.b.label})" if best else ""
+        sentences.append(f"{told}: not judged")
+    return "; ".join(sentences)
+
+
+def describe_share(row: ComparisonRow) -> str:
+    """Return 71.0 % (70.3 … 71.7 %), with a digit more than format_share where the interval is that narrow."""
+    if row.ci95 is None:
+        return format_share(row.ratio)
+    digits = _digits(row.ratio)
+    digits += 10**-digits > 50 * (row.ci95[1] - row.ci95[0])
+    low, high = (format_percent(end, digits) for end in row.ci95)
+    return f"{format_percent(row.ratio, digits)} ({low.removesuffix(' %')} … {high})"
+
+
+def format_share(share: float) -> str:
+    """Return 71 %, 7.1 % or 0.13 %: two digits, whatever the size."""
+    return format_percent(share, _digits(share))
+
+
+def format_ratio(value: float) -> str:
+    """Return 1.083, 12.3 or 0.00129."""
+    return f"{value:.3f}" if 0.1 <= value < 10 else f"{value:,.3g}"
+
+
+def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
+    for word in runs:
+        if is_anchor(word) and not exists(Path(word)):
+            raise ResultError(f"{word} is a published figure, not a run", hint=f"compare RUN --to {word}")
+    for word in to:
+        if not is_anchor(word) and "/" not in word and not exists(Path(word)):
+            raise refuse_name(word)
+
+
+def _key(group: Group) -> tuple[tuple[str, str], ...]:
+    return tuple(read_executed(group[0].result).items())
+
+
+def _unlike(a: Group, b: Group) -> list[Difference]:
+    return [difference for difference in find_differences(a, b) if difference.unlike]
+
+
+def _digits(share: float) -> int:
+    return max(0, 1 - math.floor(math.log10(100 * share)))
+
+
+def _nearest(group: Group, others: Sequence[Group]) -> Group:
+    return min(others, key=lambda other: len(_unlike(group, other)))
+
+
+def _make_side(label: str, group: Group) -> Side:
+    mean = ratio.geometric_mean(run.throughput.images_per_second for run in group)
+    return Side(label=label, runs=[str(run.folder) for run in group], images_per_second=mean)
+
+
+def _tell(group: Group) -> str:
+    return " · ".join(_describe(group[0].result))
+
+
+def _describe(result: Result) -> list[str]:
+    parts = [f"{result.recipe.name} v{result.recipe.version}", _read(result, "train", "precision")]
+    parts.append(f"batch {_read(result, 'train', 'batch_size')}")
+    parts += [f"{result.world.ranks} ranks"] if result.world.ranks > 1 else []
+    parts += [f"{result.world.nodes} nodes"] if result.world.nodes > 1 else []
+    return [printable(part) for part in parts]
+
+
+def _name_device(result: Result) -> str:
+    return printable(result.devices[0].name if result.devices else result.process.host)
+
+
+def _name_runs(group: Group) -> str:
+    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    return printable(f"{group[0].result.run_id}{more}")
+
+
+def _read(result: Result, section: str, key: str) -> str:
+    values = result.config.get(section)
+    return str(values.get(key, "unknown")) if isinstance(values, dict) else "unknown"

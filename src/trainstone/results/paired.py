@@ -1,0 +1,147 @@
+"""Judges two variants that ran in turn, A B B A, block by block: ratio, interval, noise floor, verdict. Pure.
+
+A round is four blocks in that order. What drifts evenly slows the outer two (A) as much as the inner two (B), so only
+whole rounds count, and a round is one observation. Who runs them: train/interleave.py.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainstone.results.schema import Comparison, ComparisonRow, Finding, Judgement, Side
+from trainstone.results.student import student_t_quantile, student_t_tail
+
+Array = NDArray[np.float64]
+
+ORDER = "ABBA"
+MIN_ROUNDS = 6
+"""Below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7."""
+OUTER, INNER = [0, 3], [1, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """What the rounds say; a ratio is A's images a second over B's."""
+
+    ratio: float
+    ci95: tuple[float, float] | None
+    ci_covers: str
+    p_value: float | None
+    """Two-sided, of the ratio being 1."""
+    noise_floor: float | None
+    judgement: Judgement
+    rates: dict[str, float]
+    """Images a second of A and of B over these rounds."""
+    num_rounds: int
+
+
+def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:
+    """Compare A with B: one row a round, four columns, the blocks A B B A.
+
+    The ratio is the geometric mean over rounds of images / time of both A blocks over the same of both B blocks, the
+    interval Student's t on the logarithms.
+
+    The noise floor is the half-width of the same interval made of changes within an arm: half of A's change from its
+    first to its last block plus half of B's. Where blocks are independent that has the variance of a round's log ratio;
+    where the machine wanders it has more, since A's blocks lie three apart; and no difference of A and B is in it.
+    """
+    counts, times = (np.asarray(values, dtype=np.float64).reshape(-1, 4) for values in (images, seconds))
+    rounds = len(times)
+    if rounds == 0:
+        raise ValueError("no complete round A B B A")
+    ratios = _log_rates(counts, times, OUTER) - _log_rates(counts, times, INNER)
+    mean = float(ratios.mean())
+    pairs = zip("AB", (OUTER, INNER), strict=True)
+    rates = {arm: float(counts[:, blocks].sum() / times[:, blocks].sum()) for arm, blocks in pairs}
+    if rounds < MIN_ROUNDS:
+        why = f"not established: {rounds} complete rounds A B B A, {MIN_ROUNDS} needed"
+        return Paired(math.exp(mean), None, why, None, None, "not judged", rates, rounds)
+    levels = np.log(counts / times)
+    changes = (levels[:, 3] - levels[:, 0] + levels[:, 2] - levels[:, 1]) / 2
+    reach, floor = _reach(ratios), _reach(changes)
+    return Paired(
+        ratio=math.exp(mean),
+        ci95=(math.exp(mean - reach), math.exp(mean + reach)),
+        ci_covers="interleaved blocks",
+        p_value=_p_value(ratios),
+        noise_floor=math.expm1(floor),
+        judgement=_judge(mean, max(reach, floor)),
+        rates=rates,
+        num_rounds=rounds,
+    )
+
+
+def write_comparison(
+    paired: Paired, name: str, labels: Mapping[str, str], runs: Mapping[str, str], differences: Sequence[str]
+) -> Comparison:
+    """Make the one row of `bench --against`; labels and runs are those of A and B."""
+    a, b = (Side(label=labels[arm], runs=[runs[arm]], images_per_second=paired.rates[arm]) for arm in "AB")
+    row = ComparisonRow(
+        label=name,
+        a=a,
+        b=b,
+        ratio=paired.ratio,
+        ci95=paired.ci95,
+        ci_covers=paired.ci_covers,
+        p_value=paired.p_value,
+        p_holm=paired.p_value,  # there is one row, so nothing to correct for
+        noise_floor=paired.noise_floor,
+        judgement=paired.judgement,
+        differences=list(differences),
+    )
+    return Comparison(rows=[row], verdict=write_verdict(row))
+
+
+def write_verdict(row: ComparisonRow) -> str:
+    """Return e.g. A (x=1) is 1.062 times as fast as B (x=2) (1.041 … 1.083; 95 %, interleaved blocks): faster."""
+    claim = f"A ({row.a.label}) is {_format_ratio(row.ratio)} times as fast as B ({row.b.label})"
+    if row.ci95 is None:
+        return f"{claim} (interval {row.ci_covers}): {row.judgement}"
+    ends = " … ".join(_format_ratio(end) for end in row.ci95)
+    return f"{claim} ({ends}; 95 %, {row.ci_covers}): {row.judgement}"
+
+
+def gather_findings(by_arm: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """List the findings of both arms, each with the arm's name before it; what both have stands once."""
+    arms: dict[Finding, list[str]] = {}
+    for arm, findings in by_arm.items():
+        for found in findings:
+            arms.setdefault(found, []).append(arm)
+    return [
+        found.model_copy(update={"message": f"{' and '.join(named)}: {found.message}"}) for found, named in arms.items()
+    ]
+
+
+def _log_rates(counts: Array, times: Array, blocks: list[int]) -> Array:
+    """Return a round's log images per second over two of its blocks."""
+    return np.asarray(np.log(counts[:, blocks].sum(axis=1) / times[:, blocks].sum(axis=1)))
+
+
+def _standard_error(values: Array) -> float:
+    return float(values.std(ddof=1)) / math.sqrt(values.size)
+
+
+def _reach(values: Array) -> float:
+    """Return the half-width of the 95 % interval of the mean."""
+    return student_t_quantile(0.975, values.size - 1) * _standard_error(values)
+
+
+def _p_value(values: Array) -> float:
+    distance, error = abs(float(values.mean())), _standard_error(values)
+    if error == 0:
+        return 1.0 if distance == 0 else 0.0
+    return min(1.0, 2 * student_t_tail(distance / error, values.size - 1))
+
+
+def _judge(log_ratio: float, noise: float) -> Judgement:
+    """A claim needs an interval without 1 and a difference beyond the noise floor, whichever asks for more."""
+    if abs(log_ratio) <= noise:
+        return "no difference shown"
+    return "faster" if log_ratio > 0 else "slower"
+
+
+def _format_ratio(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.3g}"

@@ -1,0 +1,150 @@
+"""How many times as fast: the ratio of two sides with its interval and p-value, and when a difference may be claimed.
+
+Pure. All is done on logarithms: a ratio and its inverse then get the same answer, and differences are shares.
+How often it is wrong and how much it finds was simulated: docs/comparing.md, tests/unit/results/test_ratio.py.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trainstone.machine.health import Grade
+from trainstone.results.schema import Judgement, Throughput
+from trainstone.results.stats import MIN_BLOCKS
+from trainstone.results.student import student_t_quantile, student_t_tail
+
+NOISE_FLOORS: dict[Grade | None, float] = {"A": 0.01, "B": 0.02, "C": 0.05, None: 0.02}
+"""Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines.
+
+`doctor --aa` on a shared virtual machine with two cores, grade B, found a floor of 1.7 % in 60 s; A is what the rule
+for stopping a run aims at (half-width 1 %); C is SuperBench's rule for a defect, 5 %. None: not graded, taken as B.
+"""
+LEVEL = 0.05
+# The fewest degrees of freedom that an interval within a run can have (stats._t_factor). A p-value far from 0.05 is
+# read off that interval with these tails, the heaviest it can have.
+_WITHIN_DF = math.floor(1.5 * (MIN_BLOCKS - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How many times as fast a is as b."""
+
+    ratio: float
+    ci95: tuple[float, float] | None
+    ci_covers: str
+    p_value: float | None
+    """Two-sided, of the ratio being 1; below 0.05 exactly if the interval excludes 1."""
+
+
+def estimate_ratio(a: Sequence[Throughput], b: Sequence[Throughput]) -> Estimate:
+    """Compare the runs of two sides; what the interval covers depends on how many there are."""
+    if len(a) > 1 and len(b) > 1:
+        return _welch(_logs(a), _logs(b))
+    if len(a) > 1 or len(b) > 1:
+        return _one_with_several(_logs(a), _logs(b))
+    return _within_runs(a[0], b[0])
+
+
+def estimate_share(runs: Sequence[Throughput], published: float, *, per: int = 1) -> Estimate:
+    """Return runs / per as a share of a figure without spread: the interval is the runs' own, p-value there is none."""
+    centre = statistics.fmean(_logs(runs)) - math.log(per * published)
+    if len(runs) > 1:
+        reach = student_t_quantile(0.975, len(runs) - 1) * statistics.stdev(_logs(runs)) / math.sqrt(len(runs))
+        covers = "between the runs; the published figure has none"
+        return Estimate(math.exp(centre), (math.exp(centre - reach), math.exp(centre + reach)), covers, None)
+    (run,) = runs
+    if run.ci95 is None:
+        return Estimate(math.exp(centre), None, run.ci_covers, None)
+    low, high = (end / per / published for end in run.ci95)
+    return Estimate(math.exp(centre), (low, high), "the run's own; the published figure has none", None)
+
+
+def correct_holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Correct for the number of p-values there are (Holm 1979); one that is not there stays so."""
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, index) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        corrected[index] = largest
+    return corrected
+
+
+def judge(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, floor: float) -> Judgement:
+    """Claim a difference if the interval excludes 1, the corrected p-value agrees and it is more than noise."""
+    if ci95 is None or p_holm is None:
+        return "not judged"
+    excludes_one = ci95[0] > 1 or ci95[1] < 1
+    if excludes_one and p_holm < LEVEL and abs(math.log(ratio)) > math.log1p(floor):
+        return "faster" if ratio > 1 else "slower"
+    return "no difference shown"
+
+
+def choose_floor(grades: Iterable[Grade | None]) -> float:
+    """Return the noise floor of the noisiest run."""
+    return max(NOISE_FLOORS[grade] for grade in grades)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Return the mean that fits ratios: of 2 and 1/2 it is 1 (Hoefler & Belli 2015, rule 4)."""
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def _welch(a: list[float], b: list[float]) -> Estimate:
+    """Welch's t with the degrees of freedom of Satterthwaite: the sides may scatter differently."""
+    parts = [statistics.stdev(side) ** 2 / len(side) for side in (a, b)]
+    variance = sum(parts)
+    spread_of_variance = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
+    df = max(1.0, variance**2 / spread_of_variance) if spread_of_variance > 0 else 1.0
+    return _from_error(statistics.fmean(a) - statistics.fmean(b), math.sqrt(variance), df, "between runs")
+
+
+def _one_with_several(a: list[float], b: list[float]) -> Estimate:
+    """Is one run out of line with several (Crawford & Howell 1998)? Their spread is taken for its own, too."""
+    several, where = (a, "A") if len(a) > 1 else (b, "B")
+    error = statistics.stdev(several) * math.sqrt(1 + 1 / len(several))
+    covers = f"between runs; the spread of the {len(several)} runs of {where} taken for the single one, too"
+    return _from_error(statistics.fmean(a) - statistics.fmean(b), error, len(several) - 1, covers)
+
+
+def _from_error(difference: float, error: float, df: float, covers: str) -> Estimate:
+    quantile = student_t_quantile(0.975, df)
+    reach = quantile * error
+    ends = math.exp(difference - reach), math.exp(difference + reach)
+    return Estimate(math.exp(difference), ends, covers, _p_value(abs(difference), reach, quantile, df))
+
+
+def _within_runs(a: Throughput, b: Throughput) -> Estimate:
+    """Combine two intervals, each as lopsided as it is (MOVER, Zou & Donner 2008)."""
+    rates = a.images_per_second, b.images_per_second
+    difference = math.log(rates[0]) - math.log(rates[1])
+    if a.ci95 is None or b.ci95 is None:
+        sides = [(name, run) for name, run in (("A", a), ("B", b)) if run.ci95 is None]
+        why = "; ".join(f"{name}: {run.ci_covers.removeprefix('not established: ')}" for name, run in sides)
+        return Estimate(math.exp(difference), None, f"not established: {why}", None)
+    (below_a, above_a), (below_b, above_b) = _reaches(a, a.ci95), _reaches(b, b.ci95)
+    low, high = math.hypot(below_a, above_b), math.hypot(above_a, below_b)
+    ends = math.exp(difference - low), math.exp(difference + high)
+    p_value = _p_value(
+        abs(difference), low if difference > 0 else high, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF
+    )
+    covered = {a.ci_covers, b.ci_covers}
+    covers = "within each run" if covered == {"within this run"} else f"A: {a.ci_covers}; B: {b.ci_covers}"
+    return Estimate(math.exp(difference), ends, covers, p_value)
+
+
+def _reaches(run: Throughput, ci95: tuple[float, float]) -> tuple[float, float]:
+    """How far the interval reaches down and up, as logarithms."""
+    return math.log(run.images_per_second / ci95[0]), math.log(ci95[1] / run.images_per_second)
+
+
+def _p_value(distance: float, reach: float, quantile: float, df: float) -> float:
+    """Two-sided, of an interval that reaches so far towards 1."""
+    if reach <= 0:
+        return 1.0 if distance == 0 else 0.0
+    return min(1.0, 2 * student_t_tail(quantile * distance / reach, df))
+
+
+def _logs(runs: Sequence[Throughput]) -> list[float]:
+    return [math.log(run.images_per_second) for run in runs]

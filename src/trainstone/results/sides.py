@@ -1,0 +1,238 @@
+"""The runs on either side of a comparison: found in folders, checked, grouped by what they executed, told apart.
+
+What was executed and by which software must agree for a ratio to mean the machine; machines may differ.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainstone.config.load import HASHED_SECTIONS
+from trainstone.errors import ResultError
+from trainstone.results.schema import Result, Throughput
+from trainstone.results.store import read_result
+from trainstone.text import printable
+
+ABSENT = "absent"
+# Executed keys that follow from the machine: they may differ, as machines may.
+OF_THE_MACHINE = frozenset({"engine.threads"})
+# Beyond these a number is damage; within them no logarithm or ratio overflows.
+PLAUSIBLE_RATES = (1e-9, 1e12)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has a number."""
+
+    folder: Path
+    result: Result
+    throughput: Throughput
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """The same for a copy of the folder."""
+        return self.result.run_id, self.result.process.host, self.result.process.started_utc
+
+
+class Difference(NamedTuple):
+    """A key and what each side has there; as text `key: a | b`."""
+
+    key: str
+    a: str
+    b: str
+    unlike: bool
+    """Whether it forbids comparing without --force."""
+
+    def __str__(self) -> str:
+        return printable(f"{self.key}: {self.a} | {self.b}")
+
+
+def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """Return the runs in run folders, result files and folders of run folders, and what was left out and why."""
+    runs: dict[tuple[str, str, str], Run] = {}
+    left_out: list[str] = []
+    for path in paths:
+        for run in _open(path, left_out):
+            if run.identity in runs:
+                left_out.append(f"{_show(run.folder)}: given twice, counted once")
+            runs.setdefault(run.identity, run)
+    return list(runs.values()), left_out
+
+
+def refuse_shared(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Refuse a run, or a copy of it, that stands on both sides: its noise would cancel and the interval lie."""
+    others = {run.identity for run in b}
+    shared = [_show(run.folder) for run in a if run.identity in others]
+    if shared:
+        raise ResultError(
+            f"on both sides stands the same run: {', '.join(shared)}",
+            hint="name each run before or after --to, not both",
+        )
+
+
+def group_runs(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs that executed the same; the first run of each decides their order."""
+    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(read_executed(run.result).items()), []).append(run)
+    return list(groups.values())
+
+
+def find_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
+    """Return in what the runs of two sides differ, what forbids comparing first.
+
+    Software must agree among the runs of a side as well, since they are pooled.
+    """
+    found = list(_differ(a, b, read_executed, unlike=True))
+    for difference in _differ(a, b, read_software, unlike=True, within=True):
+        # A machine without CUDA has no version of it: that is the machine, not another version.
+        optional = difference.key not in ("trainstone", "torch", "source")
+        lacking = optional and ABSENT in (difference.a, difference.b)
+        found.append(difference._replace(unlike=not lacking))
+    found += _differ(a, b, read_surroundings, unlike=False)
+    return sorted(found, key=lambda difference: not difference.unlike)
+
+
+def read_executed(result: Result) -> dict[str, str]:
+    """Return what was executed, key by key: recipe, its resolved sections, geometry."""
+    facts = {"recipe": result.recipe.name, "recipe.version": str(result.recipe.version)}
+    for section in HASHED_SECTIONS:
+        facts |= _flatten(section, result.config.get(section))
+    facts |= {"world.ranks": str(result.world.ranks), "world.nodes": str(result.world.nodes)}
+    return {key: facts[key] for key in sorted(facts) if key not in OF_THE_MACHINE}
+
+
+def read_software(result: Result) -> dict[str, str]:
+    """Return the versions that decide a speed; builds of torch for CPU and CUDA are of one version."""
+    software = {key: _tell(value) for key, value in result.software.items()}
+    torch, _, build = software.get("torch", ABSENT).partition("+")
+    versions = {"source": result.source, "trainstone": software.get("trainstone", ABSENT), "torch": torch}
+    if build.startswith(("cu", "rocm")):
+        versions["torch build"] = build
+    versions |= {key: software[key] for key in ("cuda", "cudnn", "nccl", "driver") if key in software}
+    drivers = {_tell(device["driver"]) for device in _devices(result) if "driver" in device}
+    return versions | ({"driver": ", ".join(sorted(drivers))} if drivers else {})
+
+
+def read_surroundings(result: Result) -> dict[str, str]:
+    """Return what else may move a number: the machine, how busy it was, how the run was measured."""
+    facts = {"host": result.process.host, "status": result.status, "kind": result.kind}
+    if result.devices:
+        facts["device"] = result.devices[0].name
+    facts |= _flatten("config.device", result.config.get("device"))
+    engine = result.config.get("engine")
+    facts |= _flatten("engine.threads", engine.get("threads") if isinstance(engine, dict) else None)
+    cpu = result.machine.get("cpu")
+    for key in ("model", "physical_cores", "available", "governor", "boost", "smt"):
+        facts |= _flatten(f"cpu.{key}", cpu.get(key) if isinstance(cpu, dict) else None)
+    for key in ("os", "kernel", "memory", "virtualisation"):
+        facts |= _flatten(key, result.machine.get(key))
+    for key in ("power_limit_watts", "ecc", "mig"):
+        values = {_tell(device[key]) for device in _devices(result) if key in device}
+        facts |= {f"device.{key}": ", ".join(sorted(values))} if values else {}
+    for key in ("python", "numpy", "libc", "environment"):
+        facts |= _flatten(key, result.software.get(key))
+    build = _tell(result.software.get("torch", "")).partition("+")[2]
+    facts |= {"torch build": build} if build and not build.startswith(("cu", "rocm")) else {}
+    facts |= _flatten("measure", result.config.get("measure"))
+    facts["noise grade"] = result.noise.grade if result.noise else ABSENT
+    if result.throughput:
+        facts["steady"] = _tell(result.throughput.steady)
+    return facts
+
+
+def exists(path: Path) -> bool:
+    """Say whether there is such a path; one that cannot even be asked for is refused."""
+    try:
+        return path.exists()
+    except OSError as err:  # no permission, or a name that is too long
+        raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
+
+
+def _open(path: Path, left_out: list[str]) -> Iterator[Run]:
+    if not exists(path):
+        raise ResultError(
+            f"there is no {_show(path)}", hint="give a run folder, its result.json, or a folder of run folders"
+        )
+    if not path.is_dir() or exists(path / "result.json"):
+        yield from _open_run(path, left_out, may_skip=False)
+        return
+    try:
+        folders = sorted(child for child in path.iterdir() if (child / "result.json").is_file())
+    except OSError as err:
+        raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
+    runs = [run for folder in folders for run in _open_run(folder, left_out, may_skip=True)]
+    if not runs:
+        why = f"; left out: {', '.join(left_out)}" if left_out else ": no folder in it holds a result.json"
+        raise ResultError(f"no runs to compare in {_show(path)}{why}", hint="measure: trainstone bench --out DIR")
+    yield from runs
+
+
+def _open_run(path: Path, left_out: list[str], *, may_skip: bool) -> Iterator[Run]:
+    """Yield the run, or the runs that it consists of (--runs)."""
+    result = read_result(path)
+    folder = path if path.is_dir() else path.parent
+    if result.points:
+        children = [_open_run(_inside(folder, point.run), left_out, may_skip=True) for point in result.points]
+        runs = [run for child in children for run in child]
+        if runs:
+            yield from runs
+            return
+    elif result.throughput is not None:
+        yield Run(folder, result, _checked(result.throughput, path))
+        return
+    told = f"{_show(path)}: no throughput, its status is {result.status}"
+    if not may_skip:
+        raise ResultError(told, hint="measure it again: trainstone bench RUN/config.toml")
+    left_out.append(told)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    child = folder / name
+    if folder.resolve() not in child.resolve().parents:
+        raise ResultError(f"{_show(folder)} is damaged: its point {printable(name)} lies outside of it")
+    return child
+
+
+def _checked(throughput: Throughput, path: Path) -> Throughput:
+    """Refuse what is no throughput: read_result lets NaN pass, as JSON readers do."""
+    low, high = throughput.ci95 or (throughput.images_per_second, throughput.images_per_second)
+    numbers = (low, throughput.images_per_second, high)
+    plausible = all(math.isfinite(n) and PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in numbers)
+    if not plausible or not low <= throughput.images_per_second <= high:
+        told = f"{throughput.images_per_second} images/s, interval {throughput.ci95}"
+        raise ResultError(f"{_show(path)} is damaged: its throughput is {told}")
+    return throughput
+
+
+def _differ(
+    a: Sequence[Run], b: Sequence[Run], read: Callable[[Result], dict[str, str]], *, unlike: bool, within: bool = False
+) -> Iterator[Difference]:
+    facts = [[read(run.result) for run in side] for side in (a, b)]
+    keys = dict.fromkeys(key for side in facts for run in side for key in run)
+    for key in keys:
+        of_a, of_b = ({run.get(key, ABSENT) for run in side} for side in facts)
+        if of_a != of_b or (within and len(of_a) > 1):
+            yield Difference(key, ", ".join(sorted(of_a)), ", ".join(sorted(of_b)), unlike)
+
+
+def _devices(result: Result) -> list[Mapping[str, Any]]:
+    devices = result.machine.get("devices")
+    return [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+
+
+def _flatten(key: str, value: Any) -> dict[str, str]:
+    if isinstance(value, dict):
+        return {k: v for name, inner in value.items() for k, v in _flatten(f"{key}.{name}", inner).items()}
+    return {} if value is None else {key: _tell(value)}
+
+
+def _tell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _show(path: Path) -> str:
+    return printable(str(path))

@@ -1,0 +1,156 @@
+"""trainstone compare through the real command line, on made-up run folders."""
+
+import json
+
+import pytest
+
+from made_results import make_result, write_repeated, write_run, write_runs
+
+FAST, SLOW = [110.0, 111.0, 109.0, 110.5, 109.5], [100.0, 101.0, 99.0, 100.5, 99.5]
+
+
+def test_table_verdict_and_next_command(trainstone, tmp_path):
+    write_repeated(tmp_path, "fast", FAST, device="New Chip")
+    write_runs(tmp_path / "old", "slow", SLOW, device="Old Chip")
+    done = trainstone("compare", "fast", "--to", *[f"old/slow{i}" for i in range(5)])
+    assert (done.code, done.err) == (0, "")
+    assert "A (New Chip) is 1.100 times as fast as B (Old Chip)" in done.out.replace("\n", "")
+    assert "\x1b" not in done.out
+    assert done.out.splitlines()[-1].startswith("next  trainstone report")
+
+
+def test_json_is_the_comparison(trainstone, tmp_path):
+    write_repeated(tmp_path, "fast", FAST)
+    write_repeated(tmp_path, "slow", SLOW)
+    done = trainstone("compare", "fast", "--to", "slow", "--json")
+    document = done.json()
+    assert document["rows"][0]["judgement"] == "faster"
+    assert document["rows"][0]["a"]["runs"] == [f"fast/points/fast-child{i}" for i in range(5)]
+    assert set(document) == {"rows", "verdict", "left_out"}
+
+
+def test_narrow_terminals_get_blocks(trainstone, tmp_path):
+    write_repeated(tmp_path, "fast", FAST)
+    write_repeated(tmp_path, "slow", SLOW)
+    for arguments in (["slow"], ["slow", "published"]):
+        done = trainstone("compare", "fast", "--to", *arguments, env={"COLUMNS": "50"})
+        told = [line for line in done.out.splitlines() if not line.startswith("next")]
+        assert max(map(len, told)) <= 50
+
+
+@pytest.mark.parametrize(
+    ("rates", "half_width", "limit", "code", "told"),
+    [
+        (SLOW, 0.01, "0.95", 9, "gate: "),
+        (SLOW, 0.01, "0.8", 0, ""),
+        ([100.0], 0.2, "0.95", 0, "not established, so it passes; measure both sides with --runs 5"),
+        ([100.0], None, "0.95", 9, "gate: "),
+        ([100.0], None, "0.8", 0, ""),
+    ],
+)
+def test_the_gate(trainstone, tmp_path, rates, half_width, limit, code, told):
+    write_runs(tmp_path / "a", "a", rates, half_width=half_width)
+    write_runs(tmp_path / "b", "b", [110.0, *([109.0, 111.0] if len(rates) > 1 else [])], half_width=half_width)
+    done = trainstone("compare", "a", "--to", "b", "--fail-below", limit, "--json")
+    assert done.code == code, done.err
+    assert told in done.err
+    assert bool(done.err) == bool(told)
+    assert done.json()["rows"]
+
+
+def test_the_gate_at_a_published_figure(trainstone, tmp_path):
+    write_run(tmp_path, make_result("run", 500.0))
+    assert trainstone("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.8").code == 9
+    assert trainstone("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.7").code == 0
+
+
+def test_unlike_runs_need_force(trainstone, tmp_path):
+    write_run(tmp_path, make_result("a"))
+    write_run(tmp_path, make_result("b", settings=("train.precision=bf16",)))
+    refused = trainstone("compare", "a", "--to", "b")
+    assert refused.code == 7
+    assert "train.precision: fp32 | bf16" in refused.err
+    assert "hint:  --force compares anyway" in refused.err
+    forced = trainstone("compare", "a", "--to", "b", "--force")
+    assert forced.code == 0
+    assert "train.precision: fp32 | bf16" in forced.out
+
+
+def test_what_is_left_out_is_said_on_stderr(trainstone, tmp_path):
+    write_runs(tmp_path / "a", "a", [1.0, 1.01])
+    write_run(tmp_path / "a", make_result("broken", None, status="failed"))
+    write_runs(tmp_path / "b", "b", [1.0, 1.01])
+    done = trainstone("compare", "a", "--to", "b")
+    assert done.code == 0
+    assert done.err == "warning: not compared: a/broken: no throughput, its status is failed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["a", "--to", "nothing"], 7, "there is no run and no published figure 'nothing'"),
+        (["nothing", "--to", "a"], 7, "there is no nothing"),
+        (["a", "--to", "empty"], 7, "no folder in it holds a result.json"),
+        (["a", "--to", "a"], 7, "same run"),
+        (["a", "--to", "nan"], 7, "nan is damaged: its throughput is nan"),
+        (["a", "--to", "torn"], 7, "cannot read torn/result.json"),
+        (["a", "--to", "other"], 7, "is not a trainstone result"),
+        (["a", "--to", "a100-80-mxnet-ampp"], 7, "did you mean a100-80-mxnet-amp"),
+        (["a", "--to", "b", "--fail-below", "nan"], 2, "a ratio is above 0"),
+        (["a", "--to", "b", "--fail-below", "95"], 2, "did you mean --fail-below 0.95?"),
+        (["a", "--to", "b", "--page", "no/such/folder/page.html"], 7, "cannot write no/such/folder/page.html"),
+        (["a"], 2, "--to"),
+        (["--to", "b"], 2, "RUN"),
+    ],
+)
+def test_wrong_input_gets_one_message(trainstone, tmp_path, arguments, code, told):
+    for name in ("a", "b", "nan", "torn", "other"):
+        write_run(tmp_path, make_result(name))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "torn/result.json").write_text('{"format": 1, "ki')
+    (tmp_path / "other/result.json").write_text("[]")
+    damaged = json.loads((tmp_path / "nan/result.json").read_text())
+    damaged["throughput"]["images_per_second"] = float("nan")
+    (tmp_path / "nan/result.json").write_text(json.dumps(damaged))
+    done = trainstone("compare", *arguments, env={"COLUMNS": "200"})
+    assert done.code == code, done.err
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+def test_hostile_labels_reach_no_terminal(trainstone, tmp_path):
+    evil = "\x1b[2J\x9b31m\u202e[red]x[/red]\r\nerror: none"
+    write_run(tmp_path, make_result("a", device=evil, host=evil))
+    write_run(tmp_path, make_result("b", settings=("train.precision=bf16",), software={"torch": evil}))
+    for arguments in ([], ["--force"], ["--force", "--json"]):
+        done = trainstone("compare", "a", "--to", "b", *arguments)
+        assert not any(char in done.out + done.err for char in "\x1b\x9b\u202e\r")
+        assert "\nerror: none" not in done.err
+    shown = trainstone("compare", "a", "--to", "b", "--force").out
+    assert r"\x1b[2J" in shown
+    assert "[red]" in shown.replace("\n", "")
+
+
+def test_a_page_is_written(trainstone, tmp_path):
+    write_repeated(tmp_path, "fast", FAST, device="New <b>Chip</b>")
+    write_repeated(tmp_path, "slow", SLOW)
+    done = trainstone("compare", "fast", "--to", "slow", "published", "--page", "page.html")
+    assert done.code == 0, done.err
+    assert "page  page.html" in done.out
+    page = (tmp_path / "page.html").read_text()
+    assert "times as fast" in page
+    assert "New <b>Chip</b>" not in page
+
+
+def test_it_loads_no_torch(trainstone, tmp_path):
+    import subprocess
+    import sys
+
+    write_repeated(tmp_path, "fast", FAST)
+    code = (
+        "import sys\nfrom trainstone.cli.main import app\n"
+        "try:\n    app(['compare', 'fast', '--to', 'published'])\nexcept SystemExit:\n    pass\n"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stderr.strip() == "False"

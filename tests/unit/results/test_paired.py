@@ -1,0 +1,141 @@
+import math
+
+import numpy as np
+import pytest
+
+from trainstone.results.checks import finding
+from trainstone.results.paired import MIN_ROUNDS, Paired, compare_blocks, gather_findings, write_comparison
+
+LABELS, RUNS = {"A": "x=1", "B": "x=2"}, {"A": "points/a", "B": "points/b"}
+
+
+def rounds_of(*log_ratios: float) -> Paired:
+    """Rounds of 100 images a block whose A takes exp(-ratio) seconds a block, B one second."""
+    seconds = [[math.exp(-ratio), 1.0, 1.0, math.exp(-ratio)] for ratio in log_ratios]
+    return compare_blocks(np.full((len(seconds), 4), 100.0), seconds)
+
+
+def test_a_known_answer():
+    """Log ratios 1 to 6 %: mean 0.035, standard deviation sqrt(3.5) %, t(0.975, 5) = 2.570582, t = 4.5826."""
+    paired = rounds_of(0.01, 0.02, 0.03, 0.04, 0.05, 0.06)
+    reach = 2.570581836 * 0.0187082869 / math.sqrt(6)
+    assert paired.ratio == pytest.approx(math.exp(0.035))
+    assert paired.ci95 == pytest.approx((math.exp(0.035 - reach), math.exp(0.035 + reach)))
+    angle = math.atan(0.035 / 0.0187082869 * math.sqrt(6) / math.sqrt(5))
+    # Student's t with 5 degrees of freedom has a closed form (Abramowitz & Stegun 26.7.3).
+    inside = 2 / math.pi * (angle + math.sin(angle) * (math.cos(angle) + 2 / 3 * math.cos(angle) ** 3))
+    assert paired.p_value == pytest.approx(1 - inside, rel=1e-6)
+    assert paired.ci_covers == "interleaved blocks"
+    assert paired.noise_floor == pytest.approx(0.0, abs=1e-12)  # nothing changes within an arm
+    assert paired.judgement == "faster"
+    assert paired.num_rounds == 6
+
+
+def test_the_other_way_round_is_slower():
+    paired = rounds_of(*(-0.01 * n for n in range(1, 7)))
+    assert paired.ratio == pytest.approx(math.exp(-0.035))
+    assert paired.judgement == "slower"
+
+
+def test_the_same_is_no_difference():
+    paired = rounds_of(*[0.0] * 8)
+    assert (paired.ratio, paired.p_value, paired.judgement) == (1.0, 1.0, "no difference shown")
+
+
+def test_a_constant_difference_is_certain():
+    paired = rounds_of(*[0.1] * 8)
+    assert paired.p_value == pytest.approx(0.0, abs=1e-12)
+    assert paired.judgement == "faster"
+
+
+def test_the_noise_floor_is_known_and_holds_a_claim_back():
+    """Within each round both arms get slower by +-c; A is 1 % faster in every round, with no scatter at all."""
+    changes = np.array([1, -1, 1, -1, 1, -1]) * 0.03
+    levels = np.stack([0.01 - changes / 2, -changes / 2, changes / 2, 0.01 + changes / 2], axis=1)
+    paired = compare_blocks(np.ones((6, 4)), np.exp(-levels))
+    floor = 2.570581836 * float(np.std(changes, ddof=1)) / math.sqrt(6)
+    assert paired.noise_floor == pytest.approx(math.expm1(floor))
+    assert paired.ci95 is not None
+    assert paired.ci95[0] > 1  # the interval alone would claim it
+    assert paired.judgement == "no difference shown"
+
+
+def test_an_even_drift_cancels_also_with_blocks_of_unlike_length():
+    """Each image takes a little longer than the one before; A's blocks have 6 images, B's 8."""
+    costs = iter(1 + 0.004 * np.arange(1000))
+    images = [6, 8, 8, 6] * 10
+    seconds = [sum(next(costs) for _ in range(count)) for count in images]
+    paired = compare_blocks(images, seconds)
+    assert seconds[-1] > 2 * seconds[0]
+    assert paired.ratio == pytest.approx(1.0, abs=1e-12)
+
+
+def test_speeds_are_images_a_second_not_steps():
+    paired = compare_blocks([[2, 8, 8, 2]] * 6, [[1.0, 2.0, 2.0, 1.0]] * 6)
+    assert paired.rates == {"A": 2.0, "B": 4.0}
+    assert paired.ratio == 0.5
+
+
+@pytest.mark.parametrize("num_rounds", [1, MIN_ROUNDS - 1])
+def test_too_few_rounds_are_not_judged(num_rounds: int):
+    paired = rounds_of(*[0.5] * num_rounds)
+    assert paired.ratio == pytest.approx(math.exp(0.5))
+    assert (paired.ci95, paired.p_value, paired.noise_floor) == (None, None, None)
+    assert paired.ci_covers == f"not established: {num_rounds} complete rounds A B B A, 6 needed"
+    assert paired.judgement == "not judged"
+
+
+def test_no_round_at_all_is_our_own_mistake():
+    with pytest.raises(ValueError, match="no complete round"):
+        compare_blocks([], [])
+
+
+def simulate(rng: np.random.Generator, *, rho: float, drift: float, effect: float) -> str:
+    """20 rounds of 4-step blocks: AR(1) noise of 5 % a step, a linear drift over the run, B slower by `effect`."""
+    num_steps = 20 * 4 * 4
+    noise = np.empty(num_steps)
+    noise[0] = rng.normal()
+    for step, shock in enumerate(rng.normal(size=num_steps - 1) * math.sqrt(1 - rho**2), start=1):
+        noise[step] = rho * noise[step - 1] + shock
+    seconds = np.exp(0.05 * noise + np.linspace(0, drift, num_steps)).reshape(20, 4, 4).sum(axis=2)
+    seconds[:, 1:3] *= 1 + effect
+    return compare_blocks(np.ones((20, 4)), seconds).judgement
+
+
+@pytest.mark.parametrize(("rho", "drift"), [(0.0, 0.0), (0.0, 0.3), (0.5, 0.3), (0.9, 0.3)])
+def test_simulated_claims(rho: float, drift: float):
+    """Of the same thing twice at most one in twenty is claimed to differ; a real 5 % is found."""
+    rng = np.random.default_rng(5)
+    same = [simulate(rng, rho=rho, drift=drift, effect=0.0) for _ in range(300)]
+    slower = [simulate(rng, rho=rho, drift=drift, effect=0.05) for _ in range(100)]
+    assert 1 - same.count("no difference shown") / 300 <= 0.05
+    assert slower.count("faster") / 100 >= 0.9
+    assert "slower" not in slower
+
+
+def test_the_row_and_its_verdict():
+    paired = rounds_of(0.01, 0.02, 0.03, 0.04, 0.05, 0.06)
+    comparison = write_comparison(paired, "resnet50", LABELS, RUNS, ["train.batch_size: 2 and 1"])
+    (row,) = comparison.rows
+    assert (row.label, row.a.label, row.b.runs) == ("resnet50", "x=1", ["points/b"])
+    assert row.p_holm == row.p_value
+    assert row.differences == ["train.batch_size: 2 and 1"]
+    assert comparison.geometric_mean is None
+    assert comparison.verdict == (
+        "A (x=1) is 1.036 times as fast as B (x=2) (1.015 … 1.056; 95 %, interleaved blocks): faster"
+    )
+
+
+def test_a_verdict_without_an_interval():
+    comparison = write_comparison(rounds_of(math.log(20)), "resnet50", LABELS, RUNS, [])
+    assert comparison.verdict == (
+        "A (x=1) is 20 times as fast as B (x=2) "
+        "(interval not established: 1 complete rounds A B B A, 6 needed): not judged"
+    )
+
+
+def test_findings_name_their_arms():
+    chosen, slow = finding("precision-chosen", "took fp32"), finding("precision-slow", "bf16 crawls")
+    gathered = gather_findings({"A": [chosen], "B": [chosen, slow]})
+    assert [found.message for found in gathered] == ["A and B: took fp32", "B: bf16 crawls"]
+    assert [found.code for found in gathered] == ["precision-chosen", "precision-slow"]

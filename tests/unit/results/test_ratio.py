@@ -1,0 +1,213 @@
+"""Ratios with known answers, and how often a difference is claimed that is not there, or found that is.
+
+Simulations are seeded; docs/comparing.md has the table they belong to.
+"""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainstone.results import ratio, stats
+from trainstone.results.schema import Throughput
+from trainstone.results.student import student_t_quantile
+
+CLAIMS = ("faster", "slower")
+IMAGES = 32
+RATES = st.lists(st.floats(10, 1000), min_size=1, max_size=6)
+
+
+def make(rate: float, ci95: tuple[float, float] | None = None, covers: str = "within this run") -> Throughput:
+    return Throughput(
+        images_per_second=rate, ci95=ci95, ci_covers=covers, steady=True, steady_from_step=0, num_steps=100
+    )
+
+
+def estimate(a: list[float], b: list[float]) -> ratio.Estimate:
+    spread = [[make(rate, (rate * 0.99, rate * 1.01)) for rate in side] for side in (a, b)]
+    return ratio.estimate_ratio(*spread)
+
+
+def share_claimed(
+    rng: np.random.Generator,
+    sizes: tuple[int, int],
+    deviation: float,
+    floor: float,
+    *,
+    effect=1.0,
+    tails=None,
+    num=2000,
+) -> float:
+    """Return how often a difference is claimed; run means are log-normal, or have the tails of so many degrees."""
+
+    def draw(n: int, centre: float) -> list[Throughput]:
+        kicks = rng.standard_t(tails, n) / math.sqrt(tails / (tails - 2)) if tails else rng.standard_normal(n)
+        return [make(centre * math.exp(deviation * kick)) for kick in kicks]
+
+    claimed = 0
+    for _ in range(num):
+        got = ratio.estimate_ratio(draw(sizes[0], 100 * effect), draw(sizes[1], 100))
+        claimed += ratio.judge(got.ratio, got.ci95, got.p_value, floor) in CLAIMS
+    return claimed / num
+
+
+@pytest.mark.parametrize(
+    ("deviation", "floor", "tails"),
+    [(0.005, 0.01, None), (0.01, 0.02, None), (0.03, 0.02, None), (0.03, 0.05, None), (0.03, 0.02, 3)],
+)
+def test_five_runs_a_side_of_the_same_are_seldom_told_apart(deviation, floor, tails):
+    assert share_claimed(np.random.default_rng(1), (5, 5), deviation, floor, tails=tails) <= 0.05
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 5), (3, 1)])
+def test_nor_are_few_runs(sizes):
+    assert share_claimed(np.random.default_rng(2), sizes, 0.03, 0.02) <= 0.06
+
+
+@pytest.mark.parametrize(("runs", "found"), [(10, 0.99), (5, 0.85)])
+def test_five_percent_is_found_in_noise_of_two(runs, found):
+    assert share_claimed(np.random.default_rng(3), (runs, runs), 0.02, 0.02, effect=1.05, num=1000) >= found
+
+
+@pytest.mark.parametrize(("phi", "most"), [(0.0, 0.05), (0.5, 0.07)])
+def test_two_single_runs_of_the_same_are_seldom_told_apart(phi, most):
+    """Only noise within the runs: what changes from run to run they cannot see."""
+    rng = np.random.default_rng(4)
+    kicks = rng.standard_normal((2, 300, 300))
+    for step in range(1, 300):
+        kicks[..., step] += phi * kicks[..., step - 1]
+    series = 1 + 0.05 * math.sqrt(1 - phi**2) * kicks[..., 100:]
+    claimed = []
+    for pair in zip(*series, strict=True):
+        within = [stats.throughput_within(seconds, IMAGES) for seconds in pair]
+        got = ratio.estimate_ratio(*[[make(run.images_per_second, run.ci95)] for run in within])
+        claimed.append(ratio.judge(got.ratio, got.ci95, got.p_value, 0.01) in CLAIMS)
+    assert np.mean(claimed) <= most
+
+
+def test_welch_on_logarithms_is_the_textbook_formula():
+    a, b = [100.0, 104.0, 108.0], [90.0, 91.0, 95.0, 96.0]
+    got = estimate(a, b)
+    logs = [[math.log(rate) for rate in side] for side in (a, b)]
+    parts = [statistics.variance(side) / len(side) for side in logs]
+    df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
+    difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    reach = student_t_quantile(0.975, df) * math.sqrt(sum(parts))
+    assert got.ratio == pytest.approx(math.exp(difference))
+    assert got.ci95 == pytest.approx((math.exp(difference - reach), math.exp(difference + reach)))
+    assert got.ci_covers == "between runs"
+
+
+def test_one_with_several_is_crawford_and_howell():
+    b = [99.0, 100.0, 101.0, 102.0]
+    got = estimate([110.0], b)
+    logs = [math.log(rate) for rate in b]
+    reach = student_t_quantile(0.975, 3) * statistics.stdev(logs) * math.sqrt(1 + 1 / 4)
+    assert got.ratio == pytest.approx(110 / math.exp(statistics.fmean(logs)))
+    assert got.ci95[1] == pytest.approx(got.ratio * math.exp(reach))
+    assert got.ci_covers == "between runs; the spread of the 4 runs of B taken for the single one, too"
+    assert "4 runs of A" in estimate(b, [110.0]).ci_covers
+
+
+def test_one_with_one_adds_the_reaches_in_quadrature_each_on_its_side():
+    a, b = make(110.0, (107.0, 112.0)), make(100.0, (99.0, 103.0))
+    got = ratio.estimate_ratio([a], [b])
+    low = math.hypot(math.log(110 / 107), math.log(103 / 100))
+    high = math.hypot(math.log(112 / 110), math.log(100 / 99))
+    assert got.ci95 == pytest.approx((1.1 * math.exp(-low), 1.1 * math.exp(high)))
+    assert got.ci_covers == "within each run"
+
+
+def test_intervals_of_two_kinds_are_both_named():
+    got = ratio.estimate_ratio([make(1.0, (0.9, 1.1), "between runs")], [make(1.0, (0.9, 1.1))])
+    assert got.ci_covers == "A: between runs; B: within this run"
+
+
+def test_without_an_interval_there_is_none_and_it_says_why():
+    lacking = make(100.0, None, "not established: 13 steady steps, 50 needed")
+    got = ratio.estimate_ratio([lacking], [make(90.0, (89.0, 91.0))])
+    assert (got.ci95, got.p_value) == (None, None)
+    assert got.ci_covers == "not established: A: 13 steady steps, 50 needed"
+    assert "; B: 13 steady" in ratio.estimate_ratio([lacking], [lacking]).ci_covers
+    # Several runs tell the spread by themselves.
+    assert ratio.estimate_ratio([lacking], [make(90.0), make(91.0)]).ci95 is not None
+
+
+@given(a=RATES, b=RATES)
+def test_the_other_way_round_it_is_the_inverse(a, b):
+    there, back = estimate(a, b), estimate(b, a)
+    assert there.ratio == pytest.approx(1 / back.ratio)
+    assert there.ci95[0] == pytest.approx(1 / back.ci95[1], rel=1e-6)
+    assert there.p_value == pytest.approx(back.p_value, abs=1e-9)
+
+
+@given(a=RATES, b=RATES)
+def test_the_p_value_agrees_with_the_interval(a, b):
+    got = estimate(a, b)
+    nearest = min(abs(math.log(end)) for end in got.ci95)
+    if nearest > 1e-9:
+        assert (got.p_value < 0.05) == (got.ci95[0] > 1 or got.ci95[1] < 1)
+
+
+def test_runs_without_any_spread():
+    assert estimate([100.0, 100.0], [100.0, 100.0]).p_value == 1.0
+    got = estimate([110.0, 110.0], [100.0, 100.0])
+    assert (got.p_value, got.ci95) == (0.0, pytest.approx((1.1, 1.1)))
+
+
+def test_share_of_a_published_figure():
+    one = ratio.estimate_share([make(800.0, (790.0, 810.0))], 200.0, per=8)
+    assert one.ratio == pytest.approx(0.5)
+    assert one.ci95 == pytest.approx((790 / 1600, 810 / 1600))
+    assert (one.ci_covers, one.p_value) == ("the run's own; the published figure has none", None)
+    several = ratio.estimate_share([make(99.0), make(101.0)], 100.0)
+    assert several.ci95[0] < several.ratio < several.ci95[1]
+    assert ratio.estimate_share([make(99.0, None, "not established: why")], 100.0).ci95 is None
+
+
+def test_holm_by_hand():
+    # Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1 is 0.04, 0.06, 0.06, 0.04; never less than the one before.
+    assert ratio.correct_holm([0.03, 0.01, None, 0.04, 0.02]) == pytest.approx([0.06, 0.04, None, 0.06, 0.06])
+    assert ratio.correct_holm([0.7, 0.8]) == pytest.approx([1.0, 1.0])
+    assert ratio.correct_holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "ci95", "p_holm", "floor", "expected"),
+    [
+        (1.05, (1.02, 1.08), 0.01, 0.02, "faster"),
+        (0.95, (0.92, 0.98), 0.01, 0.02, "slower"),
+        (1.05, (0.99, 1.11), 0.06, 0.02, "no difference shown"),
+        (1.05, (1.02, 1.08), 0.06, 0.02, "no difference shown"),  # one of many rows
+        (1.015, (1.01, 1.02), 0.001, 0.02, "no difference shown"),  # within the noise of the machine
+        (0.985, (0.98, 0.99), 0.001, 0.02, "no difference shown"),
+        (1.05, None, None, 0.02, "not judged"),
+    ],
+)
+def test_a_claim_needs_interval_and_correction_and_size(value, ci95, p_holm, floor, expected):
+    assert ratio.judge(value, ci95, p_holm, floor) == expected
+
+
+def test_the_noisiest_run_sets_the_floor():
+    assert ratio.choose_floor(["A", "A"]) == 0.01
+    assert ratio.choose_floor(["A", None]) == 0.02
+    assert ratio.choose_floor(["A", "C", "B"]) == 0.05
+
+
+def test_geometric_mean():
+    assert ratio.geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
+
+
+def test_many_rows_are_no_more_often_wrong_than_one():
+    rng = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(200):
+        drawn = 100 * np.exp(0.03 * rng.standard_normal((20, 2, 5)))
+        rows = [ratio.estimate_ratio(*[[make(rate) for rate in side] for side in pair]) for pair in drawn]
+        corrected = ratio.correct_holm([row.p_value for row in rows])
+        judged = [ratio.judge(row.ratio, row.ci95, p, 0.02) for row, p in zip(rows, corrected, strict=True)]
+        wrong += any(judgement in CLAIMS for judgement in judged)
+    assert wrong / 200 <= 0.07  # 20 rows without the correction: 0.6

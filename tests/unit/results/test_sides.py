@@ -1,0 +1,204 @@
+import json
+import math
+import shutil
+
+import pytest
+
+from made_results import make_result, write_repeated, write_run, write_runs
+from trainstone.errors import ResultError
+from trainstone.results.schema import Point
+from trainstone.results.sides import Run, find_differences, find_runs, group_runs, read_executed, refuse_shared
+
+
+def runs_of(*results):
+    return [Run(None, result, result.throughput) for result in results]
+
+
+def unlike(a, b):
+    return [str(found) for found in find_differences(runs_of(a), runs_of(b)) if found.unlike]
+
+
+def alike(a, b):
+    return [str(found) for found in find_differences(runs_of(a), runs_of(b)) if not found.unlike]
+
+
+def test_a_run_folder_its_file_and_a_folder_of_runs(tmp_path):
+    one, two = write_runs(tmp_path, "run", [100.0, 101.0])
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert [run.folder for run in find_runs([one])[0]] == [one]
+    assert [run.folder for run in find_runs([two / "result.json"])[0]] == [two]
+    assert [run.folder for run in find_runs([tmp_path])[0]] == [one, two]
+
+
+def test_repeated_runs_count_one_by_one(tmp_path):
+    whole = write_repeated(tmp_path, "five", [100.0, 101.0, 102.0])
+    for path in (whole, whole / "result.json", tmp_path):
+        assert [run.throughput.images_per_second for run in find_runs([path])[0]] == [100.0, 101.0, 102.0]
+
+
+def test_what_has_no_number_is_refused_or_left_out_of_a_folder(tmp_path):
+    write_run(tmp_path, make_result("good"))
+    bad = write_run(tmp_path, make_result("bad", None, status="failed"))
+    with pytest.raises(ResultError, match="bad: no throughput, its status is failed"):
+        find_runs([bad])
+    runs, left_out = find_runs([tmp_path])
+    assert [run.result.run_id for run in runs] == ["good"]
+    assert left_out == [f"{bad}: no throughput, its status is failed"]
+    shutil.rmtree(tmp_path / "good")
+    with pytest.raises(ResultError, match=r"no runs to compare in .*status is failed"):
+        find_runs([tmp_path])
+
+
+def test_a_killed_run_is_named_so(tmp_path):
+    path = write_run(tmp_path, make_result("dead", None, status="running"))
+    with pytest.raises(ResultError, match="status is"):
+        find_runs([path])
+
+
+def test_repeated_runs_without_any_number(tmp_path):
+    whole = write_repeated(tmp_path, "whole", [1.0])
+    child = whole / "points/whole-child0/result.json"
+    document = json.loads(child.read_text())
+    del document["throughput"]
+    child.write_text(json.dumps(document))
+    with pytest.raises(ResultError, match="whole: no throughput"):
+        find_runs([whole])
+
+
+@pytest.mark.parametrize("point", ["../elsewhere", "/etc", ".", "points/../.."])
+def test_points_outside_are_refused(tmp_path, point):
+    result = make_result("whole").model_copy(update={"points": [Point(label="x", run=point)]})
+    with pytest.raises(ResultError, match="lies outside of it"):
+        find_runs([write_run(tmp_path, result)])
+
+
+def test_missing_and_empty(tmp_path):
+    with pytest.raises(ResultError, match="there is no "):
+        find_runs([tmp_path / "nothing"])
+    with pytest.raises(ResultError, match=r"no folder in it holds a result\.json"):
+        find_runs([tmp_path])
+    with pytest.raises(ResultError, match="cannot read"):
+        find_runs([tmp_path / ("x" * 5000)])
+
+
+@pytest.mark.parametrize(
+    "throughput",
+    [
+        {"images_per_second": math.nan},
+        {"images_per_second": math.inf},
+        {"images_per_second": 0.0},
+        {"images_per_second": -3.0},
+        {"images_per_second": 1e300},
+        {"ci95": [math.nan, 101.0]},
+        {"ci95": [0.0, 101.0]},
+        {"ci95": [101.0, 102.0]},
+    ],
+)
+def test_what_is_no_throughput_is_damage(tmp_path, throughput):
+    path = write_run(tmp_path, make_result("odd"))
+    document = json.loads((path / "result.json").read_text())
+    document["throughput"] |= throughput
+    (path / "result.json").write_text(json.dumps(document))
+    with pytest.raises(ResultError, match="odd is damaged: its throughput is"):
+        find_runs([path])
+
+
+def test_a_run_given_twice_counts_once(tmp_path):
+    (path,) = write_runs(tmp_path, "run", [100.0])
+    runs, left_out = find_runs([path, tmp_path, path / "result.json"])
+    assert len(runs) == 1
+    assert left_out == [f"{path}: given twice, counted once"] * 2
+
+
+def test_a_run_on_both_sides_is_refused_also_as_a_copy(tmp_path):
+    (path,) = write_runs(tmp_path / "a", "run", [100.0])
+    copy = shutil.copytree(path, tmp_path / "b" / "renamed")
+    with pytest.raises(ResultError, match="on both sides stands the same run"):
+        refuse_shared(find_runs([path])[0], find_runs([copy])[0])
+
+
+def test_groups_are_by_what_was_executed():
+    results = [
+        make_result("1"),
+        make_result("2", settings=("seed=7", "engine.threads=4", "measure.seconds=5"), host="there", device="Zen"),
+        make_result("3", settings=("train.precision=bf16",)),
+        make_result("4", ranks=2),
+        make_result("5"),
+    ]
+    groups = [[run.result.run_id for run in group] for group in group_runs(runs_of(*results))]
+    assert groups == [["1", "2", "5"], ["3"], ["4"]]
+
+
+def test_what_is_executed_names_no_machine_and_no_seed():
+    keys = set(read_executed(make_result("1")))
+    assert {"recipe", "recipe.version", "workload", "model.depth", "train.batch_size", "world.ranks"} <= keys
+    assert not {"seed", "device", "engine.threads", "system"} & keys
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"settings": ("train.precision=bf16",)}, "train.precision: fp32 | bf16"),
+        ({"settings": ("model.depth=18",)}, "model.depth: 50 | 18"),
+        ({"settings": ("version=2",)}, "recipe.version: 1 | 2"),
+        ({"ranks": 4}, "world.ranks: 1 | 4"),
+        ({"software": {"torch": "2.14.0+cpu"}}, "torch: 2.13.0 | 2.14.0"),
+        ({"software": {"trainstone": "0.2.0"}}, "trainstone: 0.1.0 | 0.2.0"),
+        ({"source": "nvprof"}, "source: trainstone | nvprof"),
+    ],
+)
+def test_what_makes_runs_unlike(changes, told):
+    assert unlike(make_result("a"), make_result("b", **changes)) == [told]
+
+
+def test_cuda_and_driver_forbid_if_both_have_them():
+    def on_gpu(name: str, build: str, driver: str):
+        return make_result(name, machine={"devices": [{"driver": driver}]}, software={"torch": f"2.13.0+{build}"})
+
+    a, b = on_gpu("a", "cu126", "560"), on_gpu("b", "cu128", "570")
+    assert unlike(a, b) == ["torch build: cu126 | cu128", "driver: 560 | 570"]
+    cpu = make_result("c")
+    assert unlike(a, cpu) == []
+    assert {"torch build: cu126 | absent", "driver: 560 | absent", "torch build: absent | cpu"} <= set(alike(a, cpu))
+
+
+def test_machines_may_differ_and_it_is_listed():
+    a = make_result("a", settings=("engine.threads=2",))
+    b = make_result("b", host="there", device="Zen", settings=("engine.threads=8",), grade="C", status="interrupted")
+    assert unlike(a, b) == []
+    assert set(alike(a, b)) == {
+        "host: here | there",
+        "device: Intel Xeon | Zen",
+        "engine.threads: 2 | 8",
+        "cpu.model: Intel Xeon | Zen",
+        "noise grade: B | C",
+        "status: ok | interrupted",
+    }
+
+
+def test_software_must_agree_among_pooled_runs():
+    mixed = runs_of(make_result("1"), make_result("2", software={"torch": "2.14.0+cpu"}))
+    (found,) = find_differences(mixed, mixed)
+    assert (str(found), found.unlike) == ("torch: 2.13.0, 2.14.0 | 2.13.0, 2.14.0", True)
+    both_hosts = runs_of(make_result("1"), make_result("2", host="there"))
+    assert find_differences(both_hosts, both_hosts) == []
+
+
+def test_odd_values_in_a_result_do_not_trip_it():
+    odd = make_result(
+        "odd",
+        config={"train": [1], "engine": 3, "model": {"depth": None, "x": {"y": True}}, "measure": "m"},
+        machine={"cpu": "a string", "devices": {"not": "a list"}, "memory": []},
+        software={"torch": 2.13, "environment": {"A": 1}},
+    )
+    assert "model.x.y: absent | true" in unlike(make_result("a"), odd)
+
+
+def test_hostile_text_is_written_out():
+    (found,) = (
+        d
+        for d in find_differences(runs_of(make_result("a")), runs_of(make_result("b", host="\x1b[31m\u202e")))
+        if d.key == "host"
+    )
+    assert str(found) == r"host: here | \x1b[31m\u202e"
