@@ -52,7 +52,7 @@ def make(case: Case, out: Path) -> None:
 
 def start_result(case: Case) -> schema.Result:
     """The first result.json of a run, with a fixed time and process."""
-    stem = "20260301-120000-resnet50-0001"
+    stem = f"20260301-120000-{case.name}"
     return schema.Result(
         kind="bench",
         run_id=stem,

@@ -46,9 +46,9 @@ def print_shares(console: Console, rows: list[ComparisonRow]) -> None:
         console.print(table)
     else:
         for row in ranked:
-            rates = f"{format_rate(row.a.images_per_second)} of {format_rate(row.b.images_per_second)}"
+            reached = f"{format_rate(row.a.images_per_second)} of {format_rate(row.b.images_per_second)}"
             console.print(Text(printable(row.label), style="bold"))
-            console.print(Text(f"  {rates} images/s a device\n  {describe_share(row)}"))
+            console.print(Text(f"  {reached} images/s a device\n  {describe_share(row)}"))
     for line in sources(rows):
         console.print(Text(printable(line), style="dim"))
     console.print()
