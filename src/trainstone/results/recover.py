@@ -21,7 +21,7 @@ def recover(path: Path) -> Result:
     file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
     try:
         columns = read_columns(file) if file.is_file() else {}
-        if not columns or not columns["step_seconds"].sum() > 0:
+        if not columns:
             return result
         summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
     except ResultError as err:
