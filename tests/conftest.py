@@ -29,8 +29,9 @@ OLD = 1_577_836_800  # 2020-01-01 in seconds since 1970
 
 
 @pytest.fixture(autouse=True)
-def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No launcher, scheduler or device variable of the machine reaches a test."""
+def scrubbed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No launcher, scheduler or device variable of the machine reaches a test, and no test the user's cache."""
+    monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     for name in list(os.environ):
         if name.startswith(SCRUBBED):
             monkeypatch.delenv(name)

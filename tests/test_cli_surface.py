@@ -12,9 +12,11 @@ from trainstone.cli.main import app
 COMMON = {"--set", "--system", "--out", "--seconds", "--runs", "--seed", "--device", "--strict", "--dry-run", "--json"}
 LOUDNESS = {"--verbose", "-v", "--quiet", "-q"}
 SURFACE = {
-    "bench": (["recipe"], COMMON | LOUDNESS | {"--iterations"}),
+    "bench": (["recipe"], COMMON | LOUDNESS | {"--iterations", "--against"}),
+    "compare": (["runs"], {"--to", "--force", "--fail-below", "--page", "--json"}),
     "doctor": (["recipe"], {"--aa", "--set", "--seconds", "--device", "--out", "--json"} | LOUDNESS),
     "recipes": (["name"], {"--json"}),
+    "report": (["runs"], {"--page", "--png", "--svg", "--pdf", "--json"}),
 }
 
 

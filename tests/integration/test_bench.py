@@ -60,6 +60,7 @@ def test_the_run_folder_holds_what_the_contract_names(trainstone, tmp_path: Path
     host = json.loads((run / "result.json").read_text())["process"]["host"]
     assert names == {
         "result.json", "config.toml", "machine.json", "steps-rank0000.csv", f"telemetry-{host}-cpu.csv", "log.txt",
+        "report.html",
     }  # fmt: skip
     steps = read_columns(run / "steps-rank0000.csv")["step"]
     assert steps.tolist() == list(range(len(steps)))

@@ -22,7 +22,8 @@ def test_doctor_prints_a_line_each(trainstone):
 
 
 def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
-    done = trainstone("doctor", "--aa", *tiny_arguments(), "--seconds", "6", "--json")
+    # One thread: two of them wait for each other while somebody else works here, and get hardly any step done.
+    done = trainstone("doctor", "--aa", *tiny_arguments(), "--set", "engine.threads=1", "--seconds", "6", "--json")
     assert done.code == 0, done.err
     floor = done.json()
     low, high = floor["ci95"]
@@ -30,6 +31,28 @@ def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
     assert 0 < floor["noise_floor"] < floor["detectable"] < 1
     assert floor["num_pairs"] >= 6
     assert len(floor["block_seconds"]["A"]) == len(floor["block_seconds"]["B"]) == floor["num_pairs"]
+
+
+def test_a_number_of_steps_gives_whole_rounds(trainstone):
+    settings = ["--set", "measure.iterations=30", "--set", "engine.threads=1"]
+    done = trainstone("doctor", "--aa", *tiny_arguments(), *settings, "--json", "-q")
+    assert done.code == 0, done.err
+    floor = done.json()
+    assert set(floor) == {
+        "mean_difference", "ci95", "noise_floor", "detectable", "num_pairs", "steps_per_block", "block_seconds",
+    }  # fmt: skip
+    assert (floor["num_pairs"], floor["steps_per_block"]) == (16, 1)
+    assert [len(seconds) for seconds in floor["block_seconds"].values()] == [16, 16]
+
+
+def test_the_noise_floor_in_words(trainstone):
+    settings = ["--set", "measure.iterations=30", "--set", "engine.threads=1"]
+    done = trainstone("doctor", "--aa", *tiny_arguments(), *settings)
+    assert done.code == 0, done.err
+    assert done.out.startswith("The same thing twice, 16 interleaved pairs of 1 steps each:\n  difference ")
+    assert "\n  noise floor " in done.out
+    assert "\n  smallest detectable " in done.out
+    assert "same thing twice · step 1" in done.err
 
 
 def test_too_little_time_for_a_noise_floor_is_told(trainstone):

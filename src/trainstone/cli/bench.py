@@ -1,18 +1,43 @@
-"""trainstone bench: training speed on this machine. Arguments -> config -> run -> result -> summary."""
+"""trainstone bench: training speed on this machine. Arguments -> config -> run -> result -> page and summary."""
 
+import logging
+import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from trainstone.cli import options
-from trainstone.errors import EXIT_INTERRUPTED
+from trainstone.errors import EXIT_INTERRUPTED, ConfigError, TrainstoneError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainstone.config.schema import Config
     from trainstone.results.store import RunFolder
+
+log = logging.getLogger(__name__)
+
+Against = Annotated[
+    list[str],
+    typer.Option(
+        "--against",
+        metavar="RECIPE|KEY=VALUE",
+        help="Compare with another recipe, or with this one and a key changed (repeatable), run in turn.",
+        show_default=False,
+    ),
+]
+
+
+class Rival(NamedTuple):
+    """What --against names."""
+
+    config: "Config"
+    same_recipe: bool
+    """It is the recipe itself with some keys changed."""
 
 
 def bench(
@@ -27,6 +52,7 @@ def bench(
         int | None,
         typer.Option("--iterations", help="Run exactly so many steps instead of a time.", show_default=False),
     ] = None,
+    against: Against = [],  # noqa: B006
     runs: options.Runs = 1,
     seed: options.Seed = None,
     device: options.DeviceName = None,
@@ -43,9 +69,11 @@ def bench(
     from trainstone.results.store import create_run
 
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations)
-    config = load_config(recipe, settings=settings, system=system, flags=flags)
+    load = partial(load_config, system=system, flags=flags)
+    config = load(recipe, settings=settings)
+    rival = load_rival(load, recipe, settings, against, config, runs)
     if dry_run:
-        print_plan(config, out, runs, strict=strict, as_json=as_json)
+        print_plan(config, rival, out, runs, strict=strict, as_json=as_json)
         return
     if config.engine.keep_memory and runs == 1:
         restart_keeping_memory()
@@ -55,25 +83,54 @@ def bench(
         if runs > 1:
             repeat_run(config, run, runs, strict=strict, quiet=bool(quiet))
         else:
-            run_once(config, run, strict=strict, quiet=bool(quiet))
+            run_here(config, rival, run, strict=strict, quiet=bool(quiet))
     except KeyboardInterrupt:
         print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finish(run, as_json=as_json)
 
 
-def run_once(config: "Config", run: "RunFolder", *, strict: bool, quiet: bool) -> None:
-    """Measure in this process."""
+def load_rival(
+    load: "Callable[..., Config]", recipe: str, settings: list[str], against: list[str], config: "Config", runs: int
+) -> Rival | None:
+    """--against: another recipe with the same --set, or the same recipe; then the keys changed for it alone."""
+    if not against:
+        return None
+    apart = "run each by itself, then: trainstone compare RUN RUN"
+    changes = [value for value in against if re.match(r"[\w.]+\s*=", value)]
+    recipes = [value for value in against if value not in changes]
+    if len(recipes) > 1:
+        named = f"--against names {len(recipes)} recipes: {', '.join(recipes)}; it takes one"
+        raise ConfigError(named, hint="compare two at a time; a change of key is KEY=VALUE")
+    if runs > 1:
+        raise ConfigError("--against runs both in one process, --runs each in processes of its own", hint=apart)
+    other = load(recipes[0] if recipes else recipe, settings=[*settings, *changes])
+    if other.engine.keep_memory != config.engine.keep_memory:
+        raise ConfigError("--against cannot change engine.keep_memory: it is of the whole process", hint=apart)
+    if any(change.startswith("measure.") for change in changes):
+        whole = "--against cannot change the measure section: it is of the whole run"
+        raise ConfigError(whole, hint="change it for both with --set")
+    return Rival(other.model_copy(update={"measure": config.measure}), same_recipe=not recipes)
+
+
+def run_here(config: "Config", rival: Rival | None, run: "RunFolder", *, strict: bool, quiet: bool) -> None:
+    """Measure in this process, alone or in turn with a rival."""
     from trainstone.cli.progress import ProgressLine
+    from trainstone.results.progress import Progress
 
     with ProgressLine(quiet=quiet) as line:
-        from trainstone.results.progress import Progress
-
         line.show(Progress("loading torch"))
+        from trainstone.train.against import run_against
         from trainstone.train.run import run_bench
 
-        for progress in run_bench(config, run, strict=strict):
-            line.show(progress)
+        if rival:
+            going = run_against(config, rival.config, run, same_recipe=rival.same_recipe, strict=strict)
+        else:
+            going = run_bench(config, run, strict=strict)
+        live = sys.stderr.isatty()
+        for progress in going:
+            # Off a terminal each new phase is a line, and two in turn change several times a second.
+            line.show(progress if live else progress._replace(phase=progress.phase.partition(":")[0]))
 
 
 def repeat_run(config: "Config", run: "RunFolder", num_runs: int, *, strict: bool, quiet: bool) -> None:
@@ -86,7 +143,7 @@ def repeat_run(config: "Config", run: "RunFolder", num_runs: int, *, strict: boo
             line.show(progress)
 
 
-def print_plan(config: "Config", out: Path, runs: int, *, strict: bool, as_json: bool) -> None:
+def print_plan(config: "Config", rival: Rival | None, out: Path, runs: int, *, strict: bool, as_json: bool) -> None:
     """--dry-run: what would be run, and by which commands."""
     from trainstone.cli.output import print_json
     from trainstone.config.load import write_toml
@@ -98,9 +155,13 @@ def print_plan(config: "Config", out: Path, runs: int, *, strict: bool, as_json:
     ]
     if as_json:
         plan = {"config": config.model_dump(mode="json", exclude_none=True), "out": str(out), "commands": children}
+        if rival:
+            plan["against"] = rival.config.model_dump(mode="json", exclude_none=True)
         print_json(plan)
         return
     print(write_toml(config))
+    if rival:
+        print(f"# against, in turn A B B A in one process:\n\n{write_toml(rival.config)}")
     print(f"# would write a run folder RUN under {out}/")
     if children:
         print("# would start, one after the other:")
@@ -108,13 +169,28 @@ def print_plan(config: "Config", out: Path, runs: int, *, strict: bool, as_json:
 
 
 def finish(run: "RunFolder", *, as_json: bool) -> None:
-    """Print the product and leave with the run's exit code."""
+    """Write the page, print the product and leave with the run's exit code."""
     from trainstone.cli.output import print_json
     from trainstone.cli.summary import print_result
 
+    write_page(run)
     if as_json:
         print_json(run.result.model_dump(mode="json", exclude_none=True))
     else:
         print_result(run.result, run.path)
     if run.result.status == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def write_page(run: "RunFolder") -> None:
+    """Write report.html of a run and of points that have none; a failure is a warning, the result is as good."""
+    from trainstone.report.page import PAGE_NAME, write_report
+
+    folders = [run.path / point.run for point in run.result.points]
+    try:
+        for folder in (*folders, run.path):
+            if folder == run.path or not (folder / PAGE_NAME).exists():
+                write_report(folder)
+        run.update()  # `files` names the page, too
+    except (OSError, TrainstoneError) as err:
+        log.warning("no report: %s; trainstone report writes it later", err)

@@ -63,6 +63,7 @@ def print_checks(out: Path, *, as_json: bool) -> None:
 
     from trainstone.cli.output import print_json
     from trainstone.machine.facts import read_facts
+    from trainstone.text import printable
     from trainstone.train.checkup import examine
 
     facts = read_facts()
@@ -72,9 +73,10 @@ def print_checks(out: Path, *, as_json: bool) -> None:
     console = Console(highlight=False)
     for check in examine(facts, out):
         mark, colour = MARKS[check.status]
-        console.print(Text.assemble((f"{mark:<8}", colour), (f"{check.name:<11}", "bold"), check.told), soft_wrap=True)
+        told = printable(check.told)
+        console.print(Text.assemble((f"{mark:<8}", colour), (f"{check.name:<11}", "bold"), told), soft_wrap=True)
         if check.hint:
-            console.print(Text(f"{'':19}{check.hint}", style="dim"), soft_wrap=True)
+            console.print(Text(f"{'':19}{printable(check.hint)}", style="dim"), soft_wrap=True)
     print("\nMeasure: trainstone bench      Noise floor: trainstone doctor --aa")
 
 

@@ -21,8 +21,8 @@ from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, e
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
 from trainstone.train.loop import train_steps
-from trainstone.train.precision import autocast, switch_tf32
-from trainstone.train.task import build_task
+from trainstone.train.precision import autocast
+from trainstone.train.task import apply_process_settings, build_task
 from trainstone.train.trial import Trial, fastest, try_precisions
 from trainstone.units import format_bytes
 from trainstone.workloads.registry import WORKLOADS
@@ -51,13 +51,12 @@ def fit_to_machine(config: Config, *, strict: bool) -> Fitted:
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)  # events, graphs and streams are made on the current device
     threads = available_cores().threads if config.engine.threads == "auto" else config.engine.threads
-    torch.set_num_threads(threads)
     config = _change(config, "engine", threads=threads).model_copy(update={"device": str(device)})
     config, adapted = adapt_engine(config, device)
     if strict and adapted:
         raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
     config, chosen = fit_precision(config, device, threads)
-    switch_tf32(config.train.precision)
+    apply_process_settings(config)
     config, fitted = fit_batch(config, device)
     assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
     work = count_step_work(config, config.train.batch_size)
@@ -157,7 +156,7 @@ def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Findin
 
 def check_memory(config: Config, device: torch.device, batch: int) -> None:
     """Refuse a batch that does not fit, before the kernel kills us for it."""
-    free, needed = _free_bytes(device), needed_bytes(config, device, batch)
+    free, needed = free_bytes(device), needed_bytes(config, device, batch)
     if free is not None and needed > free:
         memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
         largest = max(1, int(batch * free / needed))
@@ -176,7 +175,7 @@ def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
 
 
 def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
-    free = _free_bytes(device)
+    free = free_bytes(device)
     return free is None or needed_bytes(config, device, batch) <= free
 
 
@@ -195,7 +194,8 @@ def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
     return min(record.step_seconds for record in records) * WANTED_STEPS <= config.measure.seconds
 
 
-def _free_bytes(device: torch.device) -> int | None:
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that a run on this device can still have; None: not known."""
     return memory_available_bytes() if device.type == "cpu" else free_device_bytes(device)
 
 

@@ -1,8 +1,8 @@
 """The A/A test: the same thing twice, interleaved, to learn what difference this machine can tell from noise."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import log
 
 from trainstone.config.schema import Config
@@ -12,14 +12,11 @@ from trainstone.measure.clock import choose_timer
 from trainstone.results import stats
 from trainstone.results.progress import Progress
 from trainstone.train.fit import fit_to_machine
+from trainstone.train.interleave import Arm, Interleaved, interleave, sum_blocks
 from trainstone.train.loop import train_steps
-from trainstone.train.task import build_task
+from trainstone.train.task import apply_process_settings, build_task
 
-WARM_UP_STEPS = 5
 MIN_PAIRS = 6
-MAX_PAIRS = 100
-# A B B A: what drifts evenly hits both alike.
-ORDER = "ABBA"
 
 
 @dataclass
@@ -39,27 +36,21 @@ def run_same_twice(config: Config, outcome: SameTwice) -> Iterator[Progress]:
     fitted = fit_to_machine(config, strict=False)
     outcome.config = fitted.config
     timer = choose_timer(fitted.device)
-    arms = {name: train_steps(build_task(fitted.config, fitted.device), timer) for name in "AB"}
-    budget = fitted.config.measure.seconds
+    arms = {}
+    for name in "AB":
+        steps = train_steps(build_task(fitted.config, fitted.device), timer, num_steps=config.measure.iterations)
+        enter = partial(apply_process_settings, fitted.config)
+        arms[name] = Arm(name, fitted.config, steps, lag=timer.lag, enter=enter)
+    done = Interleaved()
     with Interrupt() as interrupt:
         yield Progress("warming up")
-        warm = [next(arm).step_seconds for _ in range(WARM_UP_STEPS) for arm in arms.values()]
-        step_seconds = min(warm)
-        # Short blocks and many pairs: what drifts more slowly than a pair cancels out.
-        outcome.steps_per_block = max(1, int(budget / (2 * MAX_PAIRS) / step_seconds))
-        begin, block = time.perf_counter(), 0
-        while len(outcome.block_seconds["B"]) < MAX_PAIRS or block % 2:
-            elapsed = time.perf_counter() - begin
-            if (elapsed > budget and block % 2 == 0) or interrupt.asked:
-                break
-            name = ORDER[block % len(ORDER)]
-            seconds = 0.0
-            for _ in range(outcome.steps_per_block):
-                seconds += next(arms[name]).step_seconds
-                yield Progress("same thing twice", step=block + 1, seconds_left=budget - elapsed)
-            outcome.block_seconds[name].append(seconds)
-            block += 1
+        for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: interrupt.asked):
+            if turn.round:
+                yield Progress("same thing twice", step=len(done.blocks) + 1, seconds_left=turn.seconds_left)
         outcome.interrupted = interrupt.asked
+    outcome.steps_per_block = done.steps_per_block.get("A", 0)
+    for block, seconds in zip(done.blocks, sum_blocks(arms, done.blocks)[1], strict=True):
+        outcome.block_seconds[block.arm].append(seconds)
     judge(outcome)
 
 

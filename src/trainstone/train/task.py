@@ -37,9 +37,7 @@ def build_task(config: Config, device: torch.device) -> Task:
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     engine, precision = config.engine, config.train.precision
     torch.manual_seed(config.seed)
-    torch.backends.cudnn.benchmark = engine.cudnn_benchmark and not engine.deterministic
-    torch.use_deterministic_algorithms(engine.deterministic)
-    switch_tf32(precision)
+    apply_process_settings(config)
     workload = WORKLOADS[config.workload]
     model = workload.build_model(config).to(device).train()
     if engine.channels_last:
@@ -58,6 +56,16 @@ def build_task(config: Config, device: torch.device) -> Task:
         nvtx=engine.nvtx,
         cuda_graphs=engine.cuda_graphs,
     )
+
+
+def apply_process_settings(config: Config) -> None:
+    """Set what torch keeps once for the whole process. Two tasks in one process need it at each turn."""
+    engine = config.engine
+    if engine.threads != "auto":
+        torch.set_num_threads(engine.threads)
+    torch.backends.cudnn.benchmark = engine.cudnn_benchmark and not engine.deterministic
+    torch.use_deterministic_algorithms(engine.deterministic)
+    switch_tf32(config.train.precision)
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:

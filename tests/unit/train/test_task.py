@@ -5,7 +5,7 @@ import torch
 from trainstone.config.load import load_config
 from trainstone.measure.clock import HostTimer
 from trainstone.train.loop import train_steps
-from trainstone.train.task import build_task
+from trainstone.train.task import apply_process_settings, build_task
 
 CPU = torch.device("cpu")
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "engine.threads=1"]
@@ -46,3 +46,18 @@ def test_everything_is_channels_last():
 def test_the_optimiser_is_fused():
     task = build_task(load_config("resnet50", settings=TINY), CPU)
     assert task.optimizer.defaults["fused"]
+
+
+def test_building_applies_what_the_process_has_only_once():
+    threads = torch.get_num_threads()
+    config = load_config("resnet50", settings=[*TINY, "engine.deterministic=true"])
+    try:
+        build_task(config, CPU)
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        apply_process_settings(load_config("resnet50", settings=[*TINY, f"engine.threads={threads}"]))
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark

@@ -1,0 +1,137 @@
+"""How `bench --against` flows: fit two variants, run them in turn in this process, judge. The table of contents.
+
+Each variant has a run folder of its own under points/; the parent's result holds the comparison. Everything is written
+as it comes: killed at any moment, it leaves folders that can be read.
+"""
+
+import logging
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from trainstone.config.schema import Config
+from trainstone.log import log_into
+from trainstone.machine.allocator import describe_allocator
+from trainstone.machine.facts import read_facts, read_software
+from trainstone.machine.health import read_pressure
+from trainstone.machine.interrupt import Interrupt
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.telemetry import Telemetry
+from trainstone.results import schema
+from trainstone.results.paired import gather_findings
+from trainstone.results.progress import Progress
+from trainstone.results.store import RunFolder, create_run
+from trainstone.train.contrast import SeenBeside, Variant, contrast
+from trainstone.train.fit import Fitted
+from trainstone.train.interleave import Arm, Interleaved, Turn, interleave, naming
+from trainstone.train.loop import train_steps
+from trainstone.train.run import keep_record, stop_if
+from trainstone.train.task import apply_process_settings, build_task
+from trainstone.train.variants import fit_pair, label_pair
+
+log = logging.getLogger(__name__)
+
+
+def run_against(a: Config, b: Config, run: RunFolder, *, same_recipe: bool, strict: bool) -> Iterator[Progress]:
+    """Measure a against b into `run`; `same_recipe`: b is a with some keys changed. Yields progress."""
+    started = time.perf_counter()
+    with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run):
+        yield Progress("reading machine facts")
+        run.write_machine(read_facts(), read_software())
+        yield Progress("fitting both to this machine")
+        stop_if(interrupt)
+        fitted = fit_pair(a, b, same_recipe=same_recipe, strict=strict)
+        run.write_config(fitted["A"].config)
+        folders = create_points(run, fitted)
+        with keep_record(folders["A"]), keep_record(folders["B"]):
+            stop_if(interrupt)
+            done, clock_start = Interleaved(), time.perf_counter()
+            with ExitStack() as files:
+                variants = {
+                    name: build_variant(name, asked, fitted[name], folders[name], files, clock_start)
+                    for name, asked in (("A", a), ("B", b))
+                }
+                seen = yield from measure_turns(run, variants, done, interrupt, clock_start)
+            log.info("steps a block %s, blocks run to their end: %s", done.steps_per_block, done.blocks)
+            spent = time.perf_counter() - started
+            contrast(run, variants, done, seen, program_seconds=spent)
+
+
+def measure_turns(
+    run: RunFolder, variants: Mapping[str, Variant], done: Interleaved, interrupt: Interrupt, clock_start: float
+) -> Generator[Progress, None, SeenBeside]:
+    """Run both in turn, one sampler beside them; return what was seen beside the steps."""
+    device, measure = variants["A"].fitted.device, variants["A"].fitted.config.measure
+    arms = {name: variant.arm for name, variant in variants.items()}
+    reset_peaks(device)
+    before = read_pressure()
+    with Telemetry(
+        run.path,
+        device_label=str(device).replace(":", ""),
+        reader=choose_reader(device),
+        current_step=lambda: sum(variant.recorder.current_step() for variant in variants.values()),
+        interval_seconds=measure.telemetry_seconds,
+        started=clock_start,
+    ) as telemetry:
+        for turn in interleave(arms, measure, done, stopped=lambda: interrupt.asked):
+            yield tell_progress(turn, done)
+    pressure = before, read_pressure()
+    return SeenBeside(pressure, read_memory(device), telemetry.path, telemetry.reader, interrupt.asked)
+
+
+def create_points(run: RunFolder, fitted: Mapping[str, Fitted]) -> dict[str, RunFolder]:
+    """Make points/a and points/b, and name them in the parent's result."""
+    folders = {}
+    for name, one in fitted.items():
+        short = name.lower()
+        run_id = f"{run.result.run_id}-{short}"
+        folder = create_run(run.path / "points", "bench", one.config, run.result.command, run_id=run_id, folder=short)
+        folder.write_machine(run.result.machine, run.result.software)
+        folder.update(findings=list(one.findings))
+        folders[name] = folder
+    labels = label_pair(fitted["A"].config, fitted["B"].config)
+    run.update(
+        points=[schema.Point(label=f"{name}: {labels[name]}", run=f"points/{name.lower()}") for name in fitted],
+        findings=gather_findings({name: one.findings for name, one in fitted.items()}),
+    )
+    return folders
+
+
+def build_variant(
+    name: str, asked: Config, fitted: Fitted, folder: RunFolder, files: ExitStack, clock_start: float
+) -> Variant:
+    """Build one variant's model and loop, and open its step file."""
+    config = fitted.config
+    with naming(name):
+        task = build_task(config, fitted.device)
+    recorder = files.enter_context(
+        StepRecorder(folder.path / "steps-rank0000.csv", split_phases=config.engine.split_phases)
+    )
+    timer = choose_timer(fitted.device)
+    steps = train_steps(task, timer, num_steps=config.measure.iterations, origin=clock_start)
+    enter = partial(apply_process_settings, config)
+    arm = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.add)
+    return Variant(asked, fitted, folder, recorder, arm)
+
+
+def read_memory(device: torch.device) -> schema.Memory:
+    """Highest use of the process, both models in it."""
+    return schema.Memory(
+        peak_device_bytes=peak_device_bytes(device),
+        peak_host_bytes=peak_host_bytes(),
+        allocator=describe_allocator(),
+    )
+
+
+def tell_progress(turn: Turn, done: Interleaved) -> Progress:
+    """Return e.g. comparing: B, pair 12."""
+    if turn.round == 0:
+        return Progress("warming up", step=turn.record.step + 1)
+    rate = turn.record.images / turn.record.step_seconds
+    phase = f"comparing: {turn.arm}, pair {len(done.blocks) // 2 + 1}"
+    return Progress(phase, images_per_second=rate, seconds_left=turn.seconds_left)

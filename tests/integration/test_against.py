@@ -1,0 +1,248 @@
+"""trainstone bench --against through the real command line: two variants in turn, in one process."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from command import command_line, tiny_arguments
+from trainstone.config.load import load_config
+from trainstone.results.steps import Columns, read_columns
+from trainstone.results.store import read_result
+
+# One thread: what two of them do while somebody else works on this machine is no test of ours.
+TINY = ["bench", *tiny_arguments(), "--set", "engine.threads=1"]
+ROW_KEYS = {
+    "label", "a", "b", "ratio", "ci95", "ci_covers", "p_value", "p_holm", "noise_floor", "judgement", "differences",
+}  # fmt: skip
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def steps_of(run: Path, name: str) -> Columns:
+    return read_columns(run / "points" / name / "steps-rank0000.csv")
+
+
+def test_the_same_thing_twice(trainstone, tmp_path: Path):
+    done = trainstone(*TINY, "--against", "train.batch_size=2", "--iterations", "40", "--json")
+    assert done.code == 0, done.err
+    result = done.json()
+    run = only_run(tmp_path)
+    assert result == json.loads((run / "result.json").read_text())
+    assert (result["kind"], result["status"]) == ("bench", "ok")
+    (row,) = result["comparison"]["rows"]
+    assert set(row) == ROW_KEYS
+    assert row["ci_covers"] == "interleaved blocks"
+    low, high = row["ci95"]
+    assert low < row["ratio"] < high
+    assert row["p_value"] == row["p_holm"]
+    assert row["noise_floor"] > 0
+    assert row["ratio"] == pytest.approx(row["a"]["images_per_second"] / row["b"]["images_per_second"], rel=0.2)
+    assert (row["a"]["runs"], row["b"]["runs"]) == (["points/a"], ["points/b"])
+    assert row["differences"] == []
+    assert result["verdict"] == result["comparison"]["verdict"]
+    assert result["verdict"].startswith("A (resnet50) is ")
+    assert result["points"] == [
+        {"label": "A: resnet50", "run": "points/a"},
+        {"label": "B: resnet50", "run": "points/b"},
+    ]
+    assert {"machine", "software", "noise", "memory", "devices", "findings"} <= set(result)
+    assert "throughput" not in result
+    losses = [steps_of(run, name)["loss"].tolist() for name in "ab"]
+    assert losses[0] == losses[1]  # not in the least disturbed by each other
+    assert len(losses[0]) == 40
+
+
+def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone, tmp_path: Path):
+    done = trainstone(*TINY, "--against", "data.image_size=192", "--seconds", "8", "--json")
+    assert done.code == 0, done.err
+    result = done.json()
+    (row,) = result["comparison"]["rows"]
+    assert row["judgement"] == "faster"
+    assert row["ratio"] > 2
+    assert result["verdict"].startswith("A (data.image_size=32) is ")
+    assert result["verdict"].endswith("interleaved blocks): faster")
+    run = only_run(tmp_path)
+    host = result["process"]["host"]
+    assert {path.name for path in run.iterdir()} - {"report.html"} == {
+        "result.json", "config.toml", "machine.json", f"telemetry-{host}-cpu.csv", "log.txt", "points",
+    }  # fmt: skip
+    for name, size in (("a", 32), ("b", 192)):
+        folder = run / "points" / name
+        assert {path.name for path in folder.iterdir()} - {"report.html"} == {
+            "result.json", "config.toml", "machine.json", "steps-rank0000.csv",
+        }  # fmt: skip
+        child = read_result(folder)
+        assert child.status == "ok"
+        assert child.run_id == f"{result['run_id']}-{name}"
+        assert child.throughput is not None
+        assert child.step_seconds is not None
+        assert child.noise is not None
+        assert child.phases is not None
+        assert child.devices[0].label == "cpu"
+        assert child.verdict is not None
+        assert load_config(str(folder / "config.toml")).data.image_size == size
+    assert "points/a/steps-rank0000.csv" in result["files"]
+
+
+def test_the_steps_alternate_in_time(trainstone, tmp_path: Path):
+    done = trainstone(*TINY, "--against", "train.batch_size=4", "--iterations", "25", "--json", "-q")
+    assert done.code == 0, done.err
+    run = only_run(tmp_path)
+    steps = [(start, name) for name in "ab" for start in steps_of(run, name)["start_seconds"]]
+    assert "".join(name for _, name in sorted(steps)) == "ba" * 7 + "abbbaa" * 6
+    (row,) = done.json()["comparison"]["rows"]
+    assert row["a"]["label"] == "train.batch_size=2"
+    assert row["b"]["label"] == "train.batch_size=4"
+    images = {name: set(steps_of(run, name)["images"]) for name in "ab"}
+    assert images == {"a": {2}, "b": {4}}
+
+
+def test_another_recipe_file(trainstone, tmp_path: Path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        'name = "mine"\nversion = 1\nsummary = "a test"\n[model]\ndepth = 34\n[measure]\nseconds = 500.0\n'
+    )
+    settings = ["--set", "data.image_size=32", "--set", "train.precision=fp32", "--set", "engine.threads=1"]
+    done = trainstone(
+        "bench", *settings, "--against", "mine.toml", "--against", "train.batch_size=4",
+        "--set", "model.depth=18", "--set", "train.batch_size=2", "--iterations", "18", "--json", "--device", "cpu",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    result = done.json()
+    (row,) = result["comparison"]["rows"]
+    assert (row["a"]["label"], row["b"]["label"]) == ("resnet50", "mine")
+    other = load_config(str(only_run(tmp_path) / "points/b/config.toml"))
+    assert other.model.depth == 18  # --set is for both
+    assert other.train.batch_size == 4  # --against KEY=VALUE for B alone
+    assert other.measure.seconds == 60
+
+
+def test_the_resolved_files_repeat_the_comparison(trainstone, tmp_path: Path):
+    first = trainstone(*TINY, "--against", "engine.channels_last=false", "--iterations", "17", "--json", "-q")
+    assert first.code == 0, first.err
+    run = Path("runs") / first.json()["run_id"]
+    second = trainstone("bench", f"{run}/config.toml", "--against", f"{run}/points/b/config.toml", "--json", "-q")
+    assert second.code == 0, second.err
+    rows = [done.json()["comparison"]["rows"][0] for done in (first, second)]
+    assert rows[0]["b"]["label"] == rows[1]["b"]["label"] == "engine.channels_last=false"
+
+
+def test_too_few_rounds_are_told(trainstone):
+    done = trainstone(*TINY, "--against", "seed=1", "--iterations", "11", "-q")
+    assert done.code == 0, done.err
+    assert "not judged" in done.out
+    assert "2 complete rounds A B B A, 6 needed [few-steps]" in done.out.replace("\n", " ")
+
+
+def test_no_round_at_all(trainstone):
+    done = trainstone(*TINY, "--against", "seed=1", "--iterations", "2", "--json", "-q")
+    assert done.code == 0, done.err
+    result = done.json()
+    assert "comparison" not in result
+    assert result["verdict"] == "A (seed=0) against B (seed=1): not judged"
+    assert result["findings"][0]["code"] == "few-steps"
+
+
+def test_the_summary_ends_with_the_judgement(trainstone):
+    done = trainstone(*TINY, "--against", "seed=1", "--seconds", "3", env={"COLUMNS": "150"})
+    assert done.code == 0, done.err
+    assert "A (seed=0) is " in done.out
+    assert "comparing · " in done.err
+    assert len(done.err.splitlines()) < 15  # no line for each turn
+
+
+def test_dry_run_shows_both_plans(trainstone, tmp_path: Path):
+    done = trainstone(*TINY, "--against", "train.batch_size=8", "--dry-run", "--json")
+    assert done.code == 0, done.err
+    plan = done.json()
+    assert plan["config"]["train"]["batch_size"] == 2
+    assert plan["against"]["train"]["batch_size"] == 8
+    shown = trainstone(*TINY, "--against", "train.batch_size=8", "--dry-run").out
+    assert "batch_size = 2" in shown
+    assert "batch_size = 8" in shown
+    assert not (tmp_path / "runs").exists()
+
+
+BAD_INPUT = {
+    "two recipes": (["--against", "resnet50", "--against", "resnet50"], "--against names 2 recipes"),
+    "unknown recipe": (["--against", "resnet51"], "did you mean resnet50?"),
+    "unknown key": (["--against", "train.batchsize=4"], "did you mean train.batch_size?"),
+    "wrong value": (["--against", "train.batch_size=many"], "should be a valid integer"),
+    "with --runs": (["--against", "train.batch_size=4", "--runs", "2"], "in one process"),
+    "keep_memory": (["--against", "engine.keep_memory=false"], "cannot change engine.keep_memory"),
+    "measure": (["--against", "measure.seconds=3"], "cannot change the measure section"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_message_and_no_folder(trainstone, tmp_path: Path, case: str):
+    arguments, words = BAD_INPUT[case]
+    done = trainstone(*TINY, *arguments)
+    assert done.code == 2, done.err
+    assert words in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_variant_that_fails_is_named_and_all_folders_say_so(trainstone, tmp_path: Path):
+    done = trainstone(*TINY, "--against", "optimizer.learning_rate=1e30", "--iterations", "40")
+    assert done.code == 6
+    assert "error: B: the loss of step" in done.err
+    run = only_run(tmp_path)
+    for folder in (run, run / "points/a", run / "points/b"):
+        result = read_result(folder)
+        assert result.status == "failed"
+        assert result.findings[-1].code == "run-failed"
+        assert result.findings[-1].message.startswith("B: the loss of step")
+
+
+def start(folder: Path, wanted_lines: int) -> subprocess.Popen:
+    """Start a long comparison and return when B has run so many steps."""
+    child = subprocess.Popen(
+        command_line(*TINY, "--against", "train.batch_size=4", "--iterations", "100000"),
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        files = list((folder / "runs").glob("*/points/b/steps-rank0000.csv"))
+        if files and len(files[0].read_text().splitlines()) > wanted_lines:
+            return child
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.1)
+    raise AssertionError("no steps within 120 s")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_comparison_keeps_what_it_measured(tmp_path: Path, number: signal.Signals):
+    child = start(tmp_path, 5)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    assert f"stopped by {number.name}" in out
+    run = only_run(tmp_path)
+    for folder in (run, run / "points/a", run / "points/b"):
+        result = read_result(folder)
+        assert result.status == "interrupted"
+        assert "interrupted" in [found.code for found in result.findings]
+    assert read_result(run / "points/b").throughput is not None
+
+
+def test_kill_leaves_readable_folders(tmp_path: Path):
+    child = start(tmp_path, 5)
+    child.kill()
+    child.communicate()
+    run = only_run(tmp_path)
+    for folder in (run, run / "points/a", run / "points/b"):
+        assert read_result(folder).status == "killed"
+    assert [point.run for point in read_result(run).points] == ["points/a", "points/b"]
+    assert len(steps_of(run, "b")["step"]) > 4
+    assert not list(run.rglob("*.partial"))

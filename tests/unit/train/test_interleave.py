@@ -1,0 +1,253 @@
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config, MeasureConfig
+from trainstone.errors import RunError
+from trainstone.results.paired import compare_blocks
+from trainstone.results.steps import StepRecord
+from trainstone.train.interleave import (
+    MAX_ROUNDS,
+    WARM_UP_STEPS,
+    Arm,
+    Block,
+    Interleaved,
+    interleave,
+    naming,
+    plan_iterations,
+    sum_blocks,
+)
+from trainstone.train.task import apply_process_settings
+
+CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
+OTHER = load_config("resnet50", settings=["train.batch_size=4"])
+
+
+class Bench:
+    """Two fake loops on a clock that moves only when they work. `taken` says which arm ran, step by step."""
+
+    def __init__(self, step_seconds: dict[str, Callable[[float], float]], *, lag: int = 0, same: bool = False) -> None:
+        self.clock = 0.0
+        self.taken: list[str] = []
+        self.entered: list[str] = []
+        self.starts: dict[str, list[float]] = {"A": [], "B": []}
+        self.limit: int | None = None
+        configs = {"A": CONFIG, "B": CONFIG if same else OTHER}
+        self.arms = {
+            name: Arm(name, configs[name], self.steps(name, seconds, lag), lag=lag, enter=self.note(name))
+            for name, seconds in step_seconds.items()
+        }
+
+    def now(self) -> float:
+        return self.clock
+
+    def note(self, name: str) -> Callable[[], None]:
+        return lambda: self.entered.append(name)
+
+    def steps(self, name: str, seconds: Callable[[float], float], lag: int) -> Iterator[StepRecord]:
+        """Like train/loop.py: a step is yielded when `lag` more have been begun."""
+        pending: list[StepRecord] = []
+        for step in itertools.count():
+            if step == self.limit:
+                break
+            assert self.entered[-1] == name
+            taken = seconds(self.clock)
+            pending.append(StepRecord(step, 0, self.clock, 0.0, taken, 2 if name == "A" else 4, 1.0, 0.1))
+            self.clock += taken
+            self.taken.append(name)
+            self.starts[name].append(pending[-1].start_seconds)
+            if len(pending) > lag:
+                yield pending.pop(0)
+        yield from pending
+
+    def run(self, stopped: Callable[[], object] = lambda: None, **measure: float) -> Interleaved:
+        config = MeasureConfig(**measure)
+        self.limit = config.iterations
+        done = Interleaved()
+        for _ in interleave(self.arms, config, done, stopped=stopped, now=self.now):
+            pass
+        return done
+
+
+def constant(seconds: float) -> Callable[[float], float]:
+    return lambda _clock: seconds
+
+
+def test_the_order_is_a_b_b_a_after_a_warm_up_in_turn():
+    """The step after a change of arm is in no block: six steps a round for four blocks of one step."""
+    bench = Bench({"A": constant(1.0), "B": constant(1.0)})
+    done = bench.run(seconds=30.0)
+    assert "".join(bench.taken) == "BA" * WARM_UP_STEPS + "ABBBAA" * 5
+    assert "".join(block.arm for block in done.blocks) == "ABBA" * 5
+    assert done.blocks[:4] == [Block("A", 5, 1), Block("B", 6, 1), Block("B", 7, 1), Block("A", 7, 1)]
+
+
+def test_the_warm_up_takes_its_share_of_the_time_and_not_the_first_step():
+    first = {"A": 500.0, "B": 0.1}
+    bench = Bench({name: lambda _clock, name=name: first.pop(name, 0.1) for name in "AB"})
+    done = bench.run(seconds=100.0)
+    warm_up = done.blocks[0].first_step
+    assert (warm_up - 1) * 0.2 == pytest.approx(10.0, abs=0.3)
+    assert done.steps_per_block["A"] == 5  # 100 s / 200 blocks / 0.1 s
+
+
+def test_blocks_take_the_same_time_not_the_same_steps():
+    bench = Bench({"A": constant(0.01), "B": constant(0.03)})
+    done = bench.run(seconds=60.0)
+    assert done.steps_per_block == {"A": 30, "B": 10}
+    assert sum_blocks(bench.arms, done.blocks)[1] == pytest.approx([0.3] * len(done.blocks))
+    assert MAX_ROUNDS - 2 <= len(done.blocks) / 4 <= MAX_ROUNDS
+
+
+def test_a_slow_arm_makes_the_other_ones_blocks_longer():
+    done = Bench({"A": constant(0.1), "B": constant(2.0)}).run(seconds=20.0)
+    assert done.steps_per_block == {"A": 20, "B": 1}
+
+
+def test_the_same_configuration_gets_the_same_steps():
+    done = Bench({"A": constant(0.010), "B": constant(0.013)}, same=True).run(seconds=60.0)
+    assert done.steps_per_block == {"A": 30, "B": 30}
+
+
+def test_a_round_that_was_begun_is_finished():
+    bench = Bench({"A": constant(10.0), "B": constant(10.0)})
+    done = bench.run(seconds=0.1)
+    assert [block.arm for block in done.blocks] == list("ABBA")
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("iterations", [1, 2, 6, 7, 60, 120, 1000])
+def test_iterations_are_exact_for_each_arm(iterations: int, lag: int):
+    bench = Bench({"A": constant(1.0), "B": constant(3.0)}, lag=lag)
+    done = bench.run(iterations=iterations)
+    assert bench.taken.count("A") == bench.taken.count("B") == iterations
+    assert [len(arm.seconds) for arm in bench.arms.values()] == [iterations] * 2
+    assert len(done.blocks) == 4 * plan_iterations(iterations).num_rounds
+    assert len(set(done.steps_per_block.values())) == 1
+
+
+def test_iterations_are_laid_out_in_whole_rounds():
+    assert plan_iterations(120)[:2] == (38, {"A": 1, "B": 1})
+    assert plan_iterations(120).num_warm_up_steps == 120 - 38 * 3
+    assert plan_iterations(500)[:2] == (45, {"A": 5, "B": 5})
+    assert plan_iterations(WARM_UP_STEPS + 2).num_rounds == 0
+    assert plan_iterations(10**6).num_rounds <= MAX_ROUNDS
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_block_holds_the_steps_that_were_begun_in_it(lag: int):
+    """However late their times are read: no step of the other arm begins between a block's first and last."""
+    bench = Bench({"A": constant(0.01), "B": constant(0.02)}, lag=lag)
+    done = bench.run(seconds=8.0)
+    assert done.steps_per_block == {"A": 4, "B": 2}
+    for block in done.blocks:
+        own = bench.starts[block.arm][block.first_step : block.first_step + block.num_steps]
+        assert len(own) == block.num_steps
+        assert not [other for other in bench.starts["B" if block.arm == "A" else "A"] if own[0] < other < own[-1]]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_only_the_step_after_a_change_is_between_two_blocks(lag: int):
+    bench = Bench({"A": constant(0.01), "B": constant(0.02)}, lag=lag)
+    done = bench.run(seconds=2.0)
+    for name in "AB":
+        spans = [(block.first_step, block.num_steps) for block in done.blocks if block.arm == name]
+        gaps = [following - first - length for (first, length), (following, _) in itertools.pairwise(spans)]
+        assert gaps == list(itertools.islice(itertools.cycle([1, 0] if name == "A" else [0, 1]), len(gaps)))
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_linear_drift_cancels(lag: int):
+    bench = Bench({name: lambda clock: 0.05 * (1 + clock / 60) for name in "AB"}, lag=lag, same=True)
+    done = bench.run(seconds=60.0)
+    images, seconds = sum_blocks(bench.arms, done.whole_rounds())
+    paired = compare_blocks(images, seconds)
+    assert seconds[-1] > 1.5 * seconds[0]
+    assert paired.ratio == pytest.approx(0.5, rel=1e-3)  # A has 2 images a step, B 4
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("after", [1, 2, 7, 10, 13, 16, 40])
+def test_a_stop_is_heard_between_steps_and_leaves_whole_blocks(after: int, lag: int):
+    bench = Bench({"A": constant(1.0), "B": constant(1.0)}, lag=lag)
+    done = bench.run(stopped=lambda: len(bench.taken) - 2 * lag >= after, seconds=60.0)
+    assert len(bench.taken) <= after + 4 * lag + 1
+    assert len(done.whole_rounds()) % 4 == 0
+    for block in done.blocks:
+        assert block.first_step + block.num_steps <= len(bench.arms[block.arm].seconds)
+
+
+def test_a_stop_before_the_first_step_runs_none():
+    bench = Bench({"A": constant(1.0), "B": constant(1.0)}, lag=2)
+    assert bench.run(stopped=lambda: "SIGINT").blocks == []
+    assert bench.taken == []
+
+
+def test_half_a_round_does_not_count():
+    blocks = [Block(name, 0, 1) for name in "ABBAABB"]
+    assert [block.arm for block in Interleaved(blocks=blocks).whole_rounds()] == list("ABBA")
+
+
+def test_each_turn_begins_with_its_own_settings():
+    """What the process has only once is set anew when the arm changes: the fake loop asserts it, step by step."""
+    bench = Bench({"A": constant(0.1), "B": constant(0.1)})
+    bench.run(seconds=10.0)
+    changed = [name for name, _ in itertools.groupby(bench.taken)]
+    assert [name for name, _ in itertools.groupby(bench.entered)] == changed
+
+
+def fitted(**engine: object) -> Config:
+    values = {"threads": 1} | engine
+    return CONFIG.model_copy(update={"engine": CONFIG.engine.model_copy(update=values)})
+
+
+def test_process_settings_follow_the_arms():
+    seen: dict[str, set[tuple[int, bool, bool]]] = {"A": set(), "B": set()}
+
+    def steps(name: str) -> Iterator[StepRecord]:
+        for step in itertools.count():
+            state = (
+                torch.get_num_threads(),
+                torch.are_deterministic_algorithms_enabled(),
+                torch.backends.cudnn.benchmark,
+            )
+            seen[name].add(state)
+            yield StepRecord(step, 0, 0.0, 0.0, 1.0, 2, 1.0, 0.1)
+
+    configs = {"A": fitted(threads=1), "B": fitted(threads=2, deterministic=True)}
+    threads = torch.get_num_threads()
+    arms = {
+        name: Arm(name, config, steps(name), enter=lambda config=config: apply_process_settings(config))
+        for name, config in configs.items()
+    }
+    try:
+        list(interleave(arms, MeasureConfig(iterations=20), Interleaved(), stopped=lambda: None))
+    finally:
+        apply_process_settings(fitted(threads=threads))
+    assert seen == {"A": {(1, False, True)}, "B": {(2, True, False)}}
+
+
+def test_a_loss_that_is_no_number_names_its_arm():
+    record = StepRecord(0, 0, 0.0, 0.0, 1.0, 2, math.nan, 0.1)
+    kept = []
+    arm = Arm("B", CONFIG, iter([record]), keep=kept.append)
+    with pytest.raises(RunError, match=r"^B: the loss of step 0 is nan"):
+        arm.advance()
+    assert kept == [record]  # it is in the file all the same
+
+
+def test_errors_name_their_arm_and_bugs_stay_bugs():
+    def fail(err: BaseException) -> None:
+        with naming("A"):
+            raise err
+
+    with pytest.raises(RunError, match=r"^A: out of memory: MPS"):
+        fail(RuntimeError("MPS backend out of memory"))
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        fail(RuntimeError("a bug"))
+    with pytest.raises(KeyboardInterrupt):
+        fail(KeyboardInterrupt())
