@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,9 +33,15 @@ def test_readme_make_targets_exist(line: str):
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("trainstone ")])
-def test_readme_commands_run(trainstone, line: str):
+def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
     """Benches are only planned (--dry-run, the same parsing and loading); the noise floor gets a tiny model."""
     arguments = shlex.split(line)[1:]
+    if arguments[0] in ("report", "compare"):
+        run = golden("data-starved")
+        for name in ("a", "b"):
+            copy = shutil.copytree(run, tmp_path / "runs" / name)
+            text = (copy / "result.json").read_text()
+            (copy / "result.json").write_text(text.replace('"run_id": "', f'"run_id": "{name}-'))
     if arguments[0] == "bench":
         arguments.append("--dry-run")
     if "--aa" in arguments:
@@ -65,7 +72,8 @@ def test_links_lead_somewhere(document: Path):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_named_in_documents_exist(document: Path):
     for name in re.findall(
-        r"`((?:cli|launch|train|workloads|measure|models|results|config|machine)/\w+\.\w+)`", document.read_text()
+        r"`((?:cli|launch|report|train|workloads|measure|models|results|config|machine)/\w+\.\w+)`",
+        document.read_text(),
     ):
         assert (ROOT / "src/trainstone" / name).exists(), f"{document.name} names {name}"
 

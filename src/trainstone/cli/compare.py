@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from trainstone.cli import options
-from trainstone.errors import EXIT_GATE, ConfigError, ResultError
+from trainstone.errors import EXIT_GATE, ConfigError
 
 if TYPE_CHECKING:
     from trainstone.results.schema import Comparison, ComparisonRow
@@ -120,10 +120,7 @@ def write_page(comparison: "Comparison", path: Path) -> None:
     """--page: an HTML page of its own."""
     from trainstone.report.comparison import write_comparison_page
 
-    try:
-        write_comparison_page(comparison, path)
-    except OSError as err:
-        raise ResultError(f"cannot write {path}: {err.strerror or err}", hint="choose another --page FILE") from err
+    write_comparison_page(comparison, path)
 
 
 def print_table(comparison: "Comparison", page: Path | None) -> None:

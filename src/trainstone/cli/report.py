@@ -49,10 +49,7 @@ def write_one(run: Path, page_file: Path | None, folders: dict[str, Path]) -> tu
     """Write the page of a run, and its charts in each format asked for."""
     from trainstone.report.page import write_report
 
-    try:
-        target, page = write_report(run, page_file)
-    except OSError as err:
-        raise ResultError(f"cannot write the page of {run}: {err}", hint="choose a file with --page FILE") from err
+    target, page = write_report(run, page_file)
     if not folders:
         return target, []
     from trainstone.report.figures import export_figures
@@ -73,10 +70,7 @@ def write_many(given: list[Path], page: Path | None) -> Path:
             raise ResultError(f"no runs in {path}: no folder in it has a result.json")
         paths += [run for run in found if run not in paths]
     target = page or (given[0] / "index.html" if len(given) == 1 else Path("index.html"))
-    try:
-        unreadable = write_index(paths, target)
-    except OSError as err:
-        raise ResultError(f"cannot write {target}: {err}", hint="choose a file with --page FILE") from err
+    unreadable = write_index(paths, target)
     if unreadable:
         print(f"warning: {unreadable} of {len(paths)} runs cannot be read; the page names them", file=sys.stderr)
     return target

@@ -1,6 +1,5 @@
 """The terminal summary of a result: the verdict, how it was got, the findings. It draws and judges nothing."""
 
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from trainstone.errors import ResultError
 from trainstone.results.checks import describe_first_step
 from trainstone.results.schema import Finding, Result
 from trainstone.results.series import StepSeries, sample_steps
-from trainstone.results.summary import describe_interval, describe_setting
+from trainstone.results.summary import describe_interval, describe_repeat, describe_setting
 from trainstone.text import printable, printable_lines
 from trainstone.units import format_bytes, format_decimal, format_percent, format_rate, format_seconds
 
@@ -42,7 +41,7 @@ def print_result(result: Result, path: Path) -> None:
         print_comparison(console, result.comparison)
     print_findings(console, result.findings)
     console.print()
-    print_paths(console, path)
+    print_paths(console, result, path)
 
 
 def print_rows(console: Console, told: list[tuple[str, Text]]) -> None:
@@ -82,12 +81,12 @@ def read_series(path: Path) -> StepSeries | None:
         return None
 
 
-def print_paths(console: Console, path: Path) -> None:
+def print_paths(console: Console, result: Result, path: Path) -> None:
     """Name the files and the next command; never wrapped, so that they can be copied."""
     named = [("result", str(path / "result.json"))]
     if (path / "report.html").exists():
         named.append(("report", str(path / "report.html")))
-    named.append(("repeat", f"trainstone bench {shlex.quote(str(path / 'config.toml'))}"))
+    named.append(("repeat", describe_repeat(result, path)))
     for name, told in named:
         console.print(Text(f"{name}  {printable(told)}"), soft_wrap=True)
 

@@ -15,7 +15,7 @@ INK, MUTED, GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 BLUE, ORANGE, TEAL, PURPLE, RED, GREY = (f"var(--chart-{n})" for n in range(1, 7))
 PALETTE = [BLUE, ORANGE, TEAL, PURPLE, RED, GREY]
 SHADE = "var(--shade)"
-AXIS_WIDTH = 62
+LEFT: dict[str, Any] = {"minExtent": 62, "maxExtent": 62}
 """Room for the labels of a vertical axis: the same in all, so that panels stand exactly below each other."""
 
 CONFIG: dict[str, Any] = {

@@ -14,7 +14,6 @@ from trainstone.report.page import read_template
 
 WIDTH = 640
 PNG_SCALE = 2.0
-FORMATS = ("png", "svg", "pdf")
 
 
 def export_figures(figures: Sequence[Figure], folder: Path, kind: str) -> list[Path]:

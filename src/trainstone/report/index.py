@@ -1,24 +1,24 @@
 """The index of many runs: a table to filter and sort, and the speed over dates, by machine."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import altair as alt
 
 from trainstone.errors import ResultError
 from trainstone.report.blocks import Block, Facts, Figure, Section, Table
-from trainstone.report.charts import figure, values
+from trainstone.report.charts import PALETTE, figure, values
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.vega import Scripts
+from trainstone.report.view import relative_address
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
 from trainstone.units import format_percent, format_rate, format_seconds
 
 MAX_TRENDS = 6
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
 COLUMNS = (
     "run",
     "date",
@@ -63,8 +63,8 @@ def read_entries(paths: Iterable[Path]) -> list[Entry]:
 
 def write_index(paths: Sequence[Path], target: Path) -> int:
     """Write the index page of these runs; return how many of them could not be read."""
-    scripts = Scripts()
     entries = read_entries(paths)
+    scripts = Scripts()
     write_page(build_index(entries, target.parent), target, scripts)
     return sum(entry.result is None for entry in entries)
 
@@ -148,7 +148,7 @@ def name_devices(result: Result) -> str:
 def address(path: Path, base: Path) -> str:
     """Return the run's page relative to the index, or its result where it has no page."""
     file = path / PAGE_NAME if (path / PAGE_NAME).is_file() else path / "result.json"
-    return quote(Path(os.path.relpath(file, base)).as_posix())
+    return relative_address(file, base)
 
 
 def draw_trends(results: Sequence[Result]) -> list[Figure]:
@@ -169,13 +169,19 @@ def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
     rows = [row for result in results if (row := _trend_row(result)) is not None]
     when = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
     colour = alt.Color("machine:N", title=None, legend=alt.Legend(columns=1, labelLimit=300))
+    machines = sorted({row["machine"] for row in rows})
+    # Beyond the number of colours the shape tells machines apart.
+    shapes = [SHAPES[place // len(PALETTE) % len(SHAPES)] for place in range(len(machines))]
+    shape = alt.Shape("machine:N", title=None, scale=alt.Scale(domain=machines, range=shapes))
     scale = alt.Scale(zero=False, nice=True, padding=8)
     spread = alt.Chart().mark_rule(strokeWidth=2, opacity=0.6)
     points = alt.Chart().mark_point(filled=True, size=60, opacity=1)
     tooltip = ["run:N", "machine:N", "rate:Q", "date:T"]
     chart = alt.layer(
         spread.encode(x=when, y=alt.Y("low:Q", title="images/s", scale=scale), y2="high:Q", color=colour),
-        points.encode(x=when, y=alt.Y("rate:Q", title="images/s", scale=scale), color=colour, tooltip=tooltip),
+        points.encode(
+            x=when, y=alt.Y("rate:Q", title="images/s", scale=scale), color=colour, shape=shape, tooltip=tooltip
+        ),
         data=values(rows),
     ).properties(width="container", height=220)
     rates = [row["rate"] for row in rows]

@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from trainstone import __version__
+from trainstone.errors import ResultError
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.sections import (
     comparison,
@@ -29,7 +30,7 @@ from trainstone.report.sections import (
     points,
     published,
     repeat,
-    steps,
+    timeline,
     unmeasured,
 )
 from trainstone.report.vega import Scripts
@@ -43,7 +44,7 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     comparison.build,
     headline.build,
     findings.build,
-    steps.build,
+    timeline.build,
     distribution.build,
     phases.build,
     limits.build,
@@ -83,9 +84,10 @@ class Page:
 
 def write_report(path: Path, page_file: Path | None = None) -> tuple[Path, Page]:
     """Write a run's page, into its folder unless told otherwise; return where it is, and the page."""
-    scripts = Scripts()
     target = page_file or path / PAGE_NAME
-    page = build_page(read_view(path))
+    view = read_view(path, target.parent)
+    scripts = Scripts()
+    page = build_page(view)
     write_page(page, target, scripts)
     return target, page
 
@@ -105,7 +107,11 @@ def build_page(view: RunView) -> Page:
 
 def write_page(page: Page, target: Path, scripts: Scripts) -> None:
     """Render a page and write it atomically."""
-    write_atomically(target, render(page, scripts.text() if page.has_charts else ""))
+    html = render(page, scripts.text() if page.has_charts else "")
+    try:
+        write_atomically(target, html)
+    except OSError as err:
+        raise ResultError(f"cannot write {target}: {err.strerror}", hint="choose a file with --page FILE") from err
 
 
 def render(page: Page, scripts: str) -> str:

@@ -50,7 +50,11 @@ class Scripts:
     def text(self) -> str:
         """Return the scripts, safe between <script> and </script>."""
         if self._maker is not None:
-            output, errors = self._maker.communicate(timeout=TIMEOUT_SECONDS)
+            try:
+                output, errors = self._maker.communicate(timeout=TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired as err:
+                self._maker.kill()
+                raise ResultError(f"the chart scripts were not made within {TIMEOUT_SECONDS} s") from err
             self._text, self._maker = output.decode("utf-8", "replace"), None
             if not is_whole(self._text):
                 told = errors.decode("utf-8", "replace").strip()[-500:]

@@ -1,9 +1,10 @@
 """All that a page needs of a run, read once: the result, sampled steps and telemetry, child runs."""
 
-import logging
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
 from trainstone.errors import ResultError
 from trainstone.results.panels import TelemetryPoint, sample_telemetry
@@ -11,8 +12,6 @@ from trainstone.results.recover import recover
 from trainstone.results.schema import Result
 from trainstone.results.series import StepSeries, sample_steps
 from trainstone.results.store import read_result
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,14 @@ class RunView:
 
     path: Path
     result: Result
+    page_folder: Path
+    """Where the page will lie; its links start there."""
     doubts: list[str] = field(default_factory=list)
     """Files that could not be read, in words."""
+
+    def address(self, name: str) -> str:
+        """Return the address of one of the run's files, relative to the page."""
+        return relative_address(self.path / name, self.page_folder)
 
     @cached_property
     def steps(self) -> StepSeries | None:
@@ -54,7 +59,7 @@ class RunView:
     def telemetry(self) -> dict[str, list[TelemetryPoint]]:
         """Telemetry by <host>-<device>, sampled down."""
         series = {}
-        for file in sorted(self.path.glob("telemetry-*.csv")):
+        for file in sorted(path for path in self.path.glob("telemetry-*.csv") if path.is_file()):
             try:
                 sampled = sample_telemetry(file)
             except ResultError as err:
@@ -70,8 +75,8 @@ class RunView:
         return [Child(point.label, point.run, self._read(point.run)) for point in self.result.points]
 
     def _read(self, run: str) -> Result | None:
-        folder = (self.path / run).resolve()
-        if not folder.is_relative_to(self.path.resolve()):
+        folder = Path(os.path.realpath(self.path / run))
+        if not folder.is_relative_to(os.path.realpath(self.path)):
             self.doubts.append(f"point {run} lies outside of the run folder and is not read")
             return None
         try:
@@ -81,6 +86,11 @@ class RunView:
             return None
 
 
-def read_view(path: Path) -> RunView:
+def relative_address(file: Path, base: Path) -> str:
+    """Return a file's address as seen from a folder, in characters that an address may have."""
+    return quote(os.fsencode(os.path.relpath(file, base)))
+
+
+def read_view(path: Path, page_folder: Path | None = None) -> RunView:
     """Read a run folder; a run that was killed is judged from the steps it left."""
-    return RunView(path, recover(path))
+    return RunView(path, recover(path), page_folder or path)

@@ -112,4 +112,5 @@ def check_machine(noise: Noise, memory: Memory, *, keep_memory: bool, threads: i
 
 def describe_first_step(steps: StepSeconds) -> str:
     """Tell the first step apart from the rest."""
-    return f"{format_seconds(steps.first)} ({steps.first / steps.median:,.1f} times a steady one)"
+    times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
+    return f"{format_seconds(steps.first)}{times}"

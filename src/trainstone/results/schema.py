@@ -3,9 +3,9 @@
 The meaning of each key is in docs/results-format.md; how runs are written and read is in results/store.py.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from trainstone.machine.health import Noise
 
@@ -18,10 +18,15 @@ Status = Literal["running", "ok", "target_reached", "target_missed", "interrupte
 Severity = Literal["info", "warning", "error"]
 
 
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Rate = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
 class Record(BaseModel):
     """Frozen; keys that a newer trainstone of the same format added are passed over."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Recipe(Record):
@@ -43,8 +48,8 @@ class Process(Record):
 class World(Record):
     """How many took part."""
 
-    ranks: int = 1
-    nodes: int = 1
+    ranks: Annotated[int, Field(ge=1, le=2**31)] = 1
+    nodes: Annotated[int, Field(ge=1, le=2**31)] = 1
 
 
 class Device(Record):
@@ -63,27 +68,27 @@ class Device(Record):
 class Throughput(Record):
     """Images a second over the steady window, with its 95 % interval and what that covers."""
 
-    images_per_second: float
+    images_per_second: Rate
     ci95: tuple[float, float] | None = None
     ci_covers: str
     steady: bool
-    steady_from_step: int
-    num_steps: int
+    steady_from_step: Count
+    num_steps: Count
     trend_percent: float | None = None
 
 
 class StepSeconds(Record):
     """Distribution of the steady steps; `first` is the very first step with its compiling and tuning."""
 
-    median: float
-    p5: float
-    p95: float
-    p99: float
-    mad: float
-    first: float
-    num_outliers: int
+    median: Seconds
+    p5: Seconds
+    p95: Seconds
+    p99: Seconds
+    mad: Seconds
+    first: Seconds
+    num_outliers: Count
     outlier_kind: str
-    outlier_steps: list[int] = []
+    outlier_steps: list[Count] = []
 
 
 class Phases(Record):
@@ -104,8 +109,8 @@ class Utilisation(Record):
     """Speed against what this device was measured to be able to do in this run."""
 
     mfu: float | None = None
-    flops_per_image: int | None = None
-    bytes_per_image: int | None = None
+    flops_per_image: Count | None = None
+    bytes_per_image: Count | None = None
     peak_flops: float | None = None
     peak_source: str | None = None
     peak_bytes_per_second: float | None = None
@@ -117,8 +122,8 @@ class Utilisation(Record):
 class Memory(Record):
     """Highest use, and what the allocator setting did."""
 
-    peak_device_bytes: int | None = None
-    peak_host_bytes: int | None = None
+    peak_device_bytes: Count | None = None
+    peak_host_bytes: Count | None = None
     allocator: str | None = None
     page_faults_per_step: float | None = None
 
@@ -223,3 +228,12 @@ class Result(Record):
     machine: dict[str, Any] = Field(default_factory=dict)
     software: dict[str, Any] = Field(default_factory=dict)
     files: list[str] = []
+
+    @field_validator("config")
+    @classmethod
+    def check_sections(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """What readers look into is a table, or absent."""
+        for name in ("model", "data", "train", "optimizer", "engine", "measure"):
+            if not isinstance(config.get(name, {}), dict):
+                raise ValueError(f"{name} is not a table")
+        return config

@@ -93,11 +93,11 @@ def sample_steps(
 
 
 def _check_durations(path: Path, block: Columns) -> None:
-    for name in ("start_seconds", "data_seconds", "step_seconds"):
+    for name in ("step", "start_seconds", "data_seconds", "step_seconds"):
         bad = ~(block[name] >= 0) | (block[name] == np.inf)
         if bad.any():
-            step, value = int(block["step"][bad][0]), float(block[name][bad][0])
-            raise ResultError(f"{path}: {name} of step {step} is {value}; it is finite and not negative")
+            step, value = float(block["step"][bad][0]), float(block[name][bad][0])
+            raise ResultError(f"{path}: {name} of step {step:g} is {value}; it is finite and not negative")
 
 
 # Columns of a bucket: what its first step has, extremes, sums.

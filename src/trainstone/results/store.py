@@ -88,7 +88,7 @@ def read_result(path: Path) -> Result:
     """Read a run folder or a result.json; one that says running but whose process is gone reads as killed."""
     file = path / "result.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError as err:
         raise ResultError(f"no result in {path}: {file.name} is missing") from err
     except (OSError, ValueError, RecursionError) as err:
@@ -111,12 +111,23 @@ def read_result(path: Path) -> Result:
     return result
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader or a crash sees the old or the new content, never a part."""
-    partial = path.with_name(f"{path.name}.partial")
+    """Write a file so that a reader or a crash sees the old or the new content, never a part.
+
+    Only ordinary files are replaced: not a device, not a folder. The new name cannot be known before, so that nobody
+    can put a link in its place.
+    """
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path} is not an ordinary file; it is left alone")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         # A command line may hold bytes that are no UTF-8; \\udcff is the same character in JSON.
-        with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -135,7 +146,7 @@ def dump_json(document: Any) -> str:
 def is_alive(process: Process, folder: Path) -> bool:
     """Say whether a run's writer still lives; on another host, whether its files still move."""
     if process.host != socket.gethostname():
-        newest = max((p.stat().st_mtime for p in folder.iterdir()), default=0.0)
+        newest = max((p.lstat().st_mtime for p in folder.iterdir()), default=0.0)
         return datetime.now().timestamp() - newest < STALE_SECONDS
     try:
         started = datetime.fromisoformat(process.started_utc).timestamp()

@@ -3,8 +3,10 @@
 Pure; every definition of a metric stands here or in results/stats.py, once.
 """
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,9 +136,21 @@ def describe_setting(result: schema.Result) -> str:
         threads = f", {engine.get('threads')} threads" if result.devices[0].label == "cpu" else ""
         told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
         parts.append(f"{told}{threads}")
-    parts += [str(train.get("precision")), f"batch {train.get('batch_size')}"]
-    parts.append(f"{result.config.get('data', {}).get('source')} data")
-    return " · ".join(parts)
+    values = {
+        "{}": train.get("precision"),
+        "batch {}": train.get("batch_size"),
+        "{} data": result.config.get("data", {}).get("source"),
+    }
+    return " · ".join(parts + [form.format(value) for form, value in values.items() if value is not None])
+
+
+def describe_repeat(result: schema.Result, path: Path) -> str:
+    """Return the command that does the same again, from where this one was given."""
+    config = shlex.quote(str(path / "config.toml"))
+    if result.comparison is not None:
+        rival = shlex.quote(str(path / "points" / "b" / "config.toml"))
+        return f"trainstone bench {config} --against {rival}"
+    return f"trainstone bench {config}" + (f" --runs {len(result.points)}" if result.points else "")
 
 
 def describe_interval(throughput: schema.Throughput) -> str:

@@ -1,8 +1,12 @@
 """A run's page: which sections there are, that it needs nothing from outside, and that text stays text."""
 
 import json
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -85,6 +89,11 @@ def test_every_chart_is_told_in_words(golden):
             assert len(figure.alt) > 20
             assert figure.alt.endswith(".")
     timeline = next(figure for figure in page_of(golden("never-steady")).figures if figure.name == "timeline")
+    assert "not steady; judged from step" in timeline.alt
+
+
+def test_warm_up_is_told(golden):
+    timeline = next(figure for figure in page_of(golden("good")).figures if figure.name == "timeline")
     assert "warm-up until step" in timeline.alt
 
 
@@ -103,7 +112,7 @@ def test_warm_up_is_shaded_and_outliers_are_marked(golden):
     (shade,) = (layer for layer in layers if layer["mark"]["type"] == "rect")
     assert shade["data"]["values"][0]["end"] == pytest.approx(starts[steady_from])
     (marks,) = (layer for layer in layers if layer["mark"]["type"] == "point" and "shape" in layer["encoding"])
-    assert set(outliers) <= {row["step"] for row in marks["data"]["values"]}
+    assert {str(step) for step in outliers} <= {row["which"] for row in marks["data"]["values"]}
 
 
 def test_steps_and_telemetry_share_the_time_axis(golden):
@@ -136,6 +145,84 @@ def test_nothing_is_fetched_and_no_text_is_markup(golden):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "\\x1b[31m" in html
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", html)
+
+
+def test_links_are_seen_from_where_the_page_lies(golden, tmp_path: Path):
+    path = golden("good")
+    for folder in (path, tmp_path, tmp_path / "else/where"):
+        sections = {section.id: section for section in build_page(read_view(path, folder)).sections}
+        (links,) = (block for block in sections["repeat"].blocks if block.kind == "links")
+        assert all((folder / unquote(address)).resolve().is_file() for address, _ in links.rows if (folder.exists()))
+    assert links.rows[0][0].startswith("../../good/")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names are UTF-8 there")
+def test_names_that_are_no_utf8_can_be_linked(golden):
+    path = golden("good")
+    Path(os.fsdecode(os.fsencode(path) + b"/x\xff.txt")).write_text("")
+    html = render(page_of(path), "")
+    assert "x%FF.txt" in html
+
+
+def test_a_run_of_points_speaks_of_them_and_not_of_itself(golden):
+    path = golden("good")
+    child = shutil.copytree(path, path / "points/a")
+    shutil.copytree(child, path / "points/b")
+    document = json.loads((path / "result.json").read_text())
+    kept = {key: document[key] for key in ("format", "kind", "run_id", "command", "status", "recipe", "process")}
+    kept |= {"points": [{"label": "A: x", "run": "points/a"}, {"label": "B: y", "run": "points/b"}]}
+    kept["phases"] = {"program_seconds": 50.0}
+    kept["noise"] = document["noise"]
+    (path / "result.json").write_text(json.dumps(kept))
+    for file in [*path.glob("steps-*"), *path.glob("telemetry-*")]:
+        file.unlink()
+    page = page_of(path)
+    assert [section.id for section in page.sections] == ["findings", "points", "repeat", "unmeasured"]
+    assert page.sections[-1].blocks[0].rows == [
+        ("steps, utilisation, memory, energy", "each run under points/ has its own")
+    ]
+
+
+def test_of_many_devices_the_unlike_one_is_named(golden):
+    (timeline,) = (figure for figure in page_of(golden("ten-ranks")).figures if figure.name == "timeline")
+    scales = [
+        panel["encoding"]["color"]["scale"]
+        for panel in timeline.spec["vconcat"]
+        if "color" in panel.get("encoding", {})
+    ]
+    assert scales
+    assert all(scale["domain"] == ["node-a-cuda0", "the others"] for scale in scales)
+    assert all(len(set(scale["range"])) == 2 for scale in scales)
+
+
+def test_published_figures_come_with_their_sources(golden):
+    (figure,) = (figure for figure in page_of(golden("data-starved")).figures if figure.name == "published")
+    assert figure.data is not None
+    assert len(figure.data.rows) > 30
+    assert all(row[-1] for row in figure.data.rows)
+
+
+def test_telemetry_without_a_number_draws_nothing(golden):
+    path = golden("good")
+    (path / "steps-rank0000.csv").unlink()
+    telemetry = next(path.glob("telemetry-*"))
+    header = telemetry.read_text().splitlines()[0]
+    telemetry.write_text(f"{header}\n0.0,0,,,,,,,,\n1.0,1,,,,,,,,\n")
+    assert "timeline" not in [section.id for section in page_of(path).sections]
+
+
+def test_a_long_run_is_drawn_in_buckets_and_says_so(golden):
+    path = golden("good")
+    steps = path / "steps-rank0000.csv"
+    rows = [f"{n},0,{n / 50:.4f},0.0001,{9.0 if n == 7003 else 0.02},4,1,0.1" for n in range(9000)]
+    steps.write_text("step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr\n" + "\n".join(rows) + "\n")
+    (section,) = (section for section in page_of(path).sections if section.id == "timeline")
+    assert "The line is the mean of 8 steps at a time" in section.lead
+    layers = section.blocks[0].spec["vconcat"][0]["layer"]
+    assert {"area", "line"} <= {layer["mark"]["type"] for layer in layers}
+    (marks,) = (layer for layer in layers if layer["mark"]["type"] == "point")
+    slow = [row for row in marks["data"]["values"] if row["took"] == "9 s"]
+    assert [(row["which"], row["what"]) for row in slow] == [("7000 to 7007", "off the scale")]
 
 
 def test_json_in_a_page_cannot_end_its_script():

@@ -120,3 +120,51 @@ def test_names_that_are_no_file_names(tmp_path: Path):
     run = create_run(tmp_path, "bench", config, "")
     assert run.path.parent == tmp_path
     assert run.path.is_dir()
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "device"])
+def test_only_ordinary_files_are_replaced(tmp_path: Path, kind: str):
+    path = tmp_path / "x"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path = Path("/dev/null")
+    with pytest.raises(ResultError, match="not an ordinary file"):
+        write_atomically(path, "text")
+    assert not path.is_file()
+
+
+def test_a_link_in_the_place_of_the_partial_file_is_not_followed(tmp_path: Path):
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "x.json.partial").symlink_to(tmp_path / "victim")
+    write_atomically(tmp_path / "x.json", "text")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+THROUGHPUT = {"images_per_second": 1, "ci_covers": "", "steady": True, "steady_from_step": 0, "num_steps": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "throughput": {
+                "images_per_second": 0,
+                "ci_covers": "",
+                "steady": True,
+                "steady_from_step": 0,
+                "num_steps": 1,
+            }
+        },
+        {"world": {"ranks": 0}},
+        {"config": {"train": [1]}},
+        {"memory": {"peak_host_bytes": 10**400}},
+        {"energy": {"joules_per_image": float("nan"), "average_watts": 1, "meter": "x"}},
+    ],
+)
+def test_numbers_that_cannot_be_are_damage(run, changes: dict):
+    change(run.path, **changes)
+    with pytest.raises(ResultError, match=r"damaged|cannot read"):
+        read_result(run.path)

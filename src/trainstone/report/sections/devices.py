@@ -56,6 +56,10 @@ def name(device: Device) -> str:
     return f"{device.host} {device.label}"
 
 
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else ""
+
+
 def tabulate(devices: list[Device]) -> Table:
     """All that was measured of each."""
     extra = {key: title for key, title in TELEMETRY.items() if any(key in device.telemetry for device in devices)}
@@ -65,7 +69,7 @@ def tabulate(devices: list[Device]) -> Table:
             device.name,
             "" if device.images_per_second is None else format_rate(device.images_per_second),
             "" if device.step_seconds_median is None else format_seconds(device.step_seconds_median),
-            *(f"{device.telemetry[key]:.4g}" if key in device.telemetry else "" for key in extra),
+            *(_number(device.telemetry.get(key)) for key in extra),
         ]
         for device in devices
     ]

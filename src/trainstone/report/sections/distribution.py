@@ -29,7 +29,9 @@ def build(view: RunView) -> Section | None:
         ("first step of all, not in the picture", format_seconds(found.first)),
         ("outliers", f"{found.num_outliers}, {found.outlier_kind}" if found.num_outliers else "none"),
     ]
-    lead = f"Half of the steady steps took less than {format_seconds(found.median)}."
+    throughput = view.result.throughput
+    which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
+    lead = f"Half of the {which} took less than {format_seconds(found.median)}."
     return Section("distribution", "Distribution of step times", [draw_histogram(steps, found), Facts(rows)], lead)
 
 
@@ -47,12 +49,14 @@ def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
     layers = [bars.encode(x=axis, x2="to:Q", y=alt.Y("steps:Q", title="steps"), tooltip=["from:Q", "to:Q", "steps:Q"])]
     layers += mark_values({"median": found.median, "p99": found.p99}, float(edges[0]), float(edges[-1]), factor)
     slowest = float(steps.bin_seconds[-1]) * math.exp(BIN_WIDTH)
-    told = f"Histogram of {int(steps.bin_count.sum())} steady steps"
+    told = f"Histogram of {int(steps.bin_count.sum())} steps"
     told += f" from {format_seconds(low)} to {format_seconds(slowest)}"
     beyond = int(steps.bin_count[steps.bin_seconds >= edges[-1] * (1 - 1e-9)].sum())
     if beyond:
-        told += f"; {beyond} slower than {format_seconds(float(edges[-1]))} are counted in the last bar"
+        told += f"; the last bar holds {beyond} slower than {format_seconds(float(edges[-1]))}"
     cells = [[f"{row['from']:g}", f"{row['to']:g}", str(row["steps"])] for row in rows if row["steps"]]
+    if beyond:
+        cells[-1][1] = "and more"
     table = Table([f"from ({unit})", f"to ({unit})", "steps"], cells, numeric=[True] * 3)
     chart = alt.layer(*layers).properties(width="container", height=200)
     return figure("distribution", "Distribution of step times", f"{told}.", chart, table)

@@ -1,8 +1,11 @@
 """The numbers people quote: throughput with its interval, step time, utilisation, noise."""
 
+import math
+from typing import Any
+
 import altair as alt
 
-from trainstone.report.blocks import Facts, Figure, Section
+from trainstone.report.blocks import Block, Facts, Figure, Section
 from trainstone.report.charts import BLUE, ORANGE, figure, height_of, values
 from trainstone.report.view import RunView
 from trainstone.results.schema import Result
@@ -13,15 +16,18 @@ from trainstone.units import format_percent, format_rate, format_seconds
 def build(view: RunView) -> Section | None:
     """Tiles, and the interval drawn."""
     result = view.result
-    tiles = list(_tiles(result))
-    if not tiles:
+    if result.throughput is None:
         return None
     drawn = draw_interval(view)
-    lead = ""
-    if result.throughput:
-        rate = format_rate(result.throughput.images_per_second)
-        lead = f"{rate} images/s {describe_interval(result.throughput)}, images over time of the steady window."
-    return Section("numbers", "Throughput", [Facts(tiles, big=True), *([drawn] if drawn else [])], lead)
+    blocks: list[Block] = [Facts(_tiles(result), big=True), *([drawn] if drawn else [])]
+    rate = format_rate(result.throughput.images_per_second)
+    if result.points:
+        how = f"the mean of {len(view.children)} runs"
+    elif result.throughput.steady:
+        how = "images over time of the steady window"
+    else:
+        how = "images over time of a window that is not steady: a number of this run, not of the machine"
+    return Section("numbers", "Throughput", blocks, f"{rate} images/s {describe_interval(result.throughput)}, {how}.")
 
 
 def _tiles(result: Result) -> list[tuple[str, str]]:
@@ -66,11 +72,17 @@ def draw_interval(view: RunView) -> Figure | None:
     chart = alt.layer(spread, middle, data=values(shown)).properties(
         width="container", height=height_of(len(shown), 30)
     )
-    parts = [
-        f"{row['what']} {row['rate']:.3g}" + (f" ({row['low']:.3g} to {row['high']:.3g})" if "low" in row else "")
-        for row in shown[:12]
-    ]
+    parts = [f"{row['what']} {_tell(row)}" for row in shown[:12]]
     return figure("throughput", "Throughput and its 95 % interval", f"Images per second: {'; '.join(parts)}.", chart)
+
+
+def _tell(row: dict[str, Any]) -> str:
+    """The rate with as many digits as its interval is worth."""
+    if "low" not in row:
+        return format_rate(row["rate"])
+    width = row["high"] - row["low"]
+    digits = max(0, 1 - math.floor(math.log10(width))) if width > 0 else 3
+    return f"{row['rate']:.{digits}f} ({row['low']:.{digits}f} to {row['high']:.{digits}f})"
 
 
 def _named(view: RunView) -> list[tuple[str, Result]]:
@@ -78,10 +90,10 @@ def _named(view: RunView) -> list[tuple[str, Result]]:
     return [("all runs" if children else "this run", view.result), *children]
 
 
-def _bar(label: str, result: Result) -> dict[str, str | float] | None:
+def _bar(label: str, result: Result) -> dict[str, Any] | None:
     if result.throughput is None:
         return None
-    row: dict[str, str | float] = {"what": label, "rate": result.throughput.images_per_second}
+    row: dict[str, Any] = {"what": label, "rate": result.throughput.images_per_second}
     if result.throughput.ci95:
         row["low"], row["high"] = result.throughput.ci95
     return row

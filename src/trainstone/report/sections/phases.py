@@ -26,21 +26,20 @@ def build(view: RunView) -> Section | None:
 
 
 def split(phases: Phases) -> dict[str, float]:
-    """Return parts in seconds that sum up to the program's time, as far as they were measured."""
-    parts: dict[str, float] = {}
-    train = phases.train_seconds
-    if train is not None:
-        inner = {
-            "waiting for data": phases.data_wait_seconds,
-            "forward": phases.forward_seconds,
-            "backward": phases.backward_seconds,
-            "optimiser": phases.optimizer_seconds,
-            "compiling": phases.compile_seconds,
-        }
-        known = {name: seconds for name, seconds in inner.items() if seconds}
-        rest = train - sum(known.values())
-        # The rest of split steps is what lies between the marks; of whole ones it is the work itself.
-        parts |= known | {"rest of the steps" if phases.forward_seconds else "training steps": max(0.0, rest)}
+    """Return parts in seconds that sum up to the program's time where that was measured, else to that of the steps."""
+    if phases.train_seconds is None:
+        return {}
+    inner = {
+        "waiting for data": phases.data_wait_seconds,
+        "forward": phases.forward_seconds,
+        "backward": phases.backward_seconds,
+        "optimiser": phases.optimizer_seconds,
+        "compiling": phases.compile_seconds,
+    }
+    parts = {name: seconds for name, seconds in inner.items() if seconds}
+    rest = phases.train_seconds - sum(parts.values())
+    # The rest of split steps is what lies between the marks; of whole ones it is the work itself.
+    parts["rest of the steps" if phases.forward_seconds else "training steps"] = max(0.0, rest)
     for name in OUTSIDE:
         seconds = getattr(phases, f"{name}_seconds")
         if seconds:
@@ -69,4 +68,4 @@ def draw_bar(parts: dict[str, float], total: float) -> Figure:
         .properties(width="container", height=44)
     )  # fmt: skip
     told = ", ".join(f"{name} {format_percent(seconds / total, 0)}" for name, seconds in parts.items())
-    return figure("phases", "Where the time went", f"Share of the program's time: {told}.", chart)
+    return figure("phases", "Where the time went", f"Of {format_seconds(total)}: {told}.", chart)

@@ -1,7 +1,5 @@
 """Child runs: each with its number and its own page."""
 
-from urllib.parse import quote
-
 from trainstone.report.blocks import Section, Table
 from trainstone.report.view import Child, RunView
 from trainstone.results.summary import describe_interval
@@ -13,18 +11,18 @@ def build(view: RunView) -> Section | None:
     if not view.children:
         return None
     rows = [[child.label, *_tell(child)] for child in view.children]
-    links = [address(view, child.run) for child in view.children]
+    links = [address(view, child) for child in view.children]
     columns = ["run", "images/s", "interval", "noise", "status"]
     table = Table(columns, rows, links=links, numeric=[False, True, False, False, False])
     return Section("points", "Runs", [table], f"{len(rows)} runs in points/.")
 
 
-def address(view: RunView, run: str) -> str | None:
-    """Return the child's page, or its result where it has none."""
-    for name in ("report.html", "result.json"):
-        if (view.path / run / name).is_file():
-            return f"{quote(run)}/{name}"
-    return None
+def address(view: RunView, child: Child) -> str | None:
+    """Return the child's page, or its result where it has none; nothing for one that was not read."""
+    if child.result is None:
+        return None
+    files = (f"{child.run}/{name}" for name in ("report.html", "result.json"))
+    return next((view.address(file) for file in files if (view.path / file).is_file()), None)
 
 
 def _tell(child: Child) -> list[str]:

@@ -51,10 +51,9 @@ def draw(rate: float, anchors: list[Anchor], same: list[Anchor]) -> Figure:
         )
         .properties(width="container", height=height_of(len(rows), 18))
     )
-    told = "; ".join(f"{row['what']} {row['rate']:.3g}" for row in rows)
-    return figure(
-        "published", "Best published training speed of each device, and this run", f"Images per second: {told}.", chart
-    )
+    told = "; ".join(f"{row['what']} {format_rate(row['rate'])}" for row in rows)
+    title = "Best published training speed of each device, and this run"
+    return figure("published", title, f"Images per second and device: {told}.", chart, tabulate(rate, anchors))
 
 
 def tabulate(rate: float, anchors: list[Anchor]) -> Table:

@@ -1,9 +1,8 @@
 """How to repeat it, how it was got, and the raw data."""
 
-from urllib.parse import quote
-
 from trainstone.report.blocks import Block, Code, Facts, Links, Section
 from trainstone.report.view import RunView
+from trainstone.results.summary import describe_repeat
 
 CONTENTS = {
     "result.json": "all numbers, with the configuration and the machine",
@@ -25,12 +24,11 @@ def build(view: RunView) -> Section | None:
         ("status", result.status),
         ("command", result.command),
     ]
-    verb = result.kind if result.kind in ("bench", "train") else "bench"
     blocks: list[Block] = [Facts(facts)]
     config = read_config(view)
     if config:
-        blocks.append(Code("Repeat it", f"trainstone {verb} {view.path.name}/config.toml"))
-    rows = [(quote(name), describe(name)) for name in list_files(view)]
+        blocks.append(Code("Repeat it", describe_repeat(result, view.path)))
+    rows = [(view.address(name), describe(name)) for name in list_files(view)]
     if rows:
         blocks.append(Links(rows))
     if config:

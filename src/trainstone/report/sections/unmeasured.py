@@ -15,20 +15,22 @@ def build(view: RunView) -> Section | None:
 
 
 def _missing(result: Result) -> Iterator[tuple[str, str]]:
+    if result.points:
+        yield "steps, utilisation, memory, energy", "each run under points/ has its own"
+        return
     ended = "" if result.status == "ok" else f"the run is {result.status}"
     if result.throughput is None:
         yield "throughput", ended or "no steps were recorded"
     elif result.throughput.ci95 is None:
         yield "interval", result.throughput.ci_covers
-    if result.utilisation is None and not result.points:
-        yield "utilisation", ended or "this kind of run does not measure it"
+    if result.utilisation is None:
+        yield "utilisation", ended or "two models in turn share the device; a run alone measures it"
     for device in result.devices:
         for told in device.unsupported:
             what, _, why = told.partition(": ")
             yield what if why else "telemetry", why or told
     if result.energy is None:
-        yield "energy", "no counter (RAPL, NVML) could be read; a guess is not given"
-    if result.phases and result.phases.forward_seconds is None and not result.points:
+        yield "energy", ended or "no counter (RAPL, NVML) was read over the window; a guess is not given"
+    if result.phases and result.phases.forward_seconds is None:
         yield "forward, backward, optimiser", "not split: --set engine.split_phases=true (costs a little speed)"
-    if len(result.devices) < 2 and not result.points:
-        yield "spread between runs", "one run: its interval does not see memory layout or seeds; --runs 5 does"
+    yield "spread between runs", "one run does not show what memory layout and seeds do; --runs 5 does"
