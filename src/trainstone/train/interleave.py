@@ -5,6 +5,7 @@ nothing.
 """
 
 import math
+import statistics
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,7 +179,7 @@ def plan_blocks(arms: Mapping[str, Arm], measure: MeasureConfig) -> Plan:
     """
     if measure.iterations is not None:
         return plan_iterations(measure.iterations)
-    step_seconds = {arm.name: min(arm.seconds) for arm in arms.values()}
+    step_seconds = {arm.name: statistics.median(arm.seconds[1:] or arm.seconds) for arm in arms.values()}
     if arms["A"].config == arms["B"].config:
         step_seconds = dict.fromkeys(step_seconds, min(step_seconds.values()))
     block_seconds = max(measure.seconds / (len(ORDER) * MAX_ROUNDS), *step_seconds.values())
