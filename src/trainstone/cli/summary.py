@@ -38,7 +38,7 @@ def print_result(result: Result, path: Path) -> None:
     print_rows(console, list(rows(result, drawn)))
     if result.comparison:
         console.print()
-        print_comparison(console, result.comparison)
+        print_comparison(console, result.comparison, verdict=False)
     print_findings(console, result.findings)
     console.print()
     print_paths(console, result, path)

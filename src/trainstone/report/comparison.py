@@ -10,11 +10,11 @@ from trainstone.results.schema import Comparison
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:
     """Write ratios, intervals and verdicts as one page."""
-    scripts = Scripts()
     page = Page(
         title="trainstone: comparison",
         about="comparison",
         verdict=comparison.verdict,
         sections=[section.describe(comparison, lead="How many times as fast A is as B, with the 95 % interval.")],
     )
-    write_page(page, path, scripts)
+    with Scripts() as scripts:
+        write_page(page, path, scripts)

@@ -45,11 +45,6 @@ class Entry:
     doubt: str = ""
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
-    return sorted(path.parent for path in folder.glob("*/result.json"))
-
-
 def read_entries(paths: Iterable[Path]) -> list[Entry]:
     """Read results; a damaged one is listed with its fault instead of ending the index."""
     entries = []
@@ -61,10 +56,9 @@ def read_entries(paths: Iterable[Path]) -> list[Entry]:
     return entries
 
 
-def write_index(paths: Sequence[Path], target: Path) -> int:
+def write_index(paths: Sequence[Path], target: Path, scripts: Scripts) -> int:
     """Write the index page of these runs; return how many of them could not be read."""
     entries = read_entries(paths)
-    scripts = Scripts()
     write_page(build_index(entries, target.parent), target, scripts)
     return sum(entry.result is None for entry in entries)
 

@@ -82,12 +82,10 @@ class Page:
         return bool(self.figures)
 
 
-def write_report(path: Path, page_file: Path | None = None) -> tuple[Path, Page]:
+def write_report(path: Path, scripts: Scripts, page_file: Path | None = None) -> tuple[Path, Page]:
     """Write a run's page, into its folder unless told otherwise; return where it is, and the page."""
     target = page_file or path / PAGE_NAME
-    view = read_view(path, target.parent)
-    scripts = Scripts()
-    page = build_page(view)
+    page = build_page(read_view(path, target.parent))
     write_page(page, target, scripts)
     return target, page
 

@@ -1,7 +1,8 @@
 """The scripts that draw charts (Vega, Vega-Lite, vega-embed), as one text to put into a page.
 
 They come with vl-convert-python, nothing is fetched. Bundling takes two seconds, so the text is kept in the cache
-folder and made in a process of its own, beside the charts, where it is not there yet.
+folder and made in a process of its own where it is not there yet, beside the loading of Altair and the charts. So this
+file loads nothing heavy.
 """
 
 import logging
@@ -10,6 +11,8 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from trainstone.errors import ResultError
 from trainstone.results.store import write_atomically
@@ -29,7 +32,7 @@ def cache_folder() -> Path:
 
 
 class Scripts:
-    """Starts the bundling when made; `text()` waits for it."""
+    """Starts the bundling when made; `text()` waits for it. Used by `with`: what nobody waited for is ended."""
 
     def __init__(self) -> None:
         self._path = cache_folder() / f"vega-{version('vl-convert-python')}.js"
@@ -39,6 +42,16 @@ class Scripts:
             self._maker = subprocess.Popen(
                 [sys.executable, "-P", "-c", MAKE], stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._maker is not None:
+            self._maker.kill()
+            self._maker.communicate()
 
     def _read(self) -> str:
         try:
@@ -53,7 +66,6 @@ class Scripts:
             try:
                 output, errors = self._maker.communicate(timeout=TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired as err:
-                self._maker.kill()
                 raise ResultError(f"the chart scripts were not made within {TIMEOUT_SECONDS} s") from err
             self._text, self._maker = output.decode("utf-8", "replace"), None
             if not is_whole(self._text):

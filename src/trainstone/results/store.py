@@ -84,6 +84,11 @@ def create_run(
     return run
 
 
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
+    return sorted(path.parent for path in folder.glob("*/result.json"))
+
+
 def read_result(path: Path) -> Result:
     """Read a run folder or a result.json; one that says running but whose process is gone reads as killed."""
     file = path / "result.json" if path.is_dir() else path

@@ -4,8 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from trainstone.report.index import build_index, find_runs, read_entries
+from trainstone.report.index import build_index, read_entries
 from trainstone.report.page import render
+from trainstone.results.store import find_runs
 
 
 def make_runs(folder: Path, golden_run: Path, number: int) -> None:

@@ -54,3 +54,18 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert cache_folder() == tmp_path / "trainstone"
     monkeypatch.setenv("TRAINSTONE_CACHE", "elsewhere")
     assert cache_folder() == Path("elsewhere")
+
+
+def test_what_nobody_waited_for_is_ended(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vega, "MAKE", "import time; time.sleep(600)")
+    with Scripts() as scripts:
+        maker = scripts._maker
+        assert maker is not None
+    assert maker.returncode is not None
+
+
+def test_a_maker_that_hangs_is_one_message(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vega, "MAKE", "import time; time.sleep(600)")
+    monkeypatch.setattr(vega, "TIMEOUT_SECONDS", 0.1)
+    with Scripts() as scripts, pytest.raises(ResultError, match="not made within"):
+        scripts.text()

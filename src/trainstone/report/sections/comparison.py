@@ -6,26 +6,28 @@ from trainstone.report.blocks import Block, Facts, Figure, Prose, Section, Table
 from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, figure, height_of, values
 from trainstone.report.view import RunView
 from trainstone.results.schema import Comparison, ComparisonRow
-from trainstone.units import format_rate
+from trainstone.units import format_percent, format_rate, format_ratio
 
 COLOURS = {"faster": TEAL, "slower": ORANGE, "no difference shown": BLUE, "not judged": GREY}
 MAX_TOLD = 20
+IN_TURN = "Both were run in turn, A B B A, in one process, so that what drifts evenly cancels out."
 
 
 def build(view: RunView) -> Section | None:
     """The run's own comparison (bench --against)."""
-    return describe(view.result.comparison) if view.result.comparison else None
+    return describe(view.result.comparison, IN_TURN) if view.result.comparison else None
 
 
-def describe(comparison: Comparison, lead: str | None = None) -> Section:
+def describe(comparison: Comparison, lead: str) -> Section:
     """Chart, table, and in what the sides differ."""
     blocks: list[Block] = [draw_ratios(comparison.rows), tabulate(comparison.rows)]
     differing = [(row.label, "; ".join(row.differences)) for row in comparison.rows if row.differences]
     if differing:
-        blocks += [Prose("In what the two sides differ beside what is compared:"), Facts(differing)]
+        told = "In what the two sides differ beside what is compared, and what is doubtful about both:"
+        blocks += [Prose(told), Facts(differing)]
     if comparison.left_out:
         blocks += [Prose("Left out:"), Facts([("", told) for told in comparison.left_out])]
-    return Section("comparison", "Comparison", blocks, comparison.verdict if lead is None else lead)
+    return Section("comparison", "Comparison", blocks, lead)
 
 
 def draw_ratios(rows: list[ComparisonRow]) -> Figure:
@@ -33,6 +35,7 @@ def draw_ratios(rows: list[ComparisonRow]) -> Figure:
     drawn = []
     for row in rows:
         item = {"what": row.label, "ratio": row.ratio, "told": row.judgement, "colour": COLOURS[row.judgement]}
+        item["shown"] = format_ratio(row.ratio)
         drawn.append(item | ({"low": row.ci95[0], "high": row.ci95[1]} if row.ci95 else {}))
     axis = alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
     colour = alt.Color("colour:N", scale=None)
@@ -44,7 +47,7 @@ def draw_ratios(rows: list[ComparisonRow]) -> Figure:
     spread = alt.Chart(values(drawn)).mark_rule(strokeWidth=3)
     layers.append(spread.encode(y=axis, x=alt.X("low:Q", scale=scale), x2="high:Q", color=colour))
     points = alt.Chart(values(drawn)).mark_point(filled=True, size=80, opacity=1)
-    tooltip = ["what:N", alt.Tooltip("ratio:Q", format=".4f"), alt.Tooltip("told:N", title="verdict")]
+    tooltip = ["what:N", alt.Tooltip("shown:N", title="ratio"), alt.Tooltip("told:N", title="verdict")]
     layers.append(points.encode(y=axis, x=ratio, color=colour, tooltip=tooltip))
     chart = alt.layer(*layers).properties(width="container", height=height_of(len(rows), 28))
     told = "; ".join(f"{row.label}: {tell_ratio(row)}, {row.judgement}" for row in rows[:MAX_TOLD])
@@ -52,9 +55,9 @@ def draw_ratios(rows: list[ComparisonRow]) -> Figure:
 
 
 def tell_ratio(row: ComparisonRow) -> str:
-    """Return 1.08 (1.05 … 1.11)."""
-    interval = f" ({row.ci95[0]:.3f} … {row.ci95[1]:.3f})" if row.ci95 else ""
-    return f"{row.ratio:.3f}{interval}"
+    """Return 1.083 (1.052 … 1.114)."""
+    interval = f" ({format_ratio(row.ci95[0])} … {format_ratio(row.ci95[1])})" if row.ci95 else ""
+    return f"{format_ratio(row.ratio)}{interval}"
 
 
 def tabulate(rows: list[ComparisonRow]) -> Table:
@@ -74,7 +77,7 @@ def tabulate(rows: list[ComparisonRow]) -> Table:
     for row in rows:
         source = f", {row.b.source}" if row.b.source else ""
         p_value = ["" if row.p_holm is None else f"{row.p_holm:.3g}"] if several else []
-        floor = "" if row.noise_floor is None else f"{100 * row.noise_floor:.1f} %"
+        floor = "" if row.noise_floor is None else format_percent(row.noise_floor)
         body.append(
             [
                 row.label,

@@ -62,7 +62,13 @@ def draw_interval(view: RunView) -> Figure | None:
     spread = (
         alt.Chart()
         .mark_rule(strokeWidth=3, color=BLUE)
-        .encode(y=axis, x=alt.X("low:Q", title="images/s", scale=alt.Scale(zero=False)), x2="high:Q")
+        .encode(
+            y=axis,
+            x=alt.X(
+                "low:Q", title="images/s", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=8, labelOverlap=True)
+            ),
+            x2="high:Q",
+        )
     )
     middle = (
         alt.Chart()

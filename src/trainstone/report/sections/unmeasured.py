@@ -15,6 +15,10 @@ def build(view: RunView) -> Section | None:
 
 
 def _missing(result: Result) -> Iterator[tuple[str, str]]:
+    if result.comparison is not None:
+        yield "steps", "each of the two under points/ has its own"
+        yield "utilisation, energy", "two models in turn share the device; a run alone measures them"
+        return
     if result.points:
         yield "steps, utilisation, memory, energy", "each run under points/ has its own"
         return
