@@ -1,4 +1,6 @@
-"""Numbers as people read them: durations, bytes, rates, shares. Pure; used in terminal, report and messages alike."""
+"""Numbers as people read them: durations, bytes, rates, ratios. Pure; used in terminal, report and messages alike."""
+
+import math
 
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -50,3 +52,27 @@ def format_rate(images_per_second: float) -> str:
 def format_percent(share: float, digits: int = 1) -> str:
     """Return 12.3 % for 0.123."""
     return f"{share * 100:.{digits}f} %"
+
+
+def format_share(share: float) -> str:
+    """Return 71 %, 7.1 % or 0.13 %: two digits, whatever the size."""
+    return format_percent(share, count_decimals(100 * share, 2))
+
+
+def format_ratio(ratio: float) -> str:
+    """Return 1.083, 0.0129, 12.3 or 1,234: three to four digits, an exponent only beyond a million or a millionth."""
+    if not 1e-6 <= ratio < 1e6:
+        return f"{ratio:.3g}"
+    if 0.1 <= ratio < 9.9995:
+        return f"{ratio:.3f}"
+    return f"{ratio:,.{count_decimals(ratio, 3)}f}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return 1 run, 5 runs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def count_decimals(value: float, digits: int) -> int:
+    """Return how many decimals show so many digits of a positive number."""
+    return max(0, digits - 1 - math.floor(math.log10(value)))

@@ -64,6 +64,34 @@ def test_the_gate_at_a_published_figure(trainstone, tmp_path):
     assert trainstone("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.7").code == 0
 
 
+def test_the_gate_says_no_where_something_is_gone(trainstone, tmp_path):
+    bf16 = ("train.precision=bf16",)
+    write_runs(tmp_path / "a", "a", [100.0])
+    write_runs(tmp_path / "b", "b", [100.0])
+    gate = ("--fail-below", "0.95")
+    assert trainstone("compare", "a", "--to", "b", *gate).code == 0
+
+    write_runs(tmp_path / "more", "more", [100.0], settings=bf16)
+    only_a = trainstone("compare", "a", "more", "--to", "b", *gate)
+    assert (only_a.code, only_a.err) == (0, "warning: not compared: resnet50 v1 · bf16 · batch 8: only in A, 1 run\n")
+
+    only_b = trainstone("compare", "a", "--to", "b", "more", *gate)
+    assert only_b.code == 9
+    told = "resnet50 v1 · bf16 · batch 8: only in B, 1 run"
+    assert only_b.err == f"warning: not compared: {told}\ngate:    {told}; the gate cannot pass without it\n"
+
+    write_run(tmp_path / "a", make_result("broken", None, status="failed"))
+    broken = trainstone("compare", "a", "--to", "b", *gate)
+    assert broken.code == 9
+    assert "gate:    a/broken: no throughput, its status is failed; the gate cannot pass without it\n" in broken.err
+    assert trainstone("compare", "a", "--to", "b").code == 0
+
+
+def test_the_help_tells_the_gates_rule(trainstone):
+    told = " ".join(trainstone("compare", "--help", env={"COLUMNS": "500"}).out.split())
+    assert "ratio is below this, such as 0.95, and it is judged slower, has no interval or stands against" in told
+
+
 def test_unlike_runs_need_force(trainstone, tmp_path):
     write_run(tmp_path, make_result("a"))
     write_run(tmp_path, make_result("b", settings=("train.precision=bf16",)))
@@ -92,7 +120,7 @@ def test_what_is_left_out_is_said_on_stderr(trainstone, tmp_path):
         (["nothing", "--to", "a"], 7, "there is no nothing"),
         (["a", "--to", "empty"], 7, "no folder in it holds a result.json"),
         (["a", "--to", "a"], 7, "same run"),
-        (["a", "--to", "nan"], 7, "nan is damaged: its throughput is nan"),
+        (["a", "--to", "nan"], 7, "nan/result.json"),
         (["a", "--to", "torn"], 7, "cannot read torn/result.json"),
         (["a", "--to", "other"], 7, "is not a trainstone result"),
         (["a", "--to", "a100-80-mxnet-ampp"], 7, "did you mean a100-80-mxnet-amp"),

@@ -1,6 +1,15 @@
 import pytest
 
-from trainstone.units import format_bytes, format_decimal, format_percent, format_rate, format_seconds
+from trainstone.units import (
+    format_bytes,
+    format_count,
+    format_decimal,
+    format_percent,
+    format_rate,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +45,38 @@ def test_decimal_rate_percent():
     assert format_rate(4.8712) == "4.87"
     assert format_rate(2751.4) == "2,751"
     assert format_percent(0.0114) == "1.1 %"
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.713, "71 %"), (1.5, "150 %"), (0.0713, "7.1 %"), (0.00129, "0.13 %")])
+def test_shares_have_two_digits(share: float, text: str):
+    assert format_share(share) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.0, "1.000"),
+        (1.0834, "1.083"),
+        (0.95, "0.950"),
+        (0.1, "0.100"),
+        (0.01294, "0.0129"),
+        (0.0004, "0.000400"),
+        (0.00129, "0.00129"),
+        (1.234e-6, "0.00000123"),
+        (1.234e-7, "1.23e-07"),
+        (0.0, "0"),
+        (9.9994, "9.999"),
+        (9.9996, "10.00"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (1234.5, "1,234"),
+        (123456.7, "123,457"),
+        (1.234e9, "1.23e+09"),
+    ],
+)
+def test_ratios_have_three_to_four_digits(ratio: float, text: str):
+    assert format_ratio(ratio) == text
+
+
+def test_counts():
+    assert [format_count(number, "run") for number in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]

@@ -36,13 +36,17 @@ To = Annotated[
         show_default=False,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Compare unlike runs, too; the differences are listed.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Compare unlike runs, too, and judge drifting ones; it is listed.")
+]
 FailBelow = Annotated[
     float | None,
     typer.Option(
         "--fail-below",
         metavar="RATIO",
-        help="Leave with exit code 9 if a row is shown to be below this ratio, such as 0.95.",
+        help="Leave with exit code 9 if a row's ratio is below this, such as 0.95, and it is judged slower, has no "
+        "interval or stands against a published figure (for a RATIO above 1 also: its whole interval is below); or if "
+        "a run of A has no number, or B has what A lacks.",
         show_default=False,
     ),
 ]
@@ -91,7 +95,7 @@ def compare(
     from trainstone.results.compare import compare as compare_results
 
     check_limit(fail_below)
-    comparison = compare_results(runs, to, force=force)
+    comparison, lost = compare_results(runs, to, force=force)
     for told in comparison.left_out:
         warn(f"not compared: {told}")
     if page is not None:
@@ -101,7 +105,7 @@ def compare(
     else:
         print_table(comparison, page)
     if fail_below is not None:
-        leave_by_gate(comparison, fail_below)
+        leave_by_gate(comparison, fail_below, lost)
 
 
 def check_limit(limit: float | None) -> None:
@@ -128,8 +132,8 @@ def print_table(comparison: "Comparison", page: Path | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from trainstone.cli.comparison import print_comparison, print_shares
-    from trainstone.results.compare import is_published
+    from trainstone.cli.comparison import print_comparison, print_shares, tell_difference
+    from trainstone.results.anchors import is_published
     from trainstone.text import printable
 
     console = Console(file=sys.stdout, highlight=False)
@@ -140,7 +144,7 @@ def print_table(comparison: "Comparison", page: Path | None) -> None:
     if judged:
         rows, common = split_differences(judged)
         for told in common:
-            console.print(Text(printable(f"all rows differ in {told}"), style="dim"))
+            console.print(Text(printable(f"all rows: {tell_difference(told)}"), style="dim"))
         print_comparison(console, comparison.model_copy(update={"rows": rows}))
     else:
         console.print(Text(printable(comparison.verdict), style="bold"))
@@ -161,10 +165,15 @@ def split_differences(rows: list["ComparisonRow"]) -> tuple[list["ComparisonRow"
 
 def suggest_next(comparison: "Comparison") -> str:
     """Return the command that would tell more."""
-    from trainstone.results.compare import is_published
+    from trainstone.results.anchors import is_published
+    from trainstone.results.sides import NEVER_STEADY
     from trainstone.text import printable
 
     row = next((row for row in comparison.rows if not is_published(row)), comparison.rows[0])
+    if row.ci_covers.endswith(NEVER_STEADY):
+        side = row.a if " of A " in row.ci_covers else row.b
+        run = printable(shlex.quote(side.runs[0]))
+        return f"trainstone report {run}, to see the steps; measure for longer, or --force judges them as they are"
     few = [side.runs[0] for side in (row.a, row.b) if 0 < len(side.runs) < MANY_RUNS]
     if few:
         config = printable(shlex.quote(str(Path(few[0]) / "config.toml")))
@@ -174,12 +183,12 @@ def suggest_next(comparison: "Comparison") -> str:
     return f"trainstone report {printable(shlex.quote(row.a.runs[0]))}, to see what limits it"
 
 
-def leave_by_gate(comparison: "Comparison", limit: float) -> None:
-    """--fail-below: name the rows that say no and leave with exit code 9; warn of those that are only low."""
+def leave_by_gate(comparison: "Comparison", limit: float, lost: list[str]) -> None:
+    """--fail-below: name what says no and leave with exit code 9; warn of rows that are only low."""
     from trainstone.results.gate import check_gate
     from trainstone.text import printable
 
-    gate = check_gate(comparison, limit)
+    gate = check_gate(comparison, limit, lost)
     for told in gate.doubtful:
         warn(f"{told}: not established, so it passes; measure both sides with --runs 5")
     for told in gate.failed:

@@ -8,18 +8,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trainstone.results.compare import describe_share
+from trainstone.results.anchors import describe_share
 from trainstone.results.schema import Comparison, ComparisonRow, Side
+from trainstone.results.sides import ON_BOTH
 from trainstone.text import printable
-from trainstone.units import format_percent, format_rate
+from trainstone.units import format_percent, format_rate, format_ratio
 
 MAX_SOURCES = 5
 """With more published figures than this, their sources are left to --json and --page."""
 STYLES = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print rows, what else differs, and the verdict."""
+def print_comparison(console: Console, comparison: Comparison, *, verdict: bool = True) -> None:
+    """Print rows that hold runs against runs, what else differs and, unless it stands elsewhere, the verdict."""
     table = make_table(comparison.rows)
     if fits(console, table):
         console.print(table)
@@ -28,8 +29,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             print_block(console, row, several=len(comparison.rows) > 1)
     for note in notes(comparison):
         console.print(Text(printable(note), style="dim"))
-    console.print()
-    console.print(Text(printable(comparison.verdict), style="bold"))
+    if verdict:
+        console.print()
+        console.print(Text(printable(comparison.verdict), style="bold"))
 
 
 def print_shares(console: Console, rows: list[ComparisonRow]) -> None:
@@ -63,7 +65,12 @@ def sources(rows: list[ComparisonRow]) -> Iterator[str]:
     for row in rows:
         prefix = f"{row.label}: " if len(rows) > 1 else ""
         yield f"{prefix}source: {row.b.source}"
-        yield from (f"{prefix}differs: {difference}" for difference in row.differences)
+        yield from (f"{prefix}{tell_difference(difference)}" for difference in row.differences)
+
+
+def tell_difference(difference: str) -> str:
+    """Return differs: host: x | y, or what both have: steady: no on both sides."""
+    return difference if difference.endswith(ON_BOTH) else f"differs: {difference}"
 
 
 def fits(console: Console, table: Table) -> bool:
@@ -105,16 +112,13 @@ def print_block(console: Console, row: ComparisonRow, *, several: bool) -> None:
 
 
 def describe_ratio(row: ComparisonRow) -> str:
-    """Return 1.234 (1.201 … 1.268), or 87.0 % of … for a published figure."""
-    if row.b.source is not None:
-        interval = f" ({_percents(row.ci95)})" if row.ci95 else ""
-        return f"{format_percent(row.ratio)}{interval} of B"
-    interval = f" ({_ratio(row.ci95[0])} … {_ratio(row.ci95[1])})" if row.ci95 else " (no interval)"
-    return f"{_ratio(row.ratio)}{interval}"
+    """Return 1.234 (1.201 … 1.268)."""
+    interval = " … ".join(format_ratio(end) for end in row.ci95) if row.ci95 else "no interval"
+    return f"{format_ratio(row.ratio)} ({interval})"
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
-    """What the intervals cover, sources, noise floors, differences; the row is named where there are several."""
+    """What the intervals cover, noise floors, differences; the row is named where there are several."""
     several = len(comparison.rows) > 1
     for covers in dict.fromkeys(row.ci_covers for row in comparison.rows):
         labels = ", ".join(row.label for row in comparison.rows if row.ci_covers == covers)
@@ -125,12 +129,9 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"noise floor {' to '.join(format_percent(floor) for floor in dict.fromkeys((floors[0], floors[-1])))}"
     for row in comparison.rows:
         prefix = f"{row.label}: " if several else ""
-        if row.b.source is not None:
-            yield f"{prefix}B is published: {row.b.source}"
-        for difference in row.differences:
-            yield f"{prefix}differs: {difference}"
+        yield from (f"{prefix}{tell_difference(difference)}" for difference in row.differences)
     if comparison.geometric_mean is not None:
-        yield f"geometric mean of A / B: {_ratio(comparison.geometric_mean)}"
+        yield f"geometric mean of A / B: {format_ratio(comparison.geometric_mean)}"
 
 
 def _name_side(letter: str, sides: list[Side]) -> str:
@@ -145,14 +146,6 @@ def _tell_side(side: Side, *, named: bool) -> Text:
 
 def _tell_judgement(row: ComparisonRow) -> Text:
     return Text(row.judgement, style=STYLES[row.judgement])
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
-
-
-def _percents(interval: tuple[float, float]) -> str:
-    return f"{format_percent(interval[0])} … {format_percent(interval[1])}"
 
 
 def _format_p(value: float | None) -> str:

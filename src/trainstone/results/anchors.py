@@ -14,8 +14,9 @@ from pydantic import Field
 from trainstone.config.load import did_you_mean
 from trainstone.config.schema import Section
 from trainstone.errors import ResultError
-from trainstone.results.schema import Result
+from trainstone.results.schema import ComparisonRow, Result
 from trainstone.text import printable
+from trainstone.units import count_decimals, format_percent, format_share
 
 PUBLISHED = "published"
 """The word for all that fit."""
@@ -128,6 +129,21 @@ def describe_model(result: Result) -> str:
     size = data.get("image_size") if isinstance(data, dict) else None
     at = f" at {size} pixels" if size is not None else ""
     return printable(f"{name or 'a model it does not name'}{at}")
+
+
+def is_published(row: ComparisonRow) -> bool:
+    """Say whether a row holds runs against a published figure."""
+    return not row.b.runs
+
+
+def describe_share(row: ComparisonRow) -> str:
+    """Return 71.0 % (70.3 … 71.7 %), with a digit more than format_share where the interval is that narrow."""
+    if row.ci95 is None:
+        return format_share(row.ratio)
+    digits = count_decimals(100 * row.ratio, 2)
+    digits += 10**-digits > 50 * (row.ci95[1] - row.ci95[0])
+    low, high = (format_percent(end, digits) for end in row.ci95)
+    return f"{format_percent(row.ratio, digits)} ({low.removesuffix(' %')} … {high})"
 
 
 def _name_model(result: Result) -> str | None:

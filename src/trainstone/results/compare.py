@@ -3,56 +3,82 @@
 Finding runs and telling them apart is in sides.py, the statistics in ratio.py, the figures in anchors.py.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from trainstone.errors import ResultError
 from trainstone.results import ratio
-from trainstone.results.anchors import Anchor, anchors_for, choose_anchors, is_anchor, matching_device, refuse_name
+from trainstone.results.anchors import (
+    Anchor,
+    anchors_for,
+    choose_anchors,
+    describe_share,
+    is_anchor,
+    is_published,
+    matching_device,
+    refuse_name,
+)
 from trainstone.results.paired import write_verdict
 from trainstone.results.schema import Comparison, ComparisonRow, Judgement, Result, Side
 from trainstone.results.sides import (
     Difference,
+    LeftOut,
     Run,
     exists,
     find_differences,
+    find_doubts,
     find_runs,
     group_runs,
     read_executed,
     refuse_shared,
+    tell_unsteady,
 )
 from trainstone.text import printable
-from trainstone.units import format_percent, format_rate
+from trainstone.units import format_count, format_rate, format_ratio, format_share
 
 Group = list[Run]
 # The first of these that differs names the sides; what else differs is listed.
 NAMING_KEYS = ("device", "host", "engine.threads")
 
 
-def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> Comparison:
+class Compared(NamedTuple):
+    """A comparison, and which of its left out a gate must not pass over."""
+
+    comparison: Comparison
+    lost: list[str]
+    """Runs of A without a number, and what is only in B."""
+
+
+def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> Compared:
     """Compare what is in `runs` (A) with what is in `to` (B): paths, or names of published figures in `to`."""
     _check_words(runs, to)
     a, left_out = find_runs(Path(word) for word in runs)
     b, left_out_of_b = find_runs(Path(word) for word in to if not is_anchor(word))
-    left_out += left_out_of_b
+    left_out += [left._replace(lost=False) for left in left_out_of_b]
     refuse_shared(a, b)
     groups = group_runs(a)
     rows: list[ComparisonRow] = []
     if b:
         pairs, unpaired = pair_groups(groups, group_runs(b), force=force)
         left_out += unpaired
-        rows = judge_rows([compare_pair(label, *pair) for label, pair in zip(name_rows(pairs), pairs, strict=True)])
+        labels = zip(name_rows(pairs), pairs, strict=True)
+        rows = judge_rows([compare_pair(label, *pair, force=force) for label, pair in labels])
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
     words = [word for word in to if is_anchor(word)]
     published, own = compare_published(groups, words, left_out) if words else ([], [])
     rows += published
-    return Comparison(rows=rows, geometric_mean=mean, verdict=write_sentence(rows, mean, own), left_out=left_out)
+    verdict, told = write_sentence(rows, mean, own), [left.told for left in left_out]
+    comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=told)
+    return Compared(comparison, [left.told for left in left_out if left.lost])
 
 
-def pair_groups(a: Sequence[Group], b: Sequence[Group], *, force: bool) -> tuple[list[tuple[Group, Group]], list[str]]:
+def pair_groups(
+    a: Sequence[Group], b: Sequence[Group], *, force: bool
+) -> tuple[list[tuple[Group, Group]], list[LeftOut]]:
     """Pair groups that executed the same; return them and what has no partner. Unlike ones are refused, or forced."""
     of_b = {_key(group): group for group in b}
     pairs = [(group, of_b[_key(group)]) for group in a if _key(group) in of_b]
@@ -64,7 +90,7 @@ def pair_groups(a: Sequence[Group], b: Sequence[Group], *, force: bool) -> tuple
         refuse_unlike(pairs, several=len(a) + len(b) > 2)
     paired = [id(group) for pair in pairs for group in pair]
     left_out = [
-        f"{_tell(group)}: only in {side}, {len(group)} run{'s' if len(group) > 1 else ''}"
+        LeftOut(f"{_tell(group)}: only in {side}, {format_count(len(group), 'run')}", lost=side == "B")
         for side, groups in (("A", a), ("B", b))
         for group in groups
         if id(group) not in paired
@@ -85,9 +111,12 @@ def refuse_unlike(pairs: Sequence[tuple[Group, Group]], *, several: bool) -> Non
     raise ResultError(f"the runs are unlike, so a ratio would not tell why{nearest} (A | B):\n{listed}", hint=hint)
 
 
-def compare_pair(label: str, a: Group, b: Group) -> ComparisonRow:
-    """Make a row; it is judged later, together with the others."""
+def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRow:
+    """Make a row, judged later with the others; runs that never became steady get no interval, unless forced."""
     estimate = ratio.estimate_ratio([run.throughput for run in a], [run.throughput for run in b])
+    unsteady = None if force else tell_unsteady(a, b)
+    if unsteady:
+        estimate = replace(estimate, ci95=None, p_value=None, ci_covers=f"not established: {unsteady}")
     differences = find_differences(a, b)
     name_a, name_b = name_sides(a, b, differences)
     return ComparisonRow(
@@ -115,11 +144,12 @@ def judge_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
 
 
 def compare_published(
-    groups: Sequence[Group], words: Sequence[str], left_out: list[str]
+    groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]
 ) -> tuple[list[ComparisonRow], list[ComparisonRow]]:
     """Return the rows for the figures that the words name, and those of them that are of the runs' own devices."""
     fitting = [group for group in groups if anchors_for(group[0].result)] or list(groups[:1])
-    left_out += [f"{_tell(group)}: no published figures" for group in groups if group not in fitting]
+    unknown = [group for group in groups if group not in fitting]
+    left_out += [LeftOut(f"{_tell(group)}: no published figures", lost=False) for group in unknown]
     rows, own = [], []
     for group in fitting:
         chosen = {anchor.id: anchor for word in words for anchor in choose_anchors(word, group[0].result)}
@@ -144,6 +174,7 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
         "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {anchor.stack}",
         "counted": covers,
         "the figure": anchor.note,
+        **{key: f"{told} | unknown" for key, told in find_doubts(group).items()},
     }
     return ComparisonRow(
         label=label,
@@ -159,11 +190,6 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
         judgement="not judged",
         differences=[printable(f"{key}: {told}") for key, told in differing.items() if told],
     )
-
-
-def is_published(row: ComparisonRow) -> bool:
-    """Say whether a row holds runs against a published figure."""
-    return not row.b.runs
 
 
 def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
@@ -220,26 +246,6 @@ def write_sentence(rows: Sequence[ComparisonRow], mean: float | None, own: Seque
     return "; ".join(sentences)
 
 
-def describe_share(row: ComparisonRow) -> str:
-    """Return 71.0 % (70.3 … 71.7 %), with a digit more than format_share where the interval is that narrow."""
-    if row.ci95 is None:
-        return format_share(row.ratio)
-    digits = _digits(row.ratio)
-    digits += 10**-digits > 50 * (row.ci95[1] - row.ci95[0])
-    low, high = (format_percent(end, digits) for end in row.ci95)
-    return f"{format_percent(row.ratio, digits)} ({low.removesuffix(' %')} … {high})"
-
-
-def format_share(share: float) -> str:
-    """Return 71 %, 7.1 % or 0.13 %: two digits, whatever the size."""
-    return format_percent(share, _digits(share))
-
-
-def format_ratio(value: float) -> str:
-    """Return 1.083, 12.3 or 0.00129."""
-    return f"{value:.3f}" if 0.1 <= value < 10 else f"{value:,.3g}"
-
-
 def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
     for word in runs:
         if is_anchor(word) and not exists(Path(word)):
@@ -255,10 +261,6 @@ def _key(group: Group) -> tuple[tuple[str, str], ...]:
 
 def _unlike(a: Group, b: Group) -> list[Difference]:
     return [difference for difference in find_differences(a, b) if difference.unlike]
-
-
-def _digits(share: float) -> int:
-    return max(0, 1 - math.floor(math.log10(100 * share)))
 
 
 def _nearest(group: Group, others: Sequence[Group]) -> Group:

@@ -1,25 +1,29 @@
-"""compare --fail-below: which rows of a comparison say no, and which are low without its being established. Pure."""
+"""compare --fail-below: what says no, and which rows are low without its being established. Pure."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from trainstone.results.compare import describe_share, format_ratio, is_published
+from trainstone.results.anchors import describe_share, is_published
 from trainstone.results.schema import Comparison, ComparisonRow
+from trainstone.units import format_ratio
 
 
 class Gate(NamedTuple):
-    """A sentence for each row below the limit."""
+    """A sentence for each."""
 
     failed: list[str]
+    """What says no: rows below the limit, and what is gone."""
     doubtful: list[str]
+    """Rows below the limit that pass."""
 
 
-def check_gate(comparison: Comparison, limit: float) -> Gate:
-    """Judge each row whose ratio is below the limit.
+def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -> Gate:
+    """Judge each row whose ratio is below the limit, and what is lost: a run of A without a number, or only in B.
 
-    It fails if that is shown: judged slower or, for a limit above 1, with its whole interval below the limit. It also
+    A row fails if it is judged slower or, for a limit above 1, if its whole interval lies below the limit. It also
     fails where nothing can be shown: without an interval, or against a published figure, which has none.
     """
-    gate = Gate([], [])
+    gate = Gate([f"{told}; the gate cannot pass without it" for told in lost], [])
     for row in comparison.rows:
         if row.ratio < limit:
             (gate.failed if _says_no(row, limit) else gate.doubtful).append(_tell(row, limit))

@@ -6,13 +6,15 @@ whole rounds count, and a round is one observation. Who runs them: train/interle
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trainstone.results.ratio import Estimate, from_error, judge
 from trainstone.results.schema import Comparison, ComparisonRow, Finding, Judgement, Side
-from trainstone.results.student import student_t_quantile, student_t_tail
+from trainstone.results.student import student_t_quantile
+from trainstone.units import format_count, format_ratio
 
 Array = NDArray[np.float64]
 
@@ -23,14 +25,9 @@ OUTER, INNER = [0, 3], [1, 2]
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
-    """What the rounds say; a ratio is A's images a second over B's."""
+class Paired(Estimate):
+    """What the rounds say."""
 
-    ratio: float
-    ci95: tuple[float, float] | None
-    ci_covers: str
-    p_value: float | None
-    """Two-sided, of the ratio being 1."""
     noise_floor: float | None
     judgement: Judgement
     rates: dict[str, float]
@@ -57,21 +54,14 @@ def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:
     pairs = zip("AB", (OUTER, INNER), strict=True)
     rates = {arm: float(counts[:, blocks].sum() / times[:, blocks].sum()) for arm, blocks in pairs}
     if rounds < MIN_ROUNDS:
-        why = f"not established: {rounds} complete rounds A B B A, {MIN_ROUNDS} needed"
+        why = f"not established: {format_count(rounds, 'complete round')} A B B A, {MIN_ROUNDS} needed"
         return Paired(math.exp(mean), None, why, None, None, "not judged", rates, rounds)
     levels = np.log(counts / times)
     changes = (levels[:, 3] - levels[:, 0] + levels[:, 2] - levels[:, 1]) / 2
-    reach, floor = _reach(ratios), _reach(changes)
-    return Paired(
-        ratio=math.exp(mean),
-        ci95=(math.exp(mean - reach), math.exp(mean + reach)),
-        ci_covers="interleaved blocks",
-        p_value=_p_value(ratios),
-        noise_floor=math.expm1(floor),
-        judgement=_judge(mean, max(reach, floor)),
-        rates=rates,
-        num_rounds=rounds,
-    )
+    estimate = from_error(mean, _standard_error(ratios), rounds - 1, "interleaved blocks")
+    floor = math.expm1(student_t_quantile(0.975, rounds - 1) * _standard_error(changes))
+    judgement = judge(estimate.ratio, estimate.ci95, estimate.p_value, floor)
+    return Paired(**asdict(estimate), noise_floor=floor, judgement=judgement, rates=rates, num_rounds=rounds)
 
 
 def write_comparison(
@@ -97,10 +87,10 @@ def write_comparison(
 
 def write_verdict(row: ComparisonRow) -> str:
     """Return e.g. A (x=1) is 1.062 times as fast as B (x=2) (1.041 … 1.083; 95 %, interleaved blocks): faster."""
-    claim = f"A ({row.a.label}) is {_format_ratio(row.ratio)} times as fast as B ({row.b.label})"
+    claim = f"A ({row.a.label}) is {format_ratio(row.ratio)} times as fast as B ({row.b.label})"
     if row.ci95 is None:
         return f"{claim} (interval {row.ci_covers}): {row.judgement}"
-    ends = " … ".join(_format_ratio(end) for end in row.ci95)
+    ends = " … ".join(format_ratio(end) for end in row.ci95)
     return f"{claim} ({ends}; 95 %, {row.ci_covers}): {row.judgement}"
 
 
@@ -122,26 +112,3 @@ def _log_rates(counts: Array, times: Array, blocks: list[int]) -> Array:
 
 def _standard_error(values: Array) -> float:
     return float(values.std(ddof=1)) / math.sqrt(values.size)
-
-
-def _reach(values: Array) -> float:
-    """Return the half-width of the 95 % interval of the mean."""
-    return student_t_quantile(0.975, values.size - 1) * _standard_error(values)
-
-
-def _p_value(values: Array) -> float:
-    distance, error = abs(float(values.mean())), _standard_error(values)
-    if error == 0:
-        return 1.0 if distance == 0 else 0.0
-    return min(1.0, 2 * student_t_tail(distance / error, values.size - 1))
-
-
-def _judge(log_ratio: float, noise: float) -> Judgement:
-    """A claim needs an interval without 1 and a difference beyond the noise floor, whichever asks for more."""
-    if abs(log_ratio) <= noise:
-        return "no difference shown"
-    return "faster" if log_ratio > 0 else "slower"
-
-
-def _format_ratio(ratio: float) -> str:
-    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.3g}"

@@ -4,7 +4,7 @@ What was executed and by which software must agree for a ratio to mean the machi
 """
 
 import json
-import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,10 @@ from trainstone.text import printable
 ABSENT = "absent"
 # Executed keys that follow from the machine: they may differ, as machines may.
 OF_THE_MACHINE = frozenset({"engine.threads"})
+ON_BOTH = " on both sides"
+# Told of a side even where the other has the same: its number is doubtful.
+DOUBTFUL = {"steady": {"no"}, "status": {"running", "interrupted", "failed", "killed"}}
+NEVER_STEADY = "never became steady"
 # Beyond these a number is damage; within them no logarithm or ratio overflows.
 PLAUSIBLE_RATES = (1e-9, 1e12)
 
@@ -37,6 +41,14 @@ class Run:
         return self.result.run_id, self.result.process.host, self.result.process.started_utc
 
 
+class LeftOut(NamedTuple):
+    """What was given and not compared, and why."""
+
+    told: str
+    lost: bool
+    """Whether it leaves a hole: something that should have a number has none. A gate must not pass over that."""
+
+
 class Difference(NamedTuple):
     """A key and what each side has there; as text `key: a | b`."""
 
@@ -47,17 +59,18 @@ class Difference(NamedTuple):
     """Whether it forbids comparing without --force."""
 
     def __str__(self) -> str:
-        return printable(f"{self.key}: {self.a} | {self.b}")
+        told = f"{self.a}{ON_BOTH}" if self.a == self.b else f"{self.a} | {self.b}"
+        return printable(f"{self.key}: {told}")
 
 
-def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     """Return the runs in run folders, result files and folders of run folders, and what was left out and why."""
     runs: dict[tuple[str, str, str], Run] = {}
-    left_out: list[str] = []
+    left_out: list[LeftOut] = []
     for path in paths:
         for run in _open(path, left_out):
             if run.identity in runs:
-                left_out.append(f"{_show(run.folder)}: given twice, counted once")
+                left_out.append(LeftOut(f"{_show(run.folder)}: given twice, counted once", lost=False))
             runs.setdefault(run.identity, run)
     return list(runs.values()), left_out
 
@@ -93,7 +106,26 @@ def find_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
         lacking = optional and ABSENT in (difference.a, difference.b)
         found.append(difference._replace(unlike=not lacking))
     found += _differ(a, b, read_surroundings, unlike=False)
+    found += _differ(a, b, read_state, unlike=False)
     return sorted(found, key=lambda difference: not difference.unlike)
+
+
+def find_doubts(runs: Sequence[Run]) -> dict[str, str]:
+    """Return what is doubtful about one side: steps that never became steady, a run that did not come to its end."""
+    return {difference.key: difference.a for difference in _differ(runs, runs, read_state, unlike=False)}
+
+
+def tell_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+    """Name the sides of which half of the runs or more never became steady: their numbers say nothing about later.
+
+    Fewer among several are left to the spread between the runs: of noisy runs 2 to 3 % look like drifting (steady.py).
+    """
+    told = []
+    for name, runs in (("A", a), ("B", b)):
+        drifting = sum(read_state(run.result).get("steady") == "no" for run in runs)
+        if 2 * drifting >= len(runs):
+            told.append(f"{drifting} of {len(runs)} runs of {name}" if len(runs) > 1 else f"the run of {name}")
+    return f"{' and '.join(told)} {NEVER_STEADY}" if told else None
 
 
 def read_executed(result: Result) -> dict[str, str]:
@@ -119,7 +151,7 @@ def read_software(result: Result) -> dict[str, str]:
 
 def read_surroundings(result: Result) -> dict[str, str]:
     """Return what else may move a number: the machine, how busy it was, how the run was measured."""
-    facts = {"host": result.process.host, "status": result.status, "kind": result.kind}
+    facts = {"host": result.process.host, "kind": result.kind}
     if result.devices:
         facts["device"] = result.devices[0].name
     facts |= _flatten("config.device", result.config.get("device"))
@@ -139,69 +171,93 @@ def read_surroundings(result: Result) -> dict[str, str]:
     facts |= {"torch build": build} if build and not build.startswith(("cu", "rocm")) else {}
     facts |= _flatten("measure", result.config.get("measure"))
     facts["noise grade"] = result.noise.grade if result.noise else ABSENT
-    if result.throughput:
-        facts["steady"] = _tell(result.throughput.steady)
+    return facts
+
+
+def read_state(result: Result) -> dict[str, str]:
+    """Return how the run ended, and whether its steps became steady; without a trend they were too few to tell."""
+    facts, measured = {"status": str(result.status)}, result.throughput
+    if measured is not None:
+        lacking = "too few steps to tell" if measured.trend_percent is None else "no"
+        facts["steady"] = "yes" if measured.steady else lacking
     return facts
 
 
 def exists(path: Path) -> bool:
-    """Say whether there is such a path; one that cannot even be asked for is refused."""
+    """Say whether there is such a path; one that cannot even be asked for is refused (Path.exists may say no)."""
     try:
-        return path.exists()
-    except OSError as err:  # no permission, or a name that is too long
+        path.stat()
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as err:  # no permission, links in a circle, a name that is too long
         raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
 
 
-def _open(path: Path, left_out: list[str]) -> Iterator[Run]:
+def _open(path: Path, left_out: list[LeftOut]) -> list[Run]:
     if not exists(path):
         raise ResultError(
             f"there is no {_show(path)}", hint="give a run folder, its result.json, or a folder of run folders"
         )
     if not path.is_dir() or exists(path / "result.json"):
-        yield from _open_run(path, left_out, may_skip=False)
-        return
+        return _read_runs(path, left_out)
     try:
-        folders = sorted(child for child in path.iterdir() if (child / "result.json").is_file())
+        children = sorted(path.iterdir())
     except OSError as err:
         raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
-    runs = [run for folder in folders for run in _open_run(folder, left_out, may_skip=True)]
+    runs = [run for child in children for run in _try_runs(child, left_out)]
     if not runs:
-        why = f"; left out: {', '.join(left_out)}" if left_out else ": no folder in it holds a result.json"
+        told = ", ".join(left.told for left in left_out)
+        why = f"; left out: {told}" if told else ": no folder in it holds a result.json"
         raise ResultError(f"no runs to compare in {_show(path)}{why}", hint="measure: trainstone bench --out DIR")
-    yield from runs
+    return runs
 
 
-def _open_run(path: Path, left_out: list[str], *, may_skip: bool) -> Iterator[Run]:
-    """Yield the run, or the runs that it consists of (--runs)."""
-    result = read_result(path)
+def _try_runs(path: Path, left_out: list[LeftOut], *, is_point: bool = False) -> list[Run]:
+    """Read what may be left out: in a folder of runs, or one of --runs. What holds no result.json is no run."""
+    try:
+        return _read_runs(path, left_out) if is_point or exists(path / "result.json") else []
+    except ResultError as err:
+        left_out.append(LeftOut(printable(err.message), lost=True))
+        return []
+
+
+def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
+    """Return the run, or the runs that it consists of (--runs)."""
+    try:
+        result = read_result(path)
+    except OSError as err:
+        raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
     folder = path if path.is_dir() else path.parent
     if result.points:
-        children = [_open_run(_inside(folder, point.run), left_out, may_skip=True) for point in result.points]
-        runs = [run for child in children for run in child]
+        children = [_inside(folder, point.run) for point in result.points]
+        runs = [run for child in children for run in _try_runs(child, left_out, is_point=True)]
         if runs:
-            yield from runs
-            return
+            return runs
     elif result.throughput is not None:
-        yield Run(folder, result, _checked(result.throughput, path))
-        return
-    told = f"{_show(path)}: no throughput, its status is {result.status}"
-    if not may_skip:
-        raise ResultError(told, hint="measure it again: trainstone bench RUN/config.toml")
-    left_out.append(told)
+        return [Run(folder, result, _checked(result.throughput, path))]
+    raise ResultError(
+        f"{_show(path)}: no throughput, its status is {result.status}",
+        hint="measure it again: trainstone bench RUN/config.toml",
+    )
 
 
 def _inside(folder: Path, name: str) -> Path:
+    """Join them; realpath, since Path.resolve raises RuntimeError for links in a circle before Python 3.13."""
     child = folder / name
-    if folder.resolve() not in child.resolve().parents:
-        raise ResultError(f"{_show(folder)} is damaged: its point {printable(name)} lies outside of it")
-    return child
+    try:
+        if Path(os.path.realpath(folder)) in Path(os.path.realpath(child)).parents:
+            return child
+    except ValueError:  # a NUL character
+        pass
+    raise ResultError(f"{_show(folder)} is damaged: its point {printable(name)} lies outside of it")
 
 
 def _checked(throughput: Throughput, path: Path) -> Throughput:
-    """Refuse what is no throughput: read_result lets NaN pass, as JSON readers do."""
+    """Refuse what is no throughput, whatever read_result lets pass."""
     low, high = throughput.ci95 or (throughput.images_per_second, throughput.images_per_second)
     numbers = (low, throughput.images_per_second, high)
-    plausible = all(math.isfinite(n) and PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in numbers)
+    plausible = all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in numbers)
     if not plausible or not low <= throughput.images_per_second <= high:
         told = f"{throughput.images_per_second} images/s, interval {throughput.ci95}"
         raise ResultError(f"{_show(path)} is damaged: its throughput is {told}")
@@ -215,7 +271,8 @@ def _differ(
     keys = dict.fromkeys(key for side in facts for run in side for key in run)
     for key in keys:
         of_a, of_b = ({run.get(key, ABSENT) for run in side} for side in facts)
-        if of_a != of_b or (within and len(of_a) > 1):
+        doubtful = (of_a | of_b) & DOUBTFUL.get(key, set())
+        if of_a != of_b or doubtful or (within and len(of_a) > 1):
             yield Difference(key, ", ".join(sorted(of_a)), ", ".join(sorted(of_b)), unlike)
 
 

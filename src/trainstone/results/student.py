@@ -1,4 +1,4 @@
-"""Student's t distribution: quantile, distribution and tail, from one integral. Pure; saves a dependency on scipy.
+"""Student's t distribution: quantile and tail, from one integral. Pure; saves a dependency on scipy.
 
 With t = sqrt(df) tan(a) the distribution is 1/2 + C * integral of cos^(df-1) over [0, a].
 """
@@ -33,12 +33,6 @@ def student_t_quantile(p: float, df: float) -> float:
         if abs(step) <= 1e-12 * angle:
             break
     return math.sqrt(df) * math.tan(angle)
-
-
-def student_t_cdf(t: float, df: float) -> float:
-    """Return P(T <= t)."""
-    tail = student_t_tail(abs(t), df)
-    return 1.0 - tail if t >= 0 else tail
 
 
 def student_t_tail(t: float, df: float) -> float:

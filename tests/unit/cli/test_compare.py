@@ -7,7 +7,12 @@ from made_results import make_result, write_run, write_runs
 from trainstone.cli.compare import check_limit, split_differences, spread_to, suggest_next
 from trainstone.cli.comparison import print_shares
 from trainstone.errors import ConfigError
-from trainstone.results.compare import compare
+from trainstone.results import compare as module
+from trainstone.results.schema import Comparison
+
+
+def compare(runs, to) -> Comparison:
+    return module.compare(runs, to).comparison
 
 
 @pytest.mark.parametrize(
@@ -78,3 +83,14 @@ def test_the_next_command_depends_on_what_there_is(tmp_path):
     assert "trainstone report" in suggest_next(compare(words["f"], words["s"]))
     assert "--against" in suggest_next(compare(words["g"], words["s"]))
     assert "--runs 5" in suggest_next(compare([str(single[0])], ["a10-lambda-amp"]))
+
+
+def test_what_drifts_is_looked_at_before_it_is_repeated(tmp_path):
+    paths = []
+    for name in "ab":
+        result = make_result(name)
+        measured = result.throughput.model_copy(update={"steady": False, "trend_percent": 8.0})
+        paths.append(str(write_run(tmp_path, result.model_copy(update={"throughput": measured}))))
+    steady = str(write_run(tmp_path, make_result("steady")))
+    assert suggest_next(compare(paths[:1], paths[1:])).startswith(f"trainstone report {paths[0]}, to see the steps")
+    assert suggest_next(compare([steady], paths[1:])).startswith(f"trainstone report {paths[1]}, to see the steps")

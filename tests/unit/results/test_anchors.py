@@ -89,7 +89,7 @@ def test_other_models_have_no_figures(setting):
 def test_results_without_a_configuration_have_none():
     assert anchors_for(make_result("x", config={})) == []
     with pytest.raises(ResultError, match="does not name"):
-        choose_anchors("published", make_result("x", config={"model": 3}))
+        choose_anchors("published", make_result("x", config={"data": {}}))
 
 
 def test_choosing():

@@ -4,11 +4,14 @@ import pytest
 
 from made_results import make_result, write_repeated, write_run, write_runs
 from trainstone.errors import ResultError
-from trainstone.results.compare import compare, format_ratio, format_share
-from trainstone.results.gate import check_gate
-from trainstone.results.schema import Comparison, ComparisonRow, Device, Side
+from trainstone.results import compare as module
+from trainstone.results.schema import Comparison, Device, Result
 
 FAST, SLOW = [110.0, 111.0, 109.0, 110.5, 109.5], [100.0, 101.0, 99.0, 100.5, 99.5]
+
+
+def compare(runs, to, **options) -> Comparison:
+    return module.compare(runs, to, **options).comparison
 
 
 def words(paths) -> list[str]:
@@ -238,43 +241,59 @@ def test_words_that_are_nothing(tmp_path):
         compare([run], [run])
 
 
-@pytest.mark.parametrize(("share", "told"), [(0.713, "71 %"), (1.5, "150 %"), (0.0713, "7.1 %"), (0.00129, "0.13 %")])
-def test_shares_have_two_digits(share, told):
-    assert format_share(share) == told
+def unsteady(run_id: str, rate: float = 100.0, **features) -> Result:
+    """A run whose step time changed by 8 % over its window."""
+    result = make_result(run_id, rate, **features)
+    measured = result.throughput.model_copy(update={"steady": False, "trend_percent": 8.0})
+    return result.model_copy(update={"throughput": measured})
 
 
-@pytest.mark.parametrize(("value", "told"), [(1.0834, "1.083"), (12.34, "12.3"), (0.00129, "0.00129")])
-def test_ratios(value, told):
-    assert format_ratio(value) == told
+def test_two_drifting_runs_are_not_judged_unless_forced(tmp_path):
+    a, b = write_run(tmp_path, unsteady("a", 110.0)), write_run(tmp_path, unsteady("b"))
+    got = compare([str(a)], [str(b)])
+    (row,) = got.rows
+    assert (row.judgement, row.ci95, row.p_value) == ("not judged", None, None)
+    assert row.ci_covers == "not established: the run of A and the run of B never became steady"
+    assert row.differences == ["steady: no on both sides"]
+    assert got.verdict.endswith("and the run of B never became steady): not judged")
+    (forced,) = compare([str(a)], [str(b)], force=True).rows
+    assert (forced.judgement, forced.ci_covers) == ("faster", "within each run")
+    assert forced.differences == row.differences
 
 
-def make_comparison(ratio, ci95, judgement, *, published=False) -> Comparison:
-    a = Side(label="a", runs=["a"], images_per_second=1.0)
-    b = Side(label="b", runs=[] if published else ["b"], images_per_second=1.0)
-    row = ComparisonRow(label="what", a=a, b=b, ratio=ratio, ci95=ci95, ci_covers="between runs", judgement=judgement)
-    return Comparison(rows=[row], verdict="")
+@pytest.mark.parametrize(("num_drifting", "judgement"), [(0, "faster"), (2, "faster"), (3, "not judged")])
+def test_half_of_several_runs_must_be_steady(tmp_path, num_drifting, judgement):
+    drifting = [write_run(tmp_path, unsteady(f"drift{i}", rate)) for i, rate in enumerate(FAST[:num_drifting])]
+    a = [*drifting, *write_runs(tmp_path, "a", FAST[num_drifting:])]
+    b = write_runs(tmp_path, "b", SLOW)
+    (row,) = compare(words(a), words(b)).rows
+    assert row.judgement == judgement
+    steady = {0: [], 2: ["steady: no, yes | yes"], 3: ["steady: no, yes | yes"]}[num_drifting]
+    assert row.differences == steady
+    if judgement == "not judged":
+        assert row.ci_covers == "not established: 3 of 5 runs of A never became steady"
 
 
-@pytest.mark.parametrize(
-    ("ratio", "ci95", "judgement", "limit", "outcome"),
-    [
-        (0.90, (0.88, 0.92), "slower", 0.95, "failed"),
-        (0.94, (0.90, 0.98), "slower", 0.95, "failed"),
-        (0.96, (0.95, 0.97), "slower", 0.95, "passed"),
-        (0.90, (0.79, 1.02), "no difference shown", 0.95, "doubtful"),
-        (0.99, (0.985, 0.995), "no difference shown", 0.999, "doubtful"),  # below the noise floor
-        (0.90, None, "not judged", 0.95, "failed"),
-        (1.00, None, "not judged", 0.95, "passed"),
-        (1.02, (1.01, 1.03), "faster", 1.05, "failed"),
-        (1.02, (0.97, 1.07), "no difference shown", 1.05, "doubtful"),
-        (1.06, (1.01, 1.11), "faster", 1.05, "passed"),
-    ],
-)
-def test_the_gate(ratio, ci95, judgement, limit, outcome):
-    gate = check_gate(make_comparison(ratio, ci95, judgement), limit)
-    assert (len(gate.failed), len(gate.doubtful)) == {"failed": (1, 0), "doubtful": (0, 1), "passed": (0, 0)}[outcome]
+def test_too_few_steps_to_tell_is_no_drift(tmp_path):
+    short = [make_result(f"short{i}", rate, half_width=None) for i, rate in enumerate(FAST)]
+    short = [r.model_copy(update={"throughput": r.throughput.model_copy(update={"steady": False})}) for r in short]
+    a, b = [write_run(tmp_path, result) for result in short], write_runs(tmp_path, "b", SLOW)
+    (row,) = compare(words(a), words(b)).rows
+    assert (row.judgement, row.differences) == ("faster", ["steady: too few steps to tell | yes"])
 
 
-def test_the_gate_at_a_published_figure():
-    gate = check_gate(make_comparison(0.71, (0.6, 1.1), "not judged", published=True), 0.8)
-    assert gate.failed == ["what: 71 % (60 … 110 %) is below 0.800"]
+def test_interrupted_runs_are_named_also_where_both_are(tmp_path):
+    a, b = write_runs(tmp_path, "x", [110.0, 100.0], status="interrupted")
+    (row,) = compare([str(a)], [str(b)]).rows
+    assert (row.judgement, row.differences) == ("faster", ["status: interrupted on both sides"])
+
+
+def test_doubts_are_told_at_a_published_figure(tmp_path):
+    run = write_run(tmp_path, unsteady("run", status="interrupted"))
+    (row,) = compare([str(run)], ["a10-lambda-amp"]).rows
+    assert {"steady: no | unknown", "status: interrupted | unknown"} <= set(row.differences)
+
+
+def test_small_ratios_are_told(tmp_path):
+    a, b = write_runs(tmp_path, "x", [0.04, 100.0])
+    assert "A (x0) is 0.000400 times as fast as B (x1) (0.000394 … 0.000406; " in compare([str(a)], [str(b)]).verdict

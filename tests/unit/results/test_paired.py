@@ -76,12 +76,12 @@ def test_speeds_are_images_a_second_not_steps():
     assert paired.ratio == 0.5
 
 
-@pytest.mark.parametrize("num_rounds", [1, MIN_ROUNDS - 1])
-def test_too_few_rounds_are_not_judged(num_rounds: int):
+@pytest.mark.parametrize(("num_rounds", "told"), [(1, "1 complete round"), (MIN_ROUNDS - 1, "5 complete rounds")])
+def test_too_few_rounds_are_not_judged(num_rounds: int, told: str):
     paired = rounds_of(*[0.5] * num_rounds)
     assert paired.ratio == pytest.approx(math.exp(0.5))
     assert (paired.ci95, paired.p_value, paired.noise_floor) == (None, None, None)
-    assert paired.ci_covers == f"not established: {num_rounds} complete rounds A B B A, 6 needed"
+    assert paired.ci_covers == f"not established: {told} A B B A, 6 needed"
     assert paired.judgement == "not judged"
 
 
@@ -129,8 +129,8 @@ def test_the_row_and_its_verdict():
 def test_a_verdict_without_an_interval():
     comparison = write_comparison(rounds_of(math.log(20)), "resnet50", LABELS, RUNS, [])
     assert comparison.verdict == (
-        "A (x=1) is 20 times as fast as B (x=2) "
-        "(interval not established: 1 complete rounds A B B A, 6 needed): not judged"
+        "A (x=1) is 20.0 times as fast as B (x=2) "
+        "(interval not established: 1 complete round A B B A, 6 needed): not judged"
     )
 
 

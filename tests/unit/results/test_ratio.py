@@ -37,19 +37,24 @@ def share_claimed(
     deviation: float,
     floor: float,
     *,
+    of_b=None,
     effect=1.0,
     tails=None,
     num=2000,
 ) -> float:
-    """Return how often a difference is claimed; run means are log-normal, or have the tails of so many degrees."""
+    """Return how often a difference is claimed; run means are log-normal, or have the tails of so many degrees.
 
-    def draw(n: int, centre: float) -> list[Throughput]:
+    `deviation` is that of both sides, or of A if B has its own.
+    """
+
+    def draw(n: int, centre: float, spread: float) -> list[Throughput]:
         kicks = rng.standard_t(tails, n) / math.sqrt(tails / (tails - 2)) if tails else rng.standard_normal(n)
-        return [make(centre * math.exp(deviation * kick)) for kick in kicks]
+        return [make(centre * math.exp(spread * kick)) for kick in kicks]
 
     claimed = 0
     for _ in range(num):
-        got = ratio.estimate_ratio(draw(sizes[0], 100 * effect), draw(sizes[1], 100))
+        a, b = draw(sizes[0], 100 * effect, deviation), draw(sizes[1], 100, of_b or deviation)
+        got = ratio.estimate_ratio(a, b)
         claimed += ratio.judge(got.ratio, got.ci95, got.p_value, floor) in CLAIMS
     return claimed / num
 
@@ -65,6 +70,23 @@ def test_five_runs_a_side_of_the_same_are_seldom_told_apart(deviation, floor, ta
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 5), (3, 1)])
 def test_nor_are_few_runs(sizes):
     assert share_claimed(np.random.default_rng(2), sizes, 0.03, 0.02) <= 0.06
+
+
+@pytest.mark.parametrize("sizes", [(2, 5), (2, 10), (10, 2), (3, 10)])
+@pytest.mark.parametrize(("of_a", "of_b"), [(0.03, 0.03), (0.03, 0.01), (0.01, 0.03)])
+def test_nor_are_few_and_many(sizes, of_a, of_b):
+    """Plain Welch: 9.6 % of 2 and 10, 6.2 % of 2 and 5."""
+    assert share_claimed(np.random.default_rng(6), sizes, of_a, 0.02, of_b=of_b) <= 0.06
+
+
+def test_more_runs_of_one_side_find_no_less():
+    """As they would with n - 1 degrees of freedom: 1 % of 2 and 5, 35 % of 3 and 5."""
+    found = {
+        sizes: share_claimed(np.random.default_rng(7), sizes, 0.02, 0.02, effect=1.05)
+        for sizes in ((2, 2), (2, 5), (3, 3), (3, 5))
+    }
+    assert found[2, 5] > found[2, 2] > 0.10
+    assert found[3, 5] > found[3, 3] > 0.45
 
 
 @pytest.mark.parametrize(("runs", "found"), [(10, 0.99), (5, 0.85)])
@@ -88,12 +110,17 @@ def test_two_single_runs_of_the_same_are_seldom_told_apart(phi, most):
     assert np.mean(claimed) <= most
 
 
-def test_welch_on_logarithms_is_the_textbook_formula():
-    a, b = [100.0, 104.0, 108.0], [90.0, 91.0, 95.0, 96.0]
+@pytest.mark.parametrize(
+    ("b", "most"), [([90.0, 91.0, 95.0], math.inf), ([90.0, 91.0, 95.0, 96.0], 3.0), ([90.0, 95.0], 1.5)]
+)
+def test_welch_on_logarithms_is_the_textbook_formula_with_few_degrees_of_freedom(b, most):
+    """Unequal sides get at most 1.5 (n - 1), n the smaller number."""
+    a = [100.0, 104.0, 108.0]
     got = estimate(a, b)
     logs = [[math.log(rate) for rate in side] for side in (a, b)]
     parts = [statistics.variance(side) / len(side) for side in logs]
     df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
+    df = min(df, most)
     difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
     reach = student_t_quantile(0.975, df) * math.sqrt(sum(parts))
     assert got.ratio == pytest.approx(math.exp(difference))

@@ -1,13 +1,23 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 
 from made_results import make_result, write_repeated, write_run, write_runs
 from trainstone.errors import ResultError
-from trainstone.results.schema import Point
-from trainstone.results.sides import Run, find_differences, find_runs, group_runs, read_executed, refuse_shared
+from trainstone.results.schema import Point, Throughput
+from trainstone.results.sides import (
+    Run,
+    find_differences,
+    find_doubts,
+    find_runs,
+    group_runs,
+    read_executed,
+    refuse_shared,
+    tell_unsteady,
+)
 
 
 def runs_of(*results):
@@ -44,7 +54,7 @@ def test_what_has_no_number_is_refused_or_left_out_of_a_folder(tmp_path):
         find_runs([bad])
     runs, left_out = find_runs([tmp_path])
     assert [run.result.run_id for run in runs] == ["good"]
-    assert left_out == [f"{bad}: no throughput, its status is failed"]
+    assert left_out == [(f"{bad}: no throughput, its status is failed", True)]
     shutil.rmtree(tmp_path / "good")
     with pytest.raises(ResultError, match=r"no runs to compare in .*status is failed"):
         find_runs([tmp_path])
@@ -62,11 +72,63 @@ def test_repeated_runs_without_any_number(tmp_path):
     document = json.loads(child.read_text())
     del document["throughput"]
     child.write_text(json.dumps(document))
-    with pytest.raises(ResultError, match="whole: no throughput"):
+    with pytest.raises(ResultError, match="whole: no throughput, its status is ok"):
         find_runs([whole])
 
 
-@pytest.mark.parametrize("point", ["../elsewhere", "/etc", ".", "points/../.."])
+def forbid(monkeypatch, folder):
+    """Make a folder one that may not be entered; a test that runs as root cannot take its own rights away."""
+    ask = Path.stat
+
+    def stat(path, **options):
+        if folder in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return ask(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+
+def test_what_cannot_be_read_is_left_out_of_a_folder_by_its_own_name(tmp_path, monkeypatch):
+    (good,) = write_runs(tmp_path, "good", [100.0])
+    locked, torn = write_runs(tmp_path, "locked", [100.0])[0], write_runs(tmp_path, "torn", [100.0])[0]
+    (torn / "result.json").write_text('{"format": 1, "ki')
+    odd = write_run(tmp_path, make_result("odd", 1e300))
+    forbid(monkeypatch, locked)
+    runs, left_out = find_runs([tmp_path])
+    assert [run.folder for run in runs] == [good]
+    assert [left.lost for left in left_out] == [True] * 3
+    assert left_out[0].told == f"cannot read {locked}/result.json: Permission denied"
+    assert left_out[1].told.startswith(f"{odd} is damaged: its throughput is 1e+300")
+    assert left_out[2].told.startswith(f"cannot read {torn}/result.json: ")
+    with pytest.raises(ResultError, match=f"cannot read {locked}/result.json: Permission denied"):
+        find_runs([locked])
+
+
+def test_of_repeated_runs_the_readable_ones_count(tmp_path):
+    whole = write_repeated(tmp_path, "five", [100.0, 101.0, 102.0])
+    shutil.rmtree(whole / "points/five-child1")
+    runs, left_out = find_runs([whole])
+    assert [run.throughput.images_per_second for run in runs] == [100.0, 102.0]
+    assert [(left.told.partition(":")[0], left.lost) for left in left_out] == [
+        (f"no result in {whole}/points/five-child1", True)
+    ]
+
+
+def test_links_in_a_circle(tmp_path):
+    (good,) = write_runs(tmp_path, "good", [100.0])
+    whole = write_repeated(tmp_path, "two", [100.0, 101.0])
+    shutil.rmtree(whole / "points/two-child0")
+    for circle in (whole / "points/two-child0", tmp_path / "circle"):
+        circle.symlink_to(circle.name)
+    runs, left_out = find_runs([tmp_path])
+    assert [run.folder for run in runs] == [good, whole / "points/two-child1"]
+    assert [left.lost for left in left_out] == [True, True]
+    assert left_out[0].told.startswith(f"cannot read {tmp_path}/circle/result.json: ")
+    with pytest.raises(ResultError, match=r"cannot read .*circle: "):
+        find_runs([tmp_path / "circle"])
+
+
+@pytest.mark.parametrize("point", ["../elsewhere", "/etc", ".", "points/../..", "points/x\0y"])
 def test_points_outside_are_refused(tmp_path, point):
     result = make_result("whole").model_copy(update={"points": [Point(label="x", run=point)]})
     with pytest.raises(ResultError, match="lies outside of it"):
@@ -100,7 +162,7 @@ def test_what_is_no_throughput_is_damage(tmp_path, throughput):
     document = json.loads((path / "result.json").read_text())
     document["throughput"] |= throughput
     (path / "result.json").write_text(json.dumps(document))
-    with pytest.raises(ResultError, match="odd is damaged: its throughput is"):
+    with pytest.raises(ResultError, match=r"odd.* is damaged|cannot read .*odd"):
         find_runs([path])
 
 
@@ -108,7 +170,7 @@ def test_a_run_given_twice_counts_once(tmp_path):
     (path,) = write_runs(tmp_path, "run", [100.0])
     runs, left_out = find_runs([path, tmp_path, path / "result.json"])
     assert len(runs) == 1
-    assert left_out == [f"{path}: given twice, counted once"] * 2
+    assert left_out == [(f"{path}: given twice, counted once", False)] * 2
 
 
 def test_a_run_on_both_sides_is_refused_also_as_a_copy(tmp_path):
@@ -177,10 +239,34 @@ def test_machines_may_differ_and_it_is_listed():
     }
 
 
+def drifting(name: str, **changes):
+    measured = Throughput(
+        images_per_second=1.0, ci_covers="x", steady=False, steady_from_step=0, num_steps=30, trend_percent=9.0
+    )
+    return make_result(name, throughput=measured, **changes)
+
+
+def test_doubts_are_told_of_both_sides():
+    a, b = drifting("a", status="interrupted"), drifting("b", status="interrupted")
+    assert alike(a, b) == ["status: interrupted on both sides", "steady: no on both sides"]
+    assert alike(a, make_result("b")) == ["status: interrupted | ok", "steady: no | yes"]
+    assert alike(make_result("a"), make_result("b")) == []
+    assert find_doubts(runs_of(a, make_result("b"))) == {"status": "interrupted, ok", "steady": "no, yes"}
+    assert find_doubts(runs_of(make_result("b"))) == {}
+
+
+def test_a_side_is_unsteady_if_half_of_its_runs_are():
+    steady, unsteady = make_result("s"), drifting("d")
+    assert tell_unsteady(runs_of(steady), runs_of(steady)) is None
+    assert tell_unsteady(runs_of(unsteady), runs_of(steady)) == "the run of A never became steady"
+    assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady)) == "1 of 2 runs of B never became steady"
+    assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady, steady)) is None
+
+
 def test_software_must_agree_among_pooled_runs():
     mixed = runs_of(make_result("1"), make_result("2", software={"torch": "2.14.0+cpu"}))
     (found,) = find_differences(mixed, mixed)
-    assert (str(found), found.unlike) == ("torch: 2.13.0, 2.14.0 | 2.13.0, 2.14.0", True)
+    assert (str(found), found.unlike) == ("torch: 2.13.0, 2.14.0 on both sides", True)
     both_hosts = runs_of(make_result("1"), make_result("2", host="there"))
     assert find_differences(both_hosts, both_hosts) == []
 
@@ -188,7 +274,7 @@ def test_software_must_agree_among_pooled_runs():
 def test_odd_values_in_a_result_do_not_trip_it():
     odd = make_result(
         "odd",
-        config={"train": [1], "engine": 3, "model": {"depth": None, "x": {"y": True}}, "measure": "m"},
+        config={"device": [1], "engine": {}, "model": {"depth": None, "x": {"y": True}}},
         machine={"cpu": "a string", "devices": {"not": "a list"}, "memory": []},
         software={"torch": 2.13, "environment": {"A": 1}},
     )

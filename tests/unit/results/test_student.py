@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainstone.results.student import student_t_cdf, student_t_quantile, student_t_tail
+from trainstone.results.student import student_t_quantile, student_t_tail
 
 
 # Student's t: Abramowitz & Stegun 1964, table 26.10, and its exact values for 1 and 2 degrees of freedom.
@@ -68,15 +68,15 @@ def test_tail_agrees_with_the_table(t, df, expected):
     assert student_t_tail(t, df) == pytest.approx(expected, rel=1e-5)
 
 
-@given(p=st.floats(0.001, 0.999), df=st.floats(1, 500))
-def test_distribution_undoes_the_quantile(p, df):
-    assert student_t_cdf(student_t_quantile(p, df), df) == pytest.approx(p, rel=1e-7)
+@given(p=st.floats(0.001, 0.5), df=st.floats(1, 500))
+def test_tail_undoes_the_quantile(p, df):
+    assert student_t_tail(student_t_quantile(1 - p, df), df) == pytest.approx(p, rel=1e-6)
+    assert student_t_quantile(p, df) == pytest.approx(-student_t_quantile(1 - p, df), rel=1e-9)
 
 
 @given(df=st.floats(1, 500), t=st.floats(0, 60), further=st.floats(1e-3, 10))
-def test_tail_falls_and_both_sides_are_alike(df, t, further):
+def test_tail_falls(df, t, further):
     assert student_t_tail(t, df) > student_t_tail(t + further, df) >= 0
-    assert student_t_cdf(-t, df) == pytest.approx(1 - student_t_cdf(t, df), abs=1e-12)
 
 
 @pytest.mark.parametrize(("t", "df"), [(-1.0, 3), (1.0, 0.5), (math.nan, 3)])
