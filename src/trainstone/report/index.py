@@ -15,7 +15,7 @@ from trainstone.report.vega import Scripts
 from trainstone.report.view import relative_address
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
-from trainstone.units import format_percent, format_rate, format_seconds
+from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
 MAX_TRENDS = 6
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
@@ -74,20 +74,16 @@ def build_index(entries: Sequence[Entry], base: Path) -> Page:
     broken = [(str(entry.path), entry.doubt) for entry in entries if entry.result is None]
     if broken:
         sections.append(Section("unreadable", "Not readable", [Facts(broken)]))
-    machines = {result.process.host for _, result in read}
-    recipes = {result.recipe.name for _, result in read}
+    machines = format_count(len({result.process.host for _, result in read}), "machine")
+    recipes = format_count(len({result.recipe.name for _, result in read}), "recipe")
+    runs = format_count(len(read), "run")
     return Page(
-        title=f"trainstone: {len(read)} runs",
+        title=f"trainstone: {runs}",
         about="index of runs",
-        verdict=f"{count(len(read), 'run')} of {count(len(recipes), 'recipe')} on {count(len(machines), 'machine')}",
+        verdict=f"{runs} of {recipes} on {machines}",
         sections=sections,
         wide=True,
     )
-
-
-def count(number: int, what: str) -> str:
-    """Return 1 run, 2 runs."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:

@@ -27,6 +27,7 @@ from trainstone.train.conclude import (
 from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, sum_blocks
 from trainstone.train.variants import label_pair, tell_unasked
+from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 
@@ -165,11 +166,11 @@ def tell_few_rounds(num_rounds: int) -> list[schema.Finding]:
     """A finding where there is no interval."""
     if num_rounds >= MIN_ROUNDS:
         return []
-    rounds = f"{num_rounds} complete rounds {' '.join(ORDER)}, {MIN_ROUNDS} needed"
+    rounds = f"{format_count(num_rounds, 'complete round')} {' '.join(ORDER)}, {MIN_ROUNDS} needed"
     return [finding("few-steps", f"A against B: no interval, not established: {rounds}")]
 
 
 def tell_stop(signal_name: str | None, num_rounds: int) -> list[schema.Finding]:
     """A finding where somebody stopped the comparison."""
-    told = f"stopped by {signal_name} after {num_rounds} complete rounds"
+    told = f"stopped by {signal_name} after {format_count(num_rounds, 'complete round')}"
     return [finding("interrupted", told)] if signal_name else []
