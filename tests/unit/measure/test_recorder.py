@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 
 from trainstone.measure.recorder import StepRecorder
-from trainstone.results.steps import StepRecord, read_steps
+from trainstone.results.steps import StepRecord, read_columns
 
 
 def make_record(step: int) -> StepRecord:
@@ -20,7 +20,7 @@ def test_steps_are_kept_in_memory_and_on_disk(tmp_path: Path):
     assert len(recorder) == 3
     assert recorder.column("start_seconds").tolist() == [0.0, 1.0, 2.0]
     assert "forward_seconds" not in recorder.columns()
-    assert [record.step for record in read_steps(path)] == [0, 1, 2]
+    assert read_columns(path)["step"].tolist() == [0, 1, 2]
 
 
 def test_page_faults_belong_to_the_step_that_caused_them(tmp_path: Path):
