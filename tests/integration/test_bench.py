@@ -149,7 +149,7 @@ BAD_INPUT = {
     "unknown key": (["bench", "--set", "train.batchsize=4"], 2, "did you mean train.batch_size?"),
     "wrong type": (["bench", "--set", "train.batch_size=many"], 2, "should be a valid integer"),
     "out of range": (["bench", "--seconds", "0"], 2, "greater than 0"),
-    "not a setting": (["bench", "--set", "train.batch_size"], 2, "is not key=value"),
+    "not a setting": (["bench", "--set", "train.batch_size"], 2, "is not KEY=VALUE"),
     "unknown system": (["bench", "--system", "dgxa100x"], 2, "unknown system"),
     "unknown flag": (["bench", "--second", "3"], 2, "--seconds"),
     "unknown verb": (["benhc"], 2, "bench"),

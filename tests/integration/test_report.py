@@ -149,6 +149,21 @@ def test_the_index_filters_and_sorts(trainstone, golden, browser: Browser, tmp_p
     assert page.console_errors == []
 
 
+def test_the_page_of_a_comparison_opens_in_a_browser(trainstone, golden, browser: Browser, tmp_path: Path):
+    runs = str(golden("throttled")), "--to", str(golden("data-starved"))
+    assert trainstone("compare", *runs, "--page", "runs.html", "--force").code == 0
+    assert trainstone("compare", str(tmp_path / "throttled"), "--to", "published", "--page", "published.html").code == 0
+    for name, width in itertools.product(("runs.html", "published.html"), (390, 1400)):
+        page = browser.open(tmp_path / name, width=width)
+        (chart,) = page.evaluate(DRAWN)
+        assert chart["state"] == "yes"
+        assert chart["width"] <= chart["room"] + 1
+        assert page.console_errors == []
+        assert page.network_requests == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert "NVIDIA/DeepLearningExamples" in page.evaluate("document.body.textContent"), "sources are named"
+
+
 def test_charts_for_papers(trainstone, golden, tmp_path: Path):
     done = write(trainstone, str(golden("good")), "--png", "p", "--svg", "s", "--pdf", "d", "--json")
     written = done.json()

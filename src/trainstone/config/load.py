@@ -90,15 +90,13 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     key, equals, text = setting.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key or not text:
-        raise ConfigError(f"--set {setting!r} is not key=value", hint="for example --set train.batch_size=8")
+        raise ConfigError(f"{setting!r} is not KEY=VALUE", hint="for example --set train.batch_size=8")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as err:
         if re.fullmatch(r"[\w./:@-]+", text):
             return key, text
-        raise ConfigError(
-            f"--set {setting!r}: {text!r} is not a TOML value", hint="quote text: key='\"text\"'"
-        ) from err
+        raise ConfigError(f"{setting!r}: {text!r} is not a TOML value", hint="quote text: key='\"text\"'") from err
 
 
 def write_toml(config: Config) -> str:
