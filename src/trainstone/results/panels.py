@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainstone.results.samples import NAMES, Sample, iterate_samples
+from trainstone.results.samples import NAMES, Cells, iterate_cells
 
-QUANTITIES = tuple(name for name in NAMES if name not in ("energy_joules", "throttle"))
+NUMBERS = NAMES[:-1]
 NUM_BUCKETS = 500
 
 
@@ -22,45 +22,41 @@ class TelemetryPoint:
 class _Bucket:
     time_seconds: float
     num_samples: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(NUMBERS))
+    counts: list[int] = field(default_factory=lambda: [0] * len(NUMBERS))
     throttle: set[str] = field(default_factory=set)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, cells: Cells) -> None:
         self.num_samples += 1
-        for name in QUANTITIES:
-            value = getattr(sample, name)
+        for column, value in enumerate(cells.numbers):
             if value is not None:
-                self.sums[name] = self.sums.get(name, 0.0) + value
-                self.counts[name] = self.counts.get(name, 0) + 1
-        if sample.throttle and sample.throttle != "none":
-            self.throttle.update(sample.throttle.split("|"))
+                self.sums[column] += value
+                self.counts[column] += 1
+        if cells.throttle and cells.throttle != "none":
+            self.throttle.update(cells.throttle.split("|"))
 
     def take(self, other: "_Bucket") -> None:
         self.num_samples += other.num_samples
-        for name, value in other.sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + other.counts[name]
+        self.sums = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.throttle |= other.throttle
+
+    def as_point(self) -> "TelemetryPoint":
+        columns = zip(NUMBERS, self.sums, self.counts, strict=True)
+        means = {name: total / count for name, total, count in columns if count and name != "energy_joules"}
+        return TelemetryPoint(self.time_seconds, means, tuple(sorted(self.throttle)))
 
 
 def sample_telemetry(path: Path, num_buckets: int = NUM_BUCKETS) -> list[TelemetryPoint]:
     """Read a telemetry file into at most twice num_buckets points of equally many samples each."""
     buckets: list[_Bucket] = []
     width = 1
-    for sample in iterate_samples(path):
+    for cells in iterate_cells(path):
         if not buckets or buckets[-1].num_samples >= width:
             if len(buckets) == 2 * num_buckets:
                 for left, right in zip(buckets[::2], buckets[1::2], strict=True):
                     left.take(right)
                 buckets, width = buckets[::2], 2 * width
-            buckets.append(_Bucket(sample.time_seconds))
-        buckets[-1].add(sample)
-    return [
-        TelemetryPoint(
-            bucket.time_seconds,
-            {name: total / bucket.counts[name] for name, total in bucket.sums.items()},
-            tuple(sorted(bucket.throttle)),
-        )
-        for bucket in buckets
-    ]
+            buckets.append(_Bucket(cells.time_seconds))
+        buckets[-1].add(cells)
+    return [bucket.as_point() for bucket in buckets]

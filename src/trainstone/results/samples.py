@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainstone.errors import ResultError
 
@@ -52,7 +52,16 @@ def format_sample(sample: Sample) -> str:
     return ",".join(cells + [_format_cell(getattr(sample, name)) for name in NAMES]) + "\n"
 
 
-def iterate_samples(path: Path) -> Iterator[Sample]:
+class Cells(NamedTuple):
+    """A line of the file as it stands: numbers in the order of NAMES without the last, which is throttle."""
+
+    time_seconds: float
+    step: int | None
+    numbers: list[float | None]
+    throttle: str
+
+
+def iterate_cells(path: Path) -> Iterator[Cells]:
     """Read a telemetry file line by line; a line that a kill or a full disk tore is dropped."""
     try:
         with path.open("rb") as file:
@@ -62,16 +71,16 @@ def iterate_samples(path: Path) -> Iterator[Sample]:
                 raise ResultError(f"{path} is not a telemetry file: it begins with {header[:60]!r}, not {HEADER!r}")
             for line in file:
                 if line.endswith(b"\n"):
-                    sample = _parse_sample(line.decode("utf-8", "replace").rstrip("\r\n"))
-                    if sample is not None:
-                        yield sample
+                    cells = _parse_cells(line.decode("utf-8", "replace").rstrip("\r\n"))
+                    if cells is not None:
+                        yield cells
     except OSError as error:
         raise ResultError(f"cannot read telemetry {path}: {error.strerror}") from error
 
 
 def read_samples(path: Path) -> list[Sample]:
     """Read a whole telemetry file."""
-    return list(iterate_samples(path))
+    return [_make_sample(cells) for cells in iterate_cells(path)]
 
 
 def summarise(
@@ -127,18 +136,24 @@ def _format_cell(value: float | str | None) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _parse_sample(line: str) -> Sample | None:
+def _parse_cells(line: str) -> Cells | None:
     cells = line.split(",")
     if len(cells) != len(NAMES) + 2:
         return None
     try:
-        time_seconds, *numbers = (float(cell) if cell else None for cell in [cells[0], *cells[2:-1]])
+        time_seconds = float(cells[0])
         step = int(cells[1]) if cells[1] else None
+        numbers = [float(cell) if cell else None for cell in cells[2:-1]]
     except ValueError:
         return None
-    if time_seconds is None or not all(math.isfinite(n) for n in (time_seconds, *numbers) if n is not None):
+    # A sum is finite only if all its parts are; parts so large that they overflow are no measurements either.
+    if not math.isfinite(sum(filter(None, numbers), time_seconds)):
         return None
-    values: dict[str, Any] = dict(zip(NAMES, numbers, strict=False))
+    return Cells(time_seconds, step, numbers, cells[-1])
+
+
+def _make_sample(cells: Cells) -> Sample:
+    values: dict[str, Any] = dict(zip(NAMES, cells.numbers, strict=False))
     if values["mem_used_bytes"] is not None:
         values["mem_used_bytes"] = int(values["mem_used_bytes"])
-    return Sample(time_seconds=time_seconds, step=step, throttle=cells[-1] or None, **values)
+    return Sample(time_seconds=cells.time_seconds, step=cells.step, throttle=cells.throttle or None, **values)

@@ -82,8 +82,9 @@ def read_blocks(path: Path, names: Sequence[str] | None = None) -> Iterator[Colu
             while chunk := file.read(BLOCK_BYTES):
                 whole, newline, rest = (rest + chunk).rpartition(b"\n")
                 if newline:
-                    yield _parse(path, whole, header, names, line_number)
-                    line_number += whole.count(b"\n") + 1
+                    block = _parse(path, whole, header, names, line_number)
+                    line_number += len(block[names[0]])
+                    yield block
     except OSError as err:
         raise ResultError(f"cannot read step file {path}: {err}") from err
 
