@@ -29,18 +29,18 @@ def report(
     """Write a self-contained HTML page of a run, or an index of many."""
     from trainstone.cli.output import print_json
     from trainstone.report.vega import Scripts
-    from trainstone.results.store import find_runs
     from trainstone.text import printable
 
     formats = {"png": png, "svg": svg, "pdf": pdf}
     folders = {kind: folder for kind, folder in formats.items() if folder is not None}
-    run = runs[0].parent if runs[0].name == "result.json" else runs[0]
-    single = len(runs) == 1 and ((run / "result.json").exists() or not find_runs(run))
-    if folders and not single:
-        raise ConfigError("--png, --svg and --pdf draw the charts of one run", hint="give a single run folder")
-    with Scripts() as scripts:  # before Altair is loaded: they are made meanwhile
-        if single:
+    with Scripts() as scripts:  # before anything heavy is loaded: they are made meanwhile
+        from trainstone.results.store import find_runs
+
+        run = runs[0].parent if runs[0].name == "result.json" else runs[0]
+        if len(runs) == 1 and ((run / "result.json").exists() or not find_runs(run)):
             written, figures = write_one(run, page, folders, scripts)
+        elif folders:
+            raise ConfigError("--png, --svg and --pdf draw the charts of one run", hint="give a single run folder")
         else:
             written, figures = write_many(runs, page, scripts), []
     if as_json:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 from trainstone.errors import ResultError
-from trainstone.results.store import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,8 @@ class Scripts:
 
     def text(self) -> str:
         """Return the scripts, safe between <script> and </script>."""
+        from trainstone.results.store import write_atomically
+
         if self._maker is not None:
             try:
                 output, errors = self._maker.communicate(timeout=TIMEOUT_SECONDS)
