@@ -37,7 +37,8 @@ def test_what_can_be_seen_stays(text: str):
 @settings(deadline=None)
 @given(ANY_TEXT)
 def test_it_can_be_encoded(text: str):
-    printable(text).encode("utf-8")
+    told = printable(text)
+    assert told.encode("utf-8").decode("utf-8") == told
 
 
 def test_every_character_alone():

@@ -11,7 +11,7 @@ THEMES = [
     dict(re.findall(r"(--[a-z0-9-]+): (#[0-9a-f]{6});", block))
     for block in re.findall(r"\{([^{}]*--paper: #[^{}]*)\}", STYLE)
 ]
-TEXT = ["--ink", "--muted", "--link", "--error", "--warning", "--info", "--good"]
+TEXT = ["--ink", "--muted", "--link", "--error", "--warning", "--info"]
 MARKS = [f"--chart-{number}" for number in range(1, 7)]
 
 
