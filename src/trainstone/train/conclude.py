@@ -81,14 +81,19 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
             *tell_unmeasured(seen.reader.unsupported),
             *tell_interruption(seen.interrupted, len(recorder)),
         ],
-        verdict=write_verdict(
-            WORKLOADS[fitted.config.workload].title(fitted.config),
-            summary.throughput,
-            utilisation,
-            noise,
-            device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
-            precision=fitted.config.train.precision,
-        ),
+        verdict=tell_verdict(fitted, summary, utilisation, noise),
+    )
+
+
+def tell_verdict(fitted: Fitted, summary: StepSummary, utilisation: schema.Utilisation | None, noise: Noise) -> str:
+    """The sentence of a run of this configuration."""
+    return write_verdict(
+        WORKLOADS[fitted.config.workload].title(fitted.config),
+        summary.throughput,
+        utilisation,
+        noise,
+        device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
+        precision=fitted.config.train.precision,
     )
 
 

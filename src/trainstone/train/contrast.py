@@ -15,20 +15,19 @@ from trainstone.results.checks import check_limits, check_throughput, finding
 from trainstone.results.paired import MIN_ROUNDS, ORDER, Paired, compare_blocks, gather_findings, write_comparison
 from trainstone.results.samples import read_samples, summarise
 from trainstone.results.store import RunFolder
-from trainstone.results.summary import summarise_steps, write_verdict
+from trainstone.results.summary import summarise_steps
 from trainstone.train.conclude import (
-    DEVICE_WORDS,
     check_setting,
     describe_device,
     tell_interruption,
     tell_throttling,
     tell_unmeasured,
+    tell_verdict,
 )
 from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, sum_blocks
 from trainstone.train.variants import label_pair, tell_unasked
 from trainstone.units import format_count
-from trainstone.workloads.registry import WORKLOADS
 
 
 @dataclass(frozen=True)
@@ -118,14 +117,7 @@ def conclude_variant(variant: Variant, seen: SeenBeside, throttled: str | None) 
         noise=noise,
         devices=[describe_device(variant.folder.result.process.host, fitted, summary, {}, seen.reader)],
         findings=[*findings, *stopped],
-        verdict=write_verdict(
-            WORKLOADS[fitted.config.workload].title(fitted.config),
-            summary.throughput,
-            None,
-            noise,
-            device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
-            precision=fitted.config.train.precision,
-        ),
+        verdict=tell_verdict(fitted, summary, None, noise),
     )
     return findings
 
