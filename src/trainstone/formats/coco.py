@@ -1,0 +1,253 @@
+"""COCO's annotation files (instances_*.json) as plain records, read and written. Masks are skipped, pictures untouched.
+
+Any list of categories will do, not only COCO's 80. The shape of these files: https://cocodataset.org/#format-data
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
+
+import msgspec
+
+from trainstone.errors import DataError
+from trainstone.formats.names import is_inside
+
+_NAMES = (
+    "person|bicycle|car|motorcycle|airplane|bus|train|truck|boat|traffic light|fire hydrant|stop sign|"
+    "parking meter|bench|bird|cat|dog|horse|sheep|cow|elephant|bear|zebra|giraffe|backpack|umbrella|"
+    "handbag|tie|suitcase|frisbee|skis|snowboard|sports ball|kite|baseball bat|baseball glove|"
+    "skateboard|surfboard|tennis racket|bottle|wine glass|cup|fork|knife|spoon|bowl|banana|apple|"
+    "sandwich|orange|broccoli|carrot|hot dog|pizza|donut|cake|chair|couch|potted plant|bed|"
+    "dining table|toilet|tv|laptop|mouse|remote|keyboard|cell phone|microwave|oven|toaster|sink|"
+    "refrigerator|book|clock|vase|scissors|teddy bear|hair drier|toothbrush"
+)
+# Of the numbers 0 to 91 these are no category: 80 are left.
+MISSING_IDS = frozenset((0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91))
+CATEGORY_IDS = tuple(number for number in range(92) if number not in MISSING_IDS)
+NAME_OF_ID = dict(zip(CATEGORY_IDS, _NAMES.split("|"), strict=True))
+NUMBER_OF_ID = {category: number for number, category in enumerate(CATEGORY_IDS, start=1)}
+"""Category id -> 1..80, as detectors count; 0 is the background."""
+ID_OF_NUMBER = {number: category for category, number in NUMBER_OF_ID.items()}
+
+
+class CocoImage(NamedTuple):
+    """A picture as the annotation file tells of it."""
+
+    id: int
+    file_name: str
+    """Relative name with /."""
+    width: int
+    height: int
+
+
+class CocoAnnotation(NamedTuple):
+    """A box; whole numbers stay whole, so that they are written as they were read."""
+
+    id: int
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]
+    """Left, top, width, height in pixels."""
+    crowd: bool = False
+    area: float | None = None
+    """Of the mask, in pixels; None where the file has none."""
+
+
+class CocoCategory(NamedTuple):
+    """A class."""
+
+    id: int
+    name: str
+    supercategory: str | None = None
+
+
+@dataclass(frozen=True)
+class Instances:
+    """What an annotation file holds."""
+
+    images: Sequence[CocoImage]
+    annotations: Sequence[CocoAnnotation]
+    categories: Sequence[CocoCategory]
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Pixels = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+_Number = Annotated[int, msgspec.Meta(ge=-(10**12), le=10**12)] | Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+_Crowd = Annotated[int, msgspec.Meta(ge=0, le=1)] | bool
+
+
+# What the decoder fills: keys not named here, masks above all, are skipped without being built (gc: no rings here).
+class _Image(msgspec.Struct, gc=False):
+    id: _Id
+    file_name: str
+    width: _Pixels
+    height: _Pixels
+
+
+class _Annotation(msgspec.Struct, gc=False):
+    id: _Id
+    image_id: _Id
+    category_id: _Id
+    bbox: tuple[_Number, _Number, _Number, _Number]
+    iscrowd: _Crowd = False
+    area: _Number | None = None
+
+
+class _Category(msgspec.Struct, gc=False):
+    id: _Id
+    name: str
+    supercategory: str | None = None
+
+
+class _Document(msgspec.Struct):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category] = []
+
+
+def read_instances(path: Path) -> Instances:
+    """Read instances_*.json, or a file with boxes only; without categories, the numbers are taken to be COCO's.
+
+    Refused are numbers that are none, names that lead out of the folder, the same id or file name twice, and
+    annotations of pictures or categories that the file does not have.
+    """
+    document = _decode(path)
+    images = [CocoImage(item.id, item.file_name, item.width, item.height) for item in document.images]
+    categories = [CocoCategory(item.id, item.name, item.supercategory) for item in document.categories]
+    categories = categories or [CocoCategory(number, name) for number, name in NAME_OF_ID.items()]
+    for place, image in enumerate(images):
+        if not is_inside(image.file_name) or not image.file_name.isprintable():  # they stand in lists, one a line
+            _refuse(path, f"images[{place}].file_name", f"{image.file_name!r} is no relative name of a file")
+    _check_once(path, "images", "id", [image.id for image in images])
+    _check_once(path, "images", "file_name", [image.file_name for image in images])
+    _check_once(path, "categories", "id", [category.id for category in categories])
+    _check_once(path, "annotations", "id", [item.id for item in document.annotations])
+    _check_known(path, "image_id", "picture", document.annotations, {image.id for image in images})
+    _check_known(path, "category_id", "category", document.annotations, {category.id for category in categories})
+    annotations = [
+        CocoAnnotation(item.id, item.image_id, item.category_id, item.bbox, bool(item.iscrowd), item.area)
+        for item in document.annotations
+    ]
+    return Instances(images, annotations, categories)
+
+
+def number_categories(categories: Iterable[CocoCategory]) -> dict[int, int]:
+    """Return category id -> 1, 2, 3 ... in the order of ids; for COCO's own 80 that is NUMBER_OF_ID."""
+    return {category: number for number, category in enumerate(sorted({item.id for item in categories}), start=1)}
+
+
+def box_only(instances: Instances) -> Iterator[str]:
+    """Yield JSON, in pieces, with what box training needs: no masks, no areas, no crowd flags, no licences.
+
+    The same as prepare-json.py writes without --keep-keys, byte for byte if the source has COCO's order of keys. Scores
+    are to be computed with the full file: without crowd flags and areas they come out otherwise.
+    """
+    yield '{"images":['
+    yield from _join(
+        instances.images,
+        lambda image: {"file_name": image.file_name, "height": image.height, "width": image.width, "id": image.id},
+    )
+    yield '],"annotations":['
+    yield from _join(
+        instances.annotations,
+        lambda item: {
+            "image_id": item.image_id,
+            "bbox": item.bbox,
+            "category_id": item.category_id,
+            "id": item.id,
+        },
+    )
+    yield '],"categories":['
+    yield from _join(instances.categories, _tell_category)
+    yield "]}"
+
+
+def full(instances: Instances) -> Iterator[str]:
+    """Yield JSON, in pieces, with all keys evaluators ask for; three decimals, unknown areas are the box's."""
+    yield '{"images":['
+    yield from _join(instances.images, CocoImage._asdict)
+    yield '],"annotations":['
+    yield from _join(instances.annotations, _tell_annotation)
+    yield '],"categories":['
+    yield from _join(instances.categories, _tell_category)
+    yield "]}\n"
+
+
+def _tell_category(category: CocoCategory) -> dict[str, Any]:
+    told = {} if category.supercategory is None else {"supercategory": category.supercategory}
+    return {**told, "id": category.id, "name": category.name}
+
+
+def _tell_annotation(item: CocoAnnotation) -> dict[str, Any]:
+    area = item.bbox[2] * item.bbox[3] if item.area is None else item.area
+    return {
+        "id": item.id,
+        "image_id": item.image_id,
+        "category_id": item.category_id,
+        "bbox": [round(float(edge), 3) for edge in item.bbox],
+        "area": round(float(area), 3),
+        "iscrowd": int(item.crowd),
+        "segmentation": [],
+    }
+
+
+_Item = TypeVar("_Item")
+
+
+def _join(items: Sequence[_Item], tell: Callable[[_Item], dict[str, Any]]) -> Iterator[str]:
+    """Yield a list's inside, some thousand items a piece: a whole one of COCO would fill gigabytes."""
+    step = 4096
+    for start in range(0, len(items), step):
+        text = json.dumps([tell(item) for item in items[start : start + step]], separators=(",", ":"), allow_nan=False)
+        yield ("," if start else "") + text[1:-1]
+
+
+def _decode(path: Path) -> _Document:
+    try:
+        data = path.read_bytes()
+    except OSError as err:
+        raise DataError(f"cannot read {path}: {err.strerror or err}") from err
+    try:
+        return msgspec.json.decode(data, type=_Document)
+    except msgspec.ValidationError as err:
+        fault, _, where = str(err).replace("`", "").partition(" - at $.")
+        _refuse(path, where or "top level", fault[:1].lower() + fault[1:], err)
+    except RecursionError as err:
+        _refuse(path, "JSON", "nested too deeply", err)
+    except UnicodeDecodeError as err:
+        _refuse(path, "JSON", f"text is not UTF-8, byte {_find_bad_text(data)}", err)
+    except msgspec.DecodeError as err:
+        found = re.search(r"\(byte (\d+)\)", str(err))
+        _refuse(path, "JSON", f"damaged or cut off at byte {found[1] if found else len(data)}", err)
+
+
+def _find_bad_text(data: bytes) -> int:
+    try:
+        data.decode()
+    except UnicodeDecodeError as err:
+        return err.start
+    return len(data)
+
+
+def _check_once(path: Path, group: str, key: str, values: Sequence[int | str]) -> None:
+    if len(set(values)) == len(values):
+        return
+    first: dict[int | str, int] = {}
+    for place, value in enumerate(values):
+        if first.setdefault(value, place) != place:
+            _refuse(path, f"{group}[{place}].{key}", f"{value!r} is already that of {group}[{first[value]}]")
+
+
+def _check_known(path: Path, key: str, noun: str, annotations: Sequence[_Annotation], known: set[int]) -> None:
+    for place, item in enumerate(annotations):
+        if getattr(item, key) not in known:
+            _refuse(path, f"annotations[{place}].{key}", f"{getattr(item, key)} is no {noun} of this file")
+
+
+def _refuse(path: Path, where: str, fault: str, err: Exception | None = None) -> NoReturn:
+    raise DataError(
+        f"{path}: {where}: {fault}", hint="an annotation file looks like COCO's instances_val2017.json"
+    ) from err

@@ -1,0 +1,232 @@
+"""tf.train.Example, the protocol buffer in most TFRecords: named lists of bytes, 64-bit integers or 32-bit floats.
+
+Example { Features features = 1 }   Features { map<string, Feature> feature = 1 }
+Feature { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3 } }
+BytesList { repeated bytes value = 1 }   FloatList and Int64List alike, packed
+"""
+
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from trainstone.errors import DataError
+from trainstone.text import printable
+
+_KINDS = {1: "bytes", 2: "float", 3: "int64"}
+_FIELDS = {kind: field for field, kind in _KINDS.items()}
+_VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
+_MAX_GROUPS = 100  # deep, as in Google's own parsers
+_HINT = "the record holds something else, or was damaged before its checksum was made"
+
+
+class Feature(NamedTuple):
+    """A list of values and their kind: bytes, int64, float; or none, without values, where the message says nothing."""
+
+    kind: str
+    values: list[Any]
+
+
+class _Field(NamedTuple):
+    """A field of a message: its number, its wire type, and where its contents lie."""
+
+    number: int
+    wire: int
+    start: int
+    end: int
+
+
+def bytes_feature(*values: bytes) -> Feature:
+    """Return a list of byte strings."""
+    return Feature("bytes", list(values))
+
+
+def int64_feature(*values: int) -> Feature:
+    """Return a list of integers."""
+    return Feature("int64", list(values))
+
+
+def float_feature(*values: float) -> Feature:
+    """Return a list of numbers, which are stored with 32 bits."""
+    return Feature("float", list(values))
+
+
+def encode_example(features: Mapping[str, Feature]) -> bytes:
+    """Return the message; the same features give the same bytes, whatever their order."""
+    entries = []
+    for name in sorted(features):
+        try:
+            entry = _delimited(1, name.encode()) + _delimited(2, _encode_feature(features[name]))
+        except (ValueError, OverflowError, struct.error) as err:
+            raise DataError(f"feature {printable(name)} cannot be stored: {err}") from err
+        entries.append(_delimited(1, entry))
+    return _delimited(1, b"".join(entries))
+
+
+def decode_example(data: bytes | memoryview, where: str = "", *, skip: Collection[str] = ()) -> dict[str, Feature]:
+    """Return the features of a message but those to skip; `where` (a file and a byte) goes before an error's text.
+
+    As protocol buffers have it: fields it does not know are skipped, of a name met twice the last counts, lists of
+    one kind in one feature are joined, and a feature without a kind is of kind none.
+    """
+    view = memoryview(data)
+    features: dict[str, Feature] = {}
+    try:
+        for outer in _fields(view, 0, len(view)):
+            if outer.number == 1 and outer.wire == _LENGTH:
+                for entry in _fields(view, outer.start, outer.end):
+                    if entry.number == 1 and entry.wire == _LENGTH:
+                        name, feature = _decode_entry(view, entry, skip)
+                        if name not in skip:
+                            features[name] = feature
+    except _Damage as damage:
+        what = f"the record is no tf.train.Example: {damage.what} at byte {damage.at} of its data"
+        raise DataError(f"{where}: {what}" if where else what, hint=_HINT) from None
+    return features
+
+
+class _Damage(Exception):
+    """A message that cannot be parsed, and where; never leaves this file."""
+
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__(what)
+        self.at = at
+        self.what = what
+
+
+def _encode_feature(feature: Feature) -> bytes:
+    if feature.kind == "none" and not feature.values:
+        return b""
+    if feature.kind not in _FIELDS:
+        raise ValueError(f"its kind {feature.kind!r} is none of {', '.join(_FIELDS)}")
+    return _delimited(_FIELDS[feature.kind], _encode_values(feature))
+
+
+def _encode_values(feature: Feature) -> bytes:
+    if feature.kind == "bytes":
+        return b"".join(_delimited(1, value) for value in feature.values)
+    if not feature.values:
+        return b""
+    if feature.kind == "float":
+        return _delimited(1, struct.pack(f"<{len(feature.values)}f", *feature.values))
+    struct.pack(f"<{len(feature.values)}q", *feature.values)  # refuses what is no int64
+    return _delimited(1, b"".join(_varint(value & 0xFFFFFFFFFFFFFFFF) for value in feature.values))
+
+
+def _delimited(field: int, content: bytes) -> bytes:
+    return b"".join((bytes((field << 3 | _LENGTH,)), _varint(len(content)), content))
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _decode_entry(view: memoryview, entry: _Field, skip: Collection[str]) -> tuple[str, Feature]:
+    name, feature = "", Feature("none", [])
+    for field in _fields(view, entry.start, entry.end):
+        if field.wire != _LENGTH:
+            continue
+        if field.number == 1:
+            try:
+                name = str(view[field.start : field.end], "utf-8")
+            except UnicodeDecodeError:
+                raise _Damage(field.start, "a feature's name that is not UTF-8") from None
+        elif field.number == 2 and name not in skip:
+            feature = _decode_feature(view, field, feature)
+    return name, feature
+
+
+def _decode_feature(view: memoryview, message: _Field, feature: Feature) -> Feature:
+    """Return the feature with what this message adds to it: values of its kind, or another kind."""
+    for field in _fields(view, message.start, message.end):
+        kind = _KINDS.get(field.number)
+        if kind is None or field.wire != _LENGTH:
+            continue
+        if feature.kind != kind:
+            feature = Feature(kind, [])
+        for value in _fields(view, field.start, field.end):
+            if value.number == 1:
+                feature.values.extend(_decode_values(view, kind, value))
+    return feature
+
+
+def _decode_values(view: memoryview, kind: str, field: _Field) -> list[Any]:
+    """Return the values of one field of a list: one, or many if packed; none if its wire type is not of this kind."""
+    if kind == "bytes":
+        return [bytes(view[field.start : field.end])] if field.wire == _LENGTH else []
+    if kind == "float":
+        if field.wire not in (_LENGTH, _FIXED32):
+            return []
+        if (field.end - field.start) % 4:
+            raise _Damage(field.start, "floats that are no multiple of 4 bytes")
+        return list(struct.unpack(f"<{(field.end - field.start) // 4}f", view[field.start : field.end]))
+    return _decode_integers(view, field) if field.wire in (_LENGTH, _VARINT) else []
+
+
+def _decode_integers(view: memoryview, field: _Field) -> list[int]:
+    data = bytes(view[field.start : field.end])
+    if data.isascii():  # all below 128: a byte each
+        return list(data)
+    values, at = [], field.start
+    while at < field.end:
+        value, at = _read_varint(view, at, field.end)
+        values.append(value - (1 << 64) if value >> 63 else value)
+    return values
+
+
+def _fields(view: memoryview, at: int, end: int) -> Iterator[_Field]:
+    """Yield the fields of the message between two bytes; groups, which no Example has, are passed over."""
+    groups: list[int] = []
+    while at < end:
+        tag_at = at
+        tag, at = _read_varint(view, at, end)
+        number, wire = tag >> 3, tag & 7
+        if not 0 < number < 1 << 29:
+            raise _Damage(tag_at, f"field number {number}")
+        if wire == _GROUP:
+            if len(groups) == _MAX_GROUPS:
+                raise _Damage(tag_at, f"more than {_MAX_GROUPS} nested groups")
+            groups.append(number)
+        elif wire == _END_GROUP:
+            if not groups or groups.pop() != number:
+                raise _Damage(tag_at, "an end of a group that was not begun")
+        else:
+            start, stop = _content(view, tag_at, wire, at, end)
+            if not groups:
+                yield _Field(number, wire, start, stop)
+            at = stop
+    if groups:
+        raise _Damage(end, "a group without end")
+
+
+def _content(view: memoryview, tag_at: int, wire: int, at: int, end: int) -> tuple[int, int]:
+    """Return where the contents of a field begin and end."""
+    if wire == _VARINT:
+        return at, _read_varint(view, at, end)[1]
+    if wire == _LENGTH:
+        length, at = _read_varint(view, at, end)
+    elif wire in _WIDTHS:
+        length = _WIDTHS[wire]
+    else:
+        raise _Damage(tag_at, f"wire type {wire}")
+    if length > end - at:
+        raise _Damage(tag_at, f"a field of {length} bytes where {end - at} are left")
+    return at, at + length
+
+
+def _read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return a number of 64 bits and the byte after it."""
+    start, value, shift = at, 0, 0
+    while at < end and shift < 70:
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+    raise _Damage(start, "a number that is cut off or longer than 10 bytes")

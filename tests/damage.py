@@ -1,0 +1,55 @@
+"""Files damaged at random, and the one thing a reader may do then: give records, or tell the file and the place."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from trainstone.errors import DataError
+
+quick = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
+    """The file with some bytes changed, put in, taken out or cut off."""
+    data = bytearray(sound)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        how = draw(st.sampled_from(["change", "insert", "remove", "cut", "repeat"]))
+        if how == "change" and at < len(data):
+            data[at] = draw(st.integers(0, 255))
+        elif how == "insert":
+            data[at:at] = draw(st.binary(min_size=1, max_size=20))
+        elif how == "remove":
+            del data[at : at + draw(st.integers(1, 20))]
+        elif how == "cut":
+            del data[at:]
+        else:
+            data[at:at] = data[at : at + draw(st.integers(1, 600))]
+    return bytes(data)
+
+
+def read_damaged(path: Path, content: bytes, read: Callable[[Path], Any], place: str = "byte") -> None:
+    """Read what may be damaged; whatever else than a DataError with file and place escapes fails the test."""
+    path.write_bytes(content)
+    told = ""
+    try:
+        read(path)
+    except DataError as err:
+        told = err.message
+    assert not told or (path.name in told and place in told)
+
+
+def real_data(name: str) -> Path:
+    """A file of the real data sets, where they are."""
+    folder = os.environ.get("TRAINSTONE_REAL_DATA")
+    if not folder:
+        pytest.skip("needs TRAINSTONE_REAL_DATA")
+    return Path(folder) / name

@@ -1,0 +1,275 @@
+"""COCO's annotation files: read with every doubt, written byte for byte."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainstone.errors import DataError
+from trainstone.files import write_atomically
+from trainstone.formats.coco import (
+    CATEGORY_IDS,
+    ID_OF_NUMBER,
+    MISSING_IDS,
+    NAME_OF_ID,
+    NUMBER_OF_ID,
+    CocoAnnotation,
+    CocoCategory,
+    CocoImage,
+    Instances,
+    box_only,
+    full,
+    number_categories,
+    read_instances,
+)
+
+DOCUMENT: dict[str, Any] = {
+    "info": {"year": 2017},
+    "licenses": [],
+    "images": [
+        {"license": 4, "file_name": "b.jpg", "height": 20, "width": 40, "date_captured": "2013", "id": 7},
+        {"license": 4, "file_name": "sub/ä.jpg", "height": 9, "width": 9, "date_captured": "2013", "id": 3},
+    ],
+    "annotations": [
+        {
+            "segmentation": [[1.5, 2, 3, 4]],
+            "area": 12.5,
+            "iscrowd": 0,
+            "image_id": 7,
+            "bbox": [1, 2.50, 0.1, 1e-7],
+            "category_id": 90,
+            "id": 906200174375,
+        },
+        {
+            "segmentation": {"counts": [1, 2], "size": [9, 9]},
+            "area": 3,
+            "iscrowd": 1,
+            "image_id": 3,
+            "bbox": [-1, 0, 5, 5],
+            "category_id": 1,
+            "id": 2,
+        },
+    ],
+    "categories": [
+        {"supercategory": "person", "id": 1, "name": "person"},
+        {"supercategory": "indoor", "id": 90, "name": "toothbrush"},
+    ],
+}
+
+
+def write(path: Path, document: Any) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+def changed(*place: str | int, to: Any = None, drop: bool = False) -> Any:
+    document = json.loads(json.dumps(DOCUMENT))
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    if drop:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = to
+    return document
+
+
+def real_data() -> Path:
+    root = os.environ.get("TRAINSTONE_REAL_DATA")
+    if not root:
+        pytest.skip("needs TRAINSTONE_REAL_DATA")
+    return Path(root)
+
+
+def prepare_json(document: Any) -> str:
+    """What the original wrote, in our own words: keys left out, the rest dumped as it was."""
+    images = [{k: v for k, v in i.items() if k in ("id", "file_name", "height", "width")} for i in document["images"]]
+    kept = ("image_id", "bbox", "category_id", "id")
+    annotations = [{k: v for k, v in a.items() if k in kept} for a in document["annotations"]]
+    told = {"images": images, "annotations": annotations, "categories": document["categories"]}
+    return json.dumps(told, separators=(",", ":"))
+
+
+def test_the_80_categories_count_from_1_without_gaps():
+    assert len(NAME_OF_ID) == 80
+    assert list(NUMBER_OF_ID.values()) == list(range(1, 81))
+    assert all(ID_OF_NUMBER[NUMBER_OF_ID[number]] == number for number in CATEGORY_IDS)
+    assert set(range(92)) - set(CATEGORY_IDS) == MISSING_IDS
+    assert [NAME_OF_ID[ID_OF_NUMBER[number]] for number in (1, 12, 80)] == ["person", "stop sign", "toothbrush"]
+
+
+def test_other_categories_are_counted_by_their_ids():
+    assert number_categories([CocoCategory(number, "x") for number in CATEGORY_IDS]) == NUMBER_OF_ID
+    assert number_categories([CocoCategory(30, "a"), CocoCategory(0, "b"), CocoCategory(4, "c")]) == {0: 1, 4: 2, 30: 3}
+
+
+def test_a_complete_file_is_read(tmp_path: Path):
+    found = read_instances(write(tmp_path / "i.json", DOCUMENT))
+    assert found.images == [CocoImage(7, "b.jpg", 40, 20), CocoImage(3, "sub/ä.jpg", 9, 9)]
+    assert found.annotations == [
+        CocoAnnotation(906200174375, 7, 90, (1, 2.5, 0.1, 1e-7), False, 12.5),
+        CocoAnnotation(2, 3, 1, (-1, 0, 5, 5), True, 3),
+    ]
+    assert found.categories[1] == CocoCategory(90, "toothbrush", "indoor")
+
+
+def test_box_only_is_what_the_original_wrote_byte_for_byte(tmp_path: Path):
+    source = write(tmp_path / "instances_x.json", DOCUMENT)
+    write_atomically(tmp_path / "bbox_only_instances_x.json", box_only(read_instances(source)))
+    written = (tmp_path / "bbox_only_instances_x.json").read_text()
+    assert written == prepare_json(DOCUMENT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bbox_only_instances_x.json", "instances_x.json"]
+    again = read_instances(tmp_path / "bbox_only_instances_x.json")
+    assert again.annotations[1] == CocoAnnotation(2, 3, 1, (-1, 0, 5, 5), False, None)
+
+
+def test_many_items_are_joined_without_a_seam(tmp_path: Path):
+    images = [CocoImage(number, f"{number}.jpg", 1, 1) for number in range(9000)]
+    text = "".join(box_only(Instances(images, [], [])))
+    assert [item["id"] for item in json.loads(text)["images"]] == list(range(9000))
+
+
+def test_without_categories_they_are_cocos(tmp_path: Path):
+    found = read_instances(write(tmp_path / "i.json", changed("categories", drop=True)))
+    assert [item.id for item in found.categories] == list(CATEGORY_IDS)
+    with pytest.raises(DataError, match=r"annotations\[1\]\.category_id: 12 is no category of this file"):
+        read_instances(
+            write(tmp_path / "i.json", {**changed("annotations", 1, "category_id", to=12), "categories": []})
+        )
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("annotations", 1, "bbox"), [1, 2, 3], r"annotations\[1\]\.bbox: expected array of length 4"),
+        (("annotations", 1, "bbox", 2), "4", r"annotations\[1\]\.bbox\[2\]: expected int \| float, got str"),
+        (("annotations", 1, "bbox", 2), 1e300, r"annotations\[1\]\.bbox\[2\]"),
+        (("annotations", 1, "id"), 1.5, r"annotations\[1\]\.id: expected int, got float"),
+        (("annotations", 1, "id"), True, r"annotations\[1\]\.id: expected int, got bool"),
+        (("annotations", 1, "id"), 2**70, r"annotations\[1\]\.id"),
+        (("annotations", 1, "id"), 906200174375, r"annotations\[1\]\.id: .* is already that of annotations\[0\]"),
+        (("annotations", 1, "iscrowd"), 2, r"annotations\[1\]\.iscrowd"),
+        (("annotations", 1, "area"), "big", r"annotations\[1\]\.area"),
+        (("annotations", 1, "image_id"), 8, r"annotations\[1\]\.image_id: 8 is no picture of this file"),
+        (("annotations", 0, "category_id"), 2, r"annotations\[0\]\.category_id: 2 is no category of this file"),
+        (("annotations",), {}, r"annotations: expected array, got object"),
+        (("images", 0, "width"), 0, r"images\[0\]\.width"),
+        (("images", 0, "height"), None, r"images\[0\]\.height: expected int, got null"),
+        (("images", 0, "id"), 3, r"images\[1\]\.id: 3 is already that of images\[0\]"),
+        (("images", 0, "file_name"), "sub/ä.jpg", r"images\[1\]\.file_name: .* is already that of images\[0\]"),
+        (("images", 0, "file_name"), "../b.jpg", r"images\[0\]\.file_name: '\.\./b\.jpg' is no relative name"),
+        (("categories", 0, "id"), 90, r"categories\[1\]\.id: 90 is already that of categories\[0\]"),
+        (("categories", 0, "name"), 5, r"categories\[0\]\.name"),
+    ],
+)
+def test_a_fault_is_told_with_its_place(tmp_path: Path, place: tuple[str | int, ...], value: Any, told: str):
+    path = write(tmp_path / "i.json", changed(*place, to=value))
+    with pytest.raises(DataError, match=rf"i\.json: {told}") as error:
+        read_instances(path)
+    assert "instances_val2017.json" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("place", [("images",), ("annotations",), ("annotations", 0, "bbox"), ("images", 1, "id")])
+def test_a_missing_key_is_named(tmp_path: Path, place: tuple[str | int, ...]):
+    with pytest.raises(DataError, match=f"missing required field {place[-1]}"):
+        read_instances(write(tmp_path / "i.json", changed(*place, drop=True)))
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "damaged or cut off at byte 0"),
+        (b'{"images": [', "damaged or cut off at byte 12"),
+        (b'{"images": [NaN]}', "damaged or cut off at byte 12"),
+        (b'{"images": [{"id": 1, "file_name": "\xff"}]}', "not UTF-8, byte 36"),
+        (b'{"images": [], "x": ' + b"[" * 100_000, "nested too deeply"),
+        (b"[]", "top level: expected object, got array"),
+        (b"\x1f\x8b", "damaged or cut off at byte 0"),
+    ],
+)
+def test_damaged_json_is_told_with_its_byte(tmp_path: Path, data: bytes, told: str):
+    (tmp_path / "i.json").write_bytes(data)
+    with pytest.raises(DataError, match=told):
+        read_instances(tmp_path / "i.json")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"cannot read .*none\.json: No such file"):
+        read_instances(tmp_path / "none.json")
+    with pytest.raises(DataError, match=r"cannot read .*: Is a directory"):
+        read_instances(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", ".", "/etc/passwd", "a/../../b", "..", "a\nb", "a\0b", "\x1b[31m.jpg", "\u202eb"])
+def test_names_that_lead_elsewhere_or_fill_more_than_a_line_are_refused(tmp_path: Path, name: str):
+    first, *rest = DOCUMENT["images"]
+    path = write(tmp_path / "x.json", DOCUMENT | {"images": [first | {"file_name": name}, *rest]})
+    with pytest.raises(DataError, match=r"images\[0\]\.file_name: .* is no relative name of a file"):
+        read_instances(path)
+
+
+@given(data=st.data())
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_damage_is_a_data_error_or_harmless(tmp_path: Path, data: st.DataObject):
+    text = bytearray(json.dumps(DOCUMENT).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(text) - 1))
+        text[place : place + data.draw(st.integers(0, 3))] = data.draw(
+            st.one_of(st.binary(max_size=3), st.sampled_from([b"null", b"1e99", b"-1", b'"', b"[", b"}", b"../"]))
+        )
+    (tmp_path / "i.json").write_bytes(text)
+    try:
+        found = read_instances(tmp_path / "i.json")
+    except DataError:
+        return
+    known = {image.id for image in found.images}
+    assert all(item.image_id in known and len(item.bbox) == 4 for item in found.annotations)
+    assert json.loads("".join(box_only(found)))
+
+
+def test_our_own_sets_are_written_complete_and_always_alike(tmp_path: Path):
+    instances = Instances(
+        [CocoImage(1, "a.jpg", 30, 20)],
+        [CocoAnnotation(1, 1, 1, (1 / 3, 2, 10, 5)), CocoAnnotation(2, 1, 1, (0, 0, 30, 20), True, 17.25)],
+        [CocoCategory(1, "circle")],
+    )
+    write_atomically(tmp_path / "a.json", full(instances))
+    write_atomically(tmp_path / "b.json", full(instances))
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["annotations"][0] == {
+        "id": 1, "image_id": 1, "category_id": 1, "bbox": [0.333, 2.0, 10.0, 5.0], "area": 50.0, "iscrowd": 0,
+        "segmentation": [],
+    }  # fmt: skip
+    assert document["annotations"][1]["area"] == 17.25
+    assert document["annotations"][1]["iscrowd"] == 1
+    assert document["images"] == [{"id": 1, "file_name": "a.jpg", "width": 30, "height": 20}]
+    assert document["categories"] == [{"id": 1, "name": "circle"}]
+    assert read_instances(tmp_path / "a.json").annotations[1] == instances.annotations[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_images", "num_annotations", "num_crowds"),
+    [
+        ("detection/coco-free/annotations/instances_train2017.json", 60, 604, 8),
+        ("detection/coco-free/annotations/instances_val2017.json", 66, 560, 8),
+        ("eval/instances_val2014_100.json", 100, 839, 9),
+    ],
+)
+def test_real_files_are_read_and_thinned_as_by_the_original(
+    tmp_path: Path, name: str, num_images: int, num_annotations: int, num_crowds: int
+):
+    path = real_data() / name
+    found = read_instances(path)
+    assert (len(found.images), len(found.annotations)) == (num_images, num_annotations)
+    assert sum(item.crowd for item in found.annotations) == num_crowds
+    assert {item.id: item.name for item in found.categories} == NAME_OF_ID
+    write_atomically(tmp_path / "b.json", box_only(found))
+    assert (tmp_path / "b.json").read_text() == prepare_json(json.loads(path.read_text()))
+    assert len(read_instances(tmp_path / "b.json").annotations) == num_annotations
