@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from trainstone.config.load import load_config
+from trainstone.files import dump_json
 from trainstone.machine.health import Noise
 from trainstone.results.schema import Device, Point, Process, Recipe, Result, Throughput, World
-from trainstone.results.store import dump_json
 
 RESOLVED = ("train.batch_size=8", "train.precision=fp32", "engine.threads=2", "device=cpu")
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from series import Case, Rank, list_cases
 
+from trainstone.files import dump_json
 from trainstone.machine.health import grade_noise
 from trainstone.measure.flops import Op, Work
 from trainstone.measure.peaks import Peaks
@@ -23,7 +24,7 @@ from trainstone.results import schema
 from trainstone.results.checks import check_limits, check_machine, check_throughput
 from trainstone.results.samples import HEADER, format_sample, read_samples, summarise
 from trainstone.results.steps import PHASE_COLUMNS, StepRecord, StepWriter, read_columns
-from trainstone.results.store import RunFolder, dump_json
+from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, summarise_steps, write_verdict
 from trainstone.train.conclude import DEVICE_WORDS, judge_energy, judge_utilisation, tell_throttling, tell_unmeasured
 from trainstone.train.fit import Fitted

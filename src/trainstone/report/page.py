@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from trainstone import __version__
 from trainstone.errors import ResultError
+from trainstone.files import write_atomically
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.sections import (
     comparison,
@@ -35,7 +36,6 @@ from trainstone.report.sections import (
 )
 from trainstone.report.vega import Scripts
 from trainstone.report.view import RunView, read_view
-from trainstone.results.store import write_atomically
 from trainstone.results.summary import describe_setting
 from trainstone.text import printable
 

@@ -6,28 +6,19 @@ file loads nothing heavy.
 """
 
 import logging
-import os
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from trainstone.errors import ResultError
+from trainstone.machine.cache import cache_folder
 
 log = logging.getLogger(__name__)
 
 MAKE = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 TIMEOUT_SECONDS = 120
-
-
-def cache_folder() -> Path:
-    """$TRAINSTONE_CACHE, else the user's cache folder."""
-    chosen = os.environ.get("TRAINSTONE_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainstone"
 
 
 class Scripts:
@@ -61,7 +52,7 @@ class Scripts:
 
     def text(self) -> str:
         """Return the scripts, safe between <script> and </script>."""
-        from trainstone.results.store import write_atomically
+        from trainstone.files import write_atomically
 
         if self._maker is not None:
             try:

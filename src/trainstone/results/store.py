@@ -3,7 +3,6 @@
 Layout and names: docs/results-format.md.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from trainstone.config.load import hash_config, write_toml
 from trainstone.config.schema import Config
 from trainstone.errors import ResultError
+from trainstone.files import dump_json, write_atomically
 from trainstone.results.schema import FORMAT, Kind, Process, Recipe, Result
 
 # A run on another host whose files stand still for so long is taken for dead; telemetry beats every half second.
@@ -118,34 +118,6 @@ def read_result(path: Path) -> Result:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader or a crash sees the old or the new content, never a part.
-
-    Only ordinary files are replaced: not a device, not a folder. The new name cannot be known before, so that nobody
-    can put a link in its place.
-    """
-    if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is not an ordinary file; it is left alone")
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        # A command line may hold bytes that are no UTF-8; \\udcff is the same character in JSON.
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-
-
-def dump_json(document: Any) -> str:
-    """Return JSON as it stands in files and on stdout: indented, real characters, no NaN."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def is_alive(process: Process, folder: Path) -> bool:

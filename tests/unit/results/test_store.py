@@ -8,8 +8,9 @@ import pytest
 
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
+from trainstone.files import dump_json, write_atomically
 from trainstone.results.schema import FORMAT
-from trainstone.results.store import create_run, dump_json, read_result, write_atomically
+from trainstone.results.store import create_run, read_result
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""Files that are whole or absent, whatever happens while they are written."""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainstone.errors import ResultError
+
+
+def write_atomically(path: Path, text: str | Iterable[str | bytes]) -> None:
+    """Write a file so that a reader or a crash sees the old or the new content, never a part.
+
+    The text may come in pieces. Only ordinary files are replaced: not a device, not a folder. The new name cannot be
+    known before, so that nobody can put a link in its place.
+    """
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path} is not an ordinary file; it is left alone")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        # A command line may hold bytes that are no UTF-8; \\udcff is the same character in JSON.
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in [text] if isinstance(text, str) else text:
+                file.write(piece.encode("utf-8", "backslashreplace") if isinstance(piece, str) else piece)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def dump_json(document: Any) -> str:
+    """Return JSON as it stands in files and on stdout: indented, real characters, no NaN."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sync_path(path: Path) -> None:
+    """Bring a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
