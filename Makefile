@@ -1,5 +1,6 @@
 # make bench    measure this machine                       make check    lint, types, version
 # make test     everything CI runs                         make format   rewrite sources in the house style
+# make interop  data formats against the real TensorFlow, MXNet and DALI (3 GB in .interop)
 #
 # Each makes the virtual environment .venv when it is missing or stale. Variables:
 #   PYTHON=python3.12         another interpreter (3.11 or later)
@@ -15,9 +16,9 @@ BIN := $(VENV)/bin
 KEY := $(shell printf '%s' '$(PYTHON) $(TORCH)' | cksum | cut -d' ' -f1)
 RUN_READY := $(VENV)/.ready-run-$(KEY)
 DEV_READY := $(VENV)/.ready-dev-$(KEY)
-TYPED := src/trainstone/errors.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report results config machine)
+TYPED := src/trainstone/errors.py src/trainstone/files.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report data results config machine formats)
 
-.PHONY: bench test check format clean
+.PHONY: bench test interop check format clean
 .DEFAULT_GOAL := bench
 
 bench: $(RUN_READY)
@@ -27,6 +28,10 @@ test: check
 	scripts/install-system-packages tests/system-packages.txt
 	$(BIN)/python -m pytest
 	scripts/test-wheel $(BIN)/python '$(TORCH)'
+
+interop: $(DEV_READY)
+	scripts/make-interop '$(PYTHON)'
+	$(BIN)/python -m pytest tests/interop
 
 check: $(DEV_READY)
 	$(BIN)/ruff format --check
@@ -39,7 +44,7 @@ format: $(DEV_READY)
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .interop build dist .mypy_cache .ruff_cache .pytest_cache
 
 $(RUN_READY): pyproject.toml constraints.txt scripts/make-venv
 	rm -f $(VENV)/.ready-*

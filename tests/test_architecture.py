@@ -27,7 +27,7 @@ ORDER = [
     "formats",
 ]
 TORCH_FREE = {"cli", "launch", "report", "results", "config", "machine", "formats"}
-ROOT_MODULES = {"errors", "log", "text", "units", "__init__", "__main__"}
+ROOT_MODULES = {"errors", "files", "log", "text", "units", "__init__", "__main__"}
 ROOT_NAMES = ROOT_MODULES | {"__version__"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -84,6 +84,12 @@ def test_torch_free_folders_stay_so(path: Path):
         parts = module.split(".")
         if parts[0] == "trainstone" and len(parts) > 1 and parts[1] in ORDER:
             assert parts[1] in TORCH_FREE, f"{path} imports {module}, which is not torch-free"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_preparing_data_needs_no_torch(path: Path):
+    if folder_of(path) == "data":
+        assert not [module for module in imports(path, inside_functions=True) if module.split(".")[0] == "torch"]
 
 
 def test_help_loads_nothing_heavy():

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import typer.main
@@ -11,17 +12,39 @@ from trainstone.cli.main import app
 
 COMMON = {"--set", "--system", "--out", "--seconds", "--runs", "--seed", "--device", "--strict", "--dry-run", "--json"}
 LOUDNESS = {"--verbose", "-v", "--quiet", "-q"}
+WORK = {"--workers", "--json", "--quiet", "-q"}
+TREATMENT = {"--limit", "--resize", "--quality", "--shards", "--no-repair", "--on-bad"}
 SURFACE = {
     "bench": (["recipe"], COMMON | LOUDNESS | {"--iterations", "--against"}),
     "compare": (["runs"], {"--to", "--force", "--fail-below", "--page", "--json"}),
+    "data coco": ([], WORK | {"--from", "--to", "--download"}),
+    "data convert": (
+        ["source", "target"],
+        WORK | TREATMENT | {"--format", "--shuffle", "--skip-empty", "--first-label"},
+    ),
+    "data imagenet": (
+        [],
+        WORK | TREATMENT | {"--from", "--to", "--format", "--dataset", "--val-labels", "--boxes"},
+    ),
+    "data info": (["path"], {"--page", "--json", "--quiet", "-q"}),
+    "data make": (
+        ["kind"],
+        WORK | {"--to", "--format", "--count", "--val", "--size", "--classes", "--seed", "--shards"},
+    ),
+    "data verify": (["path"], WORK | {"--fix"}),
     "doctor": (["recipe"], {"--aa", "--set", "--seconds", "--device", "--out", "--json"} | LOUDNESS),
     "recipes": (["name"], {"--json"}),
     "report": (["runs"], {"--page", "--png", "--svg", "--pdf", "--json"}),
 }
 
 
-def commands():
-    return typer.main.get_command(app).commands
+def commands() -> dict[str, Any]:
+    """Every verb; those below another by both their names."""
+    found = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        below = getattr(command, "commands", None)
+        found |= {name: command} if below is None else {f"{name} {verb}": inner for verb, inner in below.items()}
+    return found
 
 
 def test_verbs():

@@ -9,6 +9,7 @@ import typer
 from trainstone import __version__
 from trainstone.cli.bench import bench
 from trainstone.cli.compare import CompareCommand, compare
+from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
 from trainstone.cli.recipes import recipes
 from trainstone.cli.report import report
@@ -28,6 +29,7 @@ app.command(cls=CompareCommand)(compare)
 app.command()(doctor)
 app.command()(recipes)
 app.command()(report)
+app.add_typer(data)
 
 
 def print_version(asked: bool) -> None:

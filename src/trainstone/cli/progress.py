@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trainstone.results.progress import Progress
 from trainstone.text import printable
-from trainstone.units import format_percent, format_rate, format_seconds
+from trainstone.units import format_bytes, format_percent, format_rate, format_seconds
 
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.2
@@ -26,6 +26,7 @@ class ProgressLine:
         self._status: Status | None = None
         self._shown_at = float("-inf")
         self._phase = ""
+        self._work_began = (0.0, 0)
 
     def __enter__(self) -> Self:
         if not self._quiet and self._console.is_terminal:
@@ -40,15 +41,30 @@ class ProgressLine:
             self._status.stop()
 
     def show(self, progress: Progress) -> None:
-        """Draw, if it is time to."""
+        """Draw where a run is, if it is time to."""
+        if self._is_time(progress.phase):
+            self._draw(describe_progress(progress))
+
+    def show_work(self, phase: str, done: int, total: int | None, unit: str, num_bytes: int = 0) -> None:
+        """Draw how far a job is, with its rate since the phase began and the time left, if it is time to."""
+        now = time.monotonic()
+        if phase != self._phase:
+            self._work_began = (now, done)
+        if self._is_time(phase):
+            began, before = self._work_began
+            self._draw(describe_work(phase, done, total, unit, done - before, now - began, num_bytes))
+
+    def _is_time(self, phase: str) -> bool:
         if self._quiet:
-            return
+            return False
         now = time.monotonic()
         interval = LIVE_SECONDS if self._status is not None else PLAIN_SECONDS
-        if progress.phase == self._phase and now - self._shown_at < interval:
-            return
-        self._shown_at, self._phase = now, progress.phase
-        text = describe_progress(progress)
+        if phase == self._phase and now - self._shown_at < interval:
+            return False
+        self._shown_at, self._phase = now, phase
+        return True
+
+    def _draw(self, text: str) -> None:
         if self._status is not None:
             self._status.update(Text(text))
         else:
@@ -65,4 +81,23 @@ def describe_progress(progress: Progress) -> str:
         parts.append(f"{format_rate(progress.images_per_second)} images/s{narrow}")
     if progress.seconds_left is not None:
         parts.append(f"at most {format_seconds(max(0.0, progress.seconds_left))} left")
+    return printable(" · ".join(parts))
+
+
+def describe_work(
+    phase: str, done: int, total: int | None, unit: str, since: int, seconds: float, num_bytes: int
+) -> str:
+    """Return e.g. writing train.rec · 1,200 of 20,000 pictures (6 %) · 3,100 pictures/s · 6.1 s left."""
+    count = format_bytes if unit == "bytes" else "{:,}".format
+    noun = "" if unit == "bytes" else f" {unit}"
+    parts = [phase, f"{count(done)}{noun}"]
+    if total:
+        parts[-1] = f"{count(done)} of {count(total)}{noun} ({format_percent(done / total, 0)})"
+    if since > 0 and seconds > 0:
+        rate = since / seconds
+        parts.append(f"{format_bytes(rate)}/s" if unit == "bytes" else f"{format_rate(rate)} {unit}/s")
+        if num_bytes and unit != "bytes":
+            parts.append(f"{format_bytes(num_bytes / seconds)}/s")
+        if total:
+            parts.append(f"{format_seconds((total - done) / rate)} left")
     return printable(" · ".join(parts))

@@ -84,7 +84,38 @@ class Prose:
     kind: str = "prose"
 
 
-Block = Facts | Table | Figure | Code | Links | Findings | Prose
+@dataclass(frozen=True)
+class Outline:
+    """A box on a picture, in its pixels, and what is in it."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A small picture with its caption; `jpeg_base64` holds nothing but base64."""
+
+    jpeg_base64: str
+    width: int
+    height: int
+    title: str
+    note: str = ""
+    outlines: Sequence[Outline] = ()
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures side by side."""
+
+    rows: Sequence[Picture]
+    kind: str = "gallery"
+
+
+Block = Facts | Table | Figure | Code | Links | Findings | Prose | Gallery
 
 
 @dataclass(frozen=True)

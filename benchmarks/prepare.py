@@ -1,0 +1,119 @@
+"""How fast pictures are put into RecordIO as they are: trainstone, `cat` of the same files, MXNet's im2rec, in turn.
+
+    python benchmarks/prepare.py [--pictures 20000] [--rounds 5] [--folder DIR]
+
+`cat` is the least that any tool must do; `cat + fsync` also brings the bytes to disk, as trainstone does before a file
+gets its name. im2rec comes from the interop environment (`make interop`); without it that arm is left out.
+Goals: at least 80 % of `cat`, at least 2 x im2rec. Needs three times the pictures' size (2.2 GB for 20,000) of disk.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+from interleave import palindromes, ratio
+
+ROOT = Path(__file__).parent.parent
+SIDES = (500, 375)
+DIFFERENT = 200
+CLASSES = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=None, help="where to work (default: the temporary folder)")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        folder = Path(name)
+        size_bytes = make_pictures(folder / "raw", asked.pictures)
+        print(f"{asked.pictures:,} JPEGs, {size_bytes / 1e9:.2f} GB, {os.cpu_count()} cores, {asked.rounds} rounds")
+        arms = {"cat": run_cat, "cat + fsync": run_cat_to_disk, "trainstone": run_trainstone}
+        if find_im2rec() is not None:
+            arms["im2rec"] = run_im2rec
+        seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+        for arm in arms:  # everything into the page cache and compiled once
+            measure(arms[arm], folder)
+        for arm in palindromes(list(arms), asked.rounds):
+            seconds[arm].append(measure(arms[arm], folder))
+    for arm, taken in seconds.items():
+        rates = sorted(asked.pictures / each for each in taken)
+        print(f"{arm:12} {rates[0]:8,.0f} to {rates[-1]:8,.0f} pictures/s, median {rates[len(rates) // 2]:8,.0f}")
+    ours = seconds.pop("trainstone")
+    for arm, taken in seconds.items():
+        middle, low, high = ratio(taken, ours)
+        print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f})")
+
+
+def make_pictures(folder: Path, count: int) -> int:
+    """Write class folders of pictures as large as ImageNet's (110 kB); every file is one of its own."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(DIFFERENT):
+        coarse = rng.integers(0, 256, (12, 16, 3)).astype(np.uint8)
+        pixels = cv2.resize(coarse, SIDES, interpolation=cv2.INTER_CUBIC).astype(np.float32)
+        pixels += rng.normal(0, 14, pixels.shape)
+        encoded = cv2.imencode(".jpg", pixels.clip(0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 92])[1]
+        made.append(encoded.tobytes())
+    size_bytes = 0
+    for number in range(count):
+        path = folder / f"n{number % CLASSES:08d}" / f"n{number % CLASSES:08d}_{number}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size_bytes += path.write_bytes(made[number % DIFFERENT])
+    return size_bytes
+
+
+def measure(arm, folder: Path) -> float:
+    """Return how long an arm takes to write into a new folder; what others left to write is written first."""
+    out = folder / "out"
+    out.mkdir()
+    os.sync()
+    begin = time.perf_counter()
+    arm(folder / "raw", out)
+    taken = time.perf_counter() - begin
+    shutil.rmtree(out)
+    return taken
+
+
+def run_cat(raw: Path, out: Path) -> None:
+    with (out / "all").open("wb") as file:
+        find = subprocess.Popen(["find", raw, "-type", "f", "-print0"], stdout=subprocess.PIPE)
+        subprocess.run(["xargs", "-0", "cat"], stdin=find.stdout, stdout=file, check=True)
+        find.wait()
+
+
+def run_cat_to_disk(raw: Path, out: Path) -> None:
+    run_cat(raw, out)
+    subprocess.run(["sync", out / "all"], check=True)
+
+
+def run_trainstone(raw: Path, out: Path) -> None:
+    command = [sys.executable, "-m", "trainstone", "data", "imagenet", "--dataset", "folder", "--quiet"]
+    subprocess.run([*command, "--from", raw, "--to", out / "set"], check=True, stdout=subprocess.DEVNULL)
+
+
+def find_im2rec() -> tuple[Path, Path] | None:
+    """Return the interpreter and the script of MXNet's tool."""
+    interop = Path(os.environ.get("TRAINSTONE_INTEROP", ROOT / ".interop"))
+    scripts = list(interop.glob("mxnet/lib/python3*/site-packages/mxnet/tools/im2rec.py"))
+    return (interop / "mxnet/bin/python", scripts[0]) if scripts else None
+
+
+def run_im2rec(raw: Path, out: Path) -> None:
+    found = find_im2rec()
+    assert found is not None
+    threads = str(os.cpu_count())
+    for step in (["--list", "--recursive"], ["--pass-through", "--num-thread", threads]):
+        subprocess.run([*found, *step, out / "train", raw], check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""manifest.json: what a prepared data set holds. It is written last, so a folder that has one is whole."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import google_crc32c
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from trainstone.errors import DataError
+from trainstone.files import dump_json, write_atomically
+from trainstone.formats.names import is_inside
+
+FORMAT = 1
+"""1: first."""
+NAME = "manifest.json"
+READ_BYTES = 16 << 20
+
+Count = Annotated[int, Field(ge=0)]
+
+
+def check_name(name: str) -> str:
+    """Refuse names that lead out of the folder."""
+    if not is_inside(name):
+        raise ValueError(f"{name!r} is no name of a file in the folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(check_name)]
+
+
+class Record(BaseModel):
+    """Frozen, and strict when read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FileFacts(Record):
+    """A file: its length and CRC-32C (eight hex digits)."""
+
+    file: FileName
+    bytes: Count
+    crc32c: Annotated[str, Field(pattern="^[0-9a-f]{8}$")]
+
+
+class ShardFacts(FileFacts):
+    """A shard: its samples, the files beside it, and what was done to single pictures."""
+
+    records: Count
+    sidecars: tuple[FileFacts, ...] = ()
+    repaired: tuple[tuple[str, str], ...] = ()
+    """Name and cause."""
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+class SplitFacts(Record):
+    """A split."""
+
+    name: str
+    records: Count
+    bytes: Count
+    shards: tuple[ShardFacts, ...]
+
+
+Storage = Literal["recordio", "tfrecord", "folder", "wds"]
+
+
+class Manifest(Record):
+    """A whole data set."""
+
+    format: Annotated[int, Field(ge=1)] = FORMAT
+    dataset: str
+    kind: Literal["classify", "detect"]
+    storage: Storage
+    first_label: Literal[0, 1]
+    """What the first class is called in the records: 1 where 0 means background."""
+    classes: tuple[tuple[str, str], ...]
+    """Name and text of each class, in the order of labels."""
+    treatment: dict[str, Any]
+    plan: str
+    """Checksum of all that decided the bytes: the same command finds the same."""
+    splits: tuple[SplitFacts, ...]
+
+    @property
+    def shards(self) -> list[ShardFacts]:
+        """All shards."""
+        return [shard for split in self.splits for shard in split.shards]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return a folder's manifest; None: it has none."""
+    path = folder / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"cannot read {path}: {err}") from err
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT:
+            raise DataError(f"{path} has format {found['format']}; this trainstone reads up to {FORMAT}")
+        return Manifest.model_validate_json(text)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"{path} is damaged at {where or 'its top'}: {first['msg']}") from err
+    except (ValueError, RecursionError) as err:
+        raise DataError(f"{path} is no JSON: {err}") from err
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write it atomically."""
+    write_atomically(folder / NAME, dump_json(manifest.model_dump(mode="json")))
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Raise DataError where a file that a manifest names is missing or has another length."""
+    for shard in manifest.shards:
+        for facts in (shard, *shard.sidecars):
+            path = folder / facts.file
+            if manifest.storage == "folder" and facts is shard:
+                if not path.is_dir():
+                    raise DataError(f"{path} is missing, though {NAME} names it")
+            elif not path.is_file():
+                raise DataError(f"{path} is missing, though {NAME} names it")
+            elif path.stat().st_size != facts.bytes:
+                raise DataError(f"{path} has {path.stat().st_size} bytes; {NAME} says {facts.bytes}")
+
+
+def measure(folder: Path, name: str) -> FileFacts:
+    """Return a file's length and checksum."""
+    crc = size = 0
+    with (folder / name).open("rb") as file:
+        while block := file.read(READ_BYTES):
+            crc = google_crc32c.extend(crc, block)
+            size += len(block)
+    return FileFacts(file=name, bytes=size, crc32c=f"{crc:08x}")

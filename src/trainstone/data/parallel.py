@@ -1,0 +1,55 @@
+"""Work over cores with results in order and a bounded number of them waiting."""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from trainstone.errors import MachineError
+
+Task = TypeVar("Task")
+Done = TypeVar("Done")
+
+WAITING_PER_WORKER = 3
+
+
+class Pool(NamedTuple):
+    """Threads, or processes where Python itself is the work."""
+
+    executor: Executor
+    workers: int
+
+
+@contextmanager
+def open_pool(workers: int, *, processes: bool = False) -> Iterator[Pool]:
+    """Start workers; at the end, also that of an error, what still waits is dropped."""
+    executor: Executor
+    if processes:
+        # Spawned, not forked: libraries of the parent may have threads.
+        executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    else:
+        executor = ThreadPoolExecutor(workers, thread_name_prefix="data")
+    try:
+        yield Pool(executor, workers)
+    except BrokenProcessPool as err:
+        raise MachineError("a worker process died", hint="often for want of memory: try --workers 1") from err
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def map_in_order(function: Callable[[Task], Done], tasks: Iterable[Task], pool: Pool) -> Iterator[Done]:
+    """Apply a function to tasks by the pool; yield the results in order, with few waiting, so memory stays bounded."""
+    waiting: deque[Future[Done]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(pool.executor.submit(function, task))
+            if len(waiting) >= WAITING_PER_WORKER * pool.workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -1,0 +1,152 @@
+"""Pictures to pixels and back. JPEGs by simplejpeg, all others and CMYK by Pillow; turning is left to turn_upright.
+
+Pixels are uint8, height x width x 3, RGB. A picture's size is looked at before anything is allocated for it.
+"""
+
+import io
+import struct
+import threading
+import warnings
+import zlib
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg  # type: ignore[import-untyped]
+from PIL import Image
+
+from trainstone.data.picture.look import Bytes, Look, look
+from trainstone.errors import DataError
+
+Pixels = npt.NDArray[np.uint8]
+
+# Twice Pillow's MAX_IMAGE_PIXELS, where it calls a picture a bomb: half a gigabyte of pixels.
+MAX_PIXELS = 178_956_970
+# What Pillow's readers raise on damaged files; it has no error of its own.
+PILLOW_ERRORS = (
+    *(OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, AttributeError),
+    *(RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning),
+)
+# Filters for warnings belong to the whole process: only one thread changes them at a time.
+_warnings_lock = threading.Lock()
+
+
+def decode(data: Bytes) -> Pixels:
+    """Return the pixels for training: bytes astray between a JPEG's segments are passed over, a missing part is not."""
+    seen = look_sized(data)
+    if seen.kind != "jpeg" or seen.colour == "cmyk":
+        return _decode_by_pillow(data, seen)
+    try:
+        return _decode_jpeg(data, strict=True)
+    except ValueError as err:
+        if "extraneous bytes" not in str(err):
+            raise _bad_jpeg(err) from err
+    try:
+        return _decode_jpeg(data, strict=False)
+    except ValueError as err:
+        raise _bad_jpeg(err) from err
+
+
+def decode_strict(data: Bytes) -> Pixels:
+    """Return the pixels if every one of them is sound; DataError with the reason otherwise."""
+    seen = look_sized(data)
+    if seen.kind == "jpeg":
+        try:
+            pixels = _decode_jpeg(data, strict=True)
+        except ValueError as err:
+            raise _bad_jpeg(err) from err
+        if seen.colour != "cmyk":
+            return pixels
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.filterwarnings("error", module=r"PIL\.")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # look_sized has the limit
+        if seen.kind == "png":
+            _check_png(data)
+        return _decode_by_pillow(data, seen)
+
+
+def look_sized(data: Bytes) -> Look:
+    """Look at a picture and refuse one that claims more pixels than any real one has."""
+    seen = look(data)
+    if seen.width * seen.height > MAX_PIXELS:
+        raise DataError(f"{seen.width}x{seen.height} pixels; at most {MAX_PIXELS:,} in all are decoded")
+    return seen
+
+
+def _decode_jpeg(data: Bytes, *, strict: bool) -> Pixels:
+    pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=strict)
+    return pixels
+
+
+def _bad_jpeg(err: ValueError) -> DataError:
+    reason = str(err)
+    if "Premature end" in reason:
+        return DataError("truncated JPEG: the data ends before the picture does")
+    return DataError(f"corrupt JPEG: {reason}")
+
+
+def _decode_by_pillow(data: Bytes, seen: Look) -> Pixels:
+    """Return the first picture in the file; only the reader for what was seen may open it."""
+    try:
+        with Image.open(io.BytesIO(data), formats=[seen.kind]) as image:
+            image.load()
+            return _to_rgb(image)
+    except PILLOW_ERRORS as err:
+        truncated = "truncated" in str(err).lower() or isinstance(err, EOFError)
+        raise DataError(f"{'truncated' if truncated else 'corrupt'} {seen.kind.upper()}: {err}") from err
+
+
+def _to_rgb(image: Image.Image) -> Pixels:
+    """Drop transparency, undo palettes, take the upper byte of 16 bits; CMYK is inverted as Adobe writes it."""
+    if image.mode.startswith("I;16"):
+        upper = np.asarray(image).astype(np.uint16) >> 8
+        return np.repeat(upper.astype(np.uint8)[:, :, None], 3, axis=2)
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    return np.array(image.convert("RGB"))
+
+
+def _check_png(data: Bytes) -> None:
+    """Check every chunk's CRC and that the last one is there: Pillow's decoder passes over both."""
+    place, end = 8, len(data)
+    while place + 12 <= end:
+        length, kind = struct.unpack_from(">I4s", data, place)
+        crc_at = place + 8 + length
+        if crc_at + 4 > end:
+            break
+        if zlib.crc32(data[place + 4 : crc_at]) != struct.unpack_from(">I", data, crc_at)[0]:
+            raise DataError(f"corrupt PNG: wrong checksum of the chunk at byte {place}")
+        if kind == b"IEND":
+            return
+        place = crc_at + 4
+    raise DataError("truncated PNG: the data ends before the picture does")
+
+
+def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
+    """Return a JPEG with colours at half size (4:2:0), as cv2 does for im2rec, and TensorFlow's encode_jpeg."""
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality]
+    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), options)
+    assert done
+    return encoded.tobytes()
+
+
+def resize_shorter(pixels: Pixels, side: int) -> Pixels:
+    """Scale so that the shorter side has so many pixels, the longer one rounded down (im2rec's --resize)."""
+    height, width = pixels.shape[:2]
+    size = (side, height * side // width) if height > width else (width * side // height, side)
+    if size[0] * size[1] > MAX_PIXELS:
+        raise DataError(f"{width}x{height} pixels would become {size[0]}x{size[1]}; at most {MAX_PIXELS:,} in all")
+    resized: Any = cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR)
+    return resized  # type: ignore[no-any-return]
+
+
+def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Turn and mirror pixels as EXIF's orientation, 1 to 8, asks: what cv2.imread, and so im2rec, does."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(pixels)

@@ -1,0 +1,187 @@
+"""What is to be written: which samples in which order into which files, exactly as the originals chose them."""
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from trainstone.data.manifest import Storage
+from trainstone.data.sample import ClassName, DataSet, Source
+from trainstone.data.storage.encoding import Encoder, Shard
+from trainstone.data.storage.folder import FolderEncoder
+from trainstone.data.storage.recordio import RecordIOEncoder
+from trainstone.data.storage.tfrecord import TFRecordEncoder
+from trainstone.data.storage.wds import WdsEncoder
+
+# The seeds of im2rec.py and build_imagenet_data.py; ours for WebDataset is the latter's.
+SHUFFLE_SEEDS = {"recordio": 100, "tfrecord": 12345, "wds": 12345}
+IMAGENET_SHARDS = {"train": 1024, "val": 128}
+TENSORFLOW_THREADS = 8
+"""build_imagenet_data.py first splits among its threads, then each thread among its shards: rounding shows it."""
+TENSORFLOW_NAMES = {"val": "validation"}
+RECORDS_PER_SHARD = 1280
+"""Of sets that no original fixes: about as many as ImageNet has in each of its 1024."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is done to pictures on their way; by default only what is broken is mended."""
+
+    repair: bool = True
+    resize: int | None = None
+    quality: int | None = None
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """A split: its samples' numbers in the order of writing, and the files."""
+
+    name: str
+    source: Source
+    order: Sequence[int]
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole data set to write."""
+
+    dataset: str
+    kind: str
+    storage: Storage
+    classes: tuple[ClassName, ...]
+    first_label: int
+    splits: tuple[SplitPlan, ...]
+    treatment: Treatment = field(default_factory=Treatment)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """All files, in the order of writing; the originals wrote validation first."""
+        return [shard for split in sorted(self.splits, key=lambda s: s.name == "train") for shard in split.shards]
+
+    @property
+    def records(self) -> int:
+        """How many samples there are in all."""
+        return sum(len(split.order) for split in self.splits)
+
+    def split(self, name: str) -> SplitPlan:
+        """Return a split by its name."""
+        return next(split for split in self.splits if split.name == name)
+
+    def encoder(self) -> Encoder:
+        """Return what writes the samples."""
+        if self.storage == "recordio":
+            return RecordIOEncoder(self.kind)
+        if self.storage == "tfrecord":
+            return TFRecordEncoder(self.kind, self.classes, self.first_label)
+        if self.storage == "wds":
+            return WdsEncoder()
+        return FolderEncoder(self.kind, self.classes)
+
+    def identity(self) -> str:
+        """Return a checksum of everything that decides the bytes written."""
+        digest = hashlib.sha256()
+        told = {
+            "dataset": self.dataset,
+            "kind": self.kind,
+            "storage": self.storage,
+            "classes": self.classes,
+            "first_label": self.first_label,
+            "treatment": asdict(self.treatment),
+            "splits": [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits],
+        }
+        digest.update(json.dumps(told, sort_keys=True).encode())
+        for split in self.splits:
+            digest.update(hashlib.sha256(str(list(split.order[:1000])).encode()).digest())
+        return digest.hexdigest()
+
+
+def make_plan(
+    found: DataSet,
+    storage: Storage,
+    *,
+    shuffle: bool = True,
+    limit: int | None = None,
+    shards: dict[str, int] | None = None,
+    first_label: int | None = None,
+    treatment: Treatment | None = None,
+) -> Plan:
+    """Plan the writing of what was found; `shards` fixes how many files a split gets."""
+    splits = []
+    for split in found.splits:
+        order = draw_order(len(split.source), storage, shuffle=shuffle)[:limit]
+        count = (shards or {}).get(split.name) or default_shards(found.name, split.name, storage, len(order))
+        count = max(1, min(count, len(order)))
+        splits.append(
+            SplitPlan(split.name, split.source, order, divide(split.name, len(order), count, storage, found.kind))
+        )
+    if first_label is None:
+        first_label = (1 if found.first_label is None else found.first_label) if storage == "tfrecord" else 0
+    classes = tuple(found.classes)
+    return Plan(found.name, found.kind, storage, classes, first_label, tuple(splits), treatment or Treatment())
+
+
+def draw_order(count: int, storage: str, *, shuffle: bool) -> list[int]:
+    """Return the samples' numbers in the order the storage's original tool wrote them."""
+    order = list(range(count))
+    if shuffle and storage in SHUFFLE_SEEDS:
+        random.Random(SHUFFLE_SEEDS[storage]).shuffle(order)
+    return order
+
+
+def default_shards(dataset: str, split: str, storage: str, records: int) -> int:
+    """Return how many files a split gets where nobody said."""
+    if storage in ("recordio", "folder"):
+        return 1
+    if dataset == "imagenet":
+        return IMAGENET_SHARDS.get(split, 1)
+    return math.ceil(records / RECORDS_PER_SHARD)
+
+
+def divide(split: str, records: int, count: int, storage: str, kind: str) -> tuple[Shard, ...]:
+    """Return a split's files with the original's names and boundaries."""
+    if storage == "folder":
+        return (Shard(split, split, 0, records),)
+    bounds = tensorflow_bounds(records, count) if storage == "tfrecord" else even_bounds(records, count)
+    return tuple(
+        Shard(split, name_shard(split, number, count, storage, kind), start, end)
+        for number, (start, end) in enumerate(bounds)
+    )
+
+
+def name_shard(split: str, number: int, count: int, storage: str, kind: str) -> str:
+    """Return a file's name: im2rec's, build_imagenet_data.py's, create_tfrecord.py's, WebDataset's custom."""
+    if storage == "recordio":
+        return f"{split}.rec" if count == 1 else f"{split}_{number}.rec"
+    if storage == "wds":
+        return f"{split}-{number:06d}.tar"
+    if kind == "detect":
+        return f"{split}.{number}_of_{count}.tfrecord"
+    return f"{TENSORFLOW_NAMES.get(split, split)}-{number:05d}-of-{count:05d}"
+
+
+def even_bounds(records: int, count: int) -> list[tuple[int, int]]:
+    """im2rec's chunks: all as large as the first but the last."""
+    size = -(-records // count)
+    return [(min(i * size, records), min((i + 1) * size, records)) for i in range(count)]
+
+
+def tensorflow_bounds(records: int, count: int) -> list[tuple[int, int]]:
+    """build_imagenet_data.py's: np.linspace over threads, then over each thread's shards, both rounded down."""
+    threads = math.gcd(TENSORFLOW_THREADS, count)
+    each = count // threads
+    bounds = []
+    for start, end in pairwise(round_down(0, records, threads)):
+        bounds += list(pairwise(round_down(start, end, each)))
+    return bounds
+
+
+def round_down(start: int, end: int, parts: int) -> list[int]:
+    """Return the edges of even parts, as np.linspace and a cast to int give them."""
+    return [int(edge) for edge in np.linspace(start, end, parts + 1).astype(int)]

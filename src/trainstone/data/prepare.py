@@ -1,0 +1,259 @@
+"""Writes a planned data set: every rank its shards, every core its pictures, resumable at any point.
+
+Ranks share nothing but the file system: a shard's facts are a file, and who finds all of them writes the manifest.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from trainstone.data.finished import clear_work, find_done
+from trainstone.data.manifest import (
+    Manifest,
+    SplitFacts,
+    check_files,
+    read_manifest,
+    write_manifest,
+)
+from trainstone.data.parallel import Pool, map_in_order, open_pool
+from trainstone.data.partial import PartialShard
+from trainstone.data.picture.look import Look, look
+from trainstone.data.picture.repair import repair
+from trainstone.data.plan import Plan, Treatment
+from trainstone.data.sample import Sample, Source
+from trainstone.data.storage.encoding import Encoded, Encoder, Shard
+from trainstone.errors import DataError
+from trainstone.files import write_atomically
+from trainstone.machine.ranks import Rank
+from trainstone.units import format_bytes
+
+WORK = ".trainstone"
+CHUNK = 16
+"""Pictures that a thread takes at once: fewer hand-overs between threads."""
+SIZES_ASKED = 500
+"""Files of a shard that are asked for their size before anything is written: all would take minutes."""
+DEFAULT_QUALITY = 95
+"""im2rec's."""
+
+
+class Progress(NamedTuple):
+    """How far the work has come; `bytes` is what this process wrote."""
+
+    records: int
+    total: int
+    bytes: int
+
+
+class Chunk(NamedTuple):
+    """What a thread made of some pictures."""
+
+    made: list[Encoded]
+    repaired: list[tuple[str, str]]
+    skipped: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Reads, looks at, mends and encodes pictures; sent to threads and processes."""
+
+    source: Source
+    encoder: Encoder
+    treatment: Treatment
+
+    def __call__(self, numbers: Sequence[int]) -> Chunk:
+        chunk = Chunk([], [], [])
+        for number in numbers:
+            try:
+                sample, seen, why = treat(self.source.read(number), self.treatment)
+                made = self.encoder.encode(sample, number, seen)
+            except DataError as err:
+                where = self.source.where(number)
+                if not self.treatment.skip_bad:
+                    told = err.message if where in err.message else f"{where}: {err.message}"
+                    raise DataError(told, hint=err.hint or "leave bad pictures out with --on-bad skip") from err
+                chunk.skipped.append((self.source.name(number), err.message))
+                continue
+            chunk.made.append(made)
+            if why:
+                chunk.repaired.append((sample.name, why))
+        return chunk
+
+
+def treat(sample: Sample, treatment: Treatment) -> tuple[Sample, Look, str | None]:
+    """Return a sample as it is to be stored, what it is, and why its picture was mended, if it was."""
+    seen = look(sample.image)
+    why = None
+    if treatment.resize or treatment.quality:
+        image = encode_anew(sample, treatment, seen)
+    elif treatment.repair:
+        image, why = repair(sample.name, sample.image, seen)
+    else:
+        image = sample.image
+    if image is sample.image:
+        return sample, seen, why
+    changed = Sample(sample.name, image, sample.label, sample.boxes, sample.values, sample.id)
+    return changed, look(image), why
+
+
+def encode_anew(sample: Sample, treatment: Treatment, seen: Look) -> bytes:
+    """Return a picture resized and encoded as asked, turned upright unless boxes lie on it as it is stored."""
+    # Most sets are passed through; they need not wait for these libraries.
+    from trainstone.data.picture.decode import decode, encode_jpeg, resize_shorter, turn_upright
+
+    pixels = decode(sample.image)
+    if not sample.boxes:
+        pixels = turn_upright(pixels, seen.orientation)
+    if treatment.resize:
+        pixels = resize_shorter(pixels, treatment.resize)
+    return encode_jpeg(pixels, treatment.quality or DEFAULT_QUALITY)
+
+
+def prepare(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Progress]:
+    """Write this rank's shards; yields how far it is. The manifest is there at the end if no other rank is behind."""
+    identity = plan.identity()
+    if find_finished(target, identity) is not None:
+        clear_work(target / WORK)
+        return
+    work = begin(target, identity)
+    try:
+        yield from write_shards(plan, target, work, identity, rank, workers)
+        conclude(plan, target, work, identity)
+    except OSError as err:
+        raise tell_os_error(err, target) from err
+
+
+def find_finished(target: Path, identity: str) -> Manifest | None:
+    """Return the manifest of a set that is whole and the one meant; another set is not touched."""
+    manifest = read_manifest(target)
+    if manifest is None:
+        return None
+    if manifest.plan != identity:
+        told = f"{manifest.dataset or 'a'} set as {manifest.storage}"
+        raise DataError(
+            f"{target} already holds another data set: {told}, {sum(s.records for s in manifest.splits):,} records",
+            hint="choose another folder with --to DIR, or remove that one",
+        )
+    check_files(target, manifest)
+    return manifest
+
+
+def begin(target: Path, identity: str) -> Path:
+    """Make the work folder, or find the one that an interrupted run of the same plan left."""
+    work = target / WORK
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if not work.exists() and any(target.iterdir()) and find_finished(target, identity) is None:
+            raise DataError(f"{target} is not empty", hint="choose an empty or a new folder with --to DIR")
+        work.mkdir(exist_ok=True)
+        started = work / "plan"
+        if started.exists() and started.read_text() != identity:
+            raise DataError(
+                f"{target} holds unfinished work of another command",
+                hint=f"finish it with that command, or remove {target}",
+            )
+        write_atomically(started, identity)
+    except OSError as err:
+        raise tell_os_error(err, target) from err
+    return work
+
+
+def write_shards(plan: Plan, target: Path, work: Path, identity: str, rank: Rank, workers: int) -> Iterator[Progress]:
+    """Write the shards of a rank that are not whole yet."""
+    mine = plan.shards[rank.number :: rank.world]
+    total = sum(shard.end - shard.start for shard in mine)
+    check_space(plan, target, work, mine)
+    done = written = 0
+    processes = any(getattr(split.source, "is_drawn", False) for split in plan.splits)
+    with open_pool(workers, processes=processes) as pool:
+        for shard in mine:
+            if find_done(work, target, shard) is None:
+                size = 0
+                for places, size in write_shard(plan, shard, target, work, identity, pool):
+                    yield Progress(done + places, total, written + size)
+                written += size
+            done += shard.end - shard.start
+
+
+def write_shard(
+    plan: Plan, shard: Shard, target: Path, work: Path, identity: str, pool: Pool
+) -> Iterator[tuple[int, int]]:
+    """Write one shard from where it stands; yields places done and bytes written."""
+    split, encoder = plan.split(shard.split), plan.encoder()
+    maker = Maker(split.source, encoder, plan.treatment)
+    folder = plan.storage == "folder"
+    with PartialShard(work, target, shard, encoder, identity, folder=folder) as partial:
+        before = partial.bytes
+        numbers = split.order[shard.start + partial.places : shard.end]
+        chunks = (numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK))
+        for chunk in map_in_order(maker, chunks, pool):
+            partial.append(*chunk)
+            yield partial.places, partial.bytes - before
+        partial.finish()
+        yield partial.places, partial.bytes - before
+
+
+def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> None:
+    """Refuse to begin what cannot fit, where sizes are known beforehand."""
+    if plan.treatment.resize or plan.treatment.quality:
+        return
+    needed = 0
+    for shard in mine:
+        split = plan.split(shard.split)
+        size_bytes = getattr(split.source, "size_bytes", None)
+        if size_bytes is None or (work / f"{shard.file}.done").exists():
+            continue
+        places = range(shard.start, shard.end, max(1, (shard.end - shard.start) // SIZES_ASKED))
+        asked = [size_bytes(split.order[place]) for place in places]
+        needed += sum(asked) * (shard.end - shard.start) // max(1, len(asked))
+        partial = work / f"{shard.file}.partial"
+        needed -= partial.stat().st_size if partial.is_file() else 0
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise DataError(
+            f"{target} has {format_bytes(free)} free; the pictures alone need {format_bytes(needed)}",
+            hint="free some space or choose another disk with --to DIR",
+        )
+
+
+def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
+    """Write the manifest if every rank's shards are whole, and clear up."""
+    found = {shard.file: find_done(work, target, shard) for shard in plan.shards}
+    if any(facts is None for facts in found.values()):
+        return
+    splits = []
+    for split in plan.splits:
+        shards = tuple(facts for shard in split.shards if (facts := found[shard.file]) is not None)
+        splits.append(
+            SplitFacts(
+                name=split.name,
+                records=sum(s.records for s in shards),
+                bytes=sum(s.bytes for s in shards),
+                shards=shards,
+            )
+        )
+    manifest = Manifest(
+        dataset=plan.dataset,
+        kind="detect" if plan.kind == "detect" else "classify",
+        storage=plan.storage,
+        first_label=1 if plan.first_label else 0,
+        classes=tuple((name, text) for name, text in plan.classes),
+        treatment=asdict(plan.treatment),
+        plan=identity,
+        splits=tuple(splits),
+    )
+    write_manifest(target, manifest)
+    clear_work(work)
+
+
+def tell_os_error(err: OSError, target: Path) -> DataError:
+    """Return what the user can do about a file system that refuses."""
+    if err.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(
+            f"the disk is full: {err.filename or target}",
+            hint="free some space, then give the same command again: it goes on where it stopped",
+        )
+    return DataError(f"cannot write {err.filename or target}: {os.strerror(err.errno or 0)}")

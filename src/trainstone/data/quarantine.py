@@ -1,0 +1,183 @@
+"""Takes bad records out of a data set: they go into the folder `quarantine` beside it, with the reason; the rest stays.
+
+A record file is rewritten without them under a temporary name and then replaced; picture files are moved.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import IO
+
+from trainstone.data.manifest import FileFacts, Manifest, ShardFacts, SplitFacts, measure, write_manifest
+from trainstone.data.partial import sum_file
+from trainstone.data.raw.coco import drop_images
+from trainstone.data.recognise import open_prepared
+from trainstone.data.sample import DataSet, Source
+from trainstone.data.storage.records import RecordSource, ShardReader
+from trainstone.data.verify import Bad
+from trainstone.errors import DataError
+from trainstone.files import dump_json, sync_path, write_atomically
+from trainstone.formats.span import Span
+from trainstone.formats.wds import END
+
+NAME = "quarantine"
+COPY_BYTES = 16 << 20
+
+
+def quarantine(found: DataSet, bad: Sequence[Bad], stale: Sequence[Path], folder: Path) -> Path | None:
+    """Take bad records out; return the folder they are in, None if there was nothing to move."""
+    root = folder if folder.is_dir() else folder.parent
+    place = root / NAME
+    moved = []
+    try:
+        for split in found.splits:
+            if isinstance(split.source, RecordSource):
+                moved += clear_shards(split.source, bad, place)
+        pictures = [one for one in bad if one.record is None and one.name and Path(one.file).is_file()]
+        moved += move_pictures(pictures, root, place)
+        if pictures and found.kind == "detect":
+            drop_images(root, {Path(one.file).name for one in pictures}, place)
+        for index in stale:
+            rewrite_index(found, index)
+        if moved:
+            write_atomically(place / "reasons.json", dump_json([*read_reasons(place), *moved]))
+    except OSError as err:
+        raise DataError(f"cannot mend {err.filename or root}: {err.strerror}") from err
+    return place if moved else None
+
+
+def read_reasons(place: Path) -> list[dict[str, object]]:
+    """Return what an earlier run put there."""
+    try:
+        found = json.loads((place / "reasons.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def clear_shards(source: RecordSource, bad: Iterable[Bad], place: Path) -> list[dict[str, object]]:
+    """Rewrite each record file that has bad records without them."""
+    moved = []
+    by_file = groupby(sorted((one for one in bad if one.record is not None), key=lambda b: b.file), lambda b: b.file)
+    paths = {str(path): path for path in source.paths}
+    for file, group in by_file:
+        if file not in paths:
+            continue
+        spoilt = sorted(group, key=lambda one: one.span.offset)
+        place.mkdir(exist_ok=True)
+        for one in spoilt:
+            kept = place / f"{paths[file].name}-record{one.record}-byte{one.span.offset}.bin"
+            copy_spans(paths[file], [one.span], kept, b"")
+            moved.append(
+                {"file": file, "record": one.record, "byte": one.span.offset, "why": one.why, "kept": kept.name}
+            )
+        drop_records(paths[file], source, [one.span for one in spoilt])
+    return moved
+
+
+def drop_records(path: Path, source: RecordSource, spoilt: Sequence[Span]) -> None:
+    """Write a record file anew without these spans, and its index files."""
+    size = path.stat().st_size
+    is_tar = path.suffix == ".tar"
+    gaps = sorted(spoilt)
+    kept, at = [], 0
+    for gap in gaps:
+        kept.append(Span(at, gap.offset - at))
+        at = gap.end
+    kept.append(Span(at, size - at))
+    copy_spans(path, [span for span in kept if span.size > 0], path, END if is_tar and gaps[-1].end >= size else b"")
+    shard = source.open_shard(path)
+    for index, text in shard.index_files():
+        write_atomically(index, text)
+    shard.close()
+
+
+def copy_spans(source: Path, spans: Sequence[Span], target: Path, tail: bytes) -> None:
+    """Write parts of a file, and a tail, to another file or to the same one; whole or not at all."""
+    partial = target.with_name(f"{target.name}.partial")
+    with source.open("rb") as read, partial.open("wb") as write:
+        for span in spans:
+            copy_range(read, write, span)
+        write.write(tail)
+        write.flush()
+        os.fsync(write.fileno())
+    partial.replace(target)
+    sync_path(target.parent)
+
+
+def copy_range(read: IO[bytes], write: IO[bytes], span: Span) -> None:
+    """Copy a part without holding it whole."""
+    read.seek(span.offset)
+    left = span.size
+    while left > 0 and (block := read.read(min(left, COPY_BYTES))):
+        write.write(block)
+        left -= len(block)
+
+
+def move_pictures(bad: Sequence[Bad], root: Path, place: Path) -> list[dict[str, object]]:
+    """Move picture files, keeping their folders' names."""
+    moved: list[dict[str, object]] = []
+    for one in bad:
+        path = Path(one.file)
+        try:
+            relative = path.resolve().relative_to(root.resolve())
+        except ValueError:
+            raise DataError(f"{path} lies outside {root} and is left alone") from None
+        target = place / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+        moved.append({"file": str(relative), "why": one.why, "kept": str(relative)})
+    return moved
+
+
+def rewrite_index(found: DataSet, index: Path) -> None:
+    """Write an index file that does not fit its records anew."""
+    for split in found.splits:
+        if not isinstance(split.source, RecordSource):
+            continue
+        for path in split.source.paths:
+            shard: ShardReader = split.source.open_shard(path)
+            texts = [text for file, text in shard.index_files() if file == index]
+            shard.close()
+            if texts:
+                write_atomically(index, texts[0])
+                return
+
+
+def refresh_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a set whose bad records were taken out."""
+    found = open_prepared(folder, manifest, check=False)
+    sources = {split.name: split.source for split in found.splits}
+    splits = []
+    for split in manifest.splits:
+        shards = tuple(measure_shard(folder, shard, sources[split.name]) for shard in split.shards)
+        records, total = sum(shard.records for shard in shards), sum(shard.bytes for shard in shards)
+        splits.append(SplitFacts(name=split.name, records=records, bytes=total, shards=shards))
+    write_manifest(folder, manifest.model_copy(update={"splits": tuple(splits)}))
+
+
+def measure_shard(folder: Path, shard: ShardFacts, source: Source) -> ShardFacts:
+    """Return a shard's facts as it is now."""
+    sidecars = tuple(measure(folder, facts.file) for facts in shard.sidecars if (folder / facts.file).is_file())
+    if isinstance(source, RecordSource):
+        reader = source.open_shard(folder / shard.file)
+        records = sum(1 for _ in reader.scan())
+        reader.close()
+        own = measure(folder, shard.file)
+    else:
+        records = len(source)
+        own = measure_folder(shard.file, source)
+    changed = {"records": records, "bytes": own.bytes, "crc32c": own.crc32c, "sidecars": sidecars}
+    return shard.model_copy(update=changed)
+
+
+def measure_folder(name: str, source: Source) -> FileFacts:
+    """Return a folder's bytes and checksum."""
+    crc = size = 0
+    for number in range(len(source)):
+        sample = source.read(number)
+        crc = (crc + sum_file(sample.name, sample.image)) % (1 << 32)
+        size += len(sample.image)
+    return FileFacts(file=name, bytes=size, crc32c=f"{crc:08x}")

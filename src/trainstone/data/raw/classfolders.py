@@ -1,0 +1,235 @@
+"""Finds data sets whose labels are the names of folders: any train/<class>, Tiny-ImageNet, ImageNetV2.
+
+Labels are those of im2rec.py: the rank of the folder, but folders that are all numbers are ranked as numbers.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trainstone.data.raw.extract import unpack_once
+from trainstone.data.raw.filetree import is_picture, open_tree, walk_folder
+from trainstone.data.raw.listing import FileListing, ListingBuilder, Place
+from trainstone.data.sample import ClassName, DataSet, Edges, Split
+from trainstone.data.storage.boxfile import SUFFIX, read_box_file
+from trainstone.errors import DataError
+from trainstone.text import printable
+
+log = logging.getLogger(__name__)
+
+VAL_FOLDERS = ("val", "valid", "validation", "test")
+TINY_NAME = "tiny-imagenet-200"
+TINY_PIXELS = 64
+_PACKED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_TINY_TRAIN = re.compile(r"train/([^/]+)/(?:images/)?([^/]+)")
+_TINY_VAL = re.compile(r"val/(?:([^/]+)/)?(?:images/)?([^/]+)")
+_NUMBERED = re.compile(r"(?:(.*)/)?([0-9]{1,9})/([^/]+)", re.ASCII)
+
+
+class Entry(NamedTuple):
+    """A picture in a class folder."""
+
+    name: str
+    label: int
+
+
+def list_class_folders(root: Path, *, numeric: bool | None = None) -> tuple[list[ClassName], list[Entry]]:
+    """Return the classes and pictures below a folder in the order of im2rec.py's walk.
+
+    `numeric` says whether folders are ranked as numbers; without it they are where all are numbers.
+    """
+    builder = _gather(root)
+    classes = _rank(builder.classes, numeric)
+    listing = builder.finish(classes)
+    entries = [Entry(listing.name(i), listing.label(i)) for i in range(len(listing))]
+    return [ClassName(name) for name in classes], entries
+
+
+def find_class_folders(path: Path, known: Sequence[ClassName] = ()) -> DataSet:
+    """Find train/<class> and val/<class> (or valid, validation, test), or class folders directly in the path.
+
+    `known` says which classes there are, in the order of labels, where folders alone cannot: a class may be empty.
+    """
+    folders = {folder.name.lower(): folder for folder in _list_folders(path)}
+    train = folders.get("train")
+    val = next((folders[name] for name in VAL_FOLDERS if name in folders and _has_folders(folders[name])), None)
+    if train is None and val is None:
+        train = path
+    parts = [("train", train), ("val", val)]
+    builders = {name: _gather(folder) for name, folder in parts if folder is not None}
+    classes = known or [ClassName(name) for name in _rank(next(iter(builders.values())).classes, None)]
+    names = [entry.name for entry in classes]
+    splits = [Split(name, builder.finish(names, _find_boxes(path, name))) for name, builder in builders.items()]
+    return DataSet("classify", "class folders", classes, splits)
+
+
+def _find_boxes(path: Path, split: str) -> dict[str, tuple[Edges, ...]]:
+    """Return the boxes that a prepared set keeps beside its folders."""
+    file = path / f"{split}{SUFFIX}"
+    return read_box_file(file) if file.is_file() else {}
+
+
+def find_tiny_imagenet(path: Path) -> DataSet:
+    """Find Tiny-ImageNet: its zip as downloaded, extracted, or with val sorted into class folders."""
+    tree = open_tree(_locate_tiny(path))
+    train, val = ListingBuilder(path), ListingBuilder(path)
+    boxes: dict[str, tuple[Edges, ...]] = {}
+    annotations = tree.read_lines("val/val_annotations.txt") or tree.read_lines("val_annotations.txt")
+    wnids = {fields[0]: fields[1] for line in annotations if len(fields := line.split("\t")) >= 2}
+    for name, place in tree.files.items():
+        if not is_picture(name):
+            if name.endswith("_boxes.txt"):
+                boxes |= _read_tiny_boxes(tree.read_lines(name), 1)
+        elif match := _TINY_TRAIN.fullmatch(name):
+            train.add(f"{match[1]}/{match[2]}", match[1], place)
+        elif match := _TINY_VAL.fullmatch(name):
+            _add_tiny_val(val, match[1], match[2], wnids, place)
+    if not train and not val:
+        raise DataError(f"{printable(str(path))}: no pictures of Tiny-ImageNet, train/<wnid>/ and val/ were looked for")
+    classes = sorted((train or val).classes)
+    boxes |= _read_tiny_boxes(annotations, 2)
+    words = tree.read_lines("words.txt") or tree.read_lines("classes.txt")
+    texts = {key: text.strip() for key, _, text in (line.partition("\t") for line in words)}
+    return DataSet(
+        "classify",
+        "Tiny-ImageNet zip" if tree.path.is_file() else "Tiny-ImageNet folders",
+        [ClassName(name, texts.get(name, "")) for name in classes],
+        _splits(path, train, val, classes, boxes),
+        name="tiny-imagenet",
+    )
+
+
+def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
+    """Find ImageNetV2 in a folder or a tar; a compressed tar is extracted below `work`.
+
+    Folders are ImageNet's labels: 1000 classes named 0 to 999, whichever of them are there.
+    """
+    found = _locate_v2(path)
+    if found.name.lower().endswith(_PACKED_SUFFIXES):
+        found = unpack_once(found, work)
+    builder = ListingBuilder(path)
+    parents: set[str] = set()
+    for name, place in open_tree(found).files.items():
+        match = _NUMBERED.fullmatch(name)
+        if match is None or not is_picture(name):
+            continue
+        parents.add(match[1] or "")
+        if int(match[2]) > 999:
+            raise DataError(f"{printable(str(path))}: folder {match[2]} is no class of ImageNetV2, which are 0 to 999")
+        builder.add(f"{int(match[2])}/{match[3]}", str(int(match[2])), place)
+        if len(parents) > 1:
+            raise DataError(
+                f"{printable(str(path))}: several variants of ImageNetV2: {printable(', '.join(sorted(parents)))}",
+                hint="give the path of one of them",
+            )
+    if not builder:
+        raise DataError(f"{printable(str(path))}: no ImageNetV2, pictures in folders 0 to 999 were looked for")
+    classes = [str(number) for number in range(1000)]
+    storage = "ImageNetV2 tar" if found.is_file() else "ImageNetV2 folders"
+    splits = [Split("val", builder.finish(classes))]
+    return DataSet("classify", storage, [ClassName(name) for name in classes], splits, name="imagenetv2")
+
+
+def _gather(root: Path) -> ListingBuilder:
+    builder = ListingBuilder(root)
+    for folder in walk_folder(root):
+        pictures = [file for file in folder.files if is_picture(file)]
+        if pictures and not folder.name:
+            raise DataError(
+                f"{printable(str(root))}: {printable(pictures[0])} lies in no class folder",
+                hint="put each picture into the folder of its class",
+            )
+        place = Place(folder.path)
+        for file in pictures:
+            builder.add(f"{folder.name}/{file}", folder.name, place)
+    if not builder:
+        raise DataError(
+            f"{printable(str(root))}: no pictures; files ending in .jpeg, .jpg or .png in class folders were looked for"
+        )
+    return builder
+
+
+def _rank(classes: list[str], numeric: bool | None) -> list[str]:
+    """Put folders in order; they come in that of the walk."""
+    are_numbers = all(name.isascii() and name.isdigit() for name in classes)
+    if numeric and not are_numbers:
+        raise DataError("class folders should all be numbers, and are not")
+    if numeric is False or not are_numbers:
+        return classes
+    return sorted(classes, key=lambda name: (int(name), name))
+
+
+def _list_folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise DataError(f"{printable(str(path))}: no such folder")
+    try:
+        return sorted(folder for folder in path.iterdir() if folder.is_dir())
+    except OSError as err:
+        raise DataError(f"{printable(str(path))}: cannot be read: {err.strerror}") from err
+
+
+def _has_folders(path: Path) -> bool:
+    """Say whether this is a split; a folder of pictures alone is a class, or has no labels."""
+    if any(path.name != name.name and not name.name.startswith(".") for name in _list_folders(path)):
+        return True
+    log.warning("%s: holds no class folders, so it is not used for validation", printable(str(path)))
+    return False
+
+
+def _splits(
+    path: Path, train: ListingBuilder, val: ListingBuilder, classes: Sequence[str], boxes: dict[str, tuple[Edges, ...]]
+) -> list[Split]:
+    splits = []
+    for name, builder in (("train", train), ("val", val)):
+        if builder:
+            listing: FileListing = builder.finish(classes, boxes)
+            splits.append(Split(name, listing))
+        else:
+            log.warning("%s: no pictures for %s", printable(str(path)), name)
+    return splits
+
+
+def _locate_tiny(path: Path) -> Path:
+    for candidate in (path, path / TINY_NAME):
+        if candidate.is_file() or (candidate / "train").is_dir() or (candidate / "val").is_dir():
+            return candidate
+    if (path / f"{TINY_NAME}.zip").is_file():
+        return path / f"{TINY_NAME}.zip"
+    raise DataError(
+        f"{printable(str(path))}: no Tiny-ImageNet; train/ and val/, or {TINY_NAME}.zip were looked for",
+        hint=f"give {TINY_NAME}.zip or the folder it extracts to",
+    )
+
+
+def _add_tiny_val(val: ListingBuilder, folder: str | None, file: str, wnids: dict[str, str], place: Place) -> None:
+    wnid = wnids.get(file) if folder in (None, "images") else folder
+    if wnid is None:
+        raise DataError(f"val/{printable(file)} of Tiny-ImageNet has no line in val_annotations.txt")
+    val.add(f"{wnid}/{file}", wnid, place)
+
+
+def _read_tiny_boxes(lines: Sequence[str], first: int) -> dict[str, tuple[Edges, ...]]:
+    """Read lines of a file name and, from field `first` on, four edges in pixels."""
+    boxes: dict[str, tuple[Edges, ...]] = {}
+    for line in lines:
+        fields = line.split("\t")
+        try:
+            left, top, right, bottom = (min(max(int(field) / TINY_PIXELS, 0.0), 1.0) for field in fields[first:])
+        except ValueError as err:
+            raise DataError(f"a box of Tiny-ImageNet is damaged: '{printable(line[:200])}'") from err
+        if left < right and top < bottom:
+            boxes[fields[0].rpartition(".")[0]] = ((left, top, right, bottom),)
+    return boxes
+
+
+def _locate_v2(path: Path) -> Path:
+    """Return the path, or the one tar of ImageNetV2 in a folder that holds no folders of pictures."""
+    if path.is_dir():
+        tars = sorted(file for file in path.glob("imagenetv2*.tar*") if file.is_file())
+        if len(tars) == 1 and not _list_folders(path):
+            return tars[0]
+    elif not path.is_file():
+        raise DataError(f"{printable(str(path))}: no such file or folder")
+    return path

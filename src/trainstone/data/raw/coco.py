@@ -1,0 +1,217 @@
+"""COCO's layout, as it lies: annotations/instances_<split>.json and a folder of pictures for each split.
+
+Any categories will do. prepare_coco.py makes such a folder from the published zips and checks it.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
+from trainstone.errors import DataError
+from trainstone.files import write_atomically
+from trainstone.formats.coco import (
+    NAME_OF_ID,
+    CocoCategory,
+    Instances,
+    number_categories,
+    read_instances,
+)
+from trainstone.formats.cocotrim import Trimmable
+
+ANNOTATIONS = re.compile(r"(bbox_only_)?instances_([A-Za-z0-9._-]+)\.json")
+YEAR = re.compile(r"20\d\d$")
+
+
+def find_coco(path: Path) -> DataSet:
+    """Open a folder in COCO's layout; splits whose pictures are not there are left out."""
+    usable = find_splits(path)
+    if not usable:
+        found = find_annotations(path / "annotations")
+        stems = ", ".join(found) or "train2017"
+        raise DataError(
+            f"{path} is not in COCO's layout: "
+            + ("no pictures for its annotations" if found else "no annotations/instances_<split>.json"),
+            hint=f"pictures of a split are looked for in folders named like it ({stems}), or below images/",
+        )
+    splits: list[Split] = []
+    categories: Sequence[CocoCategory] = ()
+    for stem, (file, folder) in usable.items():
+        instances = read_instances(file)
+        if splits and list_classes(instances.categories) != list_classes(categories):
+            raise DataError(f"{file} has other categories than the files beside it")
+        categories = instances.categories
+        splits.append(Split(name_split(stem, usable), make_source(instances, file, folder)))
+    classes = [ClassName(name) for _, name in list_classes(categories)]
+    return DataSet("detect", "COCO", classes, splits, name_set(categories))
+
+
+def find_splits(path: Path) -> dict[str, tuple[Path, Path]]:
+    """Return train2017 -> its annotation file and its pictures' folder; train comes first."""
+    found = {stem: (file, find_pictures(path, stem)) for stem, file in find_annotations(path / "annotations").items()}
+    return {stem: (file, folder) for stem, (file, folder) in found.items() if folder is not None}
+
+
+def find_annotations(folder: Path) -> dict[str, Path]:
+    """Return train2017 -> the annotation file, complete ones before those with boxes only; train comes first."""
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.json"), reverse=True):  # instances_ before bbox_only_
+        named = ANNOTATIONS.fullmatch(file.name)
+        if named is not None:
+            found.setdefault(named[2], file)
+    return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("train"), item[0])))
+
+
+def find_pictures(path: Path, stem: str) -> Path | None:
+    """Return the folder of a split's pictures, if it is there."""
+    names = dict.fromkeys((stem, YEAR.sub("", stem) or stem))
+    folders = [path / below / name for name in names for below in ("", "images")]
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def name_split(stem: str, among: Sequence[str] | dict[str, Any]) -> str:
+    """Return train for train2017, unless there is a train2014, too."""
+    short = YEAR.sub("", stem) or stem
+    return short if sum((YEAR.sub("", other) or other) == short for other in among) == 1 else stem
+
+
+def list_classes(categories: Sequence[CocoCategory]) -> list[tuple[int, str]]:
+    """Return ids and names in the order of labels."""
+    return sorted((item.id, item.name) for item in categories)
+
+
+def name_set(categories: Sequence[CocoCategory]) -> str:
+    """Return coco where the categories are COCO's; others have no name."""
+    return "coco" if {item.id: item.name for item in categories} == NAME_OF_ID else ""
+
+
+@dataclass(frozen=True)
+class CocoSource:
+    """The pictures of one split; boxes lie in arrays, so that many processes can share them."""
+
+    annotations: Path
+    pictures: Path
+    names: Sequence[str]
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    """First box of each picture, and the end."""
+    edges: NDArray[np.float64]
+    """Left, top, right, bottom as shares of width and height. (boxes, 4)"""
+    labels: NDArray[np.int64]
+    crowds: NDArray[np.bool_]
+    num_degenerate: int
+    """Boxes left out: nothing of them lies in the picture."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> Sample:
+        """Return a picture with its boxes."""
+        try:
+            image = (self.pictures / self.names[index]).read_bytes()
+        except OSError as err:
+            raise DataError(
+                f"cannot read {self.where(index)}: {err.strerror}", hint=f"{self.annotations} names it"
+            ) from err
+        chosen = slice(int(self.starts[index]), int(self.starts[index + 1]))
+        boxes = tuple(
+            Box(label, left, top, right, bottom, crowd)
+            for label, (left, top, right, bottom), crowd in zip(
+                self.labels[chosen].tolist(), self.edges[chosen].tolist(), self.crowds[chosen].tolist(), strict=True
+            )
+        )
+        return Sample(self.names[index], image, boxes=boxes, id=int(self.ids[index]))
+
+    def name(self, index: int) -> str:
+        """Return the file's name."""
+        return self.names[index]
+
+    def where(self, index: int) -> str:
+        """Return the file's path."""
+        return str(self.pictures / self.names[index])
+
+    def size_bytes(self, index: int) -> int:
+        """Return a picture's length; 0 where it is gone, which reading it will tell."""
+        try:
+            return (self.pictures / self.names[index]).stat().st_size
+        except OSError:
+            return 0
+
+    def fingerprint(self) -> str:
+        """Return a checksum of the annotation file's facts, and the pictures' names and lengths."""
+        facts = self.annotations.stat()
+        told = f"{self.annotations.name} {facts.st_size} {facts.st_mtime_ns} {self.pictures.name}\n"
+        digest = hashlib.sha256(told.encode("utf-8", "surrogateescape"))
+        for index, name in enumerate(self.names):
+            digest.update(f"{self.size_bytes(index)} {name}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def without_empty(self) -> "CocoSource":
+        """Return the pictures with at least one box, as detectors are trained on."""
+        counts = np.diff(self.starts)
+        kept = np.flatnonzero(counts)
+        starts = np.concatenate([[0], np.cumsum(counts[kept])])
+        return replace(self, names=[self.names[i] for i in kept.tolist()], ids=self.ids[kept], starts=starts)
+
+
+def make_source(instances: Instances, annotations: Path, pictures: Path) -> CocoSource:
+    """Gather the boxes of each picture, clipped to it; the order within a picture stays."""
+    numbers = number_categories(instances.categories)
+    place_of = {image.id: place for place, image in enumerate(instances.images)}
+    places = np.array([place_of[item.image_id] for item in instances.annotations], dtype=np.int64)
+    sizes = np.array([(image.width, image.height) for image in instances.images], dtype=np.float64).reshape(-1, 2)
+    boxes = np.array([item.bbox for item in instances.annotations], dtype=np.float64).reshape(-1, 4)
+    ends = sizes[places]
+    low = np.clip(boxes[:, :2], 0, ends) / ends
+    high = np.clip(boxes[:, :2] + boxes[:, 2:], 0, ends) / ends
+    kept = np.flatnonzero((high > low).all(axis=1))
+    order = kept[np.argsort(places[kept], kind="stable")]
+    counts = np.bincount(places[kept], minlength=len(instances.images))
+    return CocoSource(
+        annotations=annotations,
+        pictures=pictures,
+        names=[image.file_name for image in instances.images],
+        ids=np.array([image.id for image in instances.images], dtype=np.int64),
+        starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        edges=np.concatenate([low, high], axis=1)[order],
+        labels=np.array([numbers[item.category_id] - 1 for item in instances.annotations], dtype=np.int64)[order],
+        crowds=np.array([item.crowd for item in instances.annotations], dtype=np.bool_)[order],
+        num_degenerate=len(places) - len(kept),
+    )
+
+
+def drop_images(root: Path, names: Collection[str], place: Path) -> None:
+    """Take pictures that were moved away out of the annotation files and lists of images that name them.
+
+    `names` are file names without folders; only those that are gone from their split's folder are meant. The files as
+    they were are kept in `place`, the oldest where there are several.
+    """
+    for path in sorted((root / "annotations").glob("*.json"), reverse=True):  # instances_ before bbox_only_
+        named = ANNOTATIONS.fullmatch(path.name)
+        folder = find_pictures(root, named[2]) if named else None
+        if named is None or folder is None:
+            continue
+        document = Trimmable(path)
+        gone = {n for n in document.names if n.rpartition("/")[2] in names and not (folder / n).exists()}
+        if gone:
+            _keep(path, place / "annotations" / path.name)
+            write_atomically(path, document.without(gone))
+            _drop_lines(root / f"{named[2]}-images.txt", gone)
+
+
+def _keep(path: Path, copy: Path) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if not copy.exists():
+        write_atomically(copy, [path.read_bytes()])
+
+
+def _drop_lines(path: Path, names: Collection[str]) -> None:
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_atomically(path, (line for line in lines if line.rstrip("\n") not in names))

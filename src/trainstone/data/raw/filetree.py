@@ -1,0 +1,119 @@
+"""The files of a folder, of a zip or of a tar by their relative names, so that who looks for data need not care which.
+
+Holds every name: for data sets of some 100,000 files. Hidden files and macOS's doubles are left out.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from trainstone.data.raw.archives import list_tar, list_zip, read_zip_member
+from trainstone.data.raw.listing import Place
+from trainstone.errors import DataError
+from trainstone.text import printable
+
+log = logging.getLogger(__name__)
+
+PICTURE_SUFFIXES = (".jpeg", ".jpg", ".png")
+MAX_TEXT_BYTES = 64 * 2**20
+
+
+class Folder(NamedTuple):
+    """A folder met on a walk."""
+
+    name: str
+    """Relative to where the walk began, with /; empty there."""
+    path: Path
+    files: list[str]
+
+
+class FileTree(NamedTuple):
+    """Files by relative name."""
+
+    path: Path
+    files: dict[str, Place]
+
+    def read_lines(self, name: str) -> list[str]:
+        """Return the lines of a text file that are not blank; none where it is not there."""
+        place = self.files.get(name)
+        if place is None:
+            return []
+        where = f"{printable(str(self.path))}, {printable(name)}"
+        try:
+            content = _read_content(place, name)
+        except OSError as err:
+            raise DataError(f"{where}: cannot be read: {err.strerror}") from err
+        if content is None:
+            raise DataError(f"{where}: damaged, or larger than {MAX_TEXT_BYTES:,} bytes")
+        lines = content.decode("utf-8", errors="replace").splitlines()
+        return [line for line in lines if line.strip()]
+
+
+def open_tree(path: Path) -> FileTree:
+    """List a folder, a zip (by its name) or a tar that is not compressed; one folder around all files is stripped."""
+    files: dict[str, Place] = {}
+    if path.is_dir():
+        for folder in walk_folder(path):
+            prefix = f"{folder.name}/" if folder.name else ""
+            files.update((prefix + file, Place(folder.path)) for file in folder.files)
+        return FileTree(path, files)
+    if path.suffix.lower() == ".zip":
+        for packed in list_zip(path):
+            if not is_hidden(packed.name):
+                files[packed.name] = Place(path, packed.offset, packed.size, packed.packed, packed.crc)
+    else:
+        for member in list_tar(path):
+            if not is_hidden(member.name):
+                files[member.name] = Place(path, member.offset, member.size)
+    tops = {name.partition("/")[0] for name in files}
+    if len(tops) == 1 and all("/" in name for name in files):
+        files = {name.partition("/")[2]: place for name, place in files.items()}
+    return FileTree(path, files)
+
+
+def walk_folder(root: Path) -> Iterator[Folder]:
+    """Yield folders as im2rec.py meets them: a folder before what is in it, all sorted by name, links followed."""
+    stack: list[tuple[str, Path, tuple[tuple[int, int], ...]]] = [("", root, ())]
+    while stack:
+        name, path, parents = stack.pop()
+        try:
+            facts = path.stat()
+            with os.scandir(path) as entries:
+                found = [(entry.name, entry.is_dir(), entry.is_file()) for entry in entries]
+        except OSError as err:
+            raise DataError(f"{printable(str(path))}: cannot be read: {err.strerror}") from err
+        identity = (facts.st_dev, facts.st_ino)
+        if identity in parents:
+            log.warning("%s: a link to a folder that it lies in; left out", printable(str(path)))
+            continue
+        found.sort()
+        yield Folder(name, path, [file for file, _, is_file in found if is_file and not is_hidden(file)])
+        for inner in reversed([file for file, is_folder, _ in found if is_folder and not is_hidden(file)]):
+            stack.append((f"{name}/{inner}" if name else inner, path / inner, (*parents, identity)))
+
+
+def is_hidden(name: str) -> bool:
+    """Say whether a file or a folder it lies in is hidden, or is macOS's."""
+    return name.startswith((".", "__MACOSX")) or "/." in name
+
+
+def is_picture(name: str) -> bool:
+    """Say whether a file is a picture, by its name."""
+    return name.lower().endswith(PICTURE_SUFFIXES) and not is_hidden(name.rpartition("/")[2])
+
+
+def _read_content(place: Place, name: str) -> bytes | None:
+    path = place.container if place.offset >= 0 else place.container / name.rpartition("/")[2]
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if place.packed >= 0:
+            if place.size > MAX_TEXT_BYTES:
+                return None
+            return read_zip_member(descriptor, place.offset, place.size, place.packed, place.crc)
+        size = place.size if place.offset >= 0 else os.fstat(descriptor).st_size
+        content = os.pread(descriptor, min(size, MAX_TEXT_BYTES), max(place.offset, 0))
+        return content if len(content) == size else None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,226 @@
+"""What lies at a path? Looks at names and first bytes and opens it, whatever storage it is."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from trainstone.data.manifest import Manifest, check_files, read_manifest
+from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet
+from trainstone.data.raw.coco import CocoSource, find_coco
+from trainstone.data.raw.filetree import is_picture
+from trainstone.data.sample import ClassName, DataSet, Split
+from trainstone.data.sources import PictureSource, Selection
+from trainstone.data.storage.recordio import RecordIOShard
+from trainstone.data.storage.records import RecordSource, ShardReader
+from trainstone.data.storage.tfrecord import TFRecordShard
+from trainstone.data.storage.wds import WdsShard
+from trainstone.errors import ConfigError, DataError
+from trainstone.formats.recordio import MAGIC_BYTES
+from trainstone.formats.tfrecord import TFRecordFile
+
+Opener = Callable[[Path], ShardReader]
+
+SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
+SPLITS = {"validation": "val", "valid": "val", "val": "val", "test": "test", "train": "train", "training": "train"}
+# train-00000-of-01024, flowers_validation_00001-of-00005.tfrecord, train.0_of_4.tfrecord, train_3.rec, train-000012.tar
+NUMBER = re.compile(r"[-_.]?(\d+[-_]of[-_]\d+|\d+)$")
+QUARANTINE = "quarantine"
+MAX_CLASSES = 1_000_000
+MAX_LABELS_BYTES = 64 << 20
+HINT = "it can be: class folders, COCO, RecordIO (.rec), TFRecord, WebDataset (.tar), or a folder that trainstone made"
+
+
+def open_dataset(path: Path, *, classes: bool = True) -> DataSet:
+    """Return the data set at a path: a folder or a single file of records.
+
+    Without `classes` no record is read, so that damaged sets can be opened, too.
+    """
+    if path.is_file():
+        if is_picture(path.name):
+            return DataSet("classify", "a picture", (), [Split(path.name, PictureSource([path]))])
+        storage = recognise_file(path)
+        if storage is None:
+            raise DataError(f"{path} is no file of records", hint=HINT)
+        return make_set(storage, {name_split(path): [path]}, classes=classes)
+    if not path.is_dir():
+        raise DataError(f"no such file or folder: {path}")
+    manifest = read_manifest(path)
+    if manifest is not None:
+        return open_prepared(path, manifest, check=classes)
+    found = find_records(path, classes=classes) or find_files(path)
+    if found is None:
+        raise DataError(f"{path} holds no data set that trainstone knows", hint=HINT)
+    return found
+
+
+def recognise_file(path: Path) -> str | None:
+    """Return which storage a file is of, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(512)
+    except OSError as err:
+        raise DataError(f"cannot read {path}: {err.strerror}") from err
+    if head.startswith(MAGIC_BYTES):
+        return "recordio"
+    if head[257:262] == b"ustar" or (path.suffix == ".tar" and len(head) == 512):
+        return "wds"
+    if path.suffix in (".tfrecord", ".tfrecords") or begins_tfrecord(path):
+        return "tfrecord"
+    return None
+
+
+def begins_tfrecord(path: Path) -> bool:
+    """Say whether a file's first record has the right checksum of its length."""
+    with TFRecordFile(path) as file:
+        try:
+            return next(file.spans(), None) is not None
+        except DataError:
+            return False
+
+
+def find_records(path: Path, *, classes: bool) -> DataSet | None:
+    """Return the record files of a folder, by split; index files and the like beside them are not meant."""
+    files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    meant = [p for p in files if p.suffix in (".rec", ".tar", ".tfrecord", ".tfrecords") or "-of-" in p.name]
+    if not meant:
+        return None
+    by_storage: dict[str, dict[str, list[Path]]] = {}
+    for file in meant:
+        storage = recognise_file(file)
+        if storage is None:
+            raise DataError(f"{file} is named like a file of records, but is none")
+        by_storage.setdefault(storage, {}).setdefault(name_split(file), []).append(file)
+    if len(by_storage) > 1:
+        raise DataError(f"{path} mixes {' and '.join(SHOWN[s] for s in by_storage)}", hint="give one file, or one kind")
+    storage, splits = next(iter(by_storage.items()))
+    return make_set(storage, splits, classes=classes)
+
+
+def name_split(path: Path) -> str:
+    """Return the split that a file's name tells: train, val, test; else the name without its number."""
+    stem = (
+        path.name.removesuffix(path.suffix) if path.suffix in (".rec", ".tar", ".tfrecord", ".tfrecords") else path.name
+    )
+    stem = NUMBER.sub("", stem)
+    for word in re.split(r"[-_.]", stem.lower()):
+        if word.rstrip("0123456789") in SPLITS:
+            return SPLITS[word.rstrip("0123456789")]
+    return stem or "train"
+
+
+def make_set(storage: str, splits: dict[str, list[Path]], *, classes: bool) -> DataSet:
+    """Open record files that nothing describes: what they hold is seen from the records."""
+    openers: dict[str, Opener] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
+    parts = [Split(name, RecordSource(paths, openers[storage])) for name, paths in splits.items()]
+    if not classes:
+        return DataSet("classify", SHOWN[storage], (), parts)
+    kind = "detect" if any(is_detection(part) for part in parts) else "classify"
+    first = first_label(parts) if storage == "tfrecord" else None
+    return DataSet(kind, SHOWN[storage], name_classes(parts), parts, first_label=first)
+
+
+def first_label(splits: Sequence[Split]) -> int | None:
+    """Return what the first class is called in TFRecord files, as their first record tells."""
+    for split in splits:
+        if len(split.source) and isinstance(split.source, RecordSource):
+            shard, offset = split.source.locate(0)
+            reader = TFRecordShard(split.source.paths[shard])
+            found = reader.first_label(reader.features(offset))
+            reader.close()
+            return found
+    return None
+
+
+def is_detection(split: Split) -> bool:
+    """Say whether the first sample has boxes instead of a class."""
+    if not len(split.source):
+        return False
+    sample = split.source.read(0)
+    return sample.label is None and not sample.values
+
+
+def name_classes(splits: Sequence[Split]) -> tuple[ClassName, ...]:
+    """Return the classes that records name, by label; one that no record names is called by its number."""
+    names: dict[int, ClassName] = {}
+    for split in splits:
+        assert isinstance(split.source, RecordSource)
+        for index in range(len(split.source)):
+            for label, known in split.source.glance(index):
+                if not 0 <= label < MAX_CLASSES:
+                    raise DataError(f"{split.source.where(index)}: label {label} is no class number")
+                if label not in names or not names[label].name:
+                    names[label] = known
+    listed = read_labels_file(splits)
+    found = [names.get(label, ClassName("")) for label in range(max(names, default=-1) + 1)]
+    return tuple(known if known.name else ClassName(listed.get(label, str(label))) for label, known in enumerate(found))
+
+
+def read_labels_file(splits: Sequence[Split]) -> dict[int, str]:
+    """Return the names in a labels.txt beside the records: TF-Slim's `0:daisy`, one a line."""
+    folders = {path.parent for split in splits if isinstance(split.source, RecordSource) for path in split.source.paths}
+    files = [path for folder in folders for path in folder.glob("*labels.txt") if path.is_file()]
+    if len(files) != 1 or files[0].stat().st_size > MAX_LABELS_BYTES:
+        return {}
+    pairs = [line.split(":", 1) for line in files[0].read_text("utf-8", "replace").splitlines() if ":" in line]
+    return {int(number): name.strip() for number, name in pairs if number.isdecimal() and len(number) < 8}
+
+
+def open_prepared(path: Path, manifest: Manifest, *, check: bool = True) -> DataSet:
+    """Open a set that trainstone made; its files must have the manifest's lengths, unless they were changed by us."""
+    if check:
+        check_files(path, manifest)
+    classes = tuple(ClassName(name, text) for name, text in manifest.classes)
+    if manifest.storage == "folder":
+        found = find_coco(path) if manifest.kind == "detect" else find_class_folders(path, classes)
+        return replace(found, name=manifest.dataset, classes=classes)
+    openers: dict[str, Opener] = {
+        "recordio": RecordIOShard,
+        "tfrecord": partial(TFRecordShard, first_label=manifest.first_label),
+        "wds": WdsShard,
+    }
+    splits = [
+        Split(split.name, RecordSource([path / shard.file for shard in split.shards], openers[manifest.storage]))
+        for split in manifest.splits
+    ]
+    first = manifest.first_label if manifest.storage == "tfrecord" else None
+    return DataSet(manifest.kind, SHOWN[manifest.storage], classes, splits, manifest.dataset, first)
+
+
+def without_empty(found: DataSet) -> DataSet:
+    """Return a detection set whose training pictures all have a box."""
+    if found.kind != "detect":
+        raise ConfigError("--skip-empty is for data sets with boxes")
+    return replace(found, splits=[keep_boxed(split) if split.name == "train" else split for split in found.splits])
+
+
+def keep_boxed(split: Split) -> Split:
+    """Return a split without the pictures that have no box."""
+    if isinstance(split.source, CocoSource):
+        return Split(split.name, split.source.without_empty())
+    assert isinstance(split.source, RecordSource)
+    numbers = [number for number in range(len(split.source)) if any(split.source.glance(number))]
+    return Split(split.name, Selection(split.source, numbers))
+
+
+def find_files(path: Path) -> DataSet | None:
+    """Return pictures in files: COCO's layout, Tiny-ImageNet's, class folders."""
+    if any(path.glob("annotations/*instances*.json")):
+        return find_coco(path)
+    if (path / "val_annotations.txt").is_file() or (path / "val" / "val_annotations.txt").is_file():
+        return find_tiny_imagenet(path)
+    pictures = find_pictures(path)
+    if pictures:
+        return DataSet("classify", "pictures", (), [Split(path.resolve().name, PictureSource(pictures))])
+    if any(entry.is_dir() for entry in path.iterdir()):
+        return find_class_folders(path)
+    return None
+
+
+def find_pictures(path: Path) -> list[Path]:
+    """Return the pictures of a folder that has nothing else in it: no classes, no records."""
+    entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
+    if any(entry.is_dir() and entry.name != QUARANTINE for entry in entries):
+        return []
+    return [entry for entry in entries if is_picture(entry.name)]

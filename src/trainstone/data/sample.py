@@ -1,0 +1,113 @@
+"""What every kind of storage holds in the end: a picture with its label and its boxes. And where samples come from."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+Edges = tuple[float, float, float, float]
+"""Left, top, right, bottom of a rectangle as shares of the picture's width and height."""
+
+
+class Box(NamedTuple):
+    """A rectangle in a picture; edges are shares of its width and height, 0 to 1."""
+
+    label: int
+    """Class, counted from 0."""
+    left: float
+    top: float
+    right: float
+    bottom: float
+    crowd: bool = False
+
+
+def make_box(label: float, edges: Sequence[float], crowd: float = 0) -> Box:
+    """Return a box of numbers as files have them."""
+    left, top, right, bottom = (float(edge) for edge in edges)
+    return Box(int(label), left, top, right, bottom, crowd=bool(crowd))
+
+
+class ClassName(NamedTuple):
+    """A class: its name (a folder, a synset) and what people call it; `text` may be empty."""
+
+    name: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A picture as it is stored, undecoded."""
+
+    name: str
+    """Relative name with /, unique in its split: n01440764/n01440764_10026.JPEG."""
+    image: bytes
+    label: int | None = None
+    """Class, counted from 0; None where there is none (detection) or it is no class (see `values`)."""
+    boxes: tuple[Box, ...] = ()
+    values: tuple[float, ...] = ()
+    """Labels that are no class: a vector, or a number with a fraction."""
+    id: int | None = None
+    """Number of the picture in its data set (COCO's image id), where it has one."""
+
+
+class Source(Protocol):
+    """The samples of one split, by number. `read` may be called from several threads at once."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Sample:
+        """Return a sample; DataError names the file and the byte where that cannot be done."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Return a sample's name without reading its picture where that is possible."""
+        ...
+
+    def where(self, index: int) -> str:
+        """Return where it lies, for messages: a path, and the byte in it."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return what changes when the samples do: interrupted work may only go on from the same."""
+        ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a data set: train, val."""
+
+    name: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What was found at a path."""
+
+    kind: str
+    """classify, or detect."""
+    storage: str
+    """What it lies in, for people: ILSVRC2012 tars, class folders, RecordIO, TFRecord, WebDataset, COCO."""
+    classes: Sequence[ClassName]
+    splits: Sequence[Split]
+    name: str = ""
+    """imagenet, coco ... where known."""
+    first_label: int | None = None
+    """What its records call the first class, where they are TFRecord: 0, or 1 if 0 means background."""
+
+
+def shorten(value: float) -> float:
+    """Return the shortest decimal number that is the same 32-bit float: 0.3, not 0.30000001192."""
+    return float(str(np.float32(value)))
+
+
+def fingerprint_files(paths: Iterable[Path]) -> str:
+    """Return what changes when one of these files does."""
+    digest = hashlib.sha256()
+    for path in paths:
+        facts = path.stat()
+        digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

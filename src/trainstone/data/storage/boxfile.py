@@ -1,0 +1,44 @@
+"""Boxes of classified pictures in a CSV file: `file,left,top,right,bottom`, edges as shares of the picture.
+
+It is the form of process_bounding_boxes.py. Prepared sets whose records have no place for boxes keep them so; there the
+file is named with its folder, as two classes may have a picture of the same name.
+"""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainstone.data.sample import Box, Edges
+from trainstone.formats.files import damaged_line, read_lines
+
+SUFFIX = "-boxes.csv"
+
+
+def box_lines(name: str, boxes: Iterable[Box]) -> str:
+    """Return a picture's lines: four decimals as the original wrote them, more where they are needed."""
+    quoted = f'"{name.replace(chr(34), chr(34) * 2)}"' if any(char in name for char in ',"\r\n') else name
+    return "".join(",".join((quoted, *(_tell(edge) for edge in box[1:5]))) + "\n" for box in boxes)
+
+
+def _tell(edge: float) -> str:
+    short = f"{edge:.4f}"
+    return short if float(short) == edge else repr(edge)
+
+
+def read_box_file(path: Path) -> dict[str, tuple[Edges, ...]]:
+    """Return boxes by picture, named as in the file but without the extension."""
+    found: dict[str, tuple[Edges, ...]] = {}
+    for number, line in read_lines(path):
+        try:
+            (fields,) = csv.reader([line], strict=True)
+            file, *edges = fields
+            left, top, right, bottom = map(float, edges)
+        except (ValueError, csv.Error) as err:
+            raise damaged_line(path, number, "file,left,top,right,bottom was expected") from err
+        if not (0 <= left <= right <= 1 and 0 <= top <= bottom <= 1):
+            raise damaged_line(path, number, "edges should go from 0 to 1, left before right, top before bottom")
+        if left == right or top == bottom:  # thinner than four decimals show
+            continue
+        key = file.rpartition(".")[0] or file
+        found[key] = (*found.get(key, ()), (left, top, right, bottom))
+    return found

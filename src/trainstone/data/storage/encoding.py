@@ -1,0 +1,50 @@
+"""What the four storages have in common: a sample becomes bytes to append, and lines in the files beside them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from trainstone.data.picture.look import Look
+from trainstone.data.sample import Sample
+from trainstone.formats.span import Span
+
+
+class Shard(NamedTuple):
+    """A file (or, in the storage `folder`, a folder) to write: which places of its split's order it holds."""
+
+    split: str
+    file: str
+    start: int
+    end: int
+
+
+class Encoded(NamedTuple):
+    """A sample in a storage's form."""
+
+    name: str
+    buffers: Sequence[bytes | memoryview]
+    """What is appended, in pieces: joining them would copy every picture once more."""
+    about: Any = None
+    """What the encoder needs to know of it once its place is known."""
+
+
+class Encoder(Protocol):
+    """How a storage writes. `encode` is called from several threads, or in other processes."""
+
+    tail: bytes
+    """What ends a shard."""
+
+    def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
+        """Return a sample as it is stored; `number` is its place in the source."""
+        ...
+
+    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+        """Return what each sidecar says of a sample that lies here."""
+        ...
+
+    def sidecars(self, shard: Shard) -> tuple[str, ...]:
+        """Return the names of the files beside a shard, one for each of `lines`."""
+        ...
+
+    def finish(self, lines: str, records: int) -> str:
+        """Return a sidecar's text from its lines; empty: it is not written."""
+        ...

@@ -1,0 +1,79 @@
+"""Samples as files: class folders, or COCO's layout for detection. (They are read by classfolders.py and coco.py.)"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from trainstone.data.picture.look import Look
+from trainstone.data.sample import ClassName, Sample
+from trainstone.data.storage.boxfile import SUFFIX, box_lines
+from trainstone.data.storage.encoding import Encoded, Shard
+from trainstone.errors import DataError
+from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full
+from trainstone.formats.names import is_inside
+from trainstone.formats.span import Span
+
+BYTES = ("utf-8", "surrogateescape")
+MAX_PART_BYTES = 255
+
+
+class FolderEncoder:
+    """Writes <split>/<class>/<name>; boxes beside: a CSV file for classified pictures, COCO's JSON for detection."""
+
+    tail = b""
+
+    def __init__(self, kind: str, classes: Sequence[ClassName]) -> None:
+        self._kind = kind
+        self._classes = classes
+
+    def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
+        name = sample.name
+        if self._kind == "detect":
+            number = number if sample.id is None else sample.id
+            boxes = [[b.label, b.left, b.top, b.right, b.bottom, int(b.crowd)] for b in sample.boxes]
+            line = json.dumps([number, name, seen.width, seen.height, boxes]) + "\n"
+        else:
+            if sample.label is None:
+                raise DataError(f"{name} has no class, and class folders have no place for that")
+            name = f"{self._classes[sample.label].name}/{name.rpartition('/')[2]}"
+            line = box_lines(name, sample.boxes) if sample.boxes else ""
+        return Encoded(check_name(name), (sample.image,), line)
+
+    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+        return (made.about,)
+
+    def sidecars(self, shard: Shard) -> tuple[str, ...]:
+        if self._kind == "detect":
+            return (f"annotations/instances_{shard.split}.json",)
+        return (f"{shard.split}{SUFFIX}",)
+
+    def finish(self, lines: str, records: int) -> str:
+        if self._kind != "detect":
+            return lines
+        return "".join(full(make_instances((json.loads(line) for line in lines.splitlines()), self._classes)))
+
+
+def make_instances(lines: Iterable[list[Any]], classes: Sequence[ClassName]) -> Instances:
+    """Return COCO's records of pictures and their boxes; categories are COCO's own where the classes are COCO's."""
+    names = [known.name for known in classes]
+    known_ids = {name: number for number, name in NAME_OF_ID.items()}
+    ids = [known_ids[name] for name in names] if names == list(NAME_OF_ID.values()) else range(1, len(names) + 1)
+    images: list[CocoImage] = []
+    annotations: list[CocoAnnotation] = []
+    for number, name, width, height, boxes in lines:
+        images.append(CocoImage(number, name, width, height))
+        for label, left, top, right, bottom, crowd in boxes:
+            box = (left * width, top * height, (right - left) * width, (bottom - top) * height)
+            area = round(box[2] * box[3], 3)
+            annotations.append(
+                CocoAnnotation(len(annotations) + 1, number, ids[label], box, crowd=bool(crowd), area=area)
+            )
+    return Instances(images, annotations, [CocoCategory(i, name) for i, name in zip(ids, names, strict=True)])
+
+
+def check_name(name: str) -> str:
+    """Return a relative file name; records of other people may say anything."""
+    parts = name.split("/")
+    if not is_inside(name) or any(part in ("", ".") or len(part.encode(*BYTES)) > MAX_PART_BYTES for part in parts):
+        raise DataError(f"{name!r} is no name for a file below a folder")
+    return name

@@ -1,0 +1,111 @@
+"""Samples of a split that lie in record files: RecordIO, TFRecord or WebDataset shards, read in any order."""
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+from trainstone.data.sample import ClassName, Sample, fingerprint_files
+from trainstone.data.storage.offsets import Offsets
+from trainstone.formats.span import Span
+
+OPEN_SHARDS = 64
+"""A map keeps a descriptor: 1,152 shards at once would meet the usual limit of 1,024."""
+
+
+class ShardReader(Protocol):
+    """A file of records."""
+
+    path: Path
+
+    def offsets(self) -> Offsets:
+        """Return where its records begin, from an index that fits or by walking through."""
+        ...
+
+    def scan(self, start: int = 0) -> Iterator[Span]:
+        """Walk through the records from here; DataError where they break off."""
+        ...
+
+    def resync(self, offset: int) -> int | None:
+        """Return where records go on behind a damaged place."""
+        ...
+
+    def read(self, offset: int) -> Sample:
+        """Return the sample that begins here."""
+        ...
+
+    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
+        """Return the labels that a record has and what it calls them, without reading its picture."""
+        ...
+
+    def index_files(self) -> Iterable[tuple[Path, str]]:
+        """Return the index files that lie beside it, each with the text that it should have."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
+
+class RecordSource:
+    """A split in shards. Offsets are kept (8 bytes a record), files are opened as they are needed."""
+
+    def __init__(self, paths: Sequence[Path], open_shard: Callable[[Path], ShardReader]) -> None:
+        self.paths = tuple(paths)
+        self.open_shard = open_shard
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _offsets(self) -> list[Offsets]:
+        return [self._shard(number).offsets() for number in range(len(self.paths))]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(len(offsets) for offsets in self._offsets))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return a sample's shard and the byte it begins at."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        shard = bisect_right(self._ends, index)
+        start = self._ends[shard - 1] if shard else 0
+        return shard, int(self._offsets[shard][index - start])
+
+    def read(self, index: int) -> Sample:
+        shard, offset = self.locate(index)
+        return self._shard(shard).read(offset)
+
+    def glance(self, index: int) -> Iterable[tuple[int, ClassName]]:
+        """Return the labels of a sample and what they are called, without reading its picture."""
+        shard, offset = self.locate(index)
+        return self._shard(shard).glance(offset)
+
+    def name(self, index: int) -> str:
+        return self.read(index).name
+
+    def where(self, index: int) -> str:
+        shard, offset = self.locate(index)
+        start = self._ends[shard - 1] if shard else 0
+        return f"{self.paths[shard]}, record {index - start} at byte {offset}"
+
+    def fingerprint(self) -> str:
+        return fingerprint_files(self.paths)
+
+    def _shard(self, number: int) -> ShardReader:
+        """Return an open shard; those not used for long are let go, and closed when no thread reads them any more."""
+        with self._lock:
+            if number in self._open:
+                self._open.move_to_end(number)
+                return self._open[number]
+            opened = self._open[number] = self.open_shard(self.paths[number])
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+            return opened

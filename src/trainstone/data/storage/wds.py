@@ -1,0 +1,162 @@
+"""Samples in WebDataset tars: <key>.jpg, <key>.cls with the label as text, <key>.json with name, boxes and the rest."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainstone.data.picture.look import Look
+from trainstone.data.sample import ClassName, Sample, make_box
+from trainstone.data.storage.encoding import Encoded, Shard
+from trainstone.data.storage.offsets import Offsets
+from trainstone.errors import DataError
+from trainstone.formats.span import Span
+from trainstone.formats.wds import END, TarSample, WdsFile, index_text, member
+
+PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "img")
+LABELS = ("cls", "cls.txt", "label", "label.txt", "class", "cls2")
+EXTENSIONS = {"jpeg": "jpg"}
+BLOCK = 512
+SPACES = re.compile(r"[%\s]")
+DOTS_AND_SPACES = re.compile(r"[%.\s]")
+
+
+class WdsEncoder:
+    """Writes tars and, beside them, DALI's index."""
+
+    tail = END
+
+    def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
+        key = make_key(sample.name)
+        parts = [(EXTENSIONS.get(seen.kind, seen.kind), sample.image)]
+        if sample.label is not None:
+            parts.append(("cls", str(sample.label).encode()))
+        parts.append(("json", describe(sample)))
+        buffers = [member(f"{key}.{extension}", data) for extension, data in parts]
+        return Encoded(sample.name, buffers, [(f"{key}.{extension}", len(data)) for extension, data in parts])
+
+    def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
+        """DALI's form: extension, first byte of the data, bytes and name of each part."""
+        told = []
+        end = span.offset
+        for (name, size), buffer in zip(made.about, made.buffers, strict=True):
+            end += len(buffer)
+            told.append(f"{name.rpartition('.')[2]} {end - size - -size % BLOCK} {size} {name}")
+        return (" ".join(told) + "\n",)
+
+    def sidecars(self, shard: Shard) -> tuple[str, ...]:
+        return (f"{shard.file.removesuffix('.tar')}.idx",)
+
+    def finish(self, lines: str, records: int) -> str:
+        return f"v1.2 {records}\n{lines}"
+
+
+def find_count(about: Mapping[str, Any], key: str) -> int | None:
+    """Return a whole number, not below 0; other people's JSON may have anything under this key."""
+    value = about.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+
+
+def make_key(name: str) -> str:
+    """Return a sample's key: its name without .jpg or .jpeg.
+
+    A key ends at the first dot of its file name, and DALI's index is split at spaces: both are written as in a URL.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.rpartition(".")
+    if not stem or extension.lower() not in ("jpg", "jpeg"):
+        stem = base  # a.jpg and a.png are two samples
+    return SPACES.sub(escape, folder + slash) + DOTS_AND_SPACES.sub(escape, stem)
+
+
+def escape(match: re.Match[str]) -> str:
+    """Return %2e for a dot."""
+    return "".join(f"%{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
+
+
+def describe(sample: Sample) -> bytes:
+    """Return what is known beyond the label."""
+    document: dict[str, Any] = {"name": sample.name}
+    if sample.id is not None:
+        document["id"] = sample.id
+    if sample.boxes:
+        document["boxes"] = [[b.label, b.left, b.top, b.right, b.bottom, int(b.crowd)] for b in sample.boxes]
+    if sample.values:
+        document["values"] = list(sample.values)
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+class WdsShard:
+    """Reads a WebDataset tar."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = WdsFile(path)
+
+    def offsets(self) -> Offsets:
+        # An index tells where the data of members begin, not their headers; walking the headers is as quick.
+        return np.fromiter((span.offset for span in self.scan()), dtype=np.int64)
+
+    def scan(self, start: int = 0) -> Iterator[Span]:
+        return (sample.span for sample in self._file.samples(start))
+
+    def resync(self, offset: int) -> int | None:
+        return self._file.resync(offset)
+
+    def _sample(self, offset: int) -> TarSample:
+        return next(self._file.samples(offset))
+
+    def read(self, offset: int) -> Sample:
+        found = self._sample(offset)
+        where = f"{self.path}, {found.key} at byte {offset}"
+        picture = next((e for e in PICTURES if e in found.members), None)
+        if picture is None:
+            raise DataError(f"{where}: no picture among {', '.join(found.members)}")
+        image = bytes(self._file.read(found.members[picture]))
+        label = next((self._label(found.members[e], where) for e in LABELS if e in found.members), None)
+        about = self._about(found.members["json"], where) if "json" in found.members else {}
+        try:
+            return Sample(
+                name=str(about.get("name", f"{found.key}.{picture}")),
+                image=image,
+                label=label if label is not None else find_count(about, "label"),
+                boxes=tuple(make_box(b[0], b[1:5], *b[5:6]) for b in about.get("boxes", ())),
+                values=tuple(float(value) for value in about.get("values", ())),
+                id=find_count(about, "id"),
+            )
+        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as err:
+            raise DataError(f"{where}: json does not describe a picture: {err}") from err
+
+    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
+        found = self._sample(offset)
+        where = f"{self.path}, {found.key} at byte {offset}"
+        label = next((self._label(found.members[e], where) for e in LABELS if e in found.members), None)
+        if label is not None:
+            return [(label, ClassName(found.key.rpartition("/")[0]))]
+        return [(box.label, ClassName("")) for box in self.read(offset).boxes]
+
+    def _label(self, span: Span, where: str) -> int:
+        text = bytes(self._file.read(span)).strip()
+        if not text.isdigit() or len(text) > 9:
+            raise DataError(f"{where}: label {text[:40]!r} is no class number")
+        return int(text)
+
+    def _about(self, span: Span, where: str) -> dict[str, Any]:
+        try:
+            document = json.loads(bytes(self._file.read(span)))
+        except (ValueError, RecursionError) as err:
+            raise DataError(f"{where}: json is damaged: {err}") from err
+        if not isinstance(document, dict):
+            raise DataError(f"{where}: json is no table")
+        return document
+
+    def index_files(self) -> Iterable[tuple[Path, str]]:
+        index = self.path.with_suffix(".idx")
+        if index.is_file():
+            yield index, index_text(self._file.samples())
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,228 @@
+"""Decodes every record of a data set and names each bad one by file, record and byte."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from trainstone.data.manifest import NAME, FileFacts, Manifest, measure
+from trainstone.data.parallel import Pool, map_in_order, open_pool
+from trainstone.data.partial import sum_file
+from trainstone.data.picture.decode import decode_strict
+from trainstone.data.sample import DataSet, Sample, Source
+from trainstone.data.storage.records import RecordSource, ShardReader
+from trainstone.errors import DataError
+from trainstone.formats.span import Span
+from trainstone.units import format_bytes
+
+CHUNK = 16
+
+
+class Bad(NamedTuple):
+    """A record that cannot be used."""
+
+    file: str
+    record: int | None
+    """Number in its file; None where the file itself is meant."""
+    span: Span
+    """Where it lies; size 0: up to the next record that can be found."""
+    name: str
+    why: str
+
+    def tell(self) -> str:
+        """Return one line for people."""
+        at = "" if self.record is None else f", record {self.record} at byte {self.span.offset}"
+        named = f" ({self.name})" if self.name and not self.file.endswith(self.name) else ""
+        return f"{self.file}{at}{named}: {self.why}"
+
+
+@dataclass
+class Findings:
+    """What was seen so far."""
+
+    records: int = 0
+    bytes: int = 0
+    bad: list[Bad] = field(default_factory=list)
+    stale: list[Path] = field(default_factory=list)
+    """Index files that do not fit their records."""
+
+
+class Task(NamedTuple):
+    """Records of one shard to look at; a damaged place among them has its reason with it."""
+
+    shard: ShardReader
+    records: Sequence[tuple[int, Span, str]]
+
+
+class SeenFiles(NamedTuple):
+    """What a thread saw of some picture files."""
+
+    records: int
+    bytes: int
+    crc32c: int
+    bad: list[Bad]
+
+
+def verify(found: DataSet, workers: int, manifest: Manifest | None, folder: Path) -> Iterator[Findings]:
+    """Look at everything; yields the same findings again and again as they grow."""
+    findings = Findings()
+    num_classes = len(found.classes) or None
+    folders = manifest.splits if manifest is not None and manifest.storage == "folder" else ()
+    sums = {split.name: split.shards[0] for split in folders}
+    if manifest is not None:
+        findings.bad += check_sums(folder, manifest)
+        yield findings
+    with open_pool(workers) as pool:
+        for split in found.splits:
+            if isinstance(split.source, RecordSource):
+                yield from verify_shards(split.source, findings, pool, num_classes)
+            else:
+                yield from verify_files(split.source, findings, pool, num_classes, sums.get(split.name))
+
+
+def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_classes: int | None) -> Iterator[Findings]:
+    """Look at record files, one after the other, each over all cores."""
+    for path in source.paths:
+        try:
+            shard = source.open_shard(path)
+        except DataError as err:
+            findings.bad.append(Bad(str(path), None, Span(0, 0), "", err.message))
+            continue
+        before = len(findings.bad)
+        tasks = (Task(shard, records) for records in batch(walk(shard)))
+        for seen, size, bad in map_in_order(lambda task: look_at(task, num_classes), tasks, pool):
+            findings.records += seen
+            findings.bytes += size
+            findings.bad += bad
+            yield findings
+        if len(findings.bad) == before:
+            findings.stale += [index for index, text in shard.index_files() if read_text(index) != text]
+        shard.close()
+
+
+def walk(shard: ShardReader) -> Iterator[tuple[int, Span, str]]:
+    """Yield number, place and "" of each record; a place where they break off has the reason, and the walk goes on."""
+    number = at = 0
+    while True:
+        try:
+            for span in shard.scan(at):
+                yield number, span, ""
+                number, at = number + 1, span.end
+            return
+        except DataError as err:
+            after = shard.resync(at)
+            size = (shard.path.stat().st_size if after is None else after) - at
+            yield number, Span(at, size), err.message
+            if after is None:
+                return
+            number, at = number + 1, after
+
+
+def batch(records: Iterable[tuple[int, Span, str]]) -> Iterator[list[tuple[int, Span, str]]]:
+    """Gather records for a thread."""
+    gathered = []
+    for record in records:
+        gathered.append(record)
+        if len(gathered) == CHUNK:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered
+
+
+def look_at(task: Task, num_classes: int | None) -> tuple[int, int, list[Bad]]:
+    """Decode some records; return how many, their bytes, and the bad ones."""
+    bad = []
+    for number, span, why in task.records:
+        name = ""
+        if not why:
+            try:
+                sample = task.shard.read(span.offset)
+                name = sample.name
+                check_sample(sample, num_classes)
+            except DataError as err:
+                why = shorten_reason(err.message, task.shard.path)
+        if why:
+            bad.append(Bad(str(task.shard.path), number, span, name, shorten_reason(why, task.shard.path)))
+    return len(task.records), sum(span.size for _, span, _ in task.records), bad
+
+
+def verify_files(
+    source: Source, findings: Findings, pool: Pool, num_classes: int | None, folder: FileFacts | None
+) -> Iterator[Findings]:
+    """Look at pictures that are files; those of a folder that a manifest describes must have its checksum, too."""
+    chunks = (range(start, min(start + CHUNK, len(source))) for start in range(0, len(source), CHUNK))
+    crc, before = 0, len(findings.bad)
+    for seen in map_in_order(lambda numbers: look_at_files(source, numbers, num_classes), chunks, pool):
+        findings.records += seen.records
+        findings.bytes += seen.bytes
+        findings.bad += seen.bad
+        crc = (crc + seen.crc32c) % (1 << 32)
+        yield findings
+    if folder is not None and f"{crc:08x}" != folder.crc32c and len(findings.bad) == before:
+        why = f"checksum of the pictures {crc:08x}, {NAME} says {folder.crc32c}: some were added, removed or changed"
+        findings.bad.append(Bad(folder.file, None, Span(0, 0), "", why))
+        yield findings
+
+
+def look_at_files(source: Source, numbers: range, num_classes: int | None) -> SeenFiles:
+    """Decode some pictures that are files."""
+    bad, size, crc = [], 0, 0
+    for number in numbers:
+        where = source.where(number)
+        try:
+            sample = source.read(number)
+            size += len(sample.image)
+            crc += sum_file(sample.name, sample.image)
+            check_sample(sample, num_classes)
+        except DataError as err:
+            bad.append(Bad(where, None, Span(0, 0), source.name(number), shorten_reason(err.message, Path(where))))
+    return SeenFiles(len(numbers), size, crc, bad)
+
+
+def check_sample(sample: Sample, num_classes: int | None) -> None:
+    """Raise DataError if a sample cannot be used."""
+    decode_strict(sample.image)
+    for label in (sample.label, *(box.label for box in sample.boxes)):
+        if label is not None and num_classes is not None and not 0 <= label < num_classes:
+            raise DataError(f"label {label}, but there are {num_classes} classes")
+    for box in sample.boxes:
+        if not (0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1):
+            edges = ", ".join(f"{edge:g}" for edge in box[1:5])
+            raise DataError(f"a box with edges {edges}: not inside the picture, or without a size")
+
+
+def shorten_reason(message: str, path: Path) -> str:
+    """Return a reason without the place, which is told apart."""
+    _, named, rest = message.rpartition(f"{path}")
+    _, _, reason = rest.partition(": ") if named else ("", "", message)
+    return reason or message
+
+
+def check_sums(folder: Path, manifest: Manifest) -> Iterator[Bad]:
+    """Compare lengths and checksums of all files with the manifest's."""
+    for shard in manifest.shards:
+        files: list[FileFacts] = list(shard.sidecars)
+        if manifest.storage != "folder":
+            files.append(shard)
+        for facts in files:
+            fault = compare_sum(folder, facts)
+            if fault:
+                yield Bad(str(folder / facts.file), None, Span(0, 0), "", fault)
+
+
+def compare_sum(folder: Path, facts: FileFacts) -> str:
+    """Return what differs; empty: nothing."""
+    try:
+        size = (folder / facts.file).stat().st_size
+        if size != facts.bytes:
+            return f"{format_bytes(size)} ({size} bytes); {NAME} says {facts.bytes}"
+        crc = measure(folder, facts.file).crc32c
+    except OSError as err:
+        return f"cannot be read: {err.strerror}"
+    return "" if crc == facts.crc32c else f"CRC-32C {crc}; {NAME} says {facts.crc32c}"
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text, damaged characters and all."""
+    return path.read_bytes().decode("utf-8", "surrogateescape")

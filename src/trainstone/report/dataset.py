@@ -1,0 +1,227 @@
+"""The page of a data set: what it holds, how its labels and sizes are spread, and some of its pictures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainstone.report.blocks import Block, Facts, Gallery, Outline, Picture, Section, Table
+from trainstone.report.dataset_charts import (
+    draw_boxes,
+    draw_classes,
+    draw_ranks,
+    draw_sizes,
+    name_classes,
+    sort_classes,
+)
+from trainstone.report.page import Page, write_page
+from trainstone.report.vega import Scripts
+from trainstone.results.dataset import DatasetSummary, SamplePicture, SplitSummary
+from trainstone.units import format_bytes, format_count, format_percent
+
+MAX_BARS = 40
+"""More classes than these are drawn by rank, without names."""
+NUM_EXTREMES = 10
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def write_dataset_page(summary: DatasetSummary, target: Path, scripts: Scripts) -> Page:
+    """Write the page; return what is on it."""
+    page = build_dataset_page(summary)
+    write_page(page, target, scripts)
+    return page
+
+
+def build_dataset_page(summary: DatasetSummary) -> Page:
+    """Put the sections together; what a data set does not have is left out."""
+    built = [
+        build_overview(summary),
+        build_samples(summary),
+        build_labels(summary),
+        build_boxes(summary),
+        build_sizes(summary),
+        build_bad(summary),
+    ]
+    name = summary.name or Path(summary.path).name or "data set"
+    records = " and ".join(f"{split.records:,} in {split.name}" for split in summary.splits)
+    pictures = format_count(sum(split.records for split in summary.splits), "picture")
+    classes = "1 class" if len(summary.classes) == 1 else f"{len(summary.classes):,} classes"
+    return Page(
+        title=f"{name}: {records}",
+        about=f"data · {name}",
+        verdict=f"{name}: {pictures} of {classes}" + (f", {records}" if len(summary.splits) > 1 else ""),
+        setting=f"{'detection' if summary.kind == 'detect' else 'classification'} · {summary.storage} · {summary.path}",
+        sections=[section for section in built if section is not None],
+    )
+
+
+def build_overview(summary: DatasetSummary) -> Section:
+    """Tiles, and a row for each split."""
+    looked = sum(split.looked_at.pictures for split in summary.splits if split.looked_at)
+    tiles = [
+        ("pictures", f"{sum(split.records for split in summary.splits):,}"),
+        ("classes", f"{len(summary.classes):,}"),
+    ]
+    num_bad = sum(split.num_bad for split in summary.splits)
+    counted = [split.boxes for split in summary.splits if split.boxes]
+    if counted:
+        all_of_them = all(split.counted == split.records for split in summary.splits)
+        where = "" if all_of_them else f" in {sum(boxes.pictures for boxes in counted):,} pictures"
+        tiles.append((f"boxes{where}", f"{sum(boxes.boxes for boxes in counted):,}"))
+    tiles += [("stored as", summary.storage), ("bad pictures met", f"{num_bad:,}")]
+    rows = [tell_split(split) for split in summary.splits]
+    columns = ("split", "pictures", "bytes", "files", "median size", "kinds", "colours", "bad")
+    numeric = (False, True, True, True, False, False, False, True)
+    shown = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    table = Table(
+        [columns[place] for place in shown],
+        [[row[place] for place in shown] for row in rows],
+        numeric=[numeric[place] for place in shown],
+    )
+    lead = f"Sizes, kinds and colours are those of {looked:,} pictures, evenly spaced over each split."
+    return Section("overview", "At a glance", [Facts(tiles, big=True), table], lead)
+
+
+def tell_split(split: SplitSummary) -> list[str]:
+    """Return a split's cells."""
+    seen = split.looked_at
+    size = ""
+    if split.bytes is not None:
+        size = format_bytes(split.bytes)
+    elif seen is not None:
+        size = f"about {format_bytes(seen.bytes.mean * split.records)}"
+    return [
+        split.name,
+        f"{split.records:,}",
+        size,
+        "" if split.shards is None else f"{split.shards:,}",
+        "" if seen is None else f"{seen.width.median:.0f} × {seen.height.median:.0f}".replace(" ", NO_BREAK),
+        "" if seen is None else tell_shares(seen.kinds, seen.pictures),
+        "" if seen is None else tell_shares(seen.colours, seen.pictures),
+        f"{split.num_bad:,}",
+    ]
+
+
+def tell_shares(counts: dict[str, int], total: int) -> str:
+    """Return jpeg, or jpeg 99.2 %, png 0.8 %."""
+    if len(counts) == 1:
+        return next(iter(counts))
+    parts = (f"{name} {format_percent(count / total)}".replace(" ", NO_BREAK) for name, count in counts.items())
+    return ", ".join(parts)
+
+
+def build_samples(summary: DatasetSummary) -> Section | None:
+    """Some pictures, with their boxes."""
+    if not summary.samples:
+        return None
+    lead = "Evenly spaced over the split." if summary.kind == "detect" else "Evenly spaced over the classes."
+    gallery = Gallery([draw_sample(sample) for sample in summary.samples])
+    return Section("samples", "Pictures", [gallery], lead)
+
+
+def draw_sample(sample: SamplePicture) -> Picture:
+    """Return a picture for the page; boxes come from shares to its pixels."""
+    width, height = sample.width, sample.height
+    outlines = [
+        Outline(
+            left=round(box.left * width, 2),
+            top=round(box.top * height, 2),
+            width=round((box.right - box.left) * width, 2),
+            height=round((box.bottom - box.top) * height, 2),
+            text=f"{box.text}, a crowd" if box.crowd else box.text,
+        )
+        for box in sample.boxes
+    ]
+    return Picture(sample.jpeg_base64, width, height, sample.label, f"{sample.split} · {sample.name}", outlines)
+
+
+def build_labels(summary: DatasetSummary) -> Section | None:
+    """How often each class comes: by name where there are few, by rank where there are many."""
+    what = "boxes" if summary.kind == "detect" else "pictures"
+    names = name_classes(summary.classes)
+    blocks: list[Block] = []
+    doubts = []
+    for number, split in enumerate(summary.splits):
+        if split.outside:
+            doubts.append((f"{split.name}: labels that no class has", f"{split.outside:,}"))
+        if split.unlabelled:
+            doubts.append((f"{split.name}: without a class", f"{split.unlabelled:,}"))
+        if any(split.class_counts):
+            draw = draw_classes if len(names) <= MAX_BARS else draw_ranks
+            blocks.append(draw(f"labels-{number}", split, names, what))
+            if len(names) > MAX_BARS:
+                blocks.append(tabulate_extremes(split, names, what))
+    if doubts:
+        blocks.append(Facts(doubts))
+    if not blocks:
+        return None
+    return Section("labels", "Classes", blocks, tell_balance(summary, what))
+
+
+def tell_balance(summary: DatasetSummary, what: str) -> str:
+    """Say how even the first split's classes are, and whether all records were counted."""
+    split = summary.splits[0]
+    least, most = min(split.class_counts, default=0), max(split.class_counts, default=0)
+    told = f"Every class of {split.name} has {most:,} {what}."
+    if least != most:
+        told = f"A class of {split.name} has {least:,} to {most:,} {what}."
+    partly = [part for part in summary.splits if part.counted < part.records]
+    sampled = ", ".join(f"{part.counted:,} of {part.records:,} in {part.name}" for part in partly)
+    return f"{told} Not all pictures were counted: {sampled}." if partly else told
+
+
+def tabulate_extremes(split: SplitSummary, names: Sequence[str], what: str) -> Table:
+    """The most and the least frequent classes."""
+    pairs = sort_classes(split, names)
+    first, last = pairs[:NUM_EXTREMES], pairs[-NUM_EXTREMES:][::-1]
+    rows = [[a, f"{m:,}", b, f"{n:,}"] for (a, m), (b, n) in zip(first, last, strict=True)]
+    caption = f"{split.name}: most and least frequent classes"
+    return Table(("most frequent", what, "least frequent", what), rows, caption, numeric=(False, True, False, True))
+
+
+def build_boxes(summary: DatasetSummary) -> Section | None:
+    """How many boxes a picture has."""
+    blocks: list[Block] = [
+        draw_boxes(f"boxes-{number}", split) for number, split in enumerate(summary.splits) if split.boxes
+    ]
+    if not blocks:
+        return None
+    means = [
+        f"{split.boxes.boxes / split.boxes.pictures:.1f} in {split.name}"
+        for split in summary.splits
+        if split.boxes and split.boxes.pictures
+    ]
+    return Section("boxes", "Boxes of a picture", blocks, f"On average {', '.join(means)}." if means else "")
+
+
+def build_sizes(summary: DatasetSummary) -> Section | None:
+    """How large pictures are; no chart where all are alike."""
+    rows, blocks = [], list[Block]()
+    for number, split in enumerate(summary.splits):
+        if split.looked_at is None:
+            continue
+        parts = (("width", split.looked_at.width), ("height", split.looked_at.height), ("bytes", split.looked_at.bytes))
+        for what, spread in parts:
+            show = format_bytes if what == "bytes" else "{:,.0f}".format
+            cells = (spread.minimum, spread.p5, spread.median, spread.p95, spread.maximum, spread.mean)
+            rows.append([f"{split.name}: {what}", *(show(value) for value in cells)])
+        if len(split.looked_at.sizes) > 1:
+            blocks.append(draw_sizes(f"sizes-{number}", f"{split.name}: sizes of pictures", split.looked_at))
+    if not rows:
+        return None
+    columns = ("", "smallest", "5 % below", "median", "5 % above", "largest", "mean")
+    table = Table(columns, rows, numeric=(False, *(True,) * 6))
+    looked = ", ".join(
+        f"{split.looked_at.pictures:,} of {split.records:,} in {split.name}"
+        for split in summary.splits
+        if split.looked_at
+    )
+    return Section("sizes", "Sizes of pictures", [*blocks, table], f"Looked at {looked}, evenly spaced.")
+
+
+def build_bad(summary: DatasetSummary) -> Section | None:
+    """The bad ones that were met."""
+    rows = [[bad.where, bad.why] for split in summary.splits for bad in split.bad]
+    if not rows:
+        return None
+    total = sum(split.num_bad for split in summary.splits)
+    lead = f"{format_count(total, 'picture')} met on the way cannot be used; trainstone data verify looks at all."
+    return Section("bad", "Bad pictures", [Table(("where", "why"), rows)], lead)

@@ -1,0 +1,130 @@
+"""What `trainstone data info` finds out about a data set: plain records, for --json and the page alike.
+
+All text is made printable by who fills them in. What was not counted is absent, never a guess.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainstone.results.schema import Count, Record
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Quantiles(Record):
+    """How a number is spread over the pictures looked at."""
+
+    minimum: float
+    p5: float
+    median: float
+    p95: float
+    maximum: float
+    mean: float
+
+
+class SizeCount(Record):
+    """How many of the pictures looked at have this size."""
+
+    width: Count
+    height: Count
+    pictures: Count
+
+
+class BadRecord(Record):
+    """A picture that cannot be used: where it lies, and why."""
+
+    where: str
+    why: str
+
+
+class LookedAt(Record):
+    """What a sample of a split's pictures, evenly spaced, tells about all of them."""
+
+    pictures: Count
+    width: Quantiles
+    height: Quantiles
+    bytes: Quantiles
+    """Of a picture as it is stored."""
+    kinds: dict[str, Count]
+    """jpeg, png ... and how many."""
+    colours: dict[str, Count]
+    sizes: list[SizeCount]
+    """Most frequent first."""
+
+
+class BoxCounts(Record):
+    """Boxes of a detection split."""
+
+    boxes: Count
+    pictures: Count
+    """In so many pictures they were counted."""
+    per_picture: dict[int, Count]
+    """So many pictures have so many boxes."""
+
+
+class SplitSummary(Record):
+    """A part of a data set."""
+
+    name: str
+    records: Count
+    bytes: Count | None = None
+    """Of its files, where they are its own."""
+    shards: Count | None = None
+    class_counts: list[Count]
+    """Pictures (detection: boxes) of each class, in the order of classes."""
+    outside: Count = 0
+    """Labels that no class has."""
+    unlabelled: Count = 0
+    """Pictures (classification) without a class."""
+    counted: Count
+    """So many records were asked for their labels; fewer than `records` makes the counts a sample."""
+    boxes: BoxCounts | None = None
+    looked_at: LookedAt | None = None
+    num_bad: Count = 0
+    """Seen on the way, not searched for."""
+    bad: list[BadRecord] = Field(default_factory=list)
+    """The first of them."""
+
+
+class ClassSummary(Record):
+    """A class: the name in files, and what people call it."""
+
+    name: str
+    text: str = ""
+
+
+class SampleBox(Record):
+    """A box on a sample; edges are shares of the picture's sides."""
+
+    text: str
+    left: Share
+    top: Share
+    right: Share
+    bottom: Share
+    crowd: bool = False
+
+
+class SamplePicture(Record):
+    """A picture made small."""
+
+    split: str
+    name: str
+    label: str
+    width: Count
+    """Of the small picture, as is the height."""
+    height: Count
+    jpeg_base64: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+={0,2}$")]
+    boxes: list[SampleBox] = Field(default_factory=list)
+
+
+class DatasetSummary(Record):
+    """A data set."""
+
+    path: str
+    kind: Literal["classify", "detect"]
+    storage: str
+    name: str
+    classes: list[ClassSummary]
+    splits: list[SplitSummary]
+    samples: list[SamplePicture]

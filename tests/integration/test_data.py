@@ -1,0 +1,260 @@
+"""`trainstone data` as users call it: prepare, interrupt, go on, convert, check, mend, show."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from command import command_line
+from trainstone.data.generated.source import GeneratedSource
+from trainstone.data.recognise import open_dataset
+from trainstone.formats.tfrecord import TFRecordFile
+
+SMALL_JOURNAL = (
+    "from trainstone.data import partial\npartial.JOURNAL_BYTES = 50_000\n"
+    "from trainstone.cli.main import main\nmain()\n"
+)
+STORAGES = ("recordio", "tfrecord", "folder", "wds")
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders: 600 for training, 60 for validation, six classes."""
+    root = tmp_path_factory.mktemp("pictures")
+    for split, count in (("train", 600), ("val", 60)):
+        drawn = [GeneratedSource("classify", split, 12, 48, 48, 6).read(number) for number in range(12)]
+        for number in range(count):
+            sample = drawn[number % 12]
+            path = root / split / sample.name.split("/")[0] / f"{number:05d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(sample.image)
+    return root
+
+
+@pytest.mark.parametrize("storage", ["recordio", "tfrecord", "folder"])
+def test_killed_ten_times_and_finished_it_is_the_same(pictures: Path, tmp_path: Path, storage: str, trainstone):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", storage, "-q"]
+    arguments += ["--shards", "7,2", "--workers", "1"] if storage == "tfrecord" else ["--workers", "1"]
+    whole = trainstone(*arguments, "--to", str(tmp_path / "whole"))
+    assert whole.code == 0, whole.err
+    command = [sys.executable, "-c", SMALL_JOURNAL, *arguments, "--to", str(tmp_path / "set")]
+    chance = random.Random(1)
+    killed = 0
+    for _ in range(40):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not (tmp_path / "set/.trainstone").exists():
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        if killed == 10 or (tmp_path / "set/manifest.json").exists():
+            break
+        assert not (tmp_path / "set/train.rec").exists()  # it gets its name when it is whole, not before
+    done = trainstone(*arguments, "--to", str(tmp_path / "set"))
+    assert done.code == 0, done.err
+    assert killed > 0
+    assert digest(tmp_path / "set") == digest(tmp_path / "whole")
+
+
+def test_three_ranks_at_once_make_what_one_makes(pictures: Path, tmp_path: Path, trainstone):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", "wds", "-q"]
+    arguments += ["--shards", "6,2"]
+    assert trainstone(*arguments, "--to", str(tmp_path / "alone")).code == 0
+    ranks = [
+        subprocess.Popen(
+            command_line(*arguments, "--to", str(tmp_path / "shared")),
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(3)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0, 0]
+    assert digest(tmp_path / "shared") == digest(tmp_path / "alone")
+
+
+def test_the_same_again_does_nothing(pictures: Path, tmp_path: Path, trainstone):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--to", "set", "--limit", "20"]
+    first, second = trainstone(*arguments), trainstone(*arguments)
+    assert first.code == second.code == 0
+    assert "recordio: 20 train, 20 val; 6 classes, 2 files" in first.out
+    assert "it was whole already; nothing was written" in second.out
+    other = trainstone(*arguments[:-1], "21")
+    assert other.code == 3
+    assert "already holds another data set" in other.err
+
+
+def test_from_a_set_to_every_storage_and_back(pictures: Path, tmp_path: Path, trainstone):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", "recordio", "-q"]
+    assert trainstone(*arguments, "--to", "start", "--limit", "50").code == 0
+    before = "start"
+    for storage in ("tfrecord", "wds", "recordio"):
+        assert trainstone("data", "convert", before, f"as-{storage}", "--format", storage, "-q").code == 0
+        before = f"as-{storage}"
+    start, end = (open_dataset(tmp_path / name) for name in ("start", "as-recordio"))
+    assert list(start.classes) == list(end.classes)
+    for one, other in zip(start.splits, end.splits, strict=True):
+        assert len(one.source) == len(other.source) == 50
+        for number in range(50):
+            assert one.source.read(number) == other.source.read(number)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_boxes_survive_every_storage(tmp_path: Path, trainstone, storage: str):
+    made = trainstone("data", "make", "detect", "--to", "boxes", "--count", "8", "--val", "2", "--size", "120x90", "-q")
+    assert made.code == 0, made.err
+    assert trainstone("data", "convert", "boxes", "there", "--format", storage, "-q").code == 0
+    assert trainstone("data", "convert", "there", "back", "--format", "folder", "-q").code == 0
+    assert digest(tmp_path / "back/annotations") == digest(tmp_path / "boxes/annotations")
+    assert digest(tmp_path / "back/train") == digest(tmp_path / "boxes/train")
+
+
+def test_verify_names_file_record_and_byte_and_fix_takes_them_out(tmp_path: Path, trainstone):
+    assert trainstone("data", "make", "classify", "--to", "set", "--count", "20", "--val", "0", "--size", "48",
+                      "--format", "tfrecord", "-q").code == 0  # fmt: skip
+    path = tmp_path / "set/train-00000-of-00001"
+    with TFRecordFile(path) as file:
+        spans = list(file.spans())
+    data = bytearray(path.read_bytes())
+    data[spans[3].offset + spans[3].size // 2] ^= 0xFF  # a picture's byte
+    data[spans[7].offset] ^= 0xFF  # a length
+    path.write_bytes(data)
+    found = trainstone("data", "verify", "set", "--json")
+    assert found.code == 9
+    bad = {(one["record"], one["byte"]) for one in found.json()["bad"] if one["record"] is not None}
+    assert bad == {(3, spans[3].offset), (7, spans[7].offset)}
+    mended = trainstone("data", "verify", "set", "--fix")
+    assert mended.code == 9
+    assert "moved to set/quarantine; the rest can be used" in mended.out
+    again = trainstone("data", "verify", "set")
+    assert again.code == 0, again.out
+    assert "18 records" in again.out
+    kept = sorted(path.name for path in (tmp_path / "set/quarantine").iterdir())
+    assert len(kept) == 3
+    reasons = json.loads((tmp_path / "set/quarantine/reasons.json").read_text())
+    assert [reason["record"] for reason in reasons] == [3, 7]
+
+
+def test_fix_moves_picture_files(pictures: Path, tmp_path: Path, trainstone):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", "folder", "-q"]
+    assert trainstone(*arguments, "--to", "set", "--limit", "30").code == 0
+    victim = sorted((tmp_path / "set/train").rglob("*.jpg"))[4]
+    victim.write_bytes(victim.read_bytes()[:-200])
+    found = trainstone("data", "verify", "set")
+    assert found.code == 9
+    assert f"{victim.relative_to(tmp_path)}: truncated JPEG" in found.out
+    assert trainstone("data", "verify", "set", "--fix").code == 9
+    assert not victim.exists()
+    assert (tmp_path / "set/quarantine" / victim.relative_to(tmp_path / "set")).exists()
+    assert trainstone("data", "verify", "set").code == 0
+
+
+def test_a_changed_file_is_told_by_its_checksum(pictures: Path, tmp_path: Path, trainstone):
+    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "-q"]
+    assert trainstone(*arguments, "--to", "set", "--limit", "10").code == 0
+    index = tmp_path / "set/train.idx"
+    lines = index.read_text().splitlines()
+    index.write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
+    found = trainstone("data", "verify", "set")
+    assert found.code == 9
+    assert "train.idx: CRC-32C" in found.out
+
+
+def test_info_tells_and_draws(tmp_path: Path, trainstone):
+    assert trainstone("data", "make", "detect", "--to", "set", "--count", "12", "--val", "4", "-q").code == 0
+    told = trainstone("data", "info", "set", "--page", "set.html")
+    assert told.code == 0, told.err
+    assert "12 pictures" in told.out
+    assert "set.html" in told.out
+    page = (tmp_path / "set.html").read_text()
+    assert page.count("data:image/jpeg;base64,") >= 12
+    summary = trainstone("data", "info", "set", "--json").json()
+    assert [split["records"] for split in summary["splits"]] == [12, 4]
+
+
+def test_the_default_set_lies_in_the_cache(trainstone, tmp_path: Path):
+    done = trainstone("data", "make", "classify", "--count", "10", "--val", "5", "--size", "32", "--json",
+                      env={"TRAINSTONE_CACHE": str(tmp_path / "cache")})  # fmt: skip
+    assert done.code == 0, done.err
+    made = Path(done.json()["path"])
+    assert made.is_relative_to(tmp_path / "cache/data")
+    assert len(list(made.rglob("*.jpg"))) == 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["data", "verify", "nowhere"], 3, "no such file or folder: nowhere"),
+        (["data", "info", "."], 3, "holds no data set that trainstone knows"),
+        (["data", "imagenet", "--from", "nowhere", "--to", "x"], 3, "no such folder: nowhere"),
+        (["data", "imagenet", "--from", ".", "--to", "./x"], 2, "lies inside"),
+        (["data", "convert", ".", "../x"], 3, "holds no data set"),
+        (["data", "make", "classify", "--size", "8"], 2, "pixels from 16 to 4096"),
+        (["data", "make", "classify", "--shards", "x"], 2, "a number, or two"),
+        (["data", "make", "classify", "--classes", "1000"], 2, "2 to 100 are allowed"),
+        (["data", "coco", "--to", "x"], 2, "where is COCO?"),
+    ],
+)
+def test_wrong_input_is_one_message(trainstone, arguments: list[str], code: int, told: str):
+    done = trainstone(*arguments)
+    assert done.code == code
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+def test_ctrl_c_ends_in_order_and_work_goes_on(tmp_path: Path, trainstone):
+    arguments = ["data", "make", "classify", "--to", "set", "--count", "3000", "--val", "0", "--size", "64"]
+    command = command_line(*arguments)
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not list((tmp_path / "set/.trainstone").glob("*.partial/*")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"the same command goes on where this one stopped" in told
+    assert b"Traceback" not in told
+
+
+def test_an_evil_tar_is_refused_and_writes_nothing(tmp_path: Path, trainstone):
+    """64 MB with names that climb out, absolute ones, links, devices and a sparse member of 10 GB."""
+    source = tmp_path / "source"
+    source.mkdir()
+    evil = source / "ILSVRC2012_img_val.tar"
+    with tarfile.open(evil, "w", format=tarfile.GNU_FORMAT) as tar:
+        filler = tarfile.TarInfo("ILSVRC2012_val_00000001.JPEG")
+        filler.size = 64 << 20
+        tar.addfile(filler, io.BytesIO(bytes(filler.size)))
+        for name, kind in (
+            ("../../climbed", tarfile.REGTYPE),
+            (str(tmp_path / "absolute"), tarfile.REGTYPE),
+            ("link", tarfile.SYMTYPE),
+            ("hard", tarfile.LNKTYPE),
+            ("device", tarfile.CHRTYPE),
+            ("bomb", tarfile.GNUTYPE_SPARSE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            member.size = 10 << 30 if kind == tarfile.GNUTYPE_SPARSE else 0
+            tar.addfile(member)
+    (source / "labels.txt").write_text("n01440764\n")
+    before = digest(tmp_path)
+    done = trainstone("data", "imagenet", "--from", "source", "--to", "made", "--val-labels", "source/labels.txt")
+    assert done.code == 3
+    assert "ILSVRC2012_img_val.tar" in done.err
+    assert "would lie outside the folder" in done.err
+    assert digest(tmp_path) == before

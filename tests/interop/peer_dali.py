@@ -1,0 +1,81 @@
+"""What DALI's readers make of a file and its index. Run by the interpreter of the environment dali, jobs on stdin:
+
+tfrecord     {path, index, count, features: {name: kind}}    answer {name: [values of each record]}
+mxnet        {path, index, count}                            answer [{labels, image}]
+webdataset   {path, index or null, count, extensions}        answer [{extension: sha256}]
+
+Byte strings come back as sha256; a list that a record lacks comes back empty. Nothing needs a GPU.
+"""
+
+import hashlib
+import json
+import sys
+
+import nvidia.dali.tfrecord as tfrec
+from nvidia.dali import fn, pipeline_def
+
+KINDS = {
+    "bytes": lambda: tfrec.FixedLenFeature((), tfrec.string, ""),
+    "int64": lambda: tfrec.VarLenFeature(tfrec.int64, -1),
+    "float": lambda: tfrec.VarLenFeature(tfrec.float32, -1.0),
+}
+
+
+def run(count, make):
+    """The outputs of one batch that holds the whole file, as lists of arrays."""
+
+    @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def pipeline():
+        return tuple(make())
+
+    made = pipeline()
+    made.build()
+    return [[output.at(place) for place in range(count)] for output in made.run()]
+
+
+def digest(array):
+    return hashlib.sha256(array.tobytes()).hexdigest()
+
+
+def read_tfrecord(job):
+    names = list(job["features"])
+    features = {name: KINDS[job["features"][name]]() for name in names}
+
+    def make():
+        read = fn.readers.tfrecord(path=job["path"], index_path=job["index"], features=features)
+        return [read[name] for name in names]
+
+    outputs = run(job["count"], make)
+    return {
+        name: [digest(value) if job["features"][name] == "bytes" else value.tolist() for value in values]
+        for name, values in zip(names, outputs, strict=True)
+    }
+
+
+def read_mxnet(job):
+    images, labels = run(job["count"], lambda: fn.readers.mxnet(path=[job["path"]], index_path=[job["index"]]))
+    return [{"labels": label.tolist(), "image": digest(image)} for image, label in zip(images, labels, strict=True)]
+
+
+def read_webdataset(job):
+    index = {"index_paths": [job["index"]]} if job["index"] else {}
+
+    def make():
+        read = fn.readers.webdataset(
+            paths=[job["path"]], ext=job["extensions"], missing_component_behavior="empty", **index
+        )
+        return read if isinstance(read, list | tuple) else [read]
+
+    outputs = run(job["count"], make)
+    return [dict(zip(job["extensions"], map(digest, values), strict=True)) for values in zip(*outputs, strict=True)]
+
+
+READERS = {"tfrecord": read_tfrecord, "mxnet": read_mxnet, "webdataset": read_webdataset}
+
+
+def main():
+    jobs = json.load(sys.stdin)
+    print(json.dumps({name: READERS[kind](job) for name, (kind, job) in jobs.items()}))
+
+
+main()

@@ -1,0 +1,67 @@
+"""Small tars, pictures and folders of files for tests."""
+
+import io
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from trainstone.errors import DataError
+
+
+def make_jpeg(shade: int = 0) -> bytes:
+    """A small red picture; each shade gives other bytes."""
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, 0, 0)).save(out, "JPEG")
+    return out.getvalue()
+
+
+def make_tar(files: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
+    """A tar of plain files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def write_files(root: Path, files: dict[str, bytes]) -> Path:
+    """Write files by their relative names."""
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def list_everything(folder: Path) -> set[str]:
+    """Relative names of all files and folders below one."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def expect_refusal(
+    folder: Path, name: str, data: bytes, message: str, extract: Callable[[Path, Path], Iterable[Any]]
+) -> None:
+    """The archive is refused, in clear words, and the folder it lies in and the target's are as they were."""
+    inner = folder / "inner"
+    inner.mkdir(exist_ok=True)
+    (folder / name).write_bytes(data)
+    before = list_everything(folder)
+    with pytest.raises(DataError, match=message) as caught:
+        list(extract(folder / name, inner / "target"))
+    assert str(folder / name) in caught.value.message
+    assert list_everything(folder) == before
+
+
+def members_or_error(list_members: Callable[[Path], Iterable[Any]], path: Path) -> list[Any]:
+    """The members; none where a DataError names the file. Anything else fails the test."""
+    try:
+        return list(list_members(path))
+    except DataError as err:
+        if path.name in err.message:
+            return []
+        raise

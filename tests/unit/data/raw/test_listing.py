@@ -1,0 +1,224 @@
+import os
+import pickle
+import tarfile
+import tracemalloc
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trainstone.data.raw import listing as listing_module
+from trainstone.data.raw.archives import list_tar, list_zip
+from trainstone.data.raw.listing import FileListing, ListingBuilder, Place
+from trainstone.data.sample import Box, Source
+from trainstone.errors import DataError
+
+PICTURES = {f"n0{i % 3}/n0{i % 3}_{i}.JPEG": os.urandom(50 + i) for i in range(12)}
+
+
+def list_folder(root: Path) -> FileListing:
+    builder = ListingBuilder(root)
+    for name, content in PICTURES.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        builder.add(name, name[:3], Place(file.parent))
+    return builder.finish(["n00", "n01", "n02"])
+
+
+def list_archive(path: Path, members) -> FileListing:
+    builder = ListingBuilder(path)
+    for member in members:
+        builder.add(member.name, member.name[:3], Place(path, *member[1:]))
+    return builder.finish(["n00", "n01", "n02"])
+
+
+def tarred(root: Path) -> FileListing:
+    list_folder(root / "made")
+    with tarfile.open(root / "x.tar", "w") as tar:
+        for name in PICTURES:
+            tar.add(root / "made" / name, name)
+    return list_archive(root / "x.tar", list_tar(root / "x.tar"))
+
+
+def zipped(root: Path, method: int) -> FileListing:
+    with zipfile.ZipFile(root / "x.zip", "w", method) as archive:
+        for name, content in PICTURES.items():
+            archive.writestr(name, content)
+    return list_archive(root / "x.zip", list_zip(root / "x.zip"))
+
+
+MAKERS = {
+    "folder": list_folder,
+    "tar": tarred,
+    "stored zip": lambda root: zipped(root, zipfile.ZIP_STORED),
+    "zip": lambda root: zipped(root, zipfile.ZIP_DEFLATED),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_kind_of_place_reads_alike(tmp_path, kind):
+    listing: Source = MAKERS[kind](tmp_path)
+    assert isinstance(listing, FileListing)
+    expected = sorted(PICTURES)  # by class, then by name
+    assert [listing.name(i) for i in range(len(listing))] == expected
+    for index, name in enumerate(expected):
+        sample = listing.read(index)
+        assert (sample.name, sample.image, sample.label) == (name, PICTURES[name], int(name[2]))
+        assert sample.boxes == ()
+        assert listing.size_bytes(index) == len(PICTURES[name])
+        assert listing.label(index) == sample.label
+        assert (name if kind == "folder" else "byte") in listing.where(index)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_many_threads_read_at_once(tmp_path, kind):
+    listing = MAKERS[kind](tmp_path)
+    wanted = [i % len(listing) for i in range(400)]
+    with ThreadPoolExecutor(8) as pool:
+        samples = list(pool.map(listing.read, wanted))
+    assert all(PICTURES[sample.name] == sample.image for sample in samples)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_listing_travels_to_another_process(tmp_path, kind):
+    listing = MAKERS[kind](tmp_path)
+    first = listing.read(3)
+    assert pickle.loads(pickle.dumps(listing)).read(3) == first
+
+
+def test_archives_beyond_the_limit_are_opened_for_each_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing_module, "MAX_OPEN_FILES", 1)
+    builder = ListingBuilder(tmp_path)
+    for number in range(3):
+        path = tmp_path / f"{number}.tar"
+        path.write_bytes(b"abc%d" % number)
+        builder.add(f"n0/{number}.JPEG", "n0", Place(path, 1, 3))
+    listing = builder.finish(["n0"])
+    assert [listing.read(i).image for i in (0, 1, 2, 0, 2)] == [b"bc0", b"bc1", b"bc2", b"bc0", b"bc2"]
+
+
+def test_open_archives_are_closed_with_the_listing(tmp_path):
+    before = len(list(Path("/dev/fd").iterdir()))
+    listing = tarred(tmp_path)
+    listing.read(0)
+    assert len(list(Path("/dev/fd").iterdir())) == before + 1
+    del listing
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
+def test_boxes_take_the_label_of_the_sample(tmp_path):
+    builder = ListingBuilder(tmp_path)
+    for name in ("n1/a.JPEG", "n2/b.JPEG", "n2/c.JPEG"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+        builder.add(name, name[:2], Place(tmp_path / name[:2]))
+    boxes = {"c": ((0.1, 0.2, 0.3, 0.4), (0.0, 0.0, 1.0, 1.0)), "a": ((0.5, 0.5, 0.6, 0.6),), "other": ()}
+    listing = builder.finish(["n1", "n2"], boxes)
+    assert listing.read(0).boxes == (Box(0, 0.5, 0.5, 0.6, 0.6),)
+    assert listing.read(1).boxes == ()
+    assert listing.read(2).boxes == (Box(1, 0.1, 0.2, 0.3, 0.4), Box(1, 0.0, 0.0, 1.0, 1.0))
+
+
+def test_a_file_that_vanished_or_is_empty_is_named(tmp_path):
+    listing = list_folder(tmp_path)
+    gone, empty = tmp_path / listing.name(0), tmp_path / listing.name(1)
+    gone.unlink()
+    empty.write_bytes(b"")
+    with pytest.raises(DataError, match="No such file") as caught:
+        listing.read(0)
+    assert str(gone) in caught.value.message
+    with pytest.raises(DataError, match="No such file"):
+        listing.size_bytes(0)
+    with pytest.raises(DataError, match="empty, no picture") as caught:
+        listing.read(1)
+    assert str(empty) in caught.value.message
+
+
+def test_a_tar_that_shrank_or_vanished_is_named(tmp_path):
+    listing = tarred(tmp_path)
+    with (tmp_path / "x.tar").open("r+b") as file:
+        file.truncate(530)
+    with pytest.raises(DataError, match=r"x.tar, byte \d+ .*bytes should be here"):
+        listing.read(len(listing) - 1)
+    listing = tarred(tmp_path)
+    (tmp_path / "x.tar").unlink()
+    with pytest.raises(DataError, match="No such file"):
+        listing.read(0)
+
+
+def test_a_member_of_a_zip_that_changed_is_named(tmp_path):
+    listing = zipped(tmp_path, zipfile.ZIP_STORED)
+    data = bytearray((tmp_path / "x.zip").read_bytes())
+    data[60] ^= 1
+    (tmp_path / "x.zip").write_bytes(data)
+    with pytest.raises(DataError, match=r"x.zip, byte 0 \(n00/n00_0.JPEG\): damaged in the zip"):
+        listing.read(0)
+
+
+def test_what_is_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing_module, "MAX_PICTURE_BYTES", 10)
+    for maker in (list_folder, tarred):
+        with pytest.raises(DataError, match="no picture"):
+            maker(tmp_path).read(0)
+
+
+def test_two_pictures_of_one_name_are_refused(tmp_path):
+    builder = ListingBuilder(tmp_path)
+    builder.add("n0/a.JPEG", "n0", Place(tmp_path / "one"))
+    builder.add("n0/a.JPEG", "n0", Place(tmp_path / "two"))
+    with pytest.raises(DataError, match=r"two pictures are named n0/a\.JPEG"):
+        builder.finish(["n0"])
+
+
+@pytest.mark.parametrize("name", ["n0/a\tb.JPEG", "n0/a\nb.JPEG", "n0/\udcff.JPEG"])
+def test_names_that_no_list_can_hold_are_refused(tmp_path, name):
+    with pytest.raises(DataError, match=r"control character|not UTF-8"):
+        ListingBuilder(tmp_path).add(name, "n0", Place(tmp_path))
+
+
+def test_an_unknown_class_is_refused_or_left_out(tmp_path):
+    builder = ListingBuilder(tmp_path)
+    for name in ("b/1.png", "zebra/2.png", "a/3.png"):
+        builder.add(name, name.split("/")[0], Place(tmp_path))
+    with pytest.raises(DataError, match="class 'zebra' is not among the 2 classes of train"):
+        builder.finish(["a", "b"])
+    listing = builder.finish(["a", "b"], leave_out_others=True)
+    assert [(listing.name(i), listing.label(i)) for i in range(len(listing))] == [("a/3.png", 0), ("b/1.png", 1)]
+
+
+def test_the_fingerprint_follows_names_labels_and_archives(tmp_path):
+    listing = list_folder(tmp_path)
+    assert list_folder_again(tmp_path).fingerprint() == listing.fingerprint()
+    builder = ListingBuilder(tmp_path)
+    name = next(iter(PICTURES))
+    builder.add(name, name[:3], Place(tmp_path / name[:3]))
+    assert builder.finish(["n00", "n01", "n02"]).fingerprint() != listing.fingerprint()
+    archive = tarred(tmp_path)
+    first = archive.fingerprint()
+    assert archive.fingerprint() == first
+    for path in tmp_path.rglob("*.tar"):
+        os.utime(path, (1, 1))
+    assert archive.fingerprint() != first
+
+
+def list_folder_again(root: Path) -> FileListing:
+    builder = ListingBuilder(root)
+    for name in reversed(PICTURES):
+        builder.add(name, name[:3], Place(root / name[:3]))
+    return builder.finish(["n00", "n01", "n02"])
+
+
+def test_a_listing_is_small(tmp_path):
+    count = 20_000
+    tracemalloc.start()
+    builder = ListingBuilder(tmp_path)
+    for i in range(count):
+        builder.add(f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG", f"n{i % 1000:08d}", Place(tmp_path, i * 1000, 900))
+    listing = builder.finish(sorted(builder.classes))
+    del builder
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(listing) == count
+    assert used / count < 190  # 250 MB for ImageNet

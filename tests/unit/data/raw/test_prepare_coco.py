@@ -1,0 +1,377 @@
+"""COCO prepared from zips and folders: checked, resumed after a kill -9, always the same."""
+
+import json
+import logging
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from made_archives import make_jpeg
+from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips, real_coco
+from trainstone.data.manifest import Manifest, check_files, read_manifest
+from trainstone.data.partial import sum_file
+from trainstone.data.plan import make_plan
+from trainstone.data.prepare import prepare as write_plan
+from trainstone.data.progress import Progress
+from trainstone.data.raw.coco import find_coco
+from trainstone.data.raw.coco_parts import Part, hold
+from trainstone.data.raw.prepare_coco import OFFICIAL, prepare_coco
+from trainstone.data.recognise import open_dataset
+from trainstone.data.verify import Findings, verify
+from trainstone.errors import DataError
+from trainstone.formats.coco import CocoAnnotation, CocoImage, Instances
+from trainstone.machine.ranks import Rank
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return make_set(tmp_path / "coco", train2017=make_instances(5), val2017=make_instances(3))
+
+
+def prepare(source: Path, target: Path, workers: int = 1) -> tuple[list[Progress], Manifest]:
+    seen = list(prepare_coco(source, target, workers=workers))
+    manifest = read_manifest(target)
+    assert manifest is not None
+    check_files(target, manifest)
+    return seen, manifest
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_zips_become_a_checked_folder(tmp_path: Path, small: Path, workers: int):
+    target = tmp_path / "out"
+    seen, manifest = prepare(make_zips(small, tmp_path / "zips"), target, workers)
+    assert seen[-1].phase == "finished"
+    assert (target / "train2017-images.txt").read_text() == "".join(f"{n:012d}.jpg\n" for n in range(4))
+    assert (target / "classes.txt").read_text() == "1\t4\tcircle\n2\t9\tsquare\n"
+    thin = json.loads((target / "annotations/bbox_only_instances_val2017.json").read_text())
+    assert set(thin["annotations"][0]) == {"image_id", "bbox", "category_id", "id"}
+    assert [len(split.source) for split in find_coco(target).splits] == [5, 3]
+    assert not [path for path in target.iterdir() if path.name.startswith(".")]
+    assert (manifest.kind, manifest.storage, manifest.dataset, manifest.first_label) == ("detect", "folder", "", 0)
+    assert manifest.classes == (("circle", ""), ("square", ""))
+
+
+def test_the_manifest_names_and_sums_all_there_is(tmp_path: Path, small: Path):
+    _, manifest = prepare(make_zips(small, tmp_path / "zips"), tmp_path / "out")
+    train, val = manifest.splits
+    assert [(split.name, split.records, split.bytes) for split in (train, val)] == [
+        ("train", 5, 5 * len(jpeg(40, 20))),
+        ("val", 3, 3 * len(jpeg(40, 20))),
+    ]
+    assert [shard.file for shard in manifest.shards] == ["train2017", "val2017"]
+    total = sum(sum_file(f"{n:012d}.jpg", jpeg(40, 20)) for n in range(5)) % 2**32
+    assert train.shards[0].crc32c == f"{total:08x}"
+    assert [file.file for file in train.shards[0].sidecars] == [
+        "annotations/instances_train2017.json",
+        "annotations/bbox_only_instances_train2017.json",
+        "train2017-images.txt",
+        "classes.txt",
+    ]
+    assert [file.file for file in val.shards[0].sidecars] == [
+        "annotations/instances_val2017.json",
+        "annotations/bbox_only_instances_val2017.json",
+        "val2017-images.txt",
+    ]
+
+
+def test_the_second_time_is_over_at_once_even_without_the_zips(tmp_path: Path, small: Path):
+    zips = make_zips(small, tmp_path / "zips")
+    _, first = prepare(zips, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    assert prepare(zips, tmp_path / "out") == ([], first)
+    (zips / "train2017.zip").unlink()
+    assert prepare(zips, tmp_path / "out") == ([], first)
+    shutil.rmtree(zips)
+    assert prepare(zips, tmp_path / "out") == ([], first)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+
+
+def test_what_was_finished_and_then_lost_is_made_again(tmp_path: Path, small: Path):
+    zips = make_zips(small, tmp_path / "zips")
+    prepare(zips, tmp_path / "out")
+    whole = tree(tmp_path / "out")
+    for loss in ("classes.txt", "manifest.json", "val2017", "val2017/000000000001.jpg"):
+        path = tmp_path / "out" / loss
+        if path.suffix == ".jpg":
+            path.unlink()
+            with pytest.raises(DataError, match=r"val2017 is there already and lacks 1 of the 3 files"):
+                prepare(zips, tmp_path / "out")
+            path = path.parent
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        prepare(zips, tmp_path / "out")
+        assert tree(tmp_path / "out") == whole
+    (tmp_path / "out/val2017-images.txt").write_text("")
+    prepare(zips, tmp_path / "out")
+    assert tree(tmp_path / "out") == whole
+
+
+def test_another_data_set_is_left_alone(tmp_path: Path, small: Path):
+    write = list(write_plan(make_plan(find_coco(small), "wds"), tmp_path / "out", Rank(), 1))
+    assert write
+    before = tree(tmp_path / "out")
+    with pytest.raises(DataError, match="already holds another data set: one as wds") as told:
+        prepare(small, tmp_path / "out")
+    assert "--to DIR" in (told.value.hint or "")
+    assert tree(tmp_path / "out") == before
+
+
+def test_a_split_that_comes_later_is_added(tmp_path: Path, small: Path):
+    zips = make_zips(small, tmp_path / "zips")
+    (zips / "train2017.zip").rename(tmp_path / "later.zip")
+    _, first = prepare(zips, tmp_path / "out")
+    assert [split.name for split in first.splits] == ["val"]
+    (tmp_path / "later.zip").rename(zips / "train2017.zip")
+    _, second = prepare(zips, tmp_path / "out")
+    assert [split.name for split in second.splits] == ["train", "val"]
+    assert first.plan != second.plan
+
+
+def test_folders_and_zips_give_the_same_and_the_source_stays(tmp_path: Path, small: Path):
+    before = tree(small)
+    prepare(small, tmp_path / "out")
+    prepare(make_zips(small, tmp_path / "zips"), tmp_path / "unzipped")
+    assert tree(small) == before
+    different = dict(tree(tmp_path / "out").items() ^ tree(tmp_path / "unzipped").items())
+    assert set(different) == {"manifest.json"}  # it names what it was made from
+    assert (tmp_path / "out/val2017/000000000000.jpg").samefile(small / "val2017/000000000000.jpg")
+
+
+def test_boxes_of_another_tool_in_the_source_stay_and_are_no_hindrance(tmp_path: Path, small: Path):
+    foreign = small / "annotations/bbox_only_instances_val2017.json"
+    foreign.write_text(json.dumps(json.loads((small / "annotations/instances_val2017.json").read_text()), indent=1))
+    before = tree(small)
+    _, first = prepare(small, tmp_path / "out")
+    (tmp_path / "out/manifest.json").unlink()
+    assert prepare(small, tmp_path / "out")[1] == first
+    assert tree(small) == before
+
+
+def test_where_links_are_impossible_files_are_copied(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    prepare(small, tmp_path / "out")
+    copy = tmp_path / "out/val2017/000000000000.jpg"
+    assert copy.read_bytes() == (small / "val2017/000000000000.jpg").read_bytes()
+    assert not copy.samefile(small / "val2017/000000000000.jpg")
+
+
+def test_a_folder_can_be_prepared_where_it_is(tmp_path: Path, small: Path):
+    prepare(small, small)
+    prepare(small, tmp_path / "out")
+    assert [split.name for split in find_coco(small).splits] == ["train", "val"]
+    assert (small / "classes.txt").read_bytes() == (tmp_path / "out/classes.txt").read_bytes()
+
+
+def break_picture(folder: Path, fault: str) -> str:
+    path = folder / "000000000001.jpg"
+    if fault == "missing":
+        path.unlink()
+        return "is missing"
+    changes: dict[str, tuple[bytes, str]] = {
+        "size": (jpeg(41, 20), "has 41x20 pixels, not 40x20"),
+        "kind": (b"GIF89a" + struct.pack("<HH", 40, 20) + bytes(9), "is GIF, not JPEG"),
+        "head": (jpeg(40, 20)[:8], "cannot be read"),
+        "none": (b"<html>", "cannot be read: not a picture"),
+    }
+    path.write_bytes(changes[fault][0])
+    return changes[fault][1]
+
+
+@pytest.mark.parametrize("fault", ["missing", "size", "kind", "head", "none"])
+def test_pictures_that_are_not_as_told_are_refused(tmp_path: Path, small: Path, fault: str):
+    told = break_picture(small / "val2017", fault)
+    with pytest.raises(DataError, match=rf"val2017: 1 of 3 pictures .*000000000001\.jpg {told}"):
+        prepare(make_zips(small, tmp_path / "zips"), tmp_path / "out")
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+def test_a_head_behind_a_long_comment_is_found(tmp_path: Path, small: Path):
+    long = jpeg(40, 20, comment_bytes=65_000)
+    (small / "val2017/000000000001.jpg").write_bytes(long[:2] + long[2:65_006] * 2 + long[65_006:])
+    prepare(small, tmp_path / "out")
+
+
+def test_a_picture_out_of_all_proportion_is_not_read(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trainstone.data.raw.prepare_coco.MAX_PICTURE_BYTES", 10)
+    with pytest.raises(DataError, match=r"3 of 3 pictures .* cannot be read: \d+ B; pictures have at most 10 B"):
+        prepare(make_set(tmp_path / "c", val2017=make_instances(3)), tmp_path / "out")
+
+
+def test_extra_pictures_are_told(tmp_path: Path, small: Path, caplog: pytest.LogCaptureFixture):
+    (small / "val2017/more.jpg").write_bytes(b"")
+    _, manifest = prepare(small, tmp_path / "out")
+    assert manifest.splits[1].records == 3
+    assert "val2017 has 1 file that its annotations do not name" in caplog.messages
+    assert "train2017 has 5 pictures; the published set has 118,287" in caplog.messages
+
+
+def test_the_published_counts_pass_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    assert OFFICIAL["train2017"] == (118_287, 117_266)
+    monkeypatch.setattr("trainstone.data.raw.prepare_coco.OFFICIAL", {"train2017": (5, 4), "val2017": (3, 3)})
+    root = make_set(tmp_path / "c", train2017=make_instances(5), val2017=make_instances(3))
+    prepare(root, root)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["val2017 has 2 pictures with boxes; the published set has 3"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "told"), [("*", "no annotations of COCO"), ("[tv]*", "no pictures for its annotations")]
+)
+def test_too_little_is_told(tmp_path: Path, small: Path, gone: str, told: str):
+    zips = make_zips(small, tmp_path / "zips")
+    for file in zips.glob(gone):
+        file.unlink()
+    with pytest.raises(DataError, match=told) as error:
+        prepare(zips, tmp_path / "out")
+    assert "annotations_trainval2017.zip" in (error.value.hint or "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, small: Path):
+    zips = make_zips(small, tmp_path / "zips")
+    (tmp_path / "out/val2017").mkdir(parents=True)
+    (tmp_path / "out/val2017/000000000000.jpg").write_bytes(b"half")
+    with pytest.raises(DataError, match=r"val2017 is there already and lacks 3 of the 3 files") as told:
+        prepare(zips, tmp_path / "out")
+    assert "move" in (told.value.hint or "")
+    assert (tmp_path / "out/val2017/000000000000.jpg").read_bytes() == b"half"
+
+
+def test_a_damaged_zip_leaves_no_folder(tmp_path: Path, small: Path):
+    zips = make_zips(small, tmp_path / "zips")
+    data = bytearray((zips / "train2017.zip").read_bytes())
+    data[60] ^= 0xFF
+    (zips / "train2017.zip").write_bytes(data)
+    with pytest.raises(DataError, match=r"train2017\.zip"):
+        prepare(zips, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["annotations"]
+
+
+def test_two_cannot_prepare_the_same_part(tmp_path: Path, small: Path):
+    zips, target = make_zips(small, tmp_path / "zips"), tmp_path / "out"
+    target.mkdir()
+    with (
+        hold(target, Part("train2017", zips / "train2017.zip")),
+        pytest.raises(DataError, match="train2017 is being prepared by another process"),
+    ):
+        prepare(zips, target)
+    prepare(zips, target)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2)])
+def test_ranks_share_the_parts_and_the_last_concludes(tmp_path: Path, small: Path, order: tuple[int, ...]):
+    zips = make_zips(small, tmp_path / "zips")
+    prepare(zips, tmp_path / "whole")
+    seen = {}
+    for number in order:
+        assert not (tmp_path / "out/manifest.json").exists() or number == 3
+        seen[number] = {item.phase for item in prepare_coco(zips, tmp_path / "out", Rank(number, 4))}
+    assert "unpack annotations_trainval2017.zip" in seen[0]
+    assert "unpack train2017.zip" in seen[1]
+    assert "unpack val2017.zip" in seen[2]
+    assert seen[3] == set()
+    assert sum("finished" in phases for phases in seen.values()) == 1
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_ranks_that_conclude_at_once_do_no_harm(tmp_path: Path, small: Path):
+    zips = make_zips(small, tmp_path / "zips")
+    prepare(zips, tmp_path / "whole")
+    prepare(zips, tmp_path / "out")
+    (tmp_path / "out/manifest.json").unlink()
+    ranks = [prepare_coco(zips, tmp_path / "out", Rank(number, 3)) for number in range(3)]
+    steps = [list[Progress](), list[Progress](), list[Progress]()]
+    while any(len(taken) == 0 or taken[-1].phase != "finished" for taken in steps):
+        for rank, taken in zip(ranks, steps, strict=True):
+            taken += [item] if (item := next(rank, None)) else []
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def look_through(folder: Path) -> Findings:
+    return [*verify(open_dataset(folder), 1, read_manifest(folder), folder)][-1]
+
+
+def test_a_prepared_folder_is_opened_verified_and_converted_like_any(tmp_path: Path):
+    images = [CocoImage(n, f"{n}.jpg", 8, 8) for n in range(4)]
+    boxes = [CocoAnnotation(1, 0, 9, (2, 2, 4, 4), True), CocoAnnotation(2, 3, 4, (0, 0, 8, 8))]
+    root = make_set(tmp_path / "c", train2017=Instances(images, boxes, CATEGORIES))
+    for image in images:
+        (root / "train2017" / image.file_name).write_bytes(make_jpeg(image.id))
+    prepare(root, tmp_path / "out")
+    found = open_dataset(tmp_path / "out")
+    assert (found.kind, [name for name, _ in found.classes]) == ("detect", ["circle", "square"])
+    assert found.splits[0].source.read(0).boxes[0].crowd  # from the complete annotations, not those with boxes only
+    assert look_through(tmp_path / "out").records == 4
+    assert look_through(tmp_path / "out").bad == []
+    assert list(write_plan(make_plan(found, "recordio"), tmp_path / "rec", Rank(), 1))
+    assert len(open_dataset(tmp_path / "rec").splits[0].source) == 4
+    (tmp_path / "out/classes.txt").write_text("0" * (tmp_path / "out/classes.txt").stat().st_size)
+    (tmp_path / "out/train2017/2.jpg").write_bytes(b"spoilt")
+    assert {Path(bad.file).name for bad in look_through(tmp_path / "out").bad} == {"classes.txt", "2.jpg"}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trainstone.data.raw import extract, prepare_coco
+source, target, when = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+if when == "unpacking":
+    opened, real = [], extract.stream_zip_member
+    def stream_or_die(*args):
+        opened.append(args)
+        return die() if len(opened) == 5 else real(*args)
+    extract.stream_zip_member = stream_or_die
+if when == "the last file":
+    prepare_coco.write_manifest = die
+for item in prepare_coco.prepare_coco(source, target):
+    if item.phase == when:
+        die()
+"""
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "unpacking",
+        "unpack train2017.zip",
+        "bring train2017.zip to disk",
+        "check train2017",
+        "write lists of val2017",
+        "the last file",
+    ],
+)
+def test_after_a_kill_it_goes_on_and_ends_the_same(tmp_path: Path, small: Path, when: str):
+    zips = make_zips(small, tmp_path / "zips")
+    prepare(zips, tmp_path / "whole")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(zips), str(tmp_path / "out"), when], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out/manifest.json").exists()
+    for stem in ("train2017", "val2017"):
+        assert not (tmp_path / "out" / stem).exists() or tree(tmp_path / "out" / stem) == tree(small / stem)
+    prepare(zips, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_real_zips_are_prepared(tmp_path: Path):
+    _, manifest = prepare(make_zips(real_coco(), tmp_path / "zips"), tmp_path / "out", workers=2)
+    assert (manifest.dataset, len(manifest.classes)) == ("coco", 80)
+    assert [(split.name, split.records) for split in manifest.splits] == [("train", 60), ("val", 66)]
+    assert len((tmp_path / "out/train2017-images.txt").read_text().splitlines()) == 59
+    assert (tmp_path / "out/classes.txt").read_text().splitlines()[11] == "12\t13\tstop sign"
+    findings = look_through(tmp_path / "out")
+    assert (findings.records, findings.bad) == (126, [])

@@ -1,0 +1,206 @@
+"""What is found out about a data set, and that nothing in it can stop the finding."""
+
+import base64
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hostile import EVIL, hidden
+from trainstone.data.generated.source import generate
+from trainstone.data.info import MAX_BAD, share_out, summarise
+from trainstone.data.labels import spread
+from trainstone.data.picture.decode import decode, encode_jpeg
+from trainstone.data.picture.look import look
+from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
+from trainstone.errors import DataError
+
+
+@dataclass
+class Listed:
+    """A source of given samples; None is a record that cannot be read."""
+
+    samples: list[Sample | None]
+    reads: int = 0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> Sample:
+        self.reads += 1
+        sample = self.samples[index]
+        if sample is None:
+            raise DataError(f"{self.where(index)}: wrong checksum")
+        return sample
+
+    def name(self, index: int) -> str:
+        return f"{index}.jpg"
+
+    def where(self, index: int) -> str:
+        return f"shard-0, record {index}"
+
+    def fingerprint(self) -> str:
+        return ""
+
+
+class Telling(Listed):
+    """One that knows its labels without reading, as record files do."""
+
+    paths = (Path(__file__),)
+
+    def glance(self, index: int) -> list[tuple[int, ClassName]]:
+        sample = self.samples[index]
+        if sample is None:
+            raise DataError(f"{self.where(index)}: wrong checksum")
+        if sample.label is not None:
+            return [(sample.label, ClassName(""))]
+        return [(box.label, ClassName("")) for box in sample.boxes]
+
+
+def picture(width: int = 20, height: int = 10) -> bytes:
+    return encode_jpeg(np.full((height, width, 3), 90, np.uint8), 90)
+
+
+def classify(source: Listed, classes: int = 3) -> DataSet:
+    return DataSet(
+        "classify", "RecordIO", [ClassName(f"n{n}", f"thing {n}") for n in range(classes)], [Split("train", source)]
+    )
+
+
+def test_generated_pictures_are_counted_looked_at_and_shown():
+    found = generate("classify", {"train": 95, "val": 20}, width=48, height=32, num_classes=10)
+    told = summarise(found, "some/where", samples=12, looked_at=30)
+    train, val = told.splits
+    assert train.records == train.counted == 95
+    assert train.class_counts == [10] * 5 + [9] * 5
+    assert val.class_counts == [2] * 10
+    assert train.looked_at is not None
+    assert train.looked_at.pictures == 30
+    assert train.looked_at.kinds == {"jpeg": 30}
+    assert train.looked_at.colours == {"rgb": 30}
+    assert (train.looked_at.width.median, train.looked_at.height.maximum) == (48, 32)
+    assert [size.pictures for size in train.looked_at.sizes] == [30]
+    assert train.num_bad == 0
+    assert [sample.split for sample in told.samples] == ["train"] * 6 + ["val"] * 6
+    assert len({sample.label for sample in told.samples if sample.split == "train"}) == 6
+    assert told.classes[0].name == "circle-plain"
+    assert (told.path, told.kind, told.name) == ("some/where", "classify", "shapes")
+
+
+def test_labels_are_counted_without_reading_where_the_source_can_tell():
+    source = Telling([Sample(f"{n}.jpg", picture(), label=n % 3) for n in range(90)])
+    told = summarise(classify(source), samples=3, looked_at=10)
+    assert told.splits[0].class_counts == [30, 30, 30]
+    assert source.reads == 13
+    assert told.splits[0].shards == 1
+    assert told.splits[0].bytes == Path(__file__).stat().st_size
+    assert [sample.label for sample in told.samples] == ["thing 0", "thing 1", "thing 2"]
+
+
+def test_labels_are_counted_by_reading_where_it_cannot():
+    source = Listed([Sample(f"{n}.jpg", picture(), label=n % 2) for n in range(20)])
+    told = summarise(classify(source), samples=0, looked_at=1)
+    assert told.splits[0].class_counts == [10, 10, 0]
+    assert told.splits[0].bytes is None
+
+
+def test_labels_without_a_class_are_counted_apart():
+    labels = [0, 7, None, -1, 2]
+    source = Listed([Sample("a.jpg", picture(), label=label) for label in labels])
+    split = summarise(classify(source)).splits[0]
+    assert split.class_counts == [1, 0, 1]
+    assert (split.outside, split.unlabelled) == (1, 2)
+
+
+@pytest.mark.parametrize("kind", [Listed, Telling])
+def test_boxes_are_counted_in_all_records_or_in_those_read(kind: type[Listed]):
+    boxes = (Box(0, 0, 0, 0.5, 0.5), Box(2, 0.5, 0.5, 1, 1))
+    source = kind([Sample(f"{n}.jpg", picture(), boxes=boxes[: n % 3], id=n) for n in range(60)])
+    found = replace(classify(source), kind="detect")
+    split = summarise(found, samples=4, looked_at=20).splits[0]
+    counted = 60 if kind is Telling else 20
+    assert split.counted == counted
+    assert split.boxes is not None
+    assert split.boxes.pictures == counted
+    assert split.boxes.boxes == sum(split.class_counts) == sum(n * c for n, c in split.boxes.per_picture.items())
+    if kind is Telling:
+        assert split.boxes.per_picture == {0: 20, 1: 20, 2: 20}
+        assert split.class_counts == [40, 0, 20]
+
+
+@pytest.mark.parametrize("kind", [Listed, Telling])
+def test_bad_pictures_are_listed_with_place_and_reason(kind: type[Listed]):
+    good = picture()
+    source = kind(
+        [
+            Sample("0.jpg", good, label=0),
+            None,
+            Sample("2.jpg", b"<html>not found", label=1),
+            Sample("3.jpg", good[:-2], label=2),
+        ]
+    )
+    told = summarise(classify(source))
+    split = told.splits[0]
+    assert split.num_bad == 3
+    assert [(bad.where, bad.why.split(":")[0]) for bad in split.bad] == [
+        ("shard-0, record 1", "wrong checksum"),
+        ("shard-0, record 2", "not a picture"),
+        ("shard-0, record 3", "truncated JPEG"),
+    ]
+    assert [sample.name for sample in told.samples] == ["0.jpg"]
+
+
+def test_thousands_of_bad_ones_are_counted_and_few_listed():
+    split = summarise(classify(Telling([None] * 500))).splits[0]
+    assert split.num_bad == 500
+    assert len(split.bad) == MAX_BAD
+    assert split.looked_at is None
+
+
+def test_samples_are_small_jpegs_with_clipped_boxes():
+    boxes = (
+        Box(1, -0.5, 0.25, 1.5, 0.75),
+        Box(1, 0, 0, 0.1, 0.1, crowd=True),
+        Box(9, 0.9, 0.9, 0.1, 0.1),
+        Box(0, float("nan"), 0, 1, 1),
+    )
+    source = Listed([Sample("a.jpg", picture(400, 100), boxes=boxes)])
+    (sample,) = summarise(replace(classify(source), kind="detect")).samples
+    image = base64.b64decode(sample.jpeg_base64)
+    assert look(image)[:3] == ("jpeg", 160, 40) == ("jpeg", sample.width, sample.height)
+    assert decode(image).mean() == pytest.approx(90, abs=2)
+    edges = [(box.left, box.top, box.right, box.bottom) for box in sample.boxes]
+    assert edges[0] == (0, 0.25, 1, 0.75)
+    assert all(left <= right and top <= bottom for left, top, right, bottom in edges)
+    assert [box.crowd for box in sample.boxes] == [False, True, False]
+    assert sample.label == "2 × thing 1, class 9 (unknown), thing 0"
+
+
+def test_hostile_names_come_out_printable():
+    evil = f"{EVIL}\udcff"
+    source = Telling([Sample(evil, picture(), label=0), None])
+    source.where = lambda index: evil  # type: ignore[method-assign]
+    told = summarise(DataSet("classify", evil, [ClassName(evil, evil)], [Split(evil, source)], evil), evil)
+    assert not hidden(told.model_dump_json())
+    assert told.samples[0].name.startswith("<script>")
+
+
+def test_an_empty_data_set_is_one():
+    told = summarise(DataSet("classify", "class folders", [], [Split("train", Listed([]))]))
+    assert told.splits[0].records == 0
+    assert told.samples == []
+    assert summarise(DataSet("detect", "COCO", [], [])).splits == []
+
+
+@pytest.mark.parametrize(("length", "number"), [(0, 5), (1, 5), (5, 5), (10, 3), (1_281_167, 2000)])
+def test_places_are_evenly_spaced_and_differ(length: int, number: int):
+    places = spread(length, number)
+    assert len(set(places)) == min(length, number)
+    assert all(0 <= place < length for place in places)
+    steps = np.diff(places)
+    assert len(steps) == 0 or steps.max() - steps.min() <= 1
+
+
+def test_a_total_is_shared_out_completely():
+    assert [share_out(24, 5, number) for number in range(5)] == [4, 5, 5, 5, 5]

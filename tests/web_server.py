@@ -1,0 +1,87 @@
+"""A web server on this machine that breaks off, forgets ranges, changes its files and lies, as a test tells it to."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Site:
+    """What a server holds and how it misbehaves; each list is used up by requests for files in `files`."""
+
+    def __init__(self, **files: bytes) -> None:
+        self.files = {name.replace("__", "/").replace("_zip", ".zip"): data for name, data in files.items()}
+        self.asked: list[tuple[str, str | None, str | None]] = []
+        self.statuses: list[int] = []
+        self.cuts: list[int] = []
+        self.ranges = True
+        self.validators: dict[str, str] = {}
+        self.length: int | None = -1
+        self.content_range: str | None = None
+        self.redirect = ""
+        self.surplus = b""
+        self.stall: threading.Event | None = None
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as its site tells it; a subclass has the site."""
+
+    site: Site
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0].removeprefix("/")
+        if path not in self.site.files:
+            self.send_error(404, "\x1b[31mgone")
+            return
+        wanted = self.headers.get("Range")
+        self.site.asked.append((self.path, wanted, self.headers.get("If-Range")))
+        if self.site.statuses:
+            self.send_error(self.site.statuses.pop(0))
+        elif self.site.redirect:
+            self.send_response(302)
+            self.send_header("Location", self.site.redirect)
+            self.end_headers()
+        else:
+            self.answer(self.site.files[path], wanted)
+
+    def answer(self, data: bytes, wanted: str | None) -> None:
+        condition = self.headers.get("If-Range")
+        start = 0
+        if wanted and self.site.ranges and condition in (None, *self.site.validators.values()):
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(data):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            told = self.site.content_range or f"bytes {start}-{len(data) - 1}/{len(data)}"
+            self.send_header("Content-Range", told)
+        else:
+            self.send_response(200)
+        if self.site.length is not None:
+            self.send_header("Content-Length", str(len(data) - start if self.site.length < 0 else self.site.length))
+        for name, value in self.site.validators.items():
+            self.send_header(name, value)
+        self.end_headers()
+        cut = self.site.cuts.pop(0) if self.site.cuts else len(data)
+        self.wfile.write(data[start : start + cut] + self.site.surplus)
+        if self.site.stall is not None:
+            self.wfile.flush()
+            self.site.stall.wait(5)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def serve(site: Site) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("SiteHandler", (Handler,), {"site": site}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
