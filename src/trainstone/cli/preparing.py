@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from trainstone.data.verify import Findings
 
 
-def start_work(quiet: int) -> None:
-    """Warnings to stderr; and memory of pictures that were written is kept for the next ones."""
+def start_work(quiet: int, *, long: bool = False) -> None:
+    """Warnings to stderr; in long work memory of pictures that were written is kept for the next ones."""
     from trainstone.log import configure_terminal
     from trainstone.machine.allocator import restart_keeping_memory
 
-    restart_keeping_memory()
+    if long:
+        restart_keeping_memory()
     configure_terminal(verbose=0, quiet=quiet)
 
 

@@ -42,7 +42,7 @@ def pack(payload: bytes) -> bytes:
 
 def pack_parts(head: bytes, content: bytes) -> Sequence[bytes]:
     """Return pack(head + content) in pieces, without copying the content where no magic is in the way."""
-    if len(head) % 4 or _aligned_magics(head) or _aligned_magics(content):
+    if len(head) % 4 or MAGIC_BYTES in head or _aligned_magics(content):
         return (pack(head + content),)
     length = len(head) + len(content)
     if length > MAX_PAYLOAD_BYTES:
@@ -181,5 +181,5 @@ def _head(flag: int, length: int) -> bytes:
 
 def _aligned_magics(payload: bytes) -> list[int]:
     """Return where the magic stands on a word; comparing words is eight times as quick as bytes.find."""
-    words = np.frombuffer(payload, "<u4", len(payload) // 4)
-    return [4 * int(word) for word in np.flatnonzero(words == MAGIC)]
+    found = np.frombuffer(payload, "<u4", len(payload) // 4) == MAGIC
+    return [4 * int(word) for word in np.flatnonzero(found)] if found.any() else []

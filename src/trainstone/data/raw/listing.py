@@ -24,6 +24,7 @@ from trainstone.text import printable
 from trainstone.units import format_bytes
 
 MAX_PICTURE_BYTES = 256 * 2**20
+READ_BYTES = 2**20
 # Archives are kept open, but no more than this: a folder of a thousand tars would use up what a process may open.
 MAX_OPEN_FILES = 64
 _HINT = "it changed after it was listed; look again whether all data is there"
@@ -144,13 +145,16 @@ class FileListing:
     def _read_file(self, index: int) -> bytes:
         descriptor = os.open(self._path(index), os.O_RDONLY)
         try:
+            content = os.read(descriptor, READ_BYTES)
+            if len(content) < READ_BYTES:  # nearly always; asking for the size first would be one call more
+                return content
             size = os.fstat(descriptor).st_size
             if size > MAX_PICTURE_BYTES:
                 raise self._too_large(index, size)
-            content = os.read(descriptor, size + 1)
-            while len(content) < size and (rest := os.read(descriptor, size - len(content))):
-                content += rest
-            return content
+            pieces = [content]
+            while rest := os.read(descriptor, READ_BYTES):
+                pieces.append(rest)
+            return b"".join(pieces)
         finally:
             os.close(descriptor)
 

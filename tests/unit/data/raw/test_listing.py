@@ -159,6 +159,7 @@ def test_a_member_of_a_zip_that_changed_is_named(tmp_path):
 
 def test_what_is_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(listing_module, "MAX_PICTURE_BYTES", 10)
+    monkeypatch.setattr(listing_module, "READ_BYTES", 4)
     for maker in (list_folder, tarred):
         with pytest.raises(DataError, match="no picture"):
             maker(tmp_path).read(0)
