@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 SIDES = (500, 375)
 DIFFERENT = 200
 CLASSES = 100
+GOALS = {"cat": 0.8, "im2rec": 2.0}
 
 
 def main() -> None:
@@ -48,9 +49,14 @@ def main() -> None:
         rates = sorted(asked.pictures / each for each in taken)
         print(f"{arm:12} {rates[0]:8,.0f} to {rates[-1]:8,.0f} pictures/s, median {rates[len(rates) // 2]:8,.0f}")
     ours = seconds.pop("trainstone")
+    missed = False
     for arm, taken in seconds.items():
         middle, low, high = ratio(taken, ours)
-        print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f})")
+        goal = GOALS.get(arm, 0.0)
+        missed |= middle < goal
+        told = f", goal {goal}" if goal else ""
+        print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f}){told}")
+    sys.exit(missed)
 
 
 def make_pictures(folder: Path, count: int) -> int:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from command import command_line
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.recognise import open_dataset
+from trainstone.formats.recordio import ImageRecord, pack, pack_image
 from trainstone.formats.tfrecord import TFRecordFile
 
 SMALL_JOURNAL = (
@@ -258,3 +260,43 @@ def test_an_evil_tar_is_refused_and_writes_nothing(tmp_path: Path, trainstone):
     assert "ILSVRC2012_img_val.tar" in done.err
     assert "would lie outside the folder" in done.err
     assert digest(tmp_path) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB; only root may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path, trainstone):
+    arguments = ["data", "make", "classify", "--format", "recordio", "--size", "200", "--val", "0", "-q"]
+    arguments += ["--to", str(small_disk / "set"), "--count", "1500"]
+    full = trainstone(*arguments)
+    assert full.code == 3
+    assert "the disk is full" in full.err
+    assert "give the same command again" in full.err
+    assert not (small_disk / "set/train.rec").exists()
+    subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
+    done = trainstone(*arguments)
+    assert done.code == 0, done.err
+    assert trainstone("data", "verify", str(small_disk / "set"), "-q").code == 0
+
+
+def test_memory_stays_bounded_whatever_the_size(tmp_path: Path, trainstone):
+    """A file of records larger than the memory that the process may take."""
+    picture = GeneratedSource("classify", "train", 1, 64, 64, 2).read(0).image + bytes(1 << 20)
+    with (tmp_path / "big.rec").open("wb") as file:
+        for number in range(400):
+            file.write(pack(pack_image(ImageRecord((0.0,), number, picture))))
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_DATA, ({300 << 20},) * 2)\n"
+    code = limit + "from trainstone.cli.main import main\nmain()\n"
+    arguments = ["data", "convert", "big.rec", "out", "--format", "tfrecord", "--workers", "2"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir() if path.is_file()) > 400 << 20

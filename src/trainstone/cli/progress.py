@@ -87,12 +87,12 @@ def describe_progress(progress: Progress) -> str:
 def describe_work(
     phase: str, done: int, total: int | None, unit: str, since: int, seconds: float, num_bytes: int
 ) -> str:
-    """Return e.g. writing train.rec · 1,200 of 20,000 pictures (6 %) · 3,100 pictures/s · 6.1 s left."""
+    """Return e.g. writing train.rec · 1,200 of 20,000 (6 %) · 3,100 pictures/s · 212 MiB/s · 6.1 s left."""
     count = format_bytes if unit == "bytes" else "{:,}".format
     noun = "" if unit == "bytes" else f" {unit}"
     parts = [phase, f"{count(done)}{noun}"]
     if total:
-        parts[-1] = f"{count(done)} of {count(total)}{noun} ({format_percent(done / total, 0)})"
+        parts[-1] = f"{count(done)} of {count(total)}{noun if since <= 0 else ''} ({format_percent(done / total, 0)})"
     if since > 0 and seconds > 0:
         rate = since / seconds
         parts.append(f"{format_bytes(rate)}/s" if unit == "bytes" else f"{format_rate(rate)} {unit}/s")
