@@ -18,7 +18,7 @@ PEERS = ROOT / "tests/interop"
 
 
 def find_peer(name: str) -> Path:
-    """The folder of an environment: tensorflow, mxnet or dali."""
+    """The folder of an environment: tensorflow, mxnet, dali or webdataset."""
     folder = Path(os.environ.get("TRAINSTONE_INTEROP", ROOT / ".interop")) / name
     if not (folder / "bin/python").exists():
         pytest.skip("needs make interop")

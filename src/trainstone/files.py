@@ -29,7 +29,7 @@ def write_atomically(path: Path, text: str | Iterable[str | bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError:
+    except BaseException:  # whoever makes the pieces may fail, too
         with contextlib.suppress(OSError):
             partial.unlink()
         raise

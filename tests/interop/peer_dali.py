@@ -3,8 +3,10 @@
 tfrecord     {path, index, count, features: {name: kind}}    answer {name: [values of each record]}
 mxnet        {path, index, count}                            answer [{labels, image}]
 webdataset   {path, index or null, count, extensions}        answer [{extension: sha256}]
+coco         {path, annotations, count}                      answer [{id, labels, boxes, image}], edges as shares
 
-Byte strings come back as sha256; a list that a record lacks comes back empty. Nothing needs a GPU.
+Paths and indexes are one or a list; `count` is how many records there must be in all. Byte strings come back as sha256;
+a list that a record lacks comes back empty. Nothing needs a GPU.
 """
 
 import hashlib
@@ -22,7 +24,7 @@ KINDS = {
 
 
 def run(count, make):
-    """The outputs of one batch that holds the whole file, as lists of arrays."""
+    """The outputs of one batch that holds all records, as lists of arrays."""
 
     @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1)
     def pipeline():
@@ -30,6 +32,7 @@ def run(count, make):
 
     made = pipeline()
     made.build()
+    assert [meta["epoch_size"] for meta in made.reader_meta().values()] == [count]
     return [[output.at(place) for place in range(count)] for output in made.run()]
 
 
@@ -53,16 +56,16 @@ def read_tfrecord(job):
 
 
 def read_mxnet(job):
-    images, labels = run(job["count"], lambda: fn.readers.mxnet(path=[job["path"]], index_path=[job["index"]]))
+    images, labels = run(job["count"], lambda: fn.readers.mxnet(path=job["path"], index_path=job["index"]))
     return [{"labels": label.tolist(), "image": digest(image)} for image, label in zip(images, labels, strict=True)]
 
 
 def read_webdataset(job):
-    index = {"index_paths": [job["index"]]} if job["index"] else {}
+    index = {"index_paths": job["index"]} if job["index"] else {}
 
     def make():
         read = fn.readers.webdataset(
-            paths=[job["path"]], ext=job["extensions"], missing_component_behavior="empty", **index
+            paths=job["path"], ext=job["extensions"], missing_component_behavior="empty", **index
         )
         return read if isinstance(read, list | tuple) else [read]
 
@@ -70,7 +73,16 @@ def read_webdataset(job):
     return [dict(zip(job["extensions"], map(digest, values), strict=True)) for values in zip(*outputs, strict=True)]
 
 
-READERS = {"tfrecord": read_tfrecord, "mxnet": read_mxnet, "webdataset": read_webdataset}
+def read_coco(job):
+    how = {"file_root": job["path"], "annotations_file": job["annotations"]}
+    outputs = run(job["count"], lambda: fn.readers.coco(**how, ltrb=True, ratio=True, image_ids=True))
+    return [
+        {"id": int(number[0]), "labels": labels.tolist(), "boxes": boxes.tolist(), "image": digest(image)}
+        for image, boxes, labels, number in zip(*outputs, strict=True)
+    ]
+
+
+READERS = {"tfrecord": read_tfrecord, "mxnet": read_mxnet, "webdataset": read_webdataset, "coco": read_coco}
 
 
 def main():

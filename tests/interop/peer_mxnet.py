@@ -2,6 +2,8 @@
 
 write    {path of .rec: [record]}   record = {key, labels, vector, id2, image}, the image in hexadecimal; .idx beside it
 read     [path of .rec]             answer {path: [record]}, in the order of the .idx, images as sha256
+iterate  {path of .rec: {count, width, height, pixels}}   answer {path: [label]} of ImageRecordIter; pixels to that .npy
+detect   {path of .rec: {count, width, height}}           answer {path: {name of an iterator: [[numbers of an object]]}}
 """
 
 import hashlib
@@ -39,11 +41,43 @@ def read(path):
     return records
 
 
+def shape_of(job):
+    return {"data_shape": (3, job["height"], job["width"]), "batch_size": job["count"]}
+
+
+def iterate(path, job):
+    batches = list(mx.io.ImageRecordIter(path_imgrec=path, shuffle=False, round_batch=False, **shape_of(job)))
+    assert [(len(batch.data), batch.pad) for batch in batches] == [(1, 0)]
+    np.save(job["pixels"], batches[0].data[0].asnumpy())
+    return batches[0].label[0].asnumpy().tolist()
+
+
+def detect(path, job):
+    (flat,) = mx.image.ImageDetIter(path_imgrec=path, **shape_of(job))
+    (native,) = mx.io.ImageDetRecordIter(path_imgrec=path, shuffle=False, **shape_of(job))
+    return {
+        "ImageDetIter": [objects[objects[:, 0] >= 0].tolist() for objects in flat.label[0].asnumpy()],
+        "ImageDetRecordIter": [unfold(labels) for labels in native.label[0].asnumpy()],
+    }
+
+
+def unfold(labels):
+    """The objects of a padded row: three sizes of the picture and how many numbers follow, then the record's own."""
+    count = int(labels[3])
+    head, width = int(labels[4]), int(labels[5])
+    return labels[4 + head : 4 + count].reshape(-1, width).tolist()
+
+
 def main():
     jobs = json.load(sys.stdin)
     for path, records in jobs.get("write", {}).items():
         write(path, records)
-    print(json.dumps({"read": {path: read(path) for path in jobs.get("read", [])}}))
+    answers = {
+        "read": {path: read(path) for path in jobs.get("read", [])},
+        "iterate": {path: iterate(path, job) for path, job in jobs.get("iterate", {}).items()},
+        "detect": {path: detect(path, job) for path, job in jobs.get("detect", {}).items()},
+    }
+    print(json.dumps(answers))
 
 
 main()

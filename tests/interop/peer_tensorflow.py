@@ -4,6 +4,9 @@ write    {path: [record]}   record = {feature: [kind, values]}, byte strings in 
 read     [path]             answer {path: [record]}, byte strings as sha256, floats as their 32 bits in hexadecimal
 parse    [message]          answer [record or null], of messages in hexadecimal
 encode   [record]           answer [message in hexadecimal]
+glob     [pattern]          answer {pattern: [path]}
+train    {name: {paths, pixels}}   answer {name: [features]}, as ResNet's input asks for them; pixels to that .npz
+detect   {name: [path]}            answer {name: [features]}, as SSD's input asks for them
 """
 
 import hashlib
@@ -11,9 +14,27 @@ import json
 import struct
 import sys
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+TRAIN = {
+    "image/encoded": tf.io.FixedLenFeature([], tf.string, default_value=""),
+    "image/class/label": tf.io.FixedLenFeature([], tf.int64, default_value=-1),
+    "image/class/text": tf.io.FixedLenFeature([], tf.string, default_value=""),
+    "image/filename": tf.io.FixedLenFeature([], tf.string),
+    **{f"image/object/bbox/{edge}": tf.io.VarLenFeature(tf.float32) for edge in ("xmin", "ymin", "xmax", "ymax")},
+}
+DETECT = {
+    "image/encoded": tf.io.FixedLenFeature([], tf.string),
+    "image/fname": tf.io.FixedLenFeature([], tf.string),
+    "image/id": tf.io.FixedLenFeature([], tf.int64),
+    "image/shape": tf.io.FixedLenFeature([3], tf.int64),
+    "image/object/label": tf.io.VarLenFeature(tf.int64),
+    "image/object/name": tf.io.VarLenFeature(tf.string),
+    "image/object/bbox": tf.io.VarLenFeature(tf.float32),
+    "image/object/is_crowd": tf.io.VarLenFeature(tf.int64),
+}
 LISTS = {"bytes": "bytes_list", "int64": "int64_list", "float": "float_list"}
 
 
@@ -58,6 +79,39 @@ def write(path, records):
             writer.write(make_example(record).SerializeToString(deterministic=True))
 
 
+def read_features(paths, spec):
+    """Each record's features, parsed as a training program does it."""
+    records = tf.data.TFRecordDataset(paths).map(lambda record: tf.io.parse_single_example(record, spec))
+    for record in records:
+        dense = {
+            name: tf.sparse.to_dense(value) for name, value in record.items() if isinstance(value, tf.SparseTensor)
+        }
+        yield {**record, **dense}
+
+
+def show(features):
+    """Pictures as sha256, texts as such, numbers as they are."""
+    return {
+        name: hashlib.sha256(value.numpy()).hexdigest() if name == "image/encoded" else show_value(value.numpy())
+        for name, value in features.items()
+    }
+
+
+def show_value(value):
+    if isinstance(value, bytes):
+        return value.decode()
+    return [show_value(text) for text in value] if value.dtype == object else value.tolist()
+
+
+def read_for_training(job):
+    records = list(read_features(job["paths"], TRAIN))
+    # Its default is libjpeg's fast transform, which is off by up to some three steps of 255.
+    accurate = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
+    pixels = [tf.io.decode_jpeg(record["image/encoded"], **accurate).numpy() for record in records]
+    np.savez(job["pixels"], *pixels)
+    return [show(record) for record in records]
+
+
 def main():
     jobs = json.load(sys.stdin)
     for path, records in jobs.get("write", {}).items():
@@ -71,6 +125,12 @@ def main():
         "encode": [
             make_example(record).SerializeToString(deterministic=True).hex() for record in jobs.get("encode", [])
         ],
+        "glob": {pattern: tf.io.gfile.glob(pattern) for pattern in jobs.get("glob", [])},
+        "train": {name: read_for_training(job) for name, job in jobs.get("train", {}).items()},
+        "detect": {
+            name: [show(record) for record in read_features(paths, DETECT)]
+            for name, paths in jobs.get("detect", {}).items()
+        },
     }
     print(json.dumps(answers))
 

@@ -186,13 +186,17 @@ def coco(
     from trainstone.data.raw.download import fetch
     from trainstone.data.raw.mirrors import COCO_FILES
     from trainstone.data.raw.prepare_coco import prepare_coco
-    from trainstone.machine.ranks import read_rank
+    from trainstone.machine.ranks import Rank, read_rank
 
     start_work(quiet)
     if source is None and download is None:
         raise ConfigError("where is COCO?", hint="--from DIR, or --download URL of a mirror")
     zips = source if source is not None else target.with_name(f"{target.name}-zips")
     rank = read_rank()
+    if download is not None:
+        if rank.number > 0:
+            return  # the network is what takes time, and one process fills it
+        rank = Rank()
     worked = False
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible():
         for step in fetch(download, COCO_FILES, zips) if download is not None else ():
@@ -212,22 +216,27 @@ def verify(
     quiet: options.Quiet = 0,
 ) -> None:
     """Decode every record; name each bad one by file, record and byte. Exit 9 if there is one."""
-    from trainstone.cli.dataset import tell_findings
+    from trainstone.cli.dataset import tell_bad, tell_verdict
     from trainstone.cli.progress import ProgressLine
     from trainstone.data.manifest import read_manifest
     from trainstone.data.recognise import open_dataset
     from trainstone.data.verify import Findings
     from trainstone.data.verify import verify as look_at_all
+    from trainstone.machine.ranks import read_rank
 
     start_work(quiet)
+    rank = read_rank()
+    if fix and rank.world > 1:
+        raise ConfigError("--fix is for one process", hint="look with many, then mend with one")
     manifest = read_manifest(path) if path.is_dir() else None
     found = open_dataset(path, classes=False)
     findings = Findings()
-    with ProgressLine(quiet=bool(quiet)) as line, interruptible():
-        for findings in look_at_all(found, count_workers(workers), manifest, path):
+    with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible(""):
+        for findings in look_at_all(found, count_workers(workers), manifest, path, rank):
             line.show_work("checking", findings.records, None, "pictures", findings.bytes)
+    tell_bad(findings, as_json=as_json)
     moved = mend(found, findings, path) if fix and (findings.bad or findings.stale) else None
-    tell_findings(path, findings, moved, as_json=as_json, fix=fix)
+    tell_verdict(path, findings, moved, as_json=as_json, fix=fix)
     if findings.bad or (findings.stale and not fix):
         raise typer.Exit(EXIT_GATE)
 
@@ -246,7 +255,7 @@ def info(
     from trainstone.data.recognise import open_dataset
 
     start_work(quiet)
-    with interruptible():
+    with interruptible(""):
         summary = summarise(open_dataset(path), str(path))
     if page is not None:
         from trainstone.report.dataset import write_dataset_page

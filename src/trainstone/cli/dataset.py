@@ -53,8 +53,18 @@ def count_classes(number: int) -> str:
     return f"{number:,} class{'' if number == 1 else 'es'}"
 
 
-def tell_findings(path: Path, findings: "Findings", moved: Path | None, *, as_json: bool, fix: bool) -> None:
-    """Print every bad record, and the count."""
+def tell_bad(findings: "Findings", *, as_json: bool) -> None:
+    """Print every bad record, before anything is mended."""
+    if as_json:
+        return
+    for one in findings.bad:
+        print(printable(one.tell()))
+    for index in findings.stale:
+        print(printable(f"{index}: does not fit its records"))
+
+
+def tell_verdict(path: Path, findings: "Findings", moved: Path | None, *, as_json: bool, fix: bool) -> None:
+    """Print the count, what was mended, and what to do next."""
     if as_json:
         bad = [
             {"file": one.file, "record": one.record, "byte": one.span.offset, "name": one.name, "why": one.why}
@@ -64,16 +74,18 @@ def tell_findings(path: Path, findings: "Findings", moved: Path | None, *, as_js
         stale = [str(index) for index in findings.stale]
         print_json({**told, "stale_indexes": stale, "quarantine": None if moved is None else str(moved)})
         return
-    for one in findings.bad:
-        print(printable(one.tell()))
-    for index in findings.stale:
-        print(printable(f"{index}: does not fit its records{'; written anew' if fix else ''}"))
     verdict = f"{len(findings.bad):,} bad" if findings.bad else "all good"
     print(f"{format_count(findings.records, 'record')}, {format_bytes(findings.bytes)}: {verdict}")
+    if not fix:
+        if findings.bad or findings.stale:
+            print(f"next: trainstone data verify --fix {printable(str(path))}")
+        return
+    if findings.stale:
+        print(f"{format_count(len(findings.stale), 'index file')} written anew")
     if moved is not None:
         print(f"moved to {printable(str(moved))}; the rest can be used")
-    elif (findings.bad or findings.stale) and not fix:
-        print(f"next: trainstone data verify --fix {printable(str(path))}")
+    elif findings.bad:
+        print("nothing here can be mended by leaving records out: make the set, or copy its files, again")
 
 
 def tell_dataset(summary: DatasetSummary, page: Path | None) -> None:

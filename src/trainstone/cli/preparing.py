@@ -28,12 +28,12 @@ def start_work(quiet: int, *, long: bool = False) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C ends the work, not with a traceback."""
+def interruptible(told: str = "; the same command goes on where this one stopped") -> Iterator[None]:
+    """Ctrl-C ends the work with a word, not with a traceback."""
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        print(f"interrupted{told}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -108,12 +108,12 @@ def tell_made(target: Path, *, as_json: bool, worked: bool) -> None:
 
 
 def mend(found: "DataSet", findings: "Findings", path: Path) -> Path | None:
-    """Take bad records out; a set with a manifest gets a true one."""
+    """Take bad records out; a set with a manifest gets a true one of the files that this changed."""
     from trainstone.data.manifest import read_manifest
     from trainstone.data.quarantine import quarantine, refresh_manifest
 
-    moved = quarantine(found, findings.bad, findings.stale, path)
+    mended = quarantine(found, findings.bad, findings.stale, path)
     manifest = read_manifest(path) if path.is_dir() else None
-    if manifest is not None:
-        refresh_manifest(path, manifest)
-    return moved
+    if manifest is not None and mended.changed:
+        refresh_manifest(path, manifest, mended.changed)
+    return mended.place

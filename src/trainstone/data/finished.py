@@ -4,9 +4,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from trainstone.data.manifest import ShardFacts
+from trainstone.data.manifest import ShardFacts, parse_record
 from trainstone.data.storage.encoding import Shard
 from trainstone.files import sync_path
 
@@ -15,8 +13,8 @@ def find_done(work: Path, target: Path, shard: Shard) -> ShardFacts | None:
     """Return the facts of a shard that is whole; one that was killed just before it got its name gets it now."""
     done = work / f"{shard.file.replace('/', '%')}.done"
     try:
-        facts = ShardFacts.model_validate_json(done.read_bytes())
-    except (FileNotFoundError, ValidationError):
+        facts = parse_record(ShardFacts, done.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     if put_in_place(work, target, facts):
         return facts

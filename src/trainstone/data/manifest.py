@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import google_crc32c
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +15,8 @@ FORMAT = 1
 """1: first."""
 NAME = "manifest.json"
 READ_BYTES = 16 << 20
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -100,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         found = json.loads(text)
         if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT:
             raise DataError(f"{path} has format {found['format']}; this trainstone reads up to {FORMAT}")
-        return Manifest.model_validate_json(text)
+        return Manifest.model_validate(freeze(found))
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -112,6 +114,21 @@ def read_manifest(folder: Path) -> Manifest | None:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it atomically."""
     write_atomically(folder / NAME, dump_json(manifest.model_dump(mode="json")))
+
+
+def parse_record(kind: type[Parsed], data: bytes) -> Parsed:
+    """Return a record that was written as JSON; ValueError or RecursionError where it is none.
+
+    Not by pydantic's own parser, which refuses names that are no UTF-8.
+    """
+    return kind.model_validate(freeze(json.loads(data)))
+
+
+def freeze(document: Any) -> Any:
+    """Return a JSON document with tuples for lists."""
+    if isinstance(document, dict):
+        return {key: freeze(value) for key, value in document.items()}
+    return tuple(freeze(value) for value in document) if isinstance(document, list) else document
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

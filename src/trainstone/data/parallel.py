@@ -1,6 +1,8 @@
 """Work over cores with results in order and a bounded number of them waiting."""
 
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -29,7 +31,8 @@ def open_pool(workers: int, *, processes: bool = False) -> Iterator[Pool]:
     executor: Executor
     if processes:
         # Spawned, not forked: libraries of the parent may have threads.
-        executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        executor = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
     else:
         executor = ThreadPoolExecutor(workers, thread_name_prefix="data")
     try:
@@ -38,6 +41,18 @@ def open_pool(workers: int, *, processes: bool = False) -> Iterator[Pool]:
         raise MachineError("a worker process died", hint="often for want of memory: try --workers 1") from err
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """Let this worker end when the process that started it is gone, kill -9 included."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def map_in_order(function: Callable[[Task], Done], tasks: Iterable[Task], pool: Pool) -> Iterator[Done]:

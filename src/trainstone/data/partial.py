@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import IO, Self
 
 import google_crc32c
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from trainstone.data.finished import put_in_place
-from trainstone.data.manifest import FileFacts, ShardFacts
+from trainstone.data.manifest import Count, FileFacts, ShardFacts, parse_record
+from trainstone.data.storage.boxfile import SUFFIX
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
 from trainstone.errors import DataError
-from trainstone.files import sync_path, write_atomically
+from trainstone.files import dump_json, sync_path, write_atomically
 from trainstone.formats.span import Span
 
 JOURNAL_BYTES = 64 << 20
@@ -35,12 +36,12 @@ class Journal(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     plan: str
-    places: int = 0
+    places: Count = 0
     """Places of the plan's order that are done, skipped ones included."""
-    records: int = 0
-    bytes: int = 0
-    crc32c: int = 0
-    sidecar_bytes: tuple[int, ...] = ()
+    records: Count = 0
+    bytes: Count = 0
+    crc32c: Count = 0
+    sidecar_bytes: tuple[Count, ...] = ()
     repaired: tuple[tuple[str, str], ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
 
@@ -92,8 +93,8 @@ class PartialShard:
     def _restore(self) -> None:
         """Go back to the journal's mark, or begin."""
         try:
-            found = Journal.model_validate_json(self._journal_path.read_bytes())
-        except (FileNotFoundError, ValidationError):
+            found = parse_record(Journal, self._journal_path.read_bytes())
+        except (FileNotFoundError, ValueError, RecursionError):
             found = None
         if found is not None and found.plan == self._state.plan and self._reaches(found):
             self._state = found
@@ -108,15 +109,14 @@ class PartialShard:
         self._marked_bytes = self._state.bytes
 
     def _reaches(self, found: Journal) -> bool:
-        """Say whether the files are as long as the journal knew them."""
+        """Say whether the journal can be true: no more places than there are, files as long as it knew them."""
         wanted = [*zip(self._sidecar_paths, found.sidecar_bytes, strict=False)]
         if not self._folder:
             wanted.append((self._path, found.bytes))
         elif not self._folder.is_dir():
             return False
-        return len(found.sidecar_bytes) == len(self._names) and all(
-            path.is_file() and path.stat().st_size >= size for path, size in wanted
-        )
+        fits = found.places <= self._shard.end - self._shard.start and len(found.sidecar_bytes) == len(self._names)
+        return fits and all(path.is_file() and path.stat().st_size >= size for path, size in wanted)
 
     @property
     def places(self) -> int:
@@ -199,7 +199,7 @@ class PartialShard:
         for path in (*pictures, *{path.parent for path in pictures}):
             sync_path(path)
         if state is not None:
-            write_atomically(self._journal_path, state.model_dump_json())
+            write_atomically(self._journal_path, dump_json(state.model_dump(mode="json")))
 
     def finish(self) -> ShardFacts:
         """End the shard: everything on disk, then its facts, then its name."""
@@ -224,7 +224,7 @@ class PartialShard:
             repaired=self._state.repaired,
             skipped=self._state.skipped,
         )
-        write_atomically(self._done_path, facts.model_dump_json())
+        write_atomically(self._done_path, dump_json(facts.model_dump(mode="json")))
         put_in_place(self._path.parent, self._target, facts)
         self._journal_path.unlink(missing_ok=True)
         for path in self._sidecar_paths:
@@ -234,9 +234,9 @@ class PartialShard:
     def _finish_sidecar(self, number: int) -> FileFacts | None:
         lines = self._sidecar_paths[number].read_bytes().decode("utf-8", "surrogateescape")
         text = self._encoder.finish(lines, self._state.records).encode("utf-8", "surrogateescape")
-        if not text:
-            return None
         name = self._names[number]
+        if not text and name.endswith(SUFFIX):  # an index of no records is an empty file, as im2rec's
+            return None
         path = self._path.parent / f"{name.replace('/', '%')}.partial"
         with path.open("wb") as file:
             file.write(text)

@@ -18,8 +18,12 @@ from trainstone.data.storage.recordio import RecordIOEncoder
 from trainstone.data.storage.tfrecord import TFRecordEncoder
 from trainstone.data.storage.wds import WdsEncoder
 
-# The seeds of im2rec.py and build_imagenet_data.py; ours for WebDataset is the latter's.
-SHUFFLE_SEEDS = {"recordio": 100, "tfrecord": 12345, "wds": 12345}
+# The seeds of im2rec.py, build_imagenet_data.py and (detection) create_tfrecord.py; WebDataset takes TFRecord's.
+SHUFFLE_SEEDS = {
+    "recordio": {"classify": 100, "detect": 100},
+    "tfrecord": {"classify": 12345, "detect": 2020},
+    "wds": {"classify": 12345, "detect": 2020},
+}
 IMAGENET_SHARDS = {"train": 1024, "val": 128}
 TENSORFLOW_THREADS = 8
 """build_imagenet_data.py first splits among its threads, then each thread among its shards: rounding shows it."""
@@ -115,7 +119,7 @@ def make_plan(
     """Plan the writing of what was found; `shards` fixes how many files a split gets."""
     splits = []
     for split in found.splits:
-        order = draw_order(len(split.source), storage, shuffle=shuffle)[:limit]
+        order = draw_order(len(split.source), storage, found.kind if shuffle else None)[:limit]
         count = (shards or {}).get(split.name) or default_shards(found.name, split.name, storage, len(order))
         count = max(1, min(count, len(order)))
         splits.append(
@@ -127,11 +131,11 @@ def make_plan(
     return Plan(found.name, found.kind, storage, classes, first_label, tuple(splits), treatment or Treatment())
 
 
-def draw_order(count: int, storage: str, *, shuffle: bool) -> list[int]:
-    """Return the samples' numbers in the order the storage's original tool wrote them."""
+def draw_order(count: int, storage: str, kind: str | None) -> list[int]:
+    """Return the samples' numbers in the order the storage's original tool wrote such a set; None: as they come."""
     order = list(range(count))
-    if shuffle and storage in SHUFFLE_SEEDS:
-        random.Random(SHUFFLE_SEEDS[storage]).shuffle(order)
+    if kind is not None and storage in SHUFFLE_SEEDS:
+        random.Random(SHUFFLE_SEEDS[storage][kind]).shuffle(order)
     return order
 
 

@@ -75,12 +75,19 @@ class Maker:
                 if not self.treatment.skip_bad:
                     told = err.message if where in err.message else f"{where}: {err.message}"
                     raise DataError(told, hint=err.hint or "leave bad pictures out with --on-bad skip") from err
-                chunk.skipped.append((self.source.name(number), err.message))
+                chunk.skipped.append((self._name(number), err.message))
                 continue
             chunk.made.append(made)
             if why:
                 chunk.repaired.append((sample.name, why))
         return chunk
+
+    def _name(self, number: int) -> str:
+        """Return the name of what cannot be used, or, where even that cannot be read, its place."""
+        try:
+            return self.source.name(number)
+        except DataError:
+            return self.source.where(number)
 
 
 def treat(sample: Sample, treatment: Treatment) -> tuple[Sample, Look, str | None]:

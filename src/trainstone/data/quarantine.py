@@ -6,7 +6,7 @@ A record file is rewritten without them under a temporary name and then replaced
 import json
 import os
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +16,7 @@ from trainstone.data.raw.coco import drop_images
 from trainstone.data.recognise import open_prepared
 from trainstone.data.sample import DataSet, Source
 from trainstone.data.storage.records import RecordSource, ShardReader
+from trainstone.data.storage.wds import WdsShard
 from trainstone.data.verify import Bad
 from trainstone.errors import DataError
 from trainstone.files import dump_json, sync_path, write_atomically
@@ -68,7 +69,7 @@ def clear_shards(source: RecordSource, bad: Iterable[Bad], place: Path) -> list[
         spoilt = sorted(group, key=lambda one: one.span.offset)
         place.mkdir(exist_ok=True)
         for one in spoilt:
-            kept = place / f"{paths[file].name}-record{one.record}-byte{one.span.offset}.bin"
+            kept = find_free(place / f"{paths[file].name}-record{one.record}-byte{one.span.offset}.bin")
             copy_spans(paths[file], [one.span], kept, b"")
             moved.append(
                 {"file": file, "record": one.record, "byte": one.span.offset, "why": one.why, "kept": kept.name}
@@ -80,7 +81,9 @@ def clear_shards(source: RecordSource, bad: Iterable[Bad], place: Path) -> list[
 def drop_records(path: Path, source: RecordSource, spoilt: Sequence[Span]) -> None:
     """Write a record file anew without these spans, and its index files."""
     size = path.stat().st_size
-    is_tar = path.suffix == ".tar"
+    shard = source.open_shard(path)
+    is_tar = isinstance(shard, WdsShard)
+    shard.close()
     gaps = sorted(spoilt)
     kept, at = [], 0
     for gap in gaps:
@@ -90,20 +93,24 @@ def drop_records(path: Path, source: RecordSource, spoilt: Sequence[Span]) -> No
     copy_spans(path, [span for span in kept if span.size > 0], path, END if is_tar and gaps[-1].end >= size else b"")
     shard = source.open_shard(path)
     for index, text in shard.index_files():
-        write_atomically(index, text)
+        write_index(index, text)
     shard.close()
 
 
 def copy_spans(source: Path, spans: Sequence[Span], target: Path, tail: bytes) -> None:
     """Write parts of a file, and a tail, to another file or to the same one; whole or not at all."""
     partial = target.with_name(f"{target.name}.partial")
-    with source.open("rb") as read, partial.open("wb") as write:
-        for span in spans:
-            copy_range(read, write, span)
-        write.write(tail)
-        write.flush()
-        os.fsync(write.fileno())
-    partial.replace(target)
+    try:
+        with source.open("rb") as read, partial.open("wb") as write:
+            for span in spans:
+                copy_range(read, write, span)
+            write.write(tail)
+            write.flush()
+            os.fsync(write.fileno())
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     sync_path(target.parent)
 
 
@@ -117,19 +124,29 @@ def copy_range(read: IO[bytes], write: IO[bytes], span: Span) -> None:
 
 
 def move_pictures(bad: Sequence[Bad], root: Path, place: Path) -> list[dict[str, object]]:
-    """Move picture files, keeping their folders' names."""
+    """Move picture files, keeping their folders' names; none at all if one of them lies elsewhere."""
+    names = [find_relative(Path(one.file), root) for one in bad]
     moved: list[dict[str, object]] = []
-    for one in bad:
-        path = Path(one.file)
-        try:
-            relative = path.resolve().relative_to(root.resolve())
-        except ValueError:
-            raise DataError(f"{path} lies outside {root} and is left alone") from None
-        target = place / relative
+    for one, name in zip(bad, names, strict=True):
+        target = find_free(place / name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-        moved.append({"file": str(relative), "why": one.why, "kept": str(relative)})
+        Path(one.file).replace(target)
+        moved.append({"file": str(name), "why": one.why, "kept": str(target.relative_to(place))})
     return moved
+
+
+def find_free(path: Path) -> Path:
+    """Return this name, or one like it that nothing of an earlier time has."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return path if not path.exists() else next(name for name in names if not name.exists())
+
+
+def find_relative(path: Path, root: Path) -> Path:
+    """Return a file's name below a folder; what only a link leads to is not ours to move."""
+    try:
+        return path.resolve().relative_to(root.resolve())
+    except ValueError:
+        raise DataError(f"{path} lies outside {root} and is left alone") from None
 
 
 def rewrite_index(found: DataSet, index: Path) -> None:
@@ -142,8 +159,13 @@ def rewrite_index(found: DataSet, index: Path) -> None:
             texts = [text for file, text in shard.index_files() if file == index]
             shard.close()
             if texts:
-                write_atomically(index, texts[0])
+                write_index(index, texts[0])
                 return
+
+
+def write_index(path: Path, text: str) -> None:
+    """Write an index; names in it keep their bytes, whatever they are."""
+    write_atomically(path, [text.encode("utf-8", "surrogateescape")])
 
 
 def refresh_manifest(folder: Path, manifest: Manifest) -> None:

@@ -1,5 +1,6 @@
 """What lies at a path? Looks at names and first bytes and opens it, whatever storage it is."""
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +20,8 @@ from trainstone.data.storage.wds import WdsShard
 from trainstone.errors import ConfigError, DataError
 from trainstone.formats.recordio import MAGIC_BYTES
 from trainstone.formats.tfrecord import TFRecordFile
+
+log = logging.getLogger(__name__)
 
 Opener = Callable[[Path], ShardReader]
 
@@ -86,6 +89,11 @@ def find_records(path: Path, *, classes: bool) -> DataSet | None:
     meant = [p for p in files if p.suffix in (".rec", ".tar", ".tfrecord", ".tfrecords") or "-of-" in p.name]
     if not meant:
         return None
+    empty = [p for p in meant if p.stat().st_size == 0]
+    if len(empty) < len(meant):  # the last of im2rec's chunks may hold nothing; a file that was lost does so, too
+        meant = [p for p in meant if p not in empty]
+        for file in empty:
+            log.warning("%s is empty", file)
     by_storage: dict[str, dict[str, list[Path]]] = {}
     for file in meant:
         storage = recognise_file(file)

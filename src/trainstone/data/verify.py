@@ -78,6 +78,7 @@ def verify(found: DataSet, workers: int, manifest: Manifest | None, folder: Path
                 yield from verify_shards(split.source, findings, pool, num_classes)
             else:
                 yield from verify_files(split.source, findings, pool, num_classes, sums.get(split.name))
+    yield findings  # a file that cannot be opened has no record to be told after
 
 
 def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_classes: int | None) -> Iterator[Findings]:
@@ -85,6 +86,7 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
     for path in source.paths:
         try:
             shard = source.open_shard(path)
+            shard.check_beside()  # else each of its records would seem bad
         except DataError as err:
             findings.bad.append(Bad(str(path), None, Span(0, 0), "", err.message))
             continue

@@ -85,9 +85,17 @@ class WdsFile:
     def samples(self, start: int = 0) -> Iterator[TarSample]:
         """Yield the samples from the header at this byte on; only one is held at a time. Data is not read.
 
-        Folders, and files that WebDataset passes over (no extension, hidden), belong to no sample.
+        Folders, and files that WebDataset passes over (no extension, hidden), belong to no sample. Before a damaged
+        place the sample at hand is still told if it has the members that the one before it had.
         """
         return self._gather(read_members(self._file, start))
+
+    def first_sample(self, start: int) -> TarSample:
+        """Return the sample that begins at this byte, up to a member of another one or a damaged place."""
+        found = next(self._gather(_stop_at_damage(read_members(self._file, start))), None)
+        if found is None:
+            raise self._file.damaged(start, "no sample starts there")
+        return found
 
     def sample_at(self, span: Span) -> TarSample:
         """Return the sample in these bytes, known from `samples`; what lies behind it is not looked at."""
@@ -97,19 +105,24 @@ class WdsFile:
         return found[0]
 
     def _gather(self, entries: Iterable[Member]) -> Iterator[TarSample]:
-        key, parts = "", list[tuple[str, Member]]()
-        for entry in entries:
-            split = split_name(entry.name) if entry.is_file else None
-            if split is None:
-                continue
-            if parts and split[0] != key:
+        key, parts, usual = "", list[tuple[str, Member]](), set[str]()
+        try:
+            for entry in entries:
+                split = split_name(entry.name) if entry.is_file else None
+                if split is None:
+                    continue
+                if parts and split[0] != key:
+                    yield _join(key, parts)
+                    parts, usual = [], {extension for extension, _ in parts}
+                key, extension = split[0], split[1].lower()
+                if any(extension == other for other, _ in parts):
+                    what = f"the tar member {printable(entry.name)} is there twice in one sample"
+                    raise self._file.damaged(entry.span.offset, what)
+                parts.append((extension, entry))
+        except DataError:
+            if parts and {extension for extension, _ in parts} == usual:
                 yield _join(key, parts)
-                parts = []
-            key, extension = split[0], split[1].lower()
-            if any(extension == other for other, _ in parts):
-                what = f"the tar member {printable(entry.name)} is there twice in one sample"
-                raise self._file.damaged(entry.span.offset, what)
-            parts.append((extension, entry))
+            raise
         if parts:
             yield _join(key, parts)
 
@@ -143,6 +156,18 @@ def read_index(path: Path) -> list[TarSample]:
     if len(samples) != parse_count(stated.strip()):
         raise damaged_line(path, number, f"{stated.strip()} samples are announced, {len(samples)} follow")
     return samples
+
+
+def _stop_at_damage(entries: Iterable[Member]) -> Iterator[Member]:
+    """Yield members up to a damaged place; DataError only if that is the first."""
+    is_first = True
+    try:
+        for entry in entries:
+            yield entry
+            is_first = False
+    except DataError:
+        if is_first:
+            raise
 
 
 def _join(key: str, parts: list[tuple[str, Member]]) -> TarSample:

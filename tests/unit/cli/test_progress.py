@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hostile import EVIL, EVIL_SHOWN, hidden
-from trainstone.cli.progress import ProgressLine, describe_progress
+from trainstone.cli.progress import ProgressLine, describe_progress, describe_work
 from trainstone.results.progress import Progress
 
 
@@ -48,3 +48,51 @@ def test_markup_is_not_obeyed_on_a_terminal(capsys, monkeypatch: pytest.MonkeyPa
     assert EVIL_SHOWN in shown
     assert "\x1b[31m" not in shown
     assert not hidden(shown) & {"\0", "\x07", "\u202e"}
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (("writing x", 0, 20_000, "pictures", 0, 0.0, 0), "writing x · 0 of 20,000 pictures (0 %)"),
+        (
+            ("writing x", 1200, 20_000, "pictures", 1000, 2.0, 0),
+            "writing x · 1,200 of 20,000 (6 %) · 500 pictures/s · 37.6 s left",
+        ),
+        (
+            ("writing x", 1200, 20_000, "pictures", 1000, 2.0, 1 << 21),
+            "writing x · 1,200 of 20,000 (6 %) · 500 pictures/s · 1 MiB/s · 37.6 s left",
+        ),
+        (("checking", 1200, None, "pictures", 1000, 2.0, 0), "checking · 1,200 pictures · 500 pictures/s"),
+        (
+            ("fetching", 1 << 20, 1 << 22, "bytes", 1 << 20, 1.0, 0),
+            "fetching · 1 MiB of 4 MiB (25 %) · 1 MiB/s · 3 s left",
+        ),
+        (("unpacking", 3, 0, "files", 3, 1.0, 0), "unpacking · 3 files · 3 files/s"),
+        ((EVIL, 3, None, "files", 0, 1.0, 0), f"{EVIL_SHOWN} · 3 files"),
+    ],
+)
+def test_what_is_told_of_a_job(work: tuple, told: str):
+    assert describe_work(*work) == told
+
+
+def test_a_job_is_told_when_its_phase_changes_and_its_rate_begins_there(capsys, monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with ProgressLine(quiet=False) as line:
+        line.show_work("first", 500, 1000, "pictures")
+        now += 2
+        line.show_work("first", 600, 1000, "pictures")  # too soon for another of the same phase
+        now += 8
+        line.show_work("first", 700, 1000, "pictures")
+        line.show_work("second", 1, None, "files")
+    assert capsys.readouterr().err.splitlines() == [
+        "first · 500 of 1,000 pictures (50 %)",
+        "first · 700 of 1,000 (70 %) · 20 pictures/s · 15 s left",
+        "second · 1 files",
+    ]
+
+
+def test_a_quiet_job_is_quiet(capsys):
+    with ProgressLine(quiet=True) as line:
+        line.show_work("a", 1, 2, "files")
+    assert capsys.readouterr() == ("", "")

@@ -21,20 +21,27 @@ def test_recordio_is_shuffled_as_im2rec_does():
     listed = [(number, f"file{number}", 0.0) for number in range(100)]
     random.seed(100)  # im2rec seeds the module and shuffles the list itself
     random.shuffle(listed)
-    assert draw_order(100, "recordio", shuffle=True) == [number for number, _, _ in listed]
-    assert draw_order(100, "recordio", shuffle=True)[:5] == [57, 76, 27, 11, 17]
+    assert draw_order(100, "recordio", "classify") == [number for number, _, _ in listed]
+    assert draw_order(100, "recordio", "classify")[:5] == [57, 76, 27, 11, 17]
 
 
 def test_tfrecord_is_shuffled_as_build_imagenet_data_does():
     shuffled = list(range(100))
     random.seed(12345)
     random.shuffle(shuffled)
-    assert draw_order(100, "tfrecord", shuffle=True) == shuffled
+    assert draw_order(100, "tfrecord", "classify") == shuffled
+
+
+def test_detection_is_shuffled_as_create_tfrecord_does():
+    shuffled = list(range(100))
+    random.seed(2020)
+    random.shuffle(shuffled)
+    assert draw_order(100, "tfrecord", "detect") == shuffled
 
 
 def test_a_conversion_keeps_the_order():
-    assert draw_order(5, "recordio", shuffle=False) == [0, 1, 2, 3, 4]
-    assert draw_order(5, "folder", shuffle=True) == [0, 1, 2, 3, 4]
+    assert draw_order(5, "recordio", None) == [0, 1, 2, 3, 4]
+    assert draw_order(5, "folder", "classify") == [0, 1, 2, 3, 4]
 
 
 def original_bounds(records: int, shards: int, threads: int = 8) -> list[tuple[int, int]]:
@@ -101,7 +108,7 @@ def test_names(storage: str, kind: str, shards: dict[str, int], names: list[str]
 
 def test_a_limit_takes_the_first_of_the_shuffled_list():
     plan = make_plan(make_set(100, 50), "recordio", limit=10)
-    assert list(plan.split("train").order) == draw_order(100, "recordio", shuffle=True)[:10]
+    assert list(plan.split("train").order) == draw_order(100, "recordio", "classify")[:10]
     assert plan.records == 20
 
 

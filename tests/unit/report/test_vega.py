@@ -6,7 +6,7 @@ import pytest
 
 from trainstone.errors import ResultError
 from trainstone.report import vega
-from trainstone.report.vega import Scripts, cache_folder, is_whole
+from trainstone.report.vega import Scripts, is_whole
 
 WHOLE = "var x=1;/* </script <!-- */window.vegaEmbed=x;window.vega=x;"
 
@@ -46,14 +46,6 @@ def test_a_broken_library_is_one_message(cache: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no such library')")
     with pytest.raises(ResultError, match="no such library"):
         Scripts().text()
-
-
-def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("TRAINSTONE_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "trainstone"
-    monkeypatch.setenv("TRAINSTONE_CACHE", "elsewhere")
-    assert cache_folder() == Path("elsewhere")
 
 
 def test_what_nobody_waited_for_is_ended(cache: Path, monkeypatch: pytest.MonkeyPatch):

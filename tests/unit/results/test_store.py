@@ -8,7 +8,6 @@ import pytest
 
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
-from trainstone.files import dump_json, write_atomically
 from trainstone.results.schema import FORMAT
 from trainstone.results.store import create_run, read_result
 
@@ -92,56 +91,11 @@ def test_keys_of_a_newer_version_are_passed_over(run):
     assert read_result(run.path).recipe.name == "resnet50"
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "x.json"
-    write_atomically(path, "old")
-
-    def fail(_: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="no space"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_bytes_that_are_no_utf8_survive_in_json(tmp_path: Path):
-    write_atomically(tmp_path / "x.json", dump_json({"command": "bench x\udcff"}))
-    assert json.loads((tmp_path / "x.json").read_text()) == {"command": "bench x\udcff"}
-
-
-def test_no_nan_in_json():
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        dump_json({"a": float("nan")})
-
-
 def test_names_that_are_no_file_names(tmp_path: Path):
     config = load_config("resnet50", settings=['name="../../x y"'])
     run = create_run(tmp_path, "bench", config, "")
     assert run.path.parent == tmp_path
     assert run.path.is_dir()
-
-
-@pytest.mark.parametrize("kind", ["folder", "fifo", "device"])
-def test_only_ordinary_files_are_replaced(tmp_path: Path, kind: str):
-    path = tmp_path / "x"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path = Path("/dev/null")
-    with pytest.raises(ResultError, match="not an ordinary file"):
-        write_atomically(path, "text")
-    assert not path.is_file()
-
-
-def test_a_link_in_the_place_of_the_partial_file_is_not_followed(tmp_path: Path):
-    (tmp_path / "victim").write_text("precious")
-    (tmp_path / "x.json.partial").symlink_to(tmp_path / "victim")
-    write_atomically(tmp_path / "x.json", "text")
-    assert (tmp_path / "victim").read_text() == "precious"
 
 
 THROUGHPUT = {"images_per_second": 1, "ci_covers": "", "steady": True, "steady_from_step": 0, "num_steps": 1}

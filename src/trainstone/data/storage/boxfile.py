@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainstone.data.sample import Box, Edges
+from trainstone.errors import DataError
 from trainstone.formats.files import damaged_line, read_lines
 
 SUFFIX = "-boxes.csv"
@@ -16,13 +17,21 @@ SUFFIX = "-boxes.csv"
 
 def box_lines(name: str, boxes: Iterable[Box]) -> str:
     """Return a picture's lines: four decimals as the original wrote them, more where they are needed."""
-    quoted = f'"{name.replace(chr(34), chr(34) * 2)}"' if any(char in name for char in ',"\r\n') else name
+    if "\r" in name or "\n" in name:
+        raise DataError(f"{name!r} has boxes, and their file has no place for a line break in a name")
+    quoted = f'"{name.replace(chr(34), chr(34) * 2)}"' if "," in name or '"' in name else name
     return "".join(",".join((quoted, *(_tell(edge) for edge in box[1:5]))) + "\n" for box in boxes)
 
 
 def _tell(edge: float) -> str:
     short = f"{edge:.4f}"
     return short if float(short) == edge else repr(edge)
+
+
+def make_key(name: str) -> str:
+    """Return a picture's name without its extension."""
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}{base.rpartition('.')[0] or base}"
 
 
 def read_box_file(path: Path) -> dict[str, tuple[Edges, ...]]:
@@ -39,6 +48,6 @@ def read_box_file(path: Path) -> dict[str, tuple[Edges, ...]]:
             raise damaged_line(path, number, "edges should go from 0 to 1, left before right, top before bottom")
         if left == right or top == bottom:  # thinner than four decimals show
             continue
-        key = file.rpartition(".")[0] or file
+        key = make_key(file)
         found[key] = (*found.get(key, ()), (left, top, right, bottom))
     return found

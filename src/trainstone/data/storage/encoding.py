@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from trainstone.data.picture.look import Look
-from trainstone.data.sample import Sample
+from trainstone.data.sample import ClassName, Sample
+from trainstone.errors import DataError
 from trainstone.formats.span import Span
 
 
@@ -27,6 +28,13 @@ class Encoded(NamedTuple):
     """What the encoder needs to know of it once its place is known."""
 
 
+def find_class(classes: Sequence[ClassName], label: int) -> ClassName:
+    """Return the class of a label; records may have labels that no class has."""
+    if not 0 <= label < len(classes):
+        raise DataError(f"label {label}, but there are {len(classes)} classes")
+    return classes[label]
+
+
 class Encoder(Protocol):
     """How a storage writes. `encode` is called from several threads, or in other processes."""
 
@@ -46,5 +54,5 @@ class Encoder(Protocol):
         ...
 
     def finish(self, lines: str, records: int) -> str:
-        """Return a sidecar's text from its lines; empty: it is not written."""
+        """Return a sidecar's text from its lines; boxes of no picture are not written."""
         ...

@@ -7,7 +7,7 @@ from typing import Any
 from trainstone.data.picture.look import Look
 from trainstone.data.sample import ClassName, Sample
 from trainstone.data.storage.boxfile import SUFFIX, box_lines
-from trainstone.data.storage.encoding import Encoded, Shard
+from trainstone.data.storage.encoding import Encoded, Shard, find_class
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full
 from trainstone.formats.names import is_inside
@@ -30,12 +30,14 @@ class FolderEncoder:
         name = sample.name
         if self._kind == "detect":
             number = number if sample.id is None else sample.id
+            for box in sample.boxes:
+                find_class(self._classes, box.label)
             boxes = [[b.label, b.left, b.top, b.right, b.bottom, int(b.crowd)] for b in sample.boxes]
             line = json.dumps([number, name, seen.width, seen.height, boxes]) + "\n"
         else:
             if sample.label is None:
                 raise DataError(f"{name} has no class, and class folders have no place for that")
-            name = f"{self._classes[sample.label].name}/{name.rpartition('/')[2]}"
+            name = f"{find_class(self._classes, sample.label).name}/{name.rpartition('/')[2]}"
             line = box_lines(name, sample.boxes) if sample.boxes else ""
         return Encoded(check_name(name), (sample.image,), line)
 

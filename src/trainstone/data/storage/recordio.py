@@ -4,6 +4,7 @@ A detection's labels are [4, 6, width, height] and for each box [class, left, to
 shares of the picture: the form that MXNet's ImageDetIter and GluonCV read.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from trainstone.data.picture.look import Look
 from trainstone.data.sample import Box, ClassName, Edges, Sample, make_box, shorten
-from trainstone.data.storage.boxfile import SUFFIX, box_lines, read_box_file
+from trainstone.data.storage.boxfile import SUFFIX, box_lines, make_key, read_box_file
 from trainstone.data.storage.encoding import Encoded, Shard
 from trainstone.data.storage.offsets import Offsets, check_offsets
 from trainstone.errors import DataError
@@ -80,8 +81,9 @@ class RecordIOShard:
 
     def offsets(self) -> Offsets:
         index = self.path.with_suffix(".idx")
-        if index.is_file():
-            found = np.sort(np.array([offset for _, offset in read_index(index)], dtype=np.int64))
+        with contextlib.suppress(DataError):  # a damaged index is done without; verify tells it
+            listed = read_index(index) if index.is_file() else []
+            found = np.sort(np.array([offset for _, offset in listed], dtype=np.int64))
             if check_offsets(found, self._file.size) and self._ends_at(found):
                 return found
         return np.fromiter((span.offset for span in self.scan()), dtype=np.int64)
@@ -107,17 +109,18 @@ class RecordIOShard:
         name = self._names.get(record.id, f"{record.id:08d}.jpg")
         image = bytes(record.image)
         if record.vector and is_detection(record.labels):
-            return Sample(name, image, boxes=read_boxes(record.labels), id=record.id)
+            return Sample(name, image, boxes=read_boxes(record.labels, where), id=record.id)
         if not record.vector and record.labels[0].is_integer() and record.labels[0] >= 0:
             label = int(record.labels[0])
-            boxes = tuple(make_box(label, edges) for edges in self._boxes.get(name.rpartition(".")[0], ()))
+            boxes = tuple(make_box(label, edges) for edges in self._boxes.get(make_key(name), ()))
             return Sample(name, image, label, boxes)
         return Sample(name, image, values=record.labels)
 
     def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
-        record = unpack_image(self._file.read(offset), f"{self.path}, record at byte {offset}")
+        where = f"{self.path}, record at byte {offset}"
+        record = unpack_image(self._file.read(offset), where)
         if record.vector:
-            boxes = read_boxes(record.labels) if is_detection(record.labels) else ()
+            boxes = read_boxes(record.labels, where) if is_detection(record.labels) else ()
             return [(box.label, ClassName("")) for box in boxes]
         if record.labels[0].is_integer() and record.labels[0] >= 0:
             folder = self._names.get(record.id, "").rpartition("/")[0]
@@ -128,6 +131,10 @@ class RecordIOShard:
         index = self.path.with_suffix(".idx")
         if index.is_file():
             yield index, "".join(index_line(key, offset) for key, offset in rebuild_index(self.path))
+
+    def check_beside(self) -> None:
+        """Read the list and the boxes."""
+        _ = self._names, self._boxes
 
     def close(self) -> None:
         self._file.close()
@@ -141,14 +148,14 @@ def is_detection(labels: tuple[float, ...]) -> bool:
     return 2 <= head <= len(labels) and width >= 5 and (len(labels) - head) % width == 0
 
 
-def read_boxes(labels: tuple[float, ...]) -> tuple[Box, ...]:
+def read_boxes(labels: tuple[float, ...], where: str) -> tuple[Box, ...]:
     """Return the boxes of a detection's labels."""
     head, width = int(labels[0]), int(labels[1])
     found = []
     for start in range(head, len(labels), width):
         label, left, top, right, bottom = (shorten(value) for value in labels[start : start + 5])
         if not np.isfinite([label, left, top, right, bottom]).all() or label < 0 or not label.is_integer():
-            raise DataError(f"a box with class {label} and edges {left}, {top}, {right}, {bottom}")
+            raise DataError(f"{where}: a box with class {label} and edges {left}, {top}, {right}, {bottom}")
         crowd = width > 5 and labels[start + 5] == 1
         found.append(Box(int(label), left, top, right, bottom, crowd))
     return tuple(found)

@@ -46,6 +46,10 @@ class ShardReader(Protocol):
         """Return the index files that lie beside it, each with the text that it should have."""
         ...
 
+    def check_beside(self) -> None:
+        """Raise DataError where a file beside it, on which all its samples depend, cannot be read."""
+        ...
+
     def close(self) -> None:
         """Let go of the file."""
         ...

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainstone.data.picture.look import Look, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
-from trainstone.data.storage.encoding import Encoded, Shard
+from trainstone.data.storage.encoding import Encoded, Shard, find_class
 from trainstone.data.storage.offsets import Offsets
 from trainstone.errors import DataError
 from trainstone.formats.example import (
@@ -31,6 +31,8 @@ NAMES = ("image/filename", "image/fname", "image/source_id", "filename", "key")
 PICTURES = ("image/encoded", "image_raw", "image", "jpg", "jpeg", "png")
 EDGES = ("image/object/bbox/xmin", "image/object/bbox/ymin", "image/object/bbox/xmax", "image/object/bbox/ymax")
 BOX_LABELS = ("image/object/bbox/label", "image/object/class/label", "image/object/label")
+BOX_NAMES = ("image/object/name", "image/object/class/text")
+MAX_DIGITS = 18
 
 
 class TFRecordEncoder:
@@ -52,7 +54,7 @@ class TFRecordEncoder:
 
     def _classify(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
         label = -1 if sample.label is None else sample.label + self._first
-        known = self._classes[sample.label] if sample.label is not None else ClassName("")
+        known = find_class(self._classes, sample.label) if sample.label is not None else ClassName("")
         edges = [[box[place] for box in sample.boxes] for place in (1, 2, 3, 4)]
         features = {
             "image/height": int64_feature(seen.height),
@@ -80,7 +82,9 @@ class TFRecordEncoder:
             "image/id": int64_feature(number if sample.id is None else sample.id),
             "image/shape": int64_feature(seen.height, seen.width, 3),
             "image/object/label": int64_feature(*(box.label + self._first for box in boxes)),
-            "image/object/name": bytes_feature(*(encode_text(self._classes[box.label].name) for box in boxes)),
+            "image/object/name": bytes_feature(
+                *(encode_text(find_class(self._classes, box.label).name) for box in boxes)
+            ),
             "image/object/bbox": float_feature(*(edge for box in boxes for edge in box[1:5])),
             "image/object/is_crowd": int64_feature(*(int(box.crowd) for box in boxes)),
         }
@@ -113,7 +117,10 @@ class TFRecordShard:
 
     def offsets(self) -> Offsets:
         for index in self._indexes():
-            spans = read_index(index)
+            try:
+                spans = read_index(index)
+            except DataError:  # a damaged index is done without; verify tells it
+                continue
             whole = all(before.end == after.offset for before, after in pairwise(spans))
             if spans and whole and spans[0].offset == 0 and spans[-1].end == self._file.size:
                 return np.array([span.offset for span in spans], dtype=np.int64)
@@ -152,9 +159,8 @@ class TFRecordShard:
             names = (find_text(features, "image/class/synset"), find_text(features, "image/class/text"))
             return [(label - first, ClassName(*names) if names[0] else ClassName(names[1]))] if label >= first else []
         labels = find_numbers(features, BOX_LABELS, where)
-        texts = features["image/object/name"].values if "image/object/name" in features else []
-        names_of = [text.decode("utf-8", "surrogateescape") for text in texts] or [""] * len(labels)
-        return [(int(n) - first, ClassName(name)) for n, name in zip(labels, names_of, strict=False)]
+        texts = next((found for name in BOX_NAMES if (found := find_texts(features, name))), [""] * len(labels))
+        return [(int(n) - first, ClassName(name)) for n, name in zip(labels, texts, strict=False)]
 
     def first_label(self, features: Mapping[str, Feature]) -> int:
         """Return what the first class is called: 1 in ImageNet's and COCO's feature sets, else 0."""
@@ -166,6 +172,9 @@ class TFRecordShard:
         indexes = self._indexes()
         text = "".join(index_line(span) for span in self.scan()) if indexes else ""
         return [(index, text) for index in indexes]
+
+    def check_beside(self) -> None:
+        """Nothing: all that is known of a sample lies in its record."""
 
     def close(self) -> None:
         self._file.close()
@@ -203,17 +212,23 @@ def find_integer(features: Mapping[str, Feature], names: Sequence[str]) -> int |
             return int(value)
         if feature.kind == "float" and float(value).is_integer():
             return int(value)
-        if feature.kind == "bytes" and value.isdigit():
+        if feature.kind == "bytes" and value.isdigit() and len(value) <= MAX_DIGITS:
             return int(value)
     return None
 
 
 def find_text(features: Mapping[str, Feature], name: str) -> str:
     """Return a feature that is one text; empty where it is none."""
+    texts = find_texts(features, name)
+    return texts[0] if len(texts) == 1 else ""
+
+
+def find_texts(features: Mapping[str, Feature], name: str) -> list[str]:
+    """Return a feature's texts; none where it is something else."""
     feature = features.get(name)
-    if feature is None or feature.kind != "bytes" or len(feature.values) != 1:
-        return ""
-    return bytes(feature.values[0]).decode("utf-8", "surrogateescape")
+    if feature is None or feature.kind != "bytes":
+        return []
+    return [value.decode("utf-8", "surrogateescape") for value in feature.values]
 
 
 def find_name(features: Mapping[str, Feature], label: int | None, fallback: str) -> str:

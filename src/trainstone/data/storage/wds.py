@@ -1,5 +1,6 @@
 """Samples in WebDataset tars: <key>.jpg, <key>.cls with the label as text, <key>.json with name, boxes and the rest."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -107,7 +108,7 @@ class WdsShard:
         return self._file.resync(offset)
 
     def _sample(self, offset: int) -> TarSample:
-        return next(self._file.samples(offset))
+        return self._file.first_sample(offset)
 
     def read(self, offset: int) -> Sample:
         found = self._sample(offset)
@@ -119,24 +120,29 @@ class WdsShard:
         label = next((self._label(found.members[e], where) for e in LABELS if e in found.members), None)
         about = self._about(found.members["json"], where) if "json" in found.members else {}
         try:
+            name = str(about.get("name", f"{found.key}.{picture}"))
+            name.encode("utf-8", "surrogateescape")  # JSON can spell half a character, which no file name is
             return Sample(
-                name=str(about.get("name", f"{found.key}.{picture}")),
+                name=name,
                 image=image,
                 label=label if label is not None else find_count(about, "label"),
                 boxes=tuple(make_box(b[0], b[1:5], *b[5:6]) for b in about.get("boxes", ())),
                 values=tuple(float(value) for value in about.get("values", ())),
                 id=find_count(about, "id"),
             )
-        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as err:
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as err:
             raise DataError(f"{where}: json does not describe a picture: {err}") from err
 
     def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
         found = self._sample(offset)
         where = f"{self.path}, {found.key} at byte {offset}"
         label = next((self._label(found.members[e], where) for e in LABELS if e in found.members), None)
-        if label is not None:
-            return [(label, ClassName(found.key.rpartition("/")[0]))]
-        return [(box.label, ClassName("")) for box in self.read(offset).boxes]
+        if label is None:
+            sample = self.read(offset)
+            if sample.label is None:
+                return [(box.label, ClassName("")) for box in sample.boxes]
+            label = sample.label
+        return [(label, ClassName(found.key.rpartition("/")[0]))]
 
     def _label(self, span: Span, where: str) -> int:
         text = bytes(self._file.read(span)).strip()
@@ -156,7 +162,11 @@ class WdsShard:
     def index_files(self) -> Iterable[tuple[Path, str]]:
         index = self.path.with_suffix(".idx")
         if index.is_file():
-            yield index, index_text(self._file.samples())
+            with contextlib.suppress(DataError):  # names with spaces have no place in it
+                yield index, index_text(self._file.samples())
+
+    def check_beside(self) -> None:
+        """Nothing: all that is known of a sample lies in the tar."""
 
     def close(self) -> None:
         self._file.close()

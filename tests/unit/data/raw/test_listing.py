@@ -196,6 +196,9 @@ def test_the_fingerprint_follows_names_labels_and_archives(tmp_path):
     name = next(iter(PICTURES))
     builder.add(name, name[:3], Place(tmp_path / name[:3]))
     assert builder.finish(["n00", "n01", "n02"]).fingerprint() != listing.fingerprint()
+    before = listing.fingerprint()
+    os.utime(tmp_path / listing.name(2), (1, 1))
+    assert listing.fingerprint() != before
     archive = tarred(tmp_path)
     first = archive.fingerprint()
     assert archive.fingerprint() == first

@@ -1,0 +1,62 @@
+"""Whole data sets for the real systems, made once: folders of pictures, and what the command line makes of them."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command import command_line
+from made_sets import SCENES, make_imagenet, make_oddities
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI")
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Run `trainstone data` so that it makes a set, and say where; the same command works once."""
+    root = tmp_path_factory.mktemp("made")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    made: dict[tuple[str, ...], Path] = {}
+
+    def run(verb: str, *arguments: Path | str) -> Path:
+        key = (verb, *map(str, arguments))
+        if key not in made:
+            target = root / f"{len(made)}-{verb}"
+            to = [str(target)] if verb == "convert" else ["--to", str(target)]
+            command = command_line("data", *key, *to, "-q")
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+            assert done.returncode == 0, done.stderr
+            made[key] = target
+        return made[key]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shapes(make: Callable[..., Path]) -> Path:
+    """Class folders of generated pictures without any fault, all of one size."""
+    return make("make", "classify", "--count", "131", "--val", "35", "--classes", "6", "--size", "56x48")
+
+
+@pytest.fixture(scope="session")
+def scenes(make: Callable[..., Path]) -> Path:
+    """Generated pictures with boxes, in COCO's layout."""
+    return make("make", "detect", *SCENES)
+
+
+@pytest.fixture(scope="session")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet in small."""
+    root = tmp_path_factory.mktemp("imagenet")
+    make_imagenet(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def oddities(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders in which nearly all lies that im2rec knows to take or to leave."""
+    root = tmp_path_factory.mktemp("oddities")
+    make_oddities(root, imagenet)
+    return root

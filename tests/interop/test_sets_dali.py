@@ -1,0 +1,197 @@
+"""Whole data sets of ours, with our indexes, through DALI's readers: TFRecord, RecordIO, WebDataset, COCO."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from made_sets import SCENES, draw_scenes, find_real, label_by_folder, read_all
+from peers import ask_peer, digest, find_peer
+from trainstone.data.sample import Sample
+
+Make = Callable[..., Path]
+SPLITS = ("train", "val")
+EDGES = ("xmin", "ymin", "xmax", "ymax")
+CLASSIFY = {
+    "image/encoded": "bytes",
+    "image/class/label": "int64",
+    **{f"image/object/bbox/{edge}": "float" for edge in EDGES},
+}
+DETECT = {
+    "image/encoded": "bytes",
+    "image/id": "int64",
+    "image/shape": "int64",
+    "image/object/label": "int64",
+    "image/object/bbox": "float",
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def peer() -> Path:
+    """Where DALI is; without it no set is made."""
+    return find_peer("dali")
+
+
+@pytest.fixture(scope="module")
+def sets(make: Make, imagenet: Path, oddities: Path) -> dict[str, Path]:
+    """Our sets of pictures with classes, by storage."""
+    boxed = ("--from", imagenet, "--shards", "8,2")
+    return {
+        "tfrecord": make("imagenet", *boxed, "--format", "tfrecord"),
+        "wds": make("imagenet", *boxed, "--format", "wds"),
+        "mxnet": make("imagenet", "--from", oddities, "--dataset", "folder", "--format", "recordio"),
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(make: Make, scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pictures with COCO's annotations: as `data make` writes them, and as `data coco` prepares them."""
+    raw = tmp_path_factory.mktemp("coco")
+    (raw / "annotations").mkdir()
+    for split in SPLITS:
+        (raw / f"{split}2017").symlink_to(scenes / split)
+        (raw / f"annotations/instances_{split}2017.json").symlink_to(scenes / f"annotations/instances_{split}.json")
+    return {"made": scenes, "prepared": make("coco", "--from", raw)}
+
+
+def list_coco(folders: dict[str, Path]) -> dict[str, tuple[Path, Path]]:
+    """What to call it, annotations and pictures."""
+    made, prepared = folders["made"], folders["prepared"]
+    return {
+        **{f"made {s}": (made / f"annotations/instances_{s}.json", made / s) for s in SPLITS},
+        **{
+            f"{kind} {s}": (prepared / f"annotations/{kind}_{s}2017.json", prepared / f"{s}2017")
+            for s in SPLITS
+            for kind in ("instances", "bbox_only_instances")
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def dali(sets: dict[str, Path], folders: dict[str, Path], make: Make) -> dict[str, Any]:
+    """What DALI's readers make of all of them."""
+    jobs: dict[str, Any] = {}
+    detect = {form: make("make", "detect", *SCENES, "--format", form) for form in ("tfrecord", "recordio")}
+    for split, place in (("train", "train"), ("val", "validation")):
+        counts = {name: len(read_all(path)[split]) for name, path in sets.items()}
+        shards = sorted(sets["tfrecord"].glob(f"{place}-*"))
+        index = [path.parent / f"idx/{path.name}.idx" for path in shards]
+        jobs[f"tfrecord {split}"] = say("tfrecord", shards, index, counts["tfrecord"], features=CLASSIFY)
+        # This reader takes one file with one index; of several files each needs its own.
+        jobs[f"mxnet {split}"] = say("mxnet", *with_index(sets["mxnet"], f"{split}.rec"), counts["mxnet"])
+        tars = with_index(sets["wds"], f"{split}-*.tar")
+        jobs[f"wds {split}"] = say("webdataset", *tars, counts["wds"], extensions=["jpg", "cls", "json"])
+        drawn = len(draw_scenes(split))
+        found = with_index(detect["tfrecord"], f"{split}.*.tfrecord")
+        jobs[f"detect tfrecord {split}"] = say("tfrecord", *found, drawn, features=DETECT)
+        jobs[f"detect mxnet {split}"] = say("mxnet", *with_index(detect["recordio"], f"{split}.rec"), drawn)
+    for name, (annotations, pictures) in list_coco(folders).items():
+        count = len(draw_scenes(name.split()[-1]))
+        jobs[name] = ("coco", {"path": str(pictures), "annotations": str(annotations), "count": count})
+    return ask_peer("dali", **jobs)
+
+
+def say(reader: str, paths: Sequence[Path], indexes: Sequence[Path], count: int, **more: Any) -> tuple[str, Any]:
+    """A job for peer_dali.py."""
+    assert all(path.is_file() for path in (*paths, *indexes))
+    return reader, {"path": [*map(str, paths)], "index": [*map(str, indexes)], "count": count, **more}
+
+
+def with_index(folder: Path, pattern: str) -> tuple[list[Path], list[Path]]:
+    paths = sorted(folder.glob(pattern))
+    return paths, [path.with_suffix(".idx") for path in paths]
+
+
+def check_labels(samples: Sequence[Sample], root: Path) -> Sequence[Sample]:
+    """Our reader's samples are the folders' pictures, with the folders' labels."""
+    assert {sample.name: sample.label for sample in samples} == label_by_folder(root)
+    return samples
+
+
+def as_floats(values: Sequence[float]) -> list[float]:
+    return np.array(values, np.float32).tolist()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_our_tfrecords_with_their_indexes(dali, sets, imagenet, split):
+    found = dali[f"tfrecord {split}"]
+    samples = check_labels(read_all(sets["tfrecord"])[split], imagenet / split)
+    assert found["image/encoded"] == [digest(sample.image) for sample in samples]
+    assert found["image/class/label"] == [[sample.label + 1] for sample in samples]
+    for place, edge in enumerate(EDGES, start=1):
+        expected = [as_floats([box[place] for box in sample.boxes]) for sample in samples]
+        assert found[f"image/object/bbox/{edge}"] == expected
+    assert sum(len(sample.boxes) for sample in samples) >= len(samples) - 10
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_our_records_with_their_index(dali, sets, oddities, split):
+    samples = check_labels(read_all(sets["mxnet"])[split], oddities / split)
+    expected = [{"labels": [float(sample.label)], "image": digest(sample.image)} for sample in samples]
+    assert dali[f"mxnet {split}"] == expected
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_our_tars_with_their_indexes(dali, sets, imagenet, split):
+    samples = check_labels(read_all(sets["wds"])[split], imagenet / split)
+    found = dali[f"wds {split}"]
+    assert [(parts["jpg"], parts["cls"]) for parts in found] == [
+        (digest(sample.image), digest(str(sample.label).encode())) for sample in samples
+    ]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_our_scenes_as_tfrecord_and_recordio(dali, split):
+    drawn = [draw_scenes(split).read(number) for number in range(len(draw_scenes(split)))]
+    images = [digest(sample.image) for sample in drawn]
+    found = dali[f"detect tfrecord {split}"]
+    assert found["image/encoded"] == images
+    assert found["image/id"] == [[number + 1] for number in range(len(drawn))]
+    assert found["image/shape"] == [[90, 120, 3]] * len(drawn)
+    assert found["image/object/label"] == [[box.label + 1 for box in sample.boxes] for sample in drawn]
+    edges = [as_floats([edge for box in sample.boxes for edge in box[1:5]]) for sample in drawn]
+    assert found["image/object/bbox"] == edges
+    vectors = [as_floats([4, 6, 120, 90, *(n for b in sample.boxes for n in (*b[:5], 0))]) for sample in drawn]
+    assert dali[f"detect mxnet {split}"] == [{"labels": v, "image": i} for v, i in zip(vectors, images, strict=True)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("annotations", ["made", "instances", "bbox_only_instances"])
+def test_our_annotations(dali, annotations, split):
+    found = {record["id"]: record for record in dali[f"{annotations} {split}"]}
+    drawn = draw_scenes(split)
+    assert len(found) == len(drawn)
+    for number in range(len(drawn)):
+        sample, record = drawn.read(number), found[number + 1]
+        assert record["image"] == digest(sample.image)
+        assert record["labels"] == [box.label + 1 for box in sample.boxes]
+        assert np.abs(np.array(record["boxes"]) - [box[1:5] for box in sample.boxes]).max() < 1e-6
+
+
+def test_real_coco_as_prepared(make):
+    """All boxes of COCO's own annotations, crowds included, are found in what `data coco` made of them."""
+    root = find_real("detection/coco-free")
+    prepared = make("coco", "--from", root)
+    jobs, expected = {}, {}
+    for split in SPLITS:
+        document = json.loads((root / f"annotations/instances_{split}2017.json").read_text())
+        for kind in ("instances", "bbox_only_instances"):
+            name = f"{kind}_{split}2017"
+            expected[name] = document
+            where = {"path": str(prepared / f"{split}2017"), "annotations": str(prepared / f"annotations/{name}.json")}
+            jobs[name] = ("coco", {**where, "count": len(document["images"])})
+    for name, records in ask_peer("dali", **jobs).items():
+        document, found = expected[name], {record["id"]: record for record in records}
+        labels = {entry["id"]: place for place, entry in enumerate(document["categories"], start=1)}
+        for image in document["images"]:
+            objects = [entry for entry in document["annotations"] if entry["image_id"] == image["id"]]
+            record = found.pop(image["id"])
+            assert record["labels"] == [labels[entry["category_id"]] for entry in objects]
+            edges = [(x, y, x + w, y + h) for x, y, w, h in (entry["bbox"] for entry in objects)]
+            size = (image["width"], image["height"]) * 2
+            boxes = np.array(record["boxes"]).reshape(-1, 4)
+            assert np.abs(boxes - np.reshape(edges, (-1, 4)) / size).max(initial=0) < 1e-6
+        assert not found

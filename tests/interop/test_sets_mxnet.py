@@ -1,0 +1,161 @@
+"""Whole RecordIO sets: ours are im2rec.py's byte for byte, MXNet's iterators train from ours, and we read im2rec's."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from made_sets import CMYK, SCENES, draw_scenes, find_real, label_by_folder, read_all
+from peers import ask_peer, find_peer, run_peer
+from trainstone.data.generated.source import GeneratedSource
+from trainstone.data.picture.decode import decode
+from trainstone.formats.recordlist import read_list
+
+Make = Callable[..., Path]
+FOLDERS = ("--dataset", "folder", "--format", "recordio")
+SPLITS = ("train", "val")
+ONE_FILE = {"train": 1, "val": 1}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def peer() -> Path:
+    """Where MXNet is; without it no set is made."""
+    return find_peer("mxnet")
+
+
+def im2rec(*arguments: Path | str) -> None:
+    (tool,) = find_peer("mxnet").glob("lib/python*/site-packages/mxnet/tools/im2rec.py")
+    run_peer("mxnet", tool, *arguments)
+
+
+def make_theirs(root: Path, target: Path, chunks: Mapping[str, int] = ONE_FILE) -> Path:
+    """im2rec's set of train and val, in the two steps that ResNet's original takes for each."""
+    target.mkdir()
+
+    def work(split: str) -> None:
+        im2rec("--list", "--recursive", "--chunks", str(chunks[split]), target / split, root / split)
+        im2rec("--pass-through", "--num-thread", "2", target / split, root / split)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(work, chunks))
+    return target
+
+
+@pytest.fixture(scope="module", params=["shapes", "oddities", "tiny-imagenet-20"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Make) -> tuple[Path, ...]:
+    """Class folders, our set of them, and im2rec's."""
+    name = request.param
+    root = find_real(f"classification/{name}") if "-" in name else request.getfixturevalue(name)
+    repair = ("--no-repair",) if name == "oddities" else ()  # im2rec knows no repair
+    ours = make("imagenet", "--from", root, *FOLDERS, *repair)
+    return root, ours, make_theirs(root, tmp_path_factory.mktemp("im2rec") / "theirs")
+
+
+@pytest.fixture(scope="module")
+def mxnet(make: Make, shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What MXNet's iterators make of our sets."""
+    pixels = tmp_path_factory.mktemp("mxnet") / "pixels.npy"
+    train = make("imagenet", "--from", shapes, *FOLDERS) / "train.rec"
+    boxed = make("make", "detect", *SCENES, "--format", "recordio")
+    answers = ask_peer(
+        "mxnet",
+        iterate={str(train): {"count": 131, "width": 56, "height": 48, "pixels": str(pixels)}},
+        detect={
+            str(boxed / f"{split}.rec"): {"count": len(draw_scenes(split)), "width": 120, "height": 90}
+            for split in SPLITS
+        },
+    )
+    return {"folder": shapes / "train", "train": train, "boxed": boxed, "pixels": np.load(pixels), **answers}
+
+
+def names_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix in (".rec", ".idx", ".lst"))
+
+
+def assert_same_files(ours: Path, theirs: Path) -> None:
+    assert names_of(ours) == names_of(theirs)
+    for name in names_of(theirs):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+
+
+def test_our_set_is_im2recs_byte_for_byte(both):
+    root, ours, theirs = both
+    assert names_of(theirs) == [f"{split}.{kind}" for split in SPLITS for kind in ("idx", "lst", "rec")]
+    for split in SPLITS:
+        listed = {line.path: line.labels for line in read_list(theirs / f"{split}.lst")}
+        assert listed == {name: (label,) for name, label in label_by_folder(root / split).items()}
+        assert (theirs / f"{split}.rec").stat().st_size > sum(path.stat().st_size for path in pictures(root / split))
+    assert_same_files(ours, theirs)
+
+
+def pictures(folder: Path) -> list[Path]:
+    return [folder / name for name in label_by_folder(folder)]
+
+
+def test_im2recs_set_is_sound_and_becomes_folders_again(both, tmp_path, trainstone):
+    root, _, theirs = both
+    checked = trainstone("data", "verify", str(theirs), "--json")
+    number = sum(len(label_by_folder(root / split)) for split in SPLITS)
+    assert (checked.code, checked.json()["records"]) == (0, number), checked.out
+    done = trainstone("data", "convert", str(theirs), str(tmp_path / "back"), "--format", "folder", "--no-repair", "-q")
+    assert done.code == 0, done.err
+    for split in SPLITS:
+        assert label_by_folder(tmp_path / "back" / split) == label_by_folder(root / split)
+        for path in pictures(root / split):
+            assert (tmp_path / "back" / split / path.relative_to(root / split)).read_bytes() == path.read_bytes()
+
+
+def test_our_shards_are_im2recs_chunks(shapes, make, tmp_path, trainstone):
+    ours = make("imagenet", "--from", shapes, *FOLDERS, "--shards", "4,10")
+    theirs = make_theirs(shapes, tmp_path / "theirs", {"train": 4, "val": 10})
+    assert_same_files(ours, theirs)
+    # 35 pictures in 10 files: four in each, three in the last but one, none in the last.
+    assert [path.name for path in theirs.glob("*.rec") if path.stat().st_size == 0] == ["val_9.rec"]
+    checked = trainstone("data", "verify", str(theirs), "--json")
+    assert (checked.code, checked.json()["records"]) == (0, 131 + 35)
+
+
+def test_resized_pictures_are_im2recs(oddities, make, tmp_path):
+    ours = make("imagenet", "--from", oddities, *FOLDERS, "--resize", "40", "--quality", "90")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for split in SPLITS:
+        shutil.copy(ours / f"{split}.lst", theirs)
+        im2rec("--resize", "40", "--quality", "90", "--num-thread", "2", theirs / split, oddities / split)
+    expected, found = read_all(theirs), read_all(ours)
+    for split in SPLITS:
+        assert [(s.name, s.label) for s in found[split]] == [(s.name, s.label) for s in expected[split]]
+        for mine, other in zip(found[split], expected[split], strict=True):
+            a, b = decode(mine.image).astype(int), decode(other.image).astype(int)
+            assert a.shape == b.shape, mine.name
+            assert min(a.shape[:2]) == 40
+            # Of colours for print the two libraries have their own idea.
+            assert np.abs(a - b).mean() < (2 if mine.name == CMYK else 0.1), mine.name
+            assert abs(len(mine.image) - len(other.image)) < 0.05 * len(other.image), mine.name
+
+
+def test_image_record_iter_gives_our_labels_and_pictures_in_order(mxnet):
+    (labels,) = mxnet["iterate"].values()
+    lines = list(read_list(mxnet["train"].with_suffix(".lst")))
+    expected = label_by_folder(mxnet["folder"])
+    assert labels == [expected[line.path] for line in lines]
+    assert sorted(line.path for line in lines) == sorted(expected)
+    for line, found in zip(lines, mxnet["pixels"], strict=True):
+        pixels = decode((mxnet["folder"] / line.path).read_bytes()).astype(int)
+        assert np.abs(found.transpose(1, 2, 0) - pixels).mean() < 1, line.path
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("iterator", ["ImageDetIter", "ImageDetRecordIter"])
+def test_detection_iterators_give_our_boxes(mxnet, iterator, split):
+    found = mxnet["detect"][str(mxnet["boxed"] / f"{split}.rec")][iterator]
+    drawn: GeneratedSource = draw_scenes(split)
+    expected = [[[*box[:5], 0.0] for box in drawn.read(number).boxes] for number in range(len(drawn))]
+    assert len(found) == len(expected)
+    assert sum(len(boxes) for boxes in expected) > 2 * len(expected)
+    for objects, boxes in zip(found, expected, strict=True):
+        assert np.array(objects, np.float32).tolist() == np.array(boxes, np.float32).tolist()

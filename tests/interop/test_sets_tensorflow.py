@@ -1,0 +1,232 @@
+"""Whole TFRecord sets: ours are those of build_imagenet_data.py, TensorFlow trains from ours, and we read its own."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from made_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, find_real, label_by_folder, read_all
+from peers import PEERS, ask_peer, digest, find_peer, run_peer
+from trainstone.data.picture.decode import decode
+from trainstone.formats.coco import NAME_OF_ID
+from trainstone.formats.example import decode_example
+from trainstone.formats.tfrecord import TFRecordFile
+
+Make = Callable[..., Path]
+# Files of train and validation, and the threads of the original that make them, 8 by default: with these numbers of
+# pictures other threads would put some into other files.
+DEFAULT = "24,16"
+SHARDS = {DEFAULT: 8, "6,2": 2}
+FOLDERS = {"train": "train", "validation": "val"}
+MENDED = {Path(PNG).name, Path(CMYK).name}
+EDGES = ("xmin", "ymin", "xmax", "ymax")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def peer() -> Path:
+    """Where TensorFlow is; without it no set is made."""
+    return find_peer("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def ours(make: Make, imagenet: Path) -> dict[str, Path]:
+    return {
+        shards: make("imagenet", "--from", imagenet, "--format", "tfrecord", "--shards", shards) for shards in SHARDS
+    }
+
+
+@pytest.fixture(scope="module")
+def theirs(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What TensorFlow writes; the first set with features in our order, the second as they come."""
+    root = tmp_path_factory.mktemp("tensorflow")
+    jobs = []
+    for shards, threads in SHARDS.items():
+        counts = dict(zip(FOLDERS, map(int, shards.split(",")), strict=True))
+        job = {"source": str(imagenet), "target": str(root / shards), "shards": counts, "threads": threads}
+        jobs.append({**job, "sorted": shards == DEFAULT})
+    run_peer("tensorflow", PEERS / "build_imagenet.py", text=json.dumps(jobs))
+    return {shards: root / shards for shards in SHARDS}
+
+
+@pytest.fixture(scope="module")
+def boxed(make: Make) -> dict[str, Path]:
+    """Our sets with boxes."""
+    made = {"scenes": make("make", "detect", *SCENES, "--format", "tfrecord", "--shards", "3,1")}
+    try:
+        coco = make("coco", "--from", find_real("detection/coco-free"))
+    except pytest.skip.Exception:
+        return made
+    return {**made, "coco": make("convert", coco, "--format", "tfrecord")}
+
+
+@pytest.fixture(scope="module")
+def tensorflow(
+    ours: dict[str, Path], boxed: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What TensorFlow makes of our sets."""
+    root = tmp_path_factory.mktemp("pixels")
+    folder = ours[DEFAULT]
+    answers = ask_peer(
+        "tensorflow",
+        glob=[str(folder / f"{split}-*") for split in FOLDERS],
+        train={split: {"paths": list_shards(folder, split), "pixels": str(root / f"{split}.npz")} for split in FOLDERS},
+        detect={
+            f"{name} {split}": list_shards(path, split) for name, path in boxed.items() for split in ("train", "val")
+        },
+    )
+    return {"pixels": {split: list(np.load(root / f"{split}.npz").values()) for split in FOLDERS}, **answers}
+
+
+def list_shards(folder: Path, split: str) -> list[str]:
+    return sorted(str(path) for path in folder.glob(f"{split}[-.]*_of_*.tfrecord")) or sorted(
+        str(path) for path in folder.glob(f"{split}-*-of-*")
+    )
+
+
+def read_messages(path: Path) -> Iterator[bytes]:
+    with TFRecordFile(path) as file:
+        yield from (bytes(file.read(span.offset)) for span in file.spans())
+
+
+def describe(path: Path) -> list[tuple[Any, ...]]:
+    """Name, label, text, boxes and picture of each record of a file; pictures that are encoded anew only by size."""
+    described = []
+    for message in read_messages(path):
+        example = {name: feature.values for name, feature in decode_example(message).items()}
+        (name,), (image,) = example["image/filename"], example.pop("image/encoded")
+        shown = decode(image).shape if name.decode() in MENDED else digest(image)
+        described.append((name, shown, sorted(example.items())))
+    return described
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_our_set_is_build_imagenet_datas(ours, theirs, shards):
+    names = sorted(path.name for path in theirs[shards].iterdir())
+    assert sorted(path.name for path in ours[shards].iterdir() if path.is_file()) == ["manifest.json", *names]
+    assert len(names) == sum(map(int, shards.split(",")))
+    for name in names:
+        assert describe(ours[shards] / name) == describe(theirs[shards] / name), name
+
+
+def test_our_records_are_tensorflows_byte_for_byte(ours, theirs):
+    mended = 0
+    for path in theirs[DEFAULT].iterdir():
+        for mine, other in zip(read_messages(ours[DEFAULT] / path.name), read_messages(path), strict=True):
+            if any(name.encode() in other for name in MENDED):
+                mended += 1
+            else:
+                assert mine == other
+    assert mended == 2
+
+
+def test_mended_pictures_look_like_the_originals(ours, theirs):
+    mine, other = (
+        {sample.name: sample.image for sample in read_all(found[DEFAULT])["train"]} for found in (ours, theirs)
+    )
+    for name in (PNG, CMYK):
+        difference = np.abs(decode(mine[name]).astype(int) - decode(other[name]).astype(int))
+        assert difference.mean() < 2, name
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_tensorflows_set_is_sound_and_becomes_ours(ours, theirs, make, shards, trainstone):
+    checked = trainstone("data", "verify", str(theirs[shards]), "--json")
+    assert (checked.code, checked.json()["records"]) == (0, 207 + 53), checked.out
+    told = trainstone("data", "info", str(theirs[shards]), "--json").json()
+    assert [entry["name"] for entry in told["classes"]] == list(SYNSETS)
+    again = make("convert", theirs[shards], "--format", "tfrecord", "--shards", shards)
+    for path in theirs[shards].iterdir():
+        assert describe(again / path.name) == describe(ours[shards] / path.name)
+
+
+def test_a_glob_finds_our_shards_and_nothing_else(ours, tensorflow):
+    for pattern, found in tensorflow["glob"].items():
+        split = Path(pattern).name.removesuffix("-*")
+        assert sorted(found) == list_shards(ours[DEFAULT], split)
+        assert len(found) == {"train": 24, "validation": 16}[split]
+
+
+@pytest.mark.parametrize("split", FOLDERS)
+def test_tensorflow_trains_from_our_set(ours, tensorflow, imagenet, split):
+    found = tensorflow["train"][split]
+    stored = read_all(ours[DEFAULT])[FOLDERS[split]]
+    labels = label_by_folder(imagenet / FOLDERS[split])
+    boxes = read_boxes(imagenet)
+    assert sorted(sample.name for sample in stored) == sorted(labels)
+    for record, sample, pixels in zip(found, stored, tensorflow["pixels"][split], strict=True):
+        base = Path(sample.name).name
+        original = (imagenet / FOLDERS[split] / sample.name).read_bytes()
+        image = sample.image if base in MENDED else original
+        edges = [record[f"image/object/bbox/{edge}"] for edge in EDGES]
+        assert record["image/filename"] == base
+        assert record["image/encoded"] == digest(image)
+        assert record["image/class/label"] == labels[sample.name] + 1
+        assert record["image/class/text"] == SYNSETS[Path(sample.name).parent.name]
+        assert np.array(edges, np.float32).T.tolist() == np.array(boxes.get(base, []), np.float32).tolist()
+        assert np.abs(pixels.astype(int) - decode(image).astype(int)).max() <= 1, sample.name
+
+
+def read_boxes(imagenet: Path) -> dict[str, list[list[float]]]:
+    boxes: dict[str, list[list[float]]] = {}
+    for line in (imagenet / "imagenet_2012_bounding_boxes.csv").read_text().splitlines():
+        name, *edges = line.split(",")
+        boxes.setdefault(name, []).append([float(edge) for edge in edges])
+    return boxes
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_tensorflow_reads_our_scenes(tensorflow, split):
+    found = tensorflow["detect"][f"scenes {split}"]
+    drawn = draw_scenes(split)
+    names = [known.name for known in drawn.classes]
+    for number, record in enumerate(found):
+        sample = drawn.read(number)
+        assert record.pop("image/object/bbox") == as_floats(edge for box in sample.boxes for edge in box[1:5])
+        assert record == {
+            "image/encoded": digest(sample.image),
+            "image/fname": sample.name,
+            "image/id": number + 1,
+            "image/shape": [90, 120, 3],
+            "image/object/label": [box.label + 1 for box in sample.boxes],
+            "image/object/name": [names[box.label] for box in sample.boxes],
+            "image/object/is_crowd": [0] * len(sample.boxes),
+        }
+    assert len(found) == len(drawn)
+
+
+def as_floats(values: Iterator[float]) -> list[float]:
+    return np.array(list(values), np.float32).tolist()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_tensorflow_reads_our_coco(tensorflow, split):
+    root = find_real("detection/coco-free")
+    document = json.loads((root / f"annotations/instances_{split}2017.json").read_text())
+    found = {record["image/id"]: record for record in tensorflow["detect"][f"coco {split}"]}
+    assert len(found) == len(document["images"])
+    crowds = 0
+    for image in document["images"]:
+        record, width, height = found[image["id"]], image["width"], image["height"]
+        objects = [entry for entry in document["annotations"] if entry["image_id"] == image["id"]]
+        ids = [entry["category_id"] for entry in objects]
+        assert record["image/encoded"] == digest((root / f"{split}2017" / image["file_name"]).read_bytes())
+        assert record["image/fname"] == image["file_name"]
+        assert record["image/shape"] == [height, width, 3]
+        assert record["image/object/label"] == [number_class(id_) for id_ in ids]
+        assert record["image/object/name"] == [NAME_OF_ID[id_] for id_ in ids]
+        assert record["image/object/is_crowd"] == [entry["iscrowd"] for entry in objects]
+        crowds += sum(record["image/object/is_crowd"])
+        edges = [edge for x, y, w, h in (e["bbox"] for e in objects) for edge in (x, y, x + w, y + h)]
+        expected = np.array(edges).reshape(-1, 4) / (width, height, width, height)
+        assert np.abs(np.array(record["image/object/bbox"]).reshape(-1, 4) - expected.clip(0, 1)).max(initial=0) < 1e-6
+    assert crowds > 0
+
+
+def number_class(category: int) -> int:
+    """create_tfrecord.py's label: ids that COCO left out are taken out, the others counted from 1."""
+    left_out = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
+    assert category not in left_out
+    return sum(id_ not in left_out for id_ in range(category + 1))

@@ -1,0 +1,150 @@
+"""Data sets of a few pictures for tests, in every storage: single shards by an encoder, whole sets by `prepare`."""
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from trainstone.data.generated.source import GeneratedSource
+from trainstone.data.manifest import read_manifest
+from trainstone.data.picture.look import look
+from trainstone.data.plan import make_plan
+from trainstone.data.prepare import prepare
+from trainstone.data.recognise import open_dataset
+from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
+from trainstone.data.storage.encoding import Encoder, Shard
+from trainstone.data.storage.recordio import RecordIOShard
+from trainstone.data.storage.tfrecord import TFRecordShard
+from trainstone.data.storage.wds import WdsShard
+from trainstone.data.verify import Findings, verify
+from trainstone.errors import DataError
+from trainstone.formats.span import Span
+from trainstone.machine.ranks import Rank
+
+STORAGES = ("recordio", "tfrecord", "folder", "wds")
+RECORDS = ("recordio", "tfrecord", "wds")
+SIDE = 32
+JPEGS = tuple(GeneratedSource("classify", "train", 6, SIDE, SIDE, 2).read(number).image for number in range(6))
+CLASSES = (ClassName("a", "first letter"), ClassName("b"))
+BOXES = (Box(0, 0.25, 0.125, 0.75, 0.5), Box(1, 0.1, 0.2, 0.3, 0.4, crowd=True))
+IN_PIXELS = (Box(0, 0.25, 0.125, 0.75, 0.5), Box(1, 0.125, 0.25, 0.375, 1.0, crowd=True))
+"""Edges that are whole pixels, so that COCO's left, top, width and height lose nothing."""
+
+
+SHARDS = {"recordio": "train.rec", "tfrecord": "train-00000-of-00001", "wds": "train-000000.tar"}
+INDEXES = {"recordio": "train.idx", "tfrecord": "idx/train-00000-of-00001.idx", "wds": "train-000000.idx"}
+READERS: dict[str, Any] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
+
+
+def make_png(width: int = 5, height: int = 3) -> bytes:
+    """A green PNG."""
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), (0, 200, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+class Listed:
+    """A source of given samples."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.samples = list(samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> Sample:
+        return self.samples[index]
+
+    def name(self, index: int) -> str:
+        return self.samples[index].name
+
+    def where(self, index: int) -> str:
+        return f"listed {index}"
+
+    def fingerprint(self) -> str:
+        return " ".join(f"{sample.name!a} {len(sample.image)}" for sample in self.samples)
+
+
+def to_classify(count: int, first: int = 0) -> list[Sample]:
+    """Pictures of two classes."""
+    return [
+        Sample(f"{'ab'[number % 2]}/{number:04d}.jpg", JPEGS[number % 6], number % 2)
+        for number in range(first, first + count)
+    ]
+
+
+def to_detect(count: int, first: int = 0) -> list[Sample]:
+    """Pictures with no, one or two boxes."""
+    return [
+        Sample(f"{number:04d}.jpg", JPEGS[number % 6], boxes=IN_PIXELS[: number % 3], id=100 + number)
+        for number in range(first, first + count)
+    ]
+
+
+def make_set(root: Path, storage: Any, kind: str = "classify", count: int = 8, val: int = 0, **wishes: Any) -> Path:
+    """Write a whole set as `trainstone data` does, manifest and all; the order stays."""
+    make = to_classify if kind == "classify" else to_detect
+    splits = [Split("train", Listed(make(count)))]
+    if val:
+        splits.append(Split("val", Listed(make(val, count))))
+    return write_set(root, DataSet(kind, "made up", CLASSES, splits, "made-up"), storage, **wishes)
+
+
+def write_set(root: Path, found: DataSet, storage: Any, **wishes: Any) -> Path:
+    """Write this set."""
+    for _ in prepare(make_plan(found, storage, shuffle=False, **wishes), root, Rank(), 2):
+        pass
+    return root
+
+
+def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list[Span]:
+    """Write samples into one file, with the files beside it; return where they lie."""
+    spans, told = list[Span](), list[tuple[str, ...]]()
+    with path.open("wb") as file:
+        for number, sample in enumerate(samples):
+            made = encoder.encode(sample, number, look(sample.image))
+            at = file.tell()
+            file.writelines(made.buffers)
+            spans.append(Span(at, file.tell() - at))
+            told.append(encoder.lines(made, spans[-1]))
+        file.write(encoder.tail)
+    for number, name in enumerate(encoder.sidecars(Shard("train", path.name, 0, len(spans)))):
+        text = encoder.finish("".join(lines[number] for lines in told), len(spans))
+        if text:
+            beside = path.parent / name
+            beside.parent.mkdir(exist_ok=True)
+            beside.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return spans
+
+
+def expect_place(ask: Callable[[int], Any], offset: int, file: str) -> Any:
+    """What a reader gives; None where a DataError names the file and the byte. Anything else fails the test."""
+    try:
+        return ask(offset)
+    except DataError as err:
+        if file in err.message and f"byte {offset}" in err.message:
+            return None
+        raise
+
+
+def check(path: Path) -> Findings:
+    """All that `trainstone data verify` finds."""
+    manifest = read_manifest(path) if path.is_dir() else None
+    return list(verify(open_dataset(path, classes=False), 2, manifest, path))[-1]
+
+
+def locate(path: Path, storage: str) -> list[Span]:
+    """Where the records of a file lie."""
+    shard = READERS[storage](path)
+    spans = list(shard.scan())
+    shard.close()
+    return spans
+
+
+def flip(path: Path, at: int) -> None:
+    """Change every bit of one byte."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)

@@ -1,0 +1,172 @@
+"""What `trainstone data` prints: sets that were made, what was found bad, what a set is; names are never obeyed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hostile import EVIL, EVIL_NAME, hidden
+from small_sets import CLASSES, JPEGS, Listed, to_classify, to_detect
+from trainstone.cli.dataset import SHOWN_BAD, count_classes, tell_dataset, tell_findings, tell_manifest
+from trainstone.data.info import summarise
+from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
+from trainstone.data.sample import DataSet, Sample, Split
+from trainstone.data.verify import Bad, Findings
+from trainstone.formats.span import Span
+
+
+def make_manifest(storage="recordio", repaired=(), skipped=(), name: str = "train") -> Manifest:
+    shard = ShardFacts(
+        file="train.rec", bytes=2048, crc32c="00000000", records=1200, repaired=tuple(repaired), skipped=tuple(skipped)
+    )
+    return Manifest(
+        dataset="x",
+        kind="classify",
+        storage=storage,
+        first_label=0,
+        classes=(("a", ""),),
+        treatment={},
+        plan="p",
+        splits=(SplitFacts(name=name, records=1200, bytes=2048, shards=(shard,)),),
+    )
+
+
+def test_a_set_that_was_made(capsys):
+    tell_manifest(make_manifest(), Path("set"), as_json=False, worked=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "data set  set",
+        "          recordio: 1,200 train; 1 class, 1 file, 2 KiB",
+        "next      trainstone data info set",
+    ]
+
+
+def test_what_was_mended_and_left_out_is_told(capsys):
+    skipped = [(f"{n}.jpg", "no picture") for n in range(SHOWN_BAD + 7)]
+    manifest = make_manifest("folder", [("a", "CMYK"), ("b", "CMYK"), ("c", "PNG")], skipped)
+    tell_manifest(manifest, Path("set"), as_json=False, worked=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "file" not in lines[1]
+    assert lines[2] == "          it was whole already; nothing was written"
+    assert lines[3:6] == ["repaired  2 pictures: CMYK", "repaired  1 picture: PNG", "left out  0.jpg: no picture"]
+    assert lines[-2] == "          and 7 more: manifest.json names them"
+
+
+def test_a_manifest_as_json(capsys):
+    tell_manifest(make_manifest(), Path("set"), as_json=True, worked=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["path"] == "set"
+    assert Manifest.model_validate_json(json.dumps(told["manifest"])) == make_manifest()
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, "0 classes"), (1, "1 class"), (1000, "1,000 classes")])
+def test_classes_are_counted(number: int, told: str):
+    assert count_classes(number) == told
+
+
+BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg", None, Span(0, 0), "y.jpg", "empty")]
+
+
+@pytest.mark.parametrize(
+    ("findings", "moved", "fix", "lines"),
+    [
+        (Findings(2, 1024), None, False, ["2 records, 1 KiB: all good"]),
+        (
+            Findings(2, 1024, BAD),
+            None,
+            False,
+            [
+                "set/x.rec, record 3 at byte 70 (a/1.jpg): truncated",
+                "set/y.jpg: empty",
+                "2 records, 1 KiB: 2 bad",
+                "next: trainstone data verify --fix set",
+            ],
+        ),
+        (
+            Findings(2, 1024, BAD[1:]),
+            Path("set/quarantine"),
+            True,
+            ["set/y.jpg: empty", "2 records, 1 KiB: 1 bad", "moved to set/quarantine; the rest can be used"],
+        ),
+        (
+            Findings(2, 1024, [], [Path("set/x.idx")]),
+            None,
+            True,
+            ["set/x.idx: does not fit its records; written anew", "2 records, 1 KiB: all good"],
+        ),
+        (
+            Findings(2, 1024, [], [Path("set/x.idx")]),
+            None,
+            False,
+            [
+                "set/x.idx: does not fit its records",
+                "2 records, 1 KiB: all good",
+                "next: trainstone data verify --fix set",
+            ],
+        ),
+    ],
+)
+def test_findings(capsys, findings: Findings, moved: Path | None, fix: bool, lines: list[str]):
+    tell_findings(Path("set"), findings, moved, as_json=False, fix=fix)
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_findings_as_json(capsys):
+    tell_findings(Path("set"), Findings(2, 9, BAD, [Path("x.idx")]), Path("q"), as_json=True, fix=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "path": "set",
+        "records": 2,
+        "bytes": 9,
+        "bad": [
+            {"file": "set/x.rec", "record": 3, "byte": 70, "name": "a/1.jpg", "why": "truncated"},
+            {"file": "set/y.jpg", "record": None, "byte": 0, "name": "y.jpg", "why": "empty"},
+        ],
+        "stale_indexes": ["x.idx"],
+        "quarantine": "q",
+    }
+
+
+def test_names_are_not_obeyed(capsys):
+    evil = Path(EVIL_NAME)
+    tell_manifest(make_manifest("wds", [("a", EVIL)], [(EVIL, EVIL)], EVIL), evil, as_json=False, worked=True)
+    tell_findings(evil, Findings(1, 1, [Bad(EVIL, 0, Span(0, 1), EVIL, EVIL)], [evil]), evil, as_json=False, fix=False)
+    out = capsys.readouterr().out
+    assert not hidden(out)
+    assert "\\x1b[31m" in out
+
+
+def test_a_set_to_classify(capsys):
+    found = DataSet("classify", "RecordIO", CLASSES, [Split("train", Listed(to_classify(5)))], "small")
+    tell_dataset(summarise(found, "set"), None)
+    out = capsys.readouterr().out
+    assert "small: pictures to classify, RecordIO" in out
+    assert "2: a (first letter), b" in out
+    assert "5 pictures" in out
+    assert "2 to 3 pictures" in out
+    assert "all 32 x 32, 100 % jpeg" in out
+    assert "--page FILE" in out
+
+
+def test_a_set_with_boxes_and_bad_pictures(capsys):
+    samples = [*to_detect(5), Sample("bad.jpg", b"none")]
+    found = DataSet("detect", "COCO", CLASSES, [Split("train", Listed(samples))])
+    tell_dataset(summarise(found, "set"), Path("set.html"))
+    out = capsys.readouterr().out
+    assert "set: pictures to detect objects in, COCO" in out
+    assert "boxes" in out
+    assert "a picture" in out
+    assert "1 seen; trainstone data verify set finds all" in out
+    assert "bad: listed 5: not a picture" in out
+    assert "page  set.html" in out
+
+
+def test_labels_that_no_class_has_are_told(capsys):
+    samples = [Sample("x.jpg", JPEGS[0], label) for label in (0, 7, None)]
+    tell_dataset(summarise(DataSet("classify", "x", CLASSES, [Split("t", Listed(samples))]), "set"), None)
+    out = capsys.readouterr().out
+    assert "1 labels that no class has" in out
+    assert "1 without a class" in out
+
+
+def test_an_empty_set(capsys):
+    tell_dataset(summarise(DataSet("classify", "x", (), [Split("train", Listed([]))]), "set"), None)
+    assert "0 pictures" in capsys.readouterr().out

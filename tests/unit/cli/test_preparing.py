@@ -1,0 +1,121 @@
+"""Flags turned into wishes, and what the verbs of `trainstone data` do around their work."""
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from small_sets import SHARDS, check, flip, locate, make_set
+from trainstone.cli.preparing import (
+    count_workers,
+    interruptible,
+    make_treatment,
+    mend,
+    parse_shards,
+    parse_size,
+    refuse_inside,
+    run_plan,
+    tell_made,
+)
+from trainstone.data.generated.source import generate
+from trainstone.data.manifest import read_manifest
+from trainstone.data.plan import Treatment, make_plan
+from trainstone.data.recognise import open_dataset
+from trainstone.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "shards"),
+    [
+        (None, {}),
+        ("16", {"train": 16}),
+        ("1024,128", {"train": 1024, "val": 128}),
+        (" 2 , 1 ", {"train": 2, "val": 1}),
+        ("99999", {"train": 99999}),
+    ],
+)
+def test_numbers_of_files(text: str | None, shards: dict[str, int]):
+    assert parse_shards(text) == shards
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1,2,3", "x", "1.5", "100000", ",", "1,", "²"])
+def test_numbers_of_files_that_cannot_be(text: str):
+    with pytest.raises(ConfigError, match="a number, or two for training and validation") as caught:
+        parse_shards(text)
+    assert caught.value.hint == "--shards 1024,128"
+
+
+@pytest.mark.parametrize(("text", "size"), [("96", (96, 96)), ("300x200", (300, 200)), ("16X4096", (16, 4096))])
+def test_sizes(text: str, size: tuple[int, int]):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "15", "4097", "1x2x3", "300x", "x", "-300", "3e2"])
+def test_sizes_that_cannot_be(text: str):
+    with pytest.raises(ConfigError, match="pixels from 16 to 4096"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("target", ["source", "source/below", "source/a/b", "link/x"])
+def test_a_target_inside_the_source_is_refused(tmp_path: Path, target: str):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    with pytest.raises(ConfigError, match="lies inside"):
+        refuse_inside(tmp_path / "source", tmp_path / target)
+
+
+@pytest.mark.parametrize("target", ["target", "source2", "."])
+def test_a_target_beside_the_source_is_not(tmp_path: Path, target: str):
+    refuse_inside(tmp_path / "source", tmp_path / target)
+
+
+def test_what_is_done_with_pictures():
+    assert make_treatment(None, None, no_repair=False, on_bad="error") == Treatment()
+    wished = make_treatment(256, 90, no_repair=True, on_bad="skip")
+    assert wished == Treatment(repair=False, resize=256, quality=90, skip_bad=True)
+
+
+def test_as_many_threads_as_asked_or_as_cores():
+    assert count_workers(3) == 3
+    assert count_workers(None) >= 1
+
+
+def test_ctrl_c_ends_without_a_traceback(capsys):
+    with pytest.raises(typer.Exit) as left, interruptible():
+        raise KeyboardInterrupt
+    assert left.value.exit_code == 130
+    assert "the same command goes on where this one stopped" in capsys.readouterr().err
+
+
+def test_a_plan_is_carried_out_and_told(tmp_path: Path, capsys):
+    found = generate("classify", {"train": 6}, width=32, height=32, num_classes=2)
+    for told in ("next      trainstone data info", "it was whole already; nothing was written"):
+        run_plan(make_plan(found, "wds"), tmp_path / "set", 1, as_json=False, quiet=1)
+        out, err = capsys.readouterr()
+        assert told in out
+        assert "wds: 6 train; 2 classes, 1 file" in out
+        assert err == ""
+
+
+def test_only_the_first_rank_tells(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    make_set(tmp_path / "set", "wds")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "1")
+    tell_made(tmp_path / "set", as_json=False, worked=True)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RANK", "0")
+    tell_made(tmp_path, as_json=False, worked=True)
+    assert capsys.readouterr().out.startswith("rank 0 of 3 has done its part")
+    tell_made(tmp_path / "set", as_json=False, worked=True)
+    assert "8 train" in capsys.readouterr().out
+
+
+def test_a_mended_set_has_a_true_manifest(tmp_path: Path):
+    root = make_set(tmp_path / "set", "tfrecord")
+    path = root / SHARDS["tfrecord"]
+    flip(path, locate(path, "tfrecord")[2].offset + 100)
+    assert mend(open_dataset(root, classes=False), check(root), root) == root / "quarantine"
+    manifest = read_manifest(root)
+    assert manifest is not None
+    assert manifest.splits[0].records == 7
+    assert check(root).bad == []

@@ -1,0 +1,87 @@
+"""Samples as files: class folders with boxes beside, COCO's layout; names that are none are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from small_sets import BOXES, CLASSES, JPEGS, SIDE, make_png
+from trainstone.data.picture.look import look
+from trainstone.data.sample import Box, ClassName, Sample
+from trainstone.data.storage.encoding import Encoded, Shard
+from trainstone.data.storage.folder import FolderEncoder, check_name, make_instances
+from trainstone.errors import DataError
+from trainstone.formats.coco import NAME_OF_ID, read_instances
+from trainstone.formats.span import Span
+
+
+def encode(kind: str, sample: Sample, number: int = 0) -> Encoded:
+    return FolderEncoder(kind, CLASSES).encode(sample, number, look(sample.image))
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "b/x.jpg", "other/below/x.jpg"])
+def test_a_picture_goes_into_its_class_folder(name: str):
+    made = encode("classify", Sample(name, JPEGS[0], 1))
+    assert made == Encoded("b/x.jpg", (JPEGS[0],), "")
+
+
+def test_boxes_of_classified_pictures_go_beside(tmp_path: Path):
+    made = encode("classify", Sample("x.jpg", JPEGS[0], 0, BOXES[:1]))
+    encoder = FolderEncoder("classify", CLASSES)
+    assert encoder.lines(made, Span(0, 1)) == ("a/x.jpg,0.2500,0.1250,0.7500,0.5000\n",)
+    assert encoder.sidecars(Shard("val", "val", 0, 1)) == ("val-boxes.csv",)
+    assert encoder.finish("", 3) == ""
+
+
+@pytest.mark.parametrize("label", [None, 2, -1])
+def test_a_picture_without_a_class_has_no_folder(label: int | None):
+    with pytest.raises(DataError, match=r"has no class|label -?\d, but there are 2 classes"):
+        encode("classify", Sample("x.jpg", JPEGS[0], label))
+
+
+def test_detections_become_cocos_annotations(tmp_path: Path):
+    encoder = FolderEncoder("detect", CLASSES)
+    samples = [
+        Sample("below/x y.ü%.jpg", JPEGS[0], boxes=BOXES, id=139),
+        Sample("empty.png", make_png(5, 3)),
+    ]
+    made = [encode("detect", sample, number) for number, sample in enumerate(samples)]
+    assert [(one.name, one.buffers) for one in made] == [(s.name, (s.image,)) for s in samples]
+    text = encoder.finish("".join(encoder.lines(one, Span(0, 1))[0] for one in made), 2)
+    (file,) = encoder.sidecars(Shard("train", "train", 0, 2))
+    assert file == "annotations/instances_train.json"
+    (tmp_path / "x.json").write_text(text)
+    instances = read_instances(tmp_path / "x.json")
+    assert [tuple(image) for image in instances.images] == [
+        (139, "below/x y.ü%.jpg", SIDE, SIDE),
+        (1, "empty.png", 5, 3),
+    ]
+    first, second = instances.annotations
+    assert (first.id, first.image_id, first.category_id, first.bbox) == (1, 139, 1, (8, 4, 16, 12))
+    assert (first.crowd, second.crowd, second.category_id) == (False, True, 2)
+    document = json.loads(text)
+    assert document["annotations"][0]["area"] == 16 * 12
+    assert [category["name"] for category in document["categories"]] == ["a", "b"]
+
+
+def test_cocos_own_classes_get_cocos_own_numbers():
+    classes = [ClassName(name) for name in NAME_OF_ID.values()]
+    instances = make_instances([[1, "x.jpg", 10, 10, [[79, 0, 0, 1, 1, 0]]]], classes)
+    assert instances.annotations[0].category_id == 90
+    assert [category.id for category in instances.categories] == list(NAME_OF_ID)
+
+
+def test_a_box_of_no_class_is_refused_before_anything_is_written():
+    with pytest.raises(DataError, match="label 2, but there are 2 classes"):
+        encode("detect", Sample("x.jpg", JPEGS[0], boxes=(Box(2, 0, 0, 1, 1),)))
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "a/b/x", "...", "a/..b", "ü/x y", "bad\udcff.jpg", "x" * 255])
+def test_names_for_files(name: str):
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "/x", "../x", "a/../../x", "a//x", "a/", "./x", "a/./x", "x\0", "x" * 256, ".."])
+def test_names_that_are_none(name: str):
+    with pytest.raises(DataError, match="is no name for a file below a folder"):
+        check_name(name)

@@ -1,0 +1,94 @@
+"""Work over threads and processes: in order, few waiting, and an error ends it."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from trainstone.data.parallel import WAITING_PER_WORKER, map_in_order, open_pool
+from trainstone.errors import DataError, MachineError
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_the_order_of_tasks(workers: int):
+    gates = [threading.Event() for _ in range(workers)]
+
+    def wait_for_the_next(number: int) -> int:
+        if number + 1 < workers:
+            gates[number + 1].wait(10)
+        if number < workers:
+            gates[number].set()
+        return number
+
+    with open_pool(workers) as pool:
+        assert list(map_in_order(wait_for_the_next, range(30), pool)) == list(range(30))
+
+
+def test_processes_do_the_same():
+    with open_pool(2, processes=True) as pool:
+        assert list(map_in_order(abs, range(-20, 0), pool)) == list(range(20, 0, -1))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_only_few_results_wait(workers: int):
+    taken = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal taken
+        for number in range(1000):
+            taken += 1
+            yield number
+
+    with open_pool(workers) as pool:
+        for done, _ in enumerate(map_in_order(double, tasks(), pool)):
+            assert taken <= done + WAITING_PER_WORKER * workers
+    assert taken == 1000
+
+
+def test_no_tasks_no_results():
+    with open_pool(2) as pool:
+        assert list(map_in_order(double, [], pool)) == []
+
+
+def test_an_error_comes_in_its_place_and_ends_the_work():
+    began = []
+
+    def work(number: int) -> int:
+        began.append(number)
+        if number == 5:
+            raise DataError("the sixth is bad")
+        return number
+
+    done: list[int] = []
+    with pytest.raises(DataError, match="the sixth is bad"), open_pool(2) as pool:
+        done.extend(map_in_order(work, range(1000), pool))
+    assert done == [0, 1, 2, 3, 4]
+    assert max(began) <= 5 + WAITING_PER_WORKER * 2
+
+
+def test_an_error_of_the_tasks_themselves_ends_the_work():
+    def tasks() -> Iterator[int]:
+        yield 1
+        raise DataError("no more tasks")
+
+    with pytest.raises(DataError, match="no more tasks"), open_pool(2) as pool:
+        list(map_in_order(double, tasks(), pool))
+
+
+def test_who_stops_asking_leaves_nothing_running():
+    with open_pool(1) as pool:
+        results = map_in_order(double, range(100), pool)
+        assert next(results) == 0
+        results.close()  # type: ignore[attr-defined]
+    assert pool.executor._shutdown  # type: ignore[attr-defined]
+
+
+def test_a_process_that_dies_is_one_message():
+    with pytest.raises(MachineError, match="a worker process died") as caught, open_pool(1, processes=True) as pool:
+        list(map_in_order(os._exit, range(1, 3), pool))
+    assert "--workers 1" in (caught.value.hint or "")

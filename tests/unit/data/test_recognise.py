@@ -1,0 +1,292 @@
+"""Whatever lies at a path is recognised, or refused with a hint: every storage, with and without a manifest."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from damage import real_data
+from made_archives import make_tar, write_files
+from small_sets import (
+    CLASSES,
+    JPEGS,
+    RECORDS,
+    SHARDS,
+    STORAGES,
+    make_png,
+    make_set,
+    to_classify,
+    to_detect,
+    write_shard,
+)
+from trainstone.data.recognise import HINT, name_split, open_dataset, recognise_file, without_empty
+from trainstone.data.sample import ClassName, DataSet, Sample
+from trainstone.data.storage.recordio import RecordIOEncoder
+from trainstone.data.storage.tfrecord import TFRecordEncoder
+from trainstone.data.storage.wds import WdsEncoder
+from trainstone.errors import ConfigError, DataError
+from trainstone.formats.example import bytes_feature, encode_example, int64_feature
+from trainstone.formats.tfrecord import frame
+
+SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
+SLIM = {"image/encoded": bytes_feature(JPEGS[0])}
+
+
+def read_all(found: DataSet, split: int = 0) -> list[Sample]:
+    source = found.splits[split].source
+    return [source.read(number) for number in range(len(source))]
+
+
+def names(found: DataSet) -> list[str]:
+    return [known.name for known in found.classes]
+
+
+def sizes(found: DataSet) -> dict[str, int]:
+    return {split.name: len(split.source) for split in found.splits}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_set_that_trainstone_made(tmp_path: Path, storage: str):
+    found = open_dataset(make_set(tmp_path / "set", storage, val=3))
+    assert (found.kind, found.storage, found.name) == ("classify", SHOWN[storage], "made-up")
+    assert found.classes == CLASSES
+    assert sizes(found) == {"train": 8, "val": 3}
+    assert found.first_label == (1 if storage == "tfrecord" else None)
+    assert sorted(read_all(found), key=lambda s: s.name) == sorted(to_classify(8), key=lambda s: s.name)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_same_without_its_manifest(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "set", storage, val=3)
+    (root / "manifest.json").unlink()
+    found = open_dataset(root)
+    assert (found.kind, found.storage, found.name) == ("classify", SHOWN[storage], "")
+    assert names(found) == ["a", "b"]
+    assert sizes(found) == {"train": 8, "val": 3}
+    assert found.first_label == (1 if storage == "tfrecord" else None)
+    assert read_all(found, 1) == to_classify(3, 8) or storage == "folder"
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("described", [True, False])
+def test_detection_sets(tmp_path: Path, storage: str, described: bool):
+    root = make_set(tmp_path / "set", storage, "detect", 6, val=3)
+    if not described:
+        (root / "manifest.json").unlink()
+    found = open_dataset(root)
+    assert found.kind == "detect"
+    named = described or storage in ("tfrecord", "folder")
+    assert names(found) == (["a", "b"] if named else ["0", "1"])
+    assert read_all(found) == to_detect(6)
+    assert found.storage == (SHOWN[storage] if storage != "folder" else "COCO")
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_many_files_of_a_split_are_one_source(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "set", storage, count=9, val=4, shards={"train": 3, "val": 2})
+    (root / "manifest.json").unlink()
+    found = open_dataset(root)
+    assert sizes(found) == {"train": 9, "val": 4}
+    assert read_all(found) == to_classify(9)
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_a_single_file_of_records(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "set", storage)
+    found = open_dataset(root / SHARDS[storage])
+    assert sizes(found) == {"train": 8}
+    assert (found.storage, names(found)) == (SHOWN[storage], ["a", "b"])
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_the_first_bytes_tell_what_a_name_does_not(tmp_path: Path, storage: str):
+    encoders = {"recordio": RecordIOEncoder("classify"), "tfrecord": TFRecordEncoder("classify", CLASSES, 1)}
+    write_shard(tmp_path / "unnamed", encoders.get(storage, WdsEncoder()), to_classify(1))
+    assert recognise_file(tmp_path / "unnamed") == storage
+
+
+def test_class_folders_and_pictures(tmp_path: Path):
+    write_files(tmp_path / "plain", {"cat/1.jpg": JPEGS[0], "dog/2.png": make_png()})
+    found = open_dataset(tmp_path / "plain")
+    assert (found.storage, names(found), sizes(found)) == ("class folders", ["cat", "dog"], {"train": 2})
+    write_files(tmp_path / "split", {"train/cat/1.jpg": JPEGS[0], "val/cat/2.jpg": JPEGS[1]})
+    assert sizes(open_dataset(tmp_path / "split")) == {"train": 1, "val": 1}
+    write_files(tmp_path / "flat", {"1.jpg": JPEGS[0], "2.png": make_png(), "notes.txt": b"", ".hidden.jpg": b""})
+    flat = open_dataset(tmp_path / "flat")
+    assert (flat.storage, sizes(flat), flat.classes) == ("pictures", {"flat": 2}, ())
+    assert [sample.name for sample in read_all(flat)] == ["1.jpg", "2.png"]
+    one = open_dataset(tmp_path / "flat/1.jpg")
+    assert (one.storage, read_all(one)) == ("a picture", [Sample("1.jpg", JPEGS[0])])
+
+
+def test_tiny_imagenet(tmp_path: Path):
+    files = {
+        "train/n01/images/n01_0.JPEG": JPEGS[0],
+        "train/n02/images/n02_0.JPEG": JPEGS[1],
+        "val/images/val_0.JPEG": JPEGS[2],
+        "val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t63\t63\n",
+        "words.txt": b"n01\tfish\nn02\tbird\n",
+    }
+    found = open_dataset(write_files(tmp_path, files))
+    assert (found.name, found.storage) == ("tiny-imagenet", "Tiny-ImageNet folders")
+    assert found.classes == [ClassName("n01", "fish"), ClassName("n02", "bird")]
+    assert read_all(found, 1)[0].label == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train.rec", "train"),
+        ("val.rec", "val"),
+        ("train_3.rec", "train"),
+        ("train-00000-of-01024", "train"),
+        ("validation-00127-of-00128", "val"),
+        ("flowers_validation_00001-of-00005.tfrecord", "val"),
+        ("flowers_train_00000-of-00005.tfrecord", "train"),
+        ("train.0_of_4.tfrecord", "train"),
+        ("val.1_of_2.tfrecords", "val"),
+        ("train-000012.tar", "train"),
+        ("imagenet-valid-000001.tar", "val"),
+        ("coco_testing.tar", "coco_testing"),
+        ("test-3.tar", "test"),
+        ("train2017.rec", "train"),
+        ("Training.rec", "train"),
+        ("000000.tar", "train"),
+        ("cats.rec", "cats"),
+        ("cats-000001.tar", "cats"),
+        ("trainer.rec", "trainer"),
+    ],
+)
+def test_the_split_that_a_name_tells(name: str, split: str):
+    assert name_split(Path("folder/train") / name) == split
+
+
+def test_a_folder_with_two_kinds_of_records_is_refused(tmp_path: Path):
+    make_set(tmp_path / "r", "recordio")
+    make_set(tmp_path / "w", "wds")
+    (tmp_path / "r/manifest.json").unlink()
+    (tmp_path / "w" / SHARDS["wds"]).rename(tmp_path / "r/val.tar")
+    with pytest.raises(DataError, match="mixes RecordIO and WebDataset") as caught:
+        open_dataset(tmp_path / "r")
+    assert caught.value.hint == "give one file, or one kind"
+
+
+def test_what_is_unknown_is_refused_with_a_hint(tmp_path: Path):
+    write_files(tmp_path, {"x.bin": b"unknown bytes", "folder/y.txt": b"", "empty/.keep": b"", "short.tar": b"\0"})
+    for path in (tmp_path / "x.bin", tmp_path / "short.tar", tmp_path / "empty"):
+        with pytest.raises(DataError) as caught:
+            open_dataset(path)
+        assert str(path) in caught.value.message
+        assert caught.value.hint == HINT
+    with pytest.raises(DataError, match="no such file or folder"):
+        open_dataset(tmp_path / "nowhere")
+
+
+def test_a_file_named_like_records_that_holds_none_is_told(tmp_path: Path):
+    write_files(tmp_path, {"train.rec": b"unknown bytes"})
+    with pytest.raises(DataError, match=r"train\.rec is named like a file of records, but is none"):
+        open_dataset(tmp_path)
+
+
+def test_compressed_files_are_told_as_such(tmp_path: Path):
+    write_files(tmp_path, {"x.tar": gzip.compress(make_tar({"x.jpg": JPEGS[0] * 3}))})
+    write_files(tmp_path, {"x.tfrecord": gzip.compress(frame(encode_example(SLIM)))})
+    with pytest.raises(DataError, match="compressed with gzip"):
+        open_dataset(tmp_path / "x.tar")
+    with pytest.raises(DataError, match="compressed with gzip"):
+        open_dataset(tmp_path / "x.tfrecord")
+
+
+def write_slim(path: Path, labels: list[int]) -> None:
+    path.write_bytes(
+        b"".join(frame(encode_example({**SLIM, "image/class/label": int64_feature(label)})) for label in labels)
+    )
+
+
+def test_names_of_tf_slims_labels_file(tmp_path: Path):
+    write_slim(tmp_path / "flowers_train_00000-of-00001.tfrecord", [0, 2, 1])
+    (tmp_path / "flowers_labels.txt").write_text("0:daisy\n1:dandelion\nno line\nx:y\n7:more\n2: roses \n")
+    found = open_dataset(tmp_path)
+    assert names(found) == ["daisy", "dandelion", "roses"]
+    assert found.first_label == 0
+    assert [sample.label for sample in read_all(found)] == [0, 2, 1]
+
+
+def test_two_labels_files_name_nothing(tmp_path: Path):
+    write_slim(tmp_path / "x.tfrecord", [1])
+    for name in ("labels.txt", "other_labels.txt"):
+        (tmp_path / name).write_text("0:daisy\n1:rose\n")
+    assert names(open_dataset(tmp_path)) == ["0", "1"]
+
+
+def test_a_label_that_is_no_class_number_is_refused(tmp_path: Path):
+    write_slim(tmp_path / "x.tfrecord", [0, 10**12])
+    with pytest.raises(DataError, match=r"x\.tfrecord, record 1 at byte \d+: label 1000000000000 is no class number"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("first_label", [0, 1])
+def test_a_manifest_tells_the_first_label(tmp_path: Path, first_label: int):
+    found = open_dataset(make_set(tmp_path / "set", "tfrecord", first_label=first_label))
+    assert found.first_label == first_label
+    assert [sample.label for sample in read_all(found)] == [0, 1] * 4
+
+
+def test_a_set_with_a_file_of_another_length_is_refused_but_can_be_checked(tmp_path: Path):
+    root = make_set(tmp_path / "set", "recordio")
+    with (root / "train.rec").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(DataError, match=r"train\.rec has \d+ bytes; manifest\.json says \d+"):
+        open_dataset(root)
+    assert sizes_of_paths(open_dataset(root, classes=False)) == {"train": 1}
+
+
+def sizes_of_paths(found: DataSet) -> dict[str, int]:
+    return {split.name: len(split.source.paths) for split in found.splits}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_damaged_records_can_be_opened_to_be_checked(tmp_path: Path, storage: str):
+    path = make_set(tmp_path / "set", storage) / SHARDS[storage]
+    path.write_bytes(path.read_bytes()[:2000])
+    found = open_dataset(path, classes=False)
+    assert (sizes_of_paths(found), found.classes) == ({"train": 1}, ())
+    with pytest.raises(DataError, match="byte"):
+        open_dataset(path)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_training_pictures_without_boxes_are_left_out_if_asked(tmp_path: Path, storage: str):
+    found = without_empty(open_dataset(make_set(tmp_path / "set", storage, "detect", 6, val=3)))
+    assert sizes(found) == {"train": 4, "val": 3}
+    assert read_all(found) == [sample for sample in to_detect(6) if sample.boxes]
+    assert found.splits[0].source.fingerprint()
+
+
+def test_only_detection_has_empty_pictures(tmp_path: Path):
+    with pytest.raises(ConfigError, match="--skip-empty is for data sets with boxes"):
+        without_empty(open_dataset(make_set(tmp_path / "set", "wds")))
+
+
+def test_a_vector_of_labels_is_no_detection(tmp_path: Path):
+    samples = [Sample(f"{n}.jpg", JPEGS[n], values=(0.5, 1.5)) for n in range(2)]
+    write_shard(tmp_path / "x.rec", RecordIOEncoder("classify"), samples)
+    found = open_dataset(tmp_path / "x.rec")
+    assert (found.kind, found.classes, read_all(found)) == ("classify", (), samples)
+
+
+def test_a_class_that_no_record_has_is_called_by_its_number(tmp_path: Path):
+    write_shard(tmp_path / "x.rec", RecordIOEncoder("classify"), [Sample("cat/1.jpg", JPEGS[0], 2)])
+    assert names(open_dataset(tmp_path / "x.rec")) == ["0", "1", "cat"]
+
+
+def test_real_sets_are_recognised():
+    flowers = open_dataset(real_data("records/tfrecord"))
+    assert (flowers.storage, sizes(flowers), flowers.first_label) == ("TFRecord", {"val": 70}, 0)
+    assert names(flowers) == ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
+    dali = open_dataset(real_data("records/recordio/dali_extra"))
+    assert (dali.storage, sizes(dali)) == ("RecordIO", {"train": 47})
+    tiny = open_dataset(real_data("classification/tiny-imagenet-20"))
+    assert (tiny.name, len(tiny.classes)) == ("tiny-imagenet", 20)
+    coco = open_dataset(real_data("detection/coco-free"))
+    assert (coco.kind, coco.storage) == ("detect", "COCO")

@@ -1,0 +1,58 @@
+"""Sources without classes: pictures as they lie, and a choice of them."""
+
+from pathlib import Path
+
+import pytest
+
+from made_archives import write_files
+from small_sets import JPEGS, Listed, to_classify
+from trainstone.data.sample import Sample
+from trainstone.data.sources import PictureSource, Selection
+from trainstone.errors import DataError
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> PictureSource:
+    write_files(tmp_path, {"a.jpg": JPEGS[0], "b ü.jpg": JPEGS[1], "empty.jpg": b""})
+    return PictureSource([tmp_path / "a.jpg", tmp_path / "b ü.jpg", tmp_path / "empty.jpg", tmp_path / "gone.jpg"])
+
+
+def test_pictures_have_neither_label_nor_boxes(pictures: PictureSource, tmp_path: Path):
+    assert len(pictures) == 4
+    assert pictures.read(1) == Sample("b ü.jpg", JPEGS[1])
+    assert pictures.name(3) == "gone.jpg"
+    assert pictures.where(0) == str(tmp_path / "a.jpg")
+
+
+def test_what_cannot_be_read_is_named(pictures: PictureSource, tmp_path: Path):
+    with pytest.raises(DataError, match=r"empty\.jpg is empty"):
+        pictures.read(2)
+    with pytest.raises(DataError, match=rf"cannot read {tmp_path}/gone\.jpg: No such file"):
+        pictures.read(3)
+
+
+def test_a_fingerprint_changes_with_a_picture(tmp_path: Path):
+    write_files(tmp_path, {"a.jpg": JPEGS[0], "b.jpg": JPEGS[1]})
+    source = PictureSource([tmp_path / "a.jpg", tmp_path / "b.jpg"])
+    before = source.fingerprint()
+    assert source.fingerprint() == before
+    (tmp_path / "b.jpg").write_bytes(JPEGS[2])
+    assert source.fingerprint() != before
+    assert PictureSource(source.paths[:1]).fingerprint() != source.fingerprint()
+
+
+def test_a_selection_numbers_its_choice_anew():
+    source = Listed(to_classify(6))
+    chosen = Selection(source, [4, 1])
+    assert len(chosen) == 2
+    assert [chosen.read(number) for number in range(2)] == [source.read(4), source.read(1)]
+    assert (chosen.name(1), chosen.where(0)) == ("b/0001.jpg", "listed 4")
+    with pytest.raises(IndexError):
+        chosen.read(2)
+
+
+def test_another_choice_has_another_fingerprint():
+    source = Listed(to_classify(6))
+    prints = {Selection(source, numbers).fingerprint() for numbers in ([4, 1], [1, 4], [4], [])}
+    assert len(prints) == 4
+    assert Selection(Listed(to_classify(5)), [4]).fingerprint() != Selection(source, [4]).fingerprint()

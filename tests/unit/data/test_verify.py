@@ -1,0 +1,294 @@
+"""Every kind of damage is found and named by file, record and byte; sound neighbours stay sound; good sets are good."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from made_archives import write_files
+from small_sets import (
+    CLASSES,
+    INDEXES,
+    JPEGS,
+    RECORDS,
+    SHARDS,
+    STORAGES,
+    Listed,
+    check,
+    flip,
+    locate,
+    make_png,
+    make_set,
+    to_classify,
+    write_set,
+    write_shard,
+)
+from trainstone.data.manifest import read_manifest, write_manifest
+from trainstone.data.picture.look import look
+from trainstone.data.recognise import open_dataset
+from trainstone.data.sample import Box, DataSet, Sample, Split
+from trainstone.data.storage.recordio import RecordIOEncoder
+from trainstone.data.storage.tfrecord import TFRecordEncoder
+from trainstone.data.storage.wds import WdsEncoder
+from trainstone.data.verify import Bad, Findings, shorten_reason, verify
+from trainstone.formats.span import Span
+
+
+def records(findings: Findings) -> list[tuple[int | None, int]]:
+    """Number and first byte of the bad records; what a manifest says of whole files is left out."""
+    return [(one.record, one.span.offset) for one in findings.bad if one.record is not None]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", ["classify", "detect"])
+@pytest.mark.parametrize("described", [True, False])
+def test_good_sets_are_good(tmp_path: Path, storage: str, kind: str, described: bool):
+    root = make_set(tmp_path / "set", storage, kind, 20, val=3)
+    if not described:
+        (root / "manifest.json").unlink()
+    findings = check(root)
+    assert (findings.bad, findings.stale, findings.records) == ([], [], 23)
+    assert findings.bytes >= sum(len(JPEGS[number % 6]) for number in range(20))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_byte_of_a_picture_that_was_flipped_is_found(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "set", storage)
+    if storage == "folder":
+        path = root / "train/a/0002.jpg"
+        at = len(JPEGS[2]) - 60
+    else:
+        path = root / SHARDS[storage]
+        at = (
+            path.read_bytes().index(JPEGS[2]) + len(JPEGS[2]) - 60
+        )  # among the pixels, where JPEG itself may not see it
+    flip(path, at)
+    findings = check(root)
+    assert findings.records == 8
+    assert {Path(one.file).name for one in findings.bad} <= {path.name, "train"}
+    assert findings.bad
+    if storage == "tfrecord":
+        assert records(findings) == [(2, locate(path, storage)[2].offset)]
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+@pytest.mark.parametrize("number", [0, 3, 7])
+def test_a_picture_that_breaks_off_is_named_by_record_and_byte(tmp_path: Path, storage: str, number: int):
+    samples = [
+        Sample(s.name, s.image[:-200] + bytes(200) if n == number else s.image, s.label)
+        for n, s in enumerate(to_classify(8))
+    ]
+    encoders = {"recordio": RecordIOEncoder("classify"), "tfrecord": TFRecordEncoder("classify", CLASSES, 1)}
+    path = tmp_path / SHARDS[storage]
+    spans = write_shard(path, encoders.get(storage, WdsEncoder()), samples)
+    findings = check(path)
+    (bad,) = findings.bad
+    assert (bad.file, bad.record, bad.span) == (str(path), number, spans[number])
+    assert bad.name == to_classify(8)[number].name
+    assert "JPEG" in bad.why
+    assert bad.tell().startswith(f"{path}, record {number} at byte {spans[number].offset} ({bad.name}): ")
+    assert findings.records == 8
+
+
+@pytest.mark.parametrize("storage", ["recordio", "tfrecord"])
+@pytest.mark.parametrize("number", [0, 3, 7])
+def test_behind_broken_framing_the_next_record_is_found(tmp_path: Path, storage: str, number: int):
+    path = make_set(tmp_path / "set", storage) / SHARDS[storage]
+    spans = locate(path, storage)
+    flip(path, spans[number].offset)
+    findings = check(tmp_path / "set")
+    assert records(findings) == [(number, spans[number].offset)]
+    assert [one.span for one in findings.bad if one.record is not None] == [spans[number]]
+    assert findings.records == 8
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 3, 7])
+def test_in_a_tar_only_the_sample_with_the_broken_header_is_lost(tmp_path: Path, number: int, part: int):
+    path = make_set(tmp_path / "set", "wds") / SHARDS["wds"]
+    span = locate(path, "wds")[number]
+    picture = span.size - 4 * 512  # label and description have two blocks each
+    flip(path, span.offset + (0, picture, picture + 1024)[part])
+    spoilt = [one.span for one in check(tmp_path / "set").bad if one.record is not None]
+    assert spoilt[0].offset == span.offset
+    assert spoilt[-1].end in (span.end, path.stat().st_size)  # with the end mark where no header follows
+    assert all(before.end == after.offset for before, after in itertools.pairwise(spoilt))
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+@pytest.mark.parametrize("missing", [1, 4, 600])
+def test_a_last_record_that_was_cut_off_is_named(tmp_path: Path, storage: str, missing: int):
+    path = make_set(tmp_path / "set", storage) / SHARDS[storage]
+    spans = locate(path, storage)
+    path.write_bytes(path.read_bytes()[: spans[-1].end - missing])
+    findings = check(tmp_path / "set")
+    assert records(findings)[0] == (7, spans[7].offset)
+    assert all(one.span.offset >= spans[7].offset for one in findings.bad if one.record is not None)
+    (whole,) = [one for one in findings.bad if one.record is None]
+    assert "manifest.json says" in whole.why
+
+
+def test_a_tar_that_lost_its_end_mark_loses_no_sample(tmp_path: Path):
+    path = make_set(tmp_path / "set", "wds") / SHARDS["wds"]
+    spans = locate(path, "wds")
+    path.write_bytes(path.read_bytes()[: spans[-1].end])
+    assert records(check(tmp_path / "set")) == [(8, spans[-1].end)]
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+@pytest.mark.parametrize("kind", ["classify", "detect"])
+def test_a_label_that_no_class_has_is_named(tmp_path: Path, storage: str, kind: str):
+    root = make_set(tmp_path / "set", storage, kind, 6)
+    manifest = read_manifest(root)
+    assert manifest is not None
+    write_manifest(root, manifest.model_copy(update={"classes": manifest.classes[:1]}))
+    findings = check(root)
+    assert [one.record for one in findings.bad] == ([1, 3, 5] if kind == "classify" else [2, 5])
+    assert {one.why for one in findings.bad} == {"label 1, but there are 1 classes"}
+
+
+OUTSIDE = [Box(0, 0.5, 0.5, 1.5, 1.0), Box(0, -0.1, 0, 1, 1), Box(0, 0.5, 0.5, 0.5, 1.0), Box(0, 0.5, 0.9, 0.6, 0.8)]
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+@pytest.mark.parametrize("box", OUTSIDE)
+def test_a_box_outside_its_picture_is_named(tmp_path: Path, storage: str, box: Box):
+    samples = [Sample(f"{n}.jpg", JPEGS[n], boxes=(box,) if n == 1 else (), id=n) for n in range(3)]
+    write_set(tmp_path / "set", DataSet("detect", "", CLASSES, [Split("train", Listed(samples))]), storage)
+    (bad,) = check(tmp_path / "set").bad
+    assert (bad.record, bad.name) == (1, "1.jpg")
+    assert bad.why.startswith("a box with edges ")
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_an_index_that_does_not_fit_is_told_and_its_records_are_good(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "set", storage)
+    (root / "manifest.json").unlink()
+    (root / INDEXES[storage]).write_bytes(b"no \xff index\n")
+    findings = check(root)
+    assert (findings.bad, findings.stale, findings.records) == ([], [root / INDEXES[storage]], 8)
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_a_shard_that_is_missing_is_told(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "set", storage, val=3)
+    (root / SHARDS[storage]).unlink()
+    findings = check(root)
+    assert {one.file for one in findings.bad} == {str(root / SHARDS[storage])}
+    assert all("cannot" in one.why for one in findings.bad)
+    assert findings.records == 3
+
+
+def test_a_picture_of_coco_that_is_missing_is_told(tmp_path: Path):
+    root = make_set(tmp_path / "set", "folder", "detect")
+    (root / "train/0003.jpg").unlink()
+    (bad,) = check(root).bad
+    assert (bad.file, bad.name) == (str(root / "train/0003.jpg"), "0003.jpg")
+    assert "No such file" in bad.why
+
+
+@pytest.mark.parametrize("how", ["added", "removed", "renamed", "another"])
+def test_pictures_that_a_folder_should_not_have_or_lacks_are_told(tmp_path: Path, how: str):
+    root = make_set(tmp_path / "set", "folder")
+    victim = root / "train/a/0002.jpg"
+    if how == "added":
+        (root / "train/a/extra.png").write_bytes(make_png())
+    elif how == "removed":
+        victim.unlink()
+    elif how == "renamed":
+        victim.rename(victim.with_name("other.jpg"))
+    else:
+        victim.write_bytes(make_png())
+    (bad,) = check(root).bad
+    assert (bad.file, bad.record) == ("train", None)
+    assert "some were added, removed or changed" in bad.why
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_a_wrong_checksum_is_told_though_every_record_is_good(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "set", storage)
+    flip(root / INDEXES[storage], (root / INDEXES[storage]).stat().st_size - 1)
+    findings = check(root)
+    (bad,) = findings.bad
+    assert bad.file == str(root / INDEXES[storage])
+    assert bad.why.startswith("CRC-32C ")
+
+
+@pytest.mark.parametrize("damage", ["x\n", "0\t0\n", "0\tnan\tx.jpg\n"])
+def test_a_damaged_list_is_not_the_fault_of_every_record(tmp_path: Path, damage: str):
+    root = make_set(tmp_path / "set", "recordio")
+    (root / "manifest.json").unlink()
+    (root / "train.lst").write_text((root / "train.lst").read_text() + damage)
+    (bad,) = check(root).bad
+    assert bad.record is None
+    assert "train.lst, line 9" in bad.why
+
+
+def test_a_file_that_cannot_be_opened_is_told_though_there_is_nothing_else(tmp_path: Path):
+    root = make_set(tmp_path / "set", "wds")
+    (root / "manifest.json").unlink()
+    found = open_dataset(root, classes=False)
+    (root / SHARDS["wds"]).unlink()
+    (bad,) = list(verify(found, 1, None, root))[-1].bad
+    assert (bad.file, bad.record) == (str(root / SHARDS["wds"]), None)
+
+
+def test_several_damages_in_one_file_are_all_found(tmp_path: Path):
+    path = make_set(tmp_path / "set", "tfrecord", count=60) / SHARDS["tfrecord"]
+    spans = locate(path, "tfrecord")
+    flip(path, spans[1].offset)  # a length
+    flip(path, spans[2].offset + 9)  # its checksum
+    flip(path, spans[17].offset + spans[17].size // 2)  # data
+    flip(path, spans[58].end - 1)  # the checksum of data
+    findings = check(tmp_path / "set")
+    # Behind two damaged heads in a row the place where the second began cannot be known.
+    assert records(findings) == [(1, spans[1].offset), (16, spans[17].offset), (57, spans[58].offset)]
+
+
+def test_files_that_are_no_pictures_are_named(tmp_path: Path):
+    files = {
+        "a/1.jpg": JPEGS[0],
+        "a/2.jpg": JPEGS[1][:-100],
+        "b/3.jpg": b"",
+        "b/4.png": b"words",
+        "b/5.png": make_png(),
+    }
+    write_files(tmp_path, files)
+    findings = check(tmp_path)
+    assert findings.records == 5
+    assert [one.file.removeprefix(f"{tmp_path}/") for one in findings.bad] == ["a/2.jpg", "b/3.jpg", "b/4.png"]
+    assert [one.record for one in findings.bad] == [None] * 3
+    assert findings.bad[2].tell().startswith(f"{tmp_path}/b/4.png: not a picture")
+
+
+def test_a_single_picture_and_a_folder_of_pictures_can_be_checked(tmp_path: Path):
+    write_files(tmp_path, {"x.jpg": JPEGS[0], "y.jpg": JPEGS[0][:100]})
+    assert check(tmp_path / "x.jpg").bad == []
+    assert [one.name for one in check(tmp_path).bad] == ["y.jpg"]
+
+
+def test_findings_grow_while_it_looks(tmp_path: Path):
+    root = make_set(tmp_path / "set", "recordio", count=40)
+    counts = [one.records for one in verify(open_dataset(root), 2, None, root)]
+    assert counts == [16, 32, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("/d/x.rec, record at byte 5: no picture", "no picture"),
+        ("/d/x.rec, byte 5: flag 3: where 0 is due", "flag 3: where 0 is due"),
+        ("truncated JPEG: half", "truncated JPEG: half"),
+        ("cannot read /d/x.rec", "cannot read /d/x.rec"),
+    ],
+)
+def test_reasons_do_not_repeat_the_place(message: str, reason: str):
+    assert shorten_reason(message, Path("/d/x.rec")) == reason
+
+
+def test_a_bad_file_is_told_without_record():
+    assert Bad("set/train/x.jpg", None, Span(0, 0), "x.jpg", "is empty").tell() == "set/train/x.jpg: is empty"
+
+
+def test_the_made_up_pictures_are_what_these_tests_take_them_for():
+    assert {look(image)[:3] for image in JPEGS} == {("jpeg", 32, 32)}
