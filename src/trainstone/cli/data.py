@@ -80,7 +80,7 @@ def imagenet(
     refuse_inside(source, target)
     found = find_raw(dataset, source, target, val_labels=val_labels, boxes=boxes)
     treatment = make_treatment(resize, quality, no_repair=no_repair, on_bad=on_bad)
-    plan = make_plan(found, storage, limit=limit, shards=parse_shards(shards), treatment=treatment)
+    plan = make_plan(found, storage, limit=limit, shards=parse_shards(shards, storage), treatment=treatment)
     run_plan(plan, target, workers, as_json=as_json, quiet=quiet)
 
 
@@ -122,7 +122,7 @@ def convert(
         storage,
         shuffle=shuffle,
         limit=limit,
-        shards=parse_shards(shards),
+        shards=parse_shards(shards, storage),
         first_label=first_label,
         treatment=treatment,
     )
@@ -163,7 +163,7 @@ def make(
     if target is None:
         told = f"{kind}-{number}-classes-{width}x{height}-{count}-{val}-seed-{seed}-{storage}"
         target = cache_folder() / "data" / told
-    plan = make_plan(found, storage, shuffle=False, shards=parse_shards(shards))
+    plan = make_plan(found, storage, shuffle=False, shards=parse_shards(shards, storage))
     run_plan(plan, target, workers, as_json=as_json, quiet=quiet)
 
 
@@ -200,10 +200,10 @@ def coco(
     worked = False
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible():
         for step in fetch(download, COCO_FILES, zips) if download is not None else ():
-            line.show_work(step.phase, step.done, step.total, step.unit)
+            line.show_work(*step)
         for step in prepare_coco(zips, target, rank, count_workers(workers)):
             worked = True
-            line.show_work(step.phase, step.done, step.total, step.unit)
+            line.show_work(*step)
     tell_made(target, as_json=as_json, worked=worked)
 
 

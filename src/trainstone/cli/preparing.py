@@ -51,10 +51,12 @@ def make_treatment(resize: int | None, quality: int | None, *, no_repair: bool, 
     return Treatment(repair=not no_repair, resize=resize, quality=quality, skip_bad=on_bad == "skip")
 
 
-def parse_shards(text: str | None) -> dict[str, int]:
+def parse_shards(text: str | None, storage: str) -> dict[str, int]:
     """Return how many files train and val get: 1024,128 or 16."""
     if text is None:
         return {}
+    if storage == "folder":
+        raise ConfigError("--shards divides files of records; the format folder has none")
     parts = text.split(",")
     if len(parts) > 2 or not all(part.strip().isdecimal() and 0 < int(part) < 100_000 for part in parts):
         raise ConfigError(f"--shards {text}: a number, or two for training and validation", hint="--shards 1024,128")
@@ -87,7 +89,7 @@ def run_plan(plan: "Plan", target: Path, workers: int | None, *, as_json: bool, 
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible():
         for progress in prepare(plan, target, rank, count_workers(workers)):
             worked = True
-            line.show_work(f"writing {target.name}", progress.records, progress.total, "pictures", progress.bytes)
+            line.show_work(*progress)
     tell_made(target, as_json=as_json, worked=worked)
 
 
@@ -113,7 +115,8 @@ def mend(found: "DataSet", findings: "Findings", path: Path) -> Path | None:
     from trainstone.data.quarantine import quarantine, refresh_manifest
 
     mended = quarantine(found, findings.bad, findings.stale, path)
-    manifest = read_manifest(path) if path.is_dir() else None
+    folder = path if path.is_dir() else path.parent
+    manifest = read_manifest(folder)
     if manifest is not None and mended.changed:
-        refresh_manifest(path, manifest, mended.changed)
+        refresh_manifest(folder, manifest, mended.changed)
     return mended.place

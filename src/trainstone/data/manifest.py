@@ -14,6 +14,11 @@ from trainstone.formats.names import is_inside
 FORMAT = 1
 """1: first."""
 NAME = "manifest.json"
+WORK = ".trainstone"
+"""The folder of unfinished work in a data set."""
+SPLIT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+QUARANTINE = "quarantine"
+"""The folder of bad records that `verify --fix` took out."""
 READ_BYTES = 16 << 20
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -58,7 +63,7 @@ class ShardFacts(FileFacts):
 class SplitFacts(Record):
     """A split."""
 
-    name: str
+    name: Annotated[str, Field(pattern=SPLIT_NAME)]
     records: Count
     bytes: Count
     shards: tuple[ShardFacts, ...]

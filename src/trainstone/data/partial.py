@@ -26,6 +26,7 @@ from trainstone.formats.span import Span
 JOURNAL_BYTES = 64 << 20
 """So much is written between two marks of the journal."""
 LINES_BUFFER_BYTES = 1 << 20
+TEXT = ("utf-8", "surrogateescape")
 MAX_BUFFERS = 1024
 """The system's limit of buffers a call."""
 
@@ -58,11 +59,12 @@ class PartialShard:
         self._journal_path = work / f"{stem}.journal"
         self._done_path = work / f"{stem}.done"
         self._names = encoder.sidecars(shard)
-        self._sidecar_paths = [work / f"{stem}.{number}.sidecar" for number in range(len(self._names))]
+        # One more than there are names: the keys so far, which no later sample may have.
+        self._sidecar_paths = [work / f"{stem}.{number}.sidecar" for number in range(len(self._names) + 1)]
         self._folder = self._path if folder else None
         self._unsynced: list[Path] = []
-        self._written: set[str] = set()
-        self._state = Journal(plan=plan, sidecar_bytes=(0,) * len(self._names))
+        self._keys: set[str] = set()
+        self._state = Journal(plan=plan, sidecar_bytes=(0,) * len(self._sidecar_paths))
         self._marked_bytes = 0
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self._syncing: Future[None] | None = None
@@ -107,6 +109,7 @@ class PartialShard:
             for path, size in zip(self._sidecar_paths, self._state.sidecar_bytes, strict=True)
         ]
         self._marked_bytes = self._state.bytes
+        self._keys = set(self._sidecar_paths[-1].read_bytes().decode(*TEXT).splitlines())
 
     def _reaches(self, found: Journal) -> bool:
         """Say whether the journal can be true: no more places than there are, files as long as it knew them."""
@@ -115,7 +118,8 @@ class PartialShard:
             wanted.append((self._path, found.bytes))
         elif not self._folder.is_dir():
             return False
-        fits = found.places <= self._shard.end - self._shard.start and len(found.sidecar_bytes) == len(self._names)
+        fits = len(found.sidecar_bytes) == len(self._sidecar_paths)
+        fits &= found.places <= self._shard.end - self._shard.start
         return fits and all(path.is_file() and path.stat().st_size >= size for path, size in wanted)
 
     @property
@@ -133,15 +137,16 @@ class PartialShard:
     ) -> None:
         """Write samples, in order."""
         crc, offset = self._state.crc32c, self._state.bytes
-        lines: list[list[str]] = [[] for _ in self._names]
+        lines: list[list[str]] = [[] for _ in self._sidecar_paths]
         for sample in made:
             size = sum(len(buffer) for buffer in sample.buffers)
             crc = self._add_to_sum(crc, sample)
-            for told, line in zip(lines, self._encoder.lines(sample, Span(offset, size)), strict=True):
-                told.append(line)
+            told = (*self._encoder.lines(sample, Span(offset, size)), f"{sample.key}\n" if sample.key else "")
+            for some, line in zip(lines, told, strict=True):
+                some.append(line)
             offset += size
         self._write(made)
-        texts = ["".join(told).encode("utf-8", "surrogateescape") for told in lines]
+        texts = ["".join(some).encode(*TEXT) for some in lines]
         for file, text in zip(self._sidecars, texts, strict=True):
             file.write(text)
         state = self._state
@@ -159,6 +164,13 @@ class PartialShard:
         if offset - self._marked_bytes >= JOURNAL_BYTES:
             self._mark()
 
+    def is_taken(self, key: str) -> bool:
+        """Say whether a sample of this shard has the key already; if not, it is taken now."""
+        if not key or key not in self._keys:
+            self._keys.add(key)
+            return False
+        return True
+
     def _add_to_sum(self, crc: int, sample: Encoded) -> int:
         if self._folder:
             return (crc + sum_file(sample.name, b"".join(sample.buffers))) % (1 << 32)
@@ -172,9 +184,6 @@ class PartialShard:
             return
         for sample in made:
             path = self._folder / sample.name
-            if sample.name in self._written:
-                raise DataError(f"two pictures of {self._shard.split} are named {sample.name}")
-            self._written.add(sample.name)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 file.writelines(sample.buffers)
@@ -232,8 +241,8 @@ class PartialShard:
         return facts
 
     def _finish_sidecar(self, number: int) -> FileFacts | None:
-        lines = self._sidecar_paths[number].read_bytes().decode("utf-8", "surrogateescape")
-        text = self._encoder.finish(lines, self._state.records).encode("utf-8", "surrogateescape")
+        lines = self._sidecar_paths[number].read_bytes().decode(*TEXT)
+        text = self._encoder.finish(lines, self._state.records).encode(*TEXT)
         name = self._names[number]
         if not text and name.endswith(SUFFIX):  # an index of no records is an empty file, as im2rec's
             return None
@@ -247,7 +256,7 @@ class PartialShard:
 
 def sum_file(name: str, data: bytes) -> int:
     """Return a picture file's share of its folder's checksum: their sum does not depend on the order."""
-    return int(google_crc32c.extend(google_crc32c.value(name.encode("utf-8", "surrogateescape")), data))
+    return int(google_crc32c.extend(google_crc32c.value(name.encode(*TEXT)), data))
 
 
 def write_all(file: IO[bytes], buffers: Sequence[bytes | memoryview]) -> None:

@@ -85,7 +85,7 @@ class Plan:
         if self.storage == "tfrecord":
             return TFRecordEncoder(self.kind, self.classes, self.first_label)
         if self.storage == "wds":
-            return WdsEncoder()
+            return WdsEncoder(self.kind)
         return FolderEncoder(self.kind, self.classes)
 
     def identity(self) -> str:
@@ -127,8 +127,19 @@ def make_plan(
         )
     if first_label is None:
         first_label = (1 if found.first_label is None else found.first_label) if storage == "tfrecord" else 0
-    classes = tuple(found.classes)
+    classes = tell_apart(found.classes)
     return Plan(found.name, found.kind, storage, classes, first_label, tuple(splits), treatment or Treatment())
+
+
+def tell_apart(classes: Sequence[ClassName]) -> tuple[ClassName, ...]:
+    """Return classes whose names differ: ImageNet has two cranes, and folders cannot."""
+    seen: set[str] = set()
+    apart = []
+    for label, (name, text) in enumerate(classes):
+        unlike = f"{name}-{label}" if name in seen else name
+        apart.append(ClassName(unlike, text or (name if unlike != name else "")))
+        seen.add(unlike)
+    return tuple(apart)
 
 
 def draw_order(count: int, storage: str, kind: str | None) -> list[int]:

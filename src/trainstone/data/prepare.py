@@ -4,6 +4,7 @@ Ranks share nothing but the file system: a shard's facts are a file, and who fin
 """
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from trainstone.data.finished import clear_work, find_done
 from trainstone.data.manifest import (
+    WORK,
     Manifest,
     SplitFacts,
     check_files,
@@ -21,9 +23,10 @@ from trainstone.data.manifest import (
 )
 from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.partial import PartialShard
-from trainstone.data.picture.look import Look, look
+from trainstone.data.picture.look import ENDINGS, Look, look
 from trainstone.data.picture.repair import repair
 from trainstone.data.plan import Plan, Treatment
+from trainstone.data.progress import Progress
 from trainstone.data.sample import Sample, Source
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
 from trainstone.errors import DataError
@@ -31,21 +34,12 @@ from trainstone.files import write_atomically
 from trainstone.machine.ranks import Rank
 from trainstone.units import format_bytes
 
-WORK = ".trainstone"
 CHUNK = 16
 """Pictures that a thread takes at once: fewer hand-overs between threads."""
 SIZES_ASKED = 500
 """Files of a shard that are asked for their size before anything is written: all would take minutes."""
 DEFAULT_QUALITY = 95
 """im2rec's."""
-
-
-class Progress(NamedTuple):
-    """How far the work has come; `bytes` is what this process wrote."""
-
-    records: int
-    total: int
-    bytes: int
 
 
 class Chunk(NamedTuple):
@@ -92,6 +86,7 @@ class Maker:
 
 def treat(sample: Sample, treatment: Treatment) -> tuple[Sample, Look, str | None]:
     """Return a sample as it is to be stored, what it is, and why its picture was mended, if it was."""
+    check_numbers(sample)
     seen = look(sample.image)
     why = None
     if treatment.resize or treatment.quality:
@@ -102,8 +97,22 @@ def treat(sample: Sample, treatment: Treatment) -> tuple[Sample, Look, str | Non
         image = sample.image
     if image is sample.image:
         return sample, seen, why
-    changed = Sample(sample.name, image, sample.label, sample.boxes, sample.values, sample.id)
-    return changed, look(image), why
+    now = look(image)
+    name = sample.name if now.kind == seen.kind else rename(sample.name, ENDINGS[now.kind])
+    return Sample(name, image, sample.label, sample.boxes, sample.values, sample.id), now, why
+
+
+def check_numbers(sample: Sample) -> None:
+    """Refuse labels and edges that are no numbers: not every storage could tell them again."""
+    numbers = (*sample.values, *(edge for box in sample.boxes for edge in box[1:5]))
+    if not all(map(math.isfinite, numbers)):
+        raise DataError(f"{sample.name} has a label or a box that is no number")
+
+
+def rename(name: str, ending: str) -> str:
+    """Return a name with the ending of what is now in the file; .JPEG stays so for a JPEG."""
+    stem, _, old = name.rpartition(".")
+    return name if old.lower() in ("jpg", "jpeg") and ending == "jpg" else f"{stem or old}.{ending}"
 
 
 def encode_anew(sample: Sample, treatment: Treatment, seen: Look) -> bytes:
@@ -180,7 +189,7 @@ def write_shards(plan: Plan, target: Path, work: Path, identity: str, rank: Rank
             if find_done(work, target, shard) is None:
                 size = 0
                 for places, size in write_shard(plan, shard, target, work, identity, pool):
-                    yield Progress(done + places, total, written + size)
+                    yield Progress(f"writing {target.name}", done + places, total, "pictures", written + size)
                 written += size
             done += shard.end - shard.start
 
@@ -197,10 +206,26 @@ def write_shard(
         numbers = split.order[shard.start + partial.places : shard.end]
         chunks = (numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK))
         for chunk in map_in_order(maker, chunks, pool):
-            partial.append(*chunk)
+            partial.append(*leave_out_twins(chunk, partial, plan.treatment))
             yield partial.places, partial.bytes - before
         partial.finish()
         yield partial.places, partial.bytes - before
+
+
+def leave_out_twins(chunk: Chunk, partial: PartialShard, treatment: Treatment) -> Chunk:
+    """Refuse, or leave out, samples that have another's name where a storage finds them by name."""
+    made, skipped = [], list(chunk.skipped)
+    for sample in chunk.made:
+        if not partial.is_taken(sample.key):
+            made.append(sample)
+        elif treatment.skip_bad:
+            skipped.append((sample.name, "another picture has the same name"))
+        else:
+            raise DataError(
+                f"two pictures are named {sample.key}",
+                hint="leave the second out with --on-bad skip, or take recordio or tfrecord, which need no names",
+            )
+    return Chunk(made, chunk.repaired, skipped)
 
 
 def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> None:

@@ -1,4 +1,4 @@
-"""How far fetching, unpacking and checking have come; yielded along the way, drawn by cli/progress.py."""
+"""How far preparing, fetching, unpacking and checking have come; yielded along the way, drawn by cli/progress.py."""
 
 from typing import NamedTuple
 
@@ -10,4 +10,5 @@ class Progress(NamedTuple):
     done: int
     total: int | None
     unit: str
-    """bytes or files."""
+    """bytes, files or pictures."""
+    written_bytes: int = 0

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import count, groupby
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-from trainstone.data.manifest import FileFacts, Manifest, ShardFacts, SplitFacts, measure, write_manifest
+from trainstone.data.manifest import QUARANTINE, FileFacts, Manifest, ShardFacts, SplitFacts, measure, write_manifest
 from trainstone.data.partial import sum_file
 from trainstone.data.raw.coco import drop_images
 from trainstone.data.recognise import open_prepared
@@ -23,14 +23,22 @@ from trainstone.files import dump_json, sync_path, write_atomically
 from trainstone.formats.span import Span
 from trainstone.formats.wds import END
 
-NAME = "quarantine"
 COPY_BYTES = 16 << 20
 
 
-def quarantine(found: DataSet, bad: Sequence[Bad], stale: Sequence[Path], folder: Path) -> Path | None:
-    """Take bad records out; return the folder they are in, None if there was nothing to move."""
+class Mended(NamedTuple):
+    """What was done."""
+
+    place: Path | None
+    """Where bad records are now; None: there was nothing to move."""
+    changed: frozenset[Path]
+    """Record files, index files and folders of pictures that are not what they were."""
+
+
+def quarantine(found: DataSet, bad: Sequence[Bad], stale: Sequence[Path], folder: Path) -> Mended:
+    """Take bad records out, and write index files that do not fit anew."""
     root = folder if folder.is_dir() else folder.parent
-    place = root / NAME
+    place = root / QUARANTINE
     moved = []
     try:
         for split in found.splits:
@@ -41,12 +49,21 @@ def quarantine(found: DataSet, bad: Sequence[Bad], stale: Sequence[Path], folder
         if pictures and found.kind == "detect":
             drop_images(root, {Path(one.file).name for one in pictures}, place)
         for index in stale:
+            keep_copy(index, place)
             rewrite_index(found, index)
         if moved:
             write_atomically(place / "reasons.json", dump_json([*read_reasons(place), *moved]))
     except OSError as err:
         raise DataError(f"cannot mend {err.filename or root}: {err.strerror}") from err
-    return place if moved else None
+    spoilt = {Path(one.file) for one in bad if one.record is not None}
+    folders = {parent for one in pictures for parent in Path(one.file).parents}
+    return Mended(place if moved else None, frozenset({*spoilt, *folders, *stale}))
+
+
+def keep_copy(path: Path, place: Path) -> None:
+    """Keep a file that is written anew as it was."""
+    place.mkdir(exist_ok=True)
+    write_atomically(find_free(place / path.name), [path.read_bytes()])
 
 
 def read_reasons(place: Path) -> list[dict[str, object]]:
@@ -142,9 +159,9 @@ def find_free(path: Path) -> Path:
 
 
 def find_relative(path: Path, root: Path) -> Path:
-    """Return a file's name below a folder; what only a link leads to is not ours to move."""
+    """Return a file's name below a folder; of a link it is the link that is moved."""
     try:
-        return path.resolve().relative_to(root.resolve())
+        return path.absolute().relative_to(root.absolute())
     except ValueError:
         raise DataError(f"{path} lies outside {root} and is left alone") from None
 
@@ -168,13 +185,18 @@ def write_index(path: Path, text: str) -> None:
     write_atomically(path, [text.encode("utf-8", "surrogateescape")])
 
 
-def refresh_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a set whose bad records were taken out."""
+def refresh_manifest(folder: Path, manifest: Manifest, changed: frozenset[Path]) -> None:
+    """Write what the manifest says of files that were changed here anew; what others changed stays told."""
     found = open_prepared(folder, manifest, check=False)
     sources = {split.name: split.source for split in found.splits}
     splits = []
     for split in manifest.splits:
-        shards = tuple(measure_shard(folder, shard, sources[split.name]) for shard in split.shards)
+        shards = tuple(
+            measure_shard(folder, shard, sources[split.name])
+            if any(folder / facts.file in changed for facts in (shard, *shard.sidecars))
+            else shard
+            for shard in split.shards
+        )
         records, total = sum(shard.records for shard in shards), sum(shard.bytes for shard in shards)
         splits.append(SplitFacts(name=split.name, records=records, bytes=total, shards=shards))
     write_manifest(folder, manifest.model_copy(update={"splits": tuple(splits)}))

@@ -2,14 +2,14 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainstone.data.manifest import Manifest, check_files, read_manifest
-from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet
-from trainstone.data.raw.coco import CocoSource, find_coco
+from trainstone.data.manifest import QUARANTINE, Manifest, check_files, read_manifest
+from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet, open_class_folders
+from trainstone.data.raw.coco import CocoSource, find_coco, open_splits
 from trainstone.data.raw.filetree import is_picture
 from trainstone.data.sample import ClassName, DataSet, Split
 from trainstone.data.sources import PictureSource, Selection
@@ -29,7 +29,8 @@ SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "f
 SPLITS = {"validation": "val", "valid": "val", "val": "val", "test": "test", "train": "train", "training": "train"}
 # train-00000-of-01024, flowers_validation_00001-of-00005.tfrecord, train.0_of_4.tfrecord, train_3.rec, train-000012.tar
 NUMBER = re.compile(r"[-_.]?(\d+[-_]of[-_]\d+|\d+)$")
-QUARANTINE = "quarantine"
+SHARD = re.compile(r"-\d+-of-\d+$")
+SUFFIXES = (".rec", ".tar", ".tfrecord", ".tfrecords")
 MAX_CLASSES = 1_000_000
 MAX_LABELS_BYTES = 64 << 20
 HINT = "it can be: class folders, COCO, RecordIO (.rec), TFRecord, WebDataset (.tar), or a folder that trainstone made"
@@ -43,6 +44,9 @@ def open_dataset(path: Path, *, classes: bool = True) -> DataSet:
     if path.is_file():
         if is_picture(path.name):
             return DataSet("classify", "a picture", (), [Split(path.name, PictureSource([path]))])
+        described = find_description(path)
+        if described is not None:
+            return open_records({described[1]: [path]}, described[0])
         storage = recognise_file(path)
         if storage is None:
             raise DataError(f"{path} is no file of records", hint=HINT)
@@ -86,7 +90,7 @@ def begins_tfrecord(path: Path) -> bool:
 def find_records(path: Path, *, classes: bool) -> DataSet | None:
     """Return the record files of a folder, by split; index files and the like beside them are not meant."""
     files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-    meant = [p for p in files if p.suffix in (".rec", ".tar", ".tfrecord", ".tfrecords") or "-of-" in p.name]
+    meant = [p for p in files if p.suffix in SUFFIXES or SHARD.search(p.name)]
     if not meant:
         return None
     empty = [p for p in meant if p.stat().st_size == 0]
@@ -108,14 +112,12 @@ def find_records(path: Path, *, classes: bool) -> DataSet | None:
 
 def name_split(path: Path) -> str:
     """Return the split that a file's name tells: train, val, test; else the name without its number."""
-    stem = (
-        path.name.removesuffix(path.suffix) if path.suffix in (".rec", ".tar", ".tfrecord", ".tfrecords") else path.name
-    )
+    stem = path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
     stem = NUMBER.sub("", stem)
     for word in re.split(r"[-_.]", stem.lower()):
         if word.rstrip("0123456789") in SPLITS:
             return SPLITS[word.rstrip("0123456789")]
-    return stem or "train"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "train"
 
 
 def make_set(storage: str, splits: dict[str, list[Path]], *, classes: bool) -> DataSet:
@@ -142,11 +144,9 @@ def first_label(splits: Sequence[Split]) -> int | None:
 
 
 def is_detection(split: Split) -> bool:
-    """Say whether the first sample has boxes instead of a class."""
-    if not len(split.source):
-        return False
-    sample = split.source.read(0)
-    return sample.label is None and not sample.values
+    """Say whether the first sample has a place for boxes instead of a class."""
+    assert isinstance(split.source, RecordSource)
+    return len(split.source) > 0 and split.source.is_detection(0)
 
 
 def name_classes(splits: Sequence[Split]) -> tuple[ClassName, ...]:
@@ -181,19 +181,33 @@ def open_prepared(path: Path, manifest: Manifest, *, check: bool = True) -> Data
         check_files(path, manifest)
     classes = tuple(ClassName(name, text) for name, text in manifest.classes)
     if manifest.storage == "folder":
-        found = find_coco(path) if manifest.kind == "detect" else find_class_folders(path, classes)
+        folders = {split.name: split.shards[0].file for split in manifest.splits}
+        found = open_splits(path, folders) if manifest.kind == "detect" else open_class_folders(path, folders, classes)
         return replace(found, name=manifest.dataset, classes=classes)
+    files = {split.name: [path / shard.file for shard in split.shards] for split in manifest.splits}
+    return open_records(files, manifest)
+
+
+def open_records(files: Mapping[str, Sequence[Path]], manifest: Manifest) -> DataSet:
+    """Open record files, all or some, that a manifest describes."""
     openers: dict[str, Opener] = {
         "recordio": RecordIOShard,
         "tfrecord": partial(TFRecordShard, first_label=manifest.first_label),
         "wds": WdsShard,
     }
-    splits = [
-        Split(split.name, RecordSource([path / shard.file for shard in split.shards], openers[manifest.storage]))
-        for split in manifest.splits
-    ]
+    splits = [Split(name, RecordSource(paths, openers[manifest.storage])) for name, paths in files.items()]
+    classes = tuple(ClassName(name, text) for name, text in manifest.classes)
     first = manifest.first_label if manifest.storage == "tfrecord" else None
     return DataSet(manifest.kind, SHOWN[manifest.storage], classes, splits, manifest.dataset, first)
+
+
+def find_description(path: Path) -> tuple[Manifest, str] | None:
+    """Return the manifest beside a record file that names it, and the split it belongs to."""
+    manifest = read_manifest(path.parent)
+    if manifest is None:
+        return None
+    names = [split.name for split in manifest.splits for shard in split.shards if shard.file == path.name]
+    return (manifest, names[0]) if names and manifest.storage != "folder" else None
 
 
 def without_empty(found: DataSet) -> DataSet:

@@ -10,11 +10,14 @@ from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.partial import sum_file
 from trainstone.data.picture.decode import decode_strict
 from trainstone.data.sample import DataSet, Sample, Source
+from trainstone.data.sources import Selection
 from trainstone.data.storage.records import RecordSource, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
+from trainstone.machine.ranks import Rank
 from trainstone.units import format_bytes
 
+ALONE = Rank()
 CHUNK = 16
 
 
@@ -63,27 +66,34 @@ class SeenFiles(NamedTuple):
     bad: list[Bad]
 
 
-def verify(found: DataSet, workers: int, manifest: Manifest | None, folder: Path) -> Iterator[Findings]:
-    """Look at everything; yields the same findings again and again as they grow."""
+def verify(
+    found: DataSet, workers: int, manifest: Manifest | None, folder: Path, rank: Rank = ALONE
+) -> Iterator[Findings]:
+    """Look at everything, or at this rank's part; yields the same findings again and again as they grow."""
     findings = Findings()
     num_classes = len(found.classes) or None
-    folders = manifest.splits if manifest is not None and manifest.storage == "folder" else ()
+    folders = manifest.splits if manifest is not None and manifest.storage == "folder" and rank.world == 1 else ()
     sums = {split.name: split.shards[0] for split in folders}
     if manifest is not None:
-        findings.bad += check_sums(folder, manifest)
+        findings.bad += check_sums(folder, manifest, rank)
         yield findings
     with open_pool(workers) as pool:
         for split in found.splits:
-            if isinstance(split.source, RecordSource):
-                yield from verify_shards(split.source, findings, pool, num_classes)
+            source = split.source
+            if isinstance(source, RecordSource):
+                mine = RecordSource(source.paths[rank.number :: rank.world], source.open_shard)
+                yield from verify_shards(mine, findings, pool, num_classes)
             else:
-                yield from verify_files(split.source, findings, pool, num_classes, sums.get(split.name))
+                part = Selection(source, range(rank.number, len(source), rank.world))
+                yield from verify_files(part, findings, pool, num_classes, sums.get(split.name))
     yield findings  # a file that cannot be opened has no record to be told after
 
 
 def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_classes: int | None) -> Iterator[Findings]:
     """Look at record files, one after the other, each over all cores."""
     for path in source.paths:
+        if not path.exists() and any(one.file == str(path) for one in findings.bad):
+            continue  # the manifest told
         try:
             shard = source.open_shard(path)
             shard.check_beside()  # else each of its records would seem bad
@@ -201,9 +211,9 @@ def shorten_reason(message: str, path: Path) -> str:
     return reason or message
 
 
-def check_sums(folder: Path, manifest: Manifest) -> Iterator[Bad]:
-    """Compare lengths and checksums of all files with the manifest's."""
-    for shard in manifest.shards:
+def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator[Bad]:
+    """Compare lengths and checksums of files with the manifest's."""
+    for shard in manifest.shards[rank.number :: rank.world]:
         files: list[FileFacts] = list(shard.sidecars)
         if manifest.storage != "folder":
             files.append(shard)

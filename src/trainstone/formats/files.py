@@ -8,6 +8,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from trainstone.errors import DataError
 from trainstone.text import printable
@@ -34,6 +35,12 @@ class MappedFile:
             raise _unreadable(path, err) from err
         self.view = memoryview(self._map or b"")
         self.size = len(self.view)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Let go of the file; where views given out are still in use, the map goes with the last of them."""

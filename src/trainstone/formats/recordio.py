@@ -7,8 +7,7 @@ that an aligned magic is always the head of something.
 
 import struct
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,23 +49,8 @@ def pack_parts(head: bytes, content: bytes) -> Sequence[bytes]:
     return (_head(_WHOLE, length) + head, content, bytes(-length % 4))
 
 
-class RecordIOFile:
+class RecordIOFile(MappedFile):
     """A .rec file, read by byte offset. Records are views of the mapped file; several threads may read."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = MappedFile(path)
-        self.path = path
-        self.size = self._file.size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; records still held stay valid."""
-        self._file.close()
 
     def spans(self, start: int = 0) -> Iterator[Span]:
         """Yield where each record lies from this byte on, all parts of it together. Payloads are not read."""
@@ -79,7 +63,7 @@ class RecordIOFile:
 
     def read(self, offset: int) -> bytes | memoryview:
         """Return the payload of the record at this byte: a view of the file, or a copy if it was in parts."""
-        contents = (self._file.view[part.offset : part.end] for part in self._parts(offset))
+        contents = (self.view[part.offset : part.end] for part in self._parts(offset))
         first = next(contents)
         joined: bytearray | None = None
         for content in contents:
@@ -90,7 +74,7 @@ class RecordIOFile:
 
     def resync(self, offset: int) -> int | None:
         """Return the next byte after this one where a record seems to start: an aligned magic, a length that fits."""
-        words = np.frombuffer(self._file.view, "<u4", self.size // 4)
+        words = np.frombuffer(self.view, "<u4", self.size // 4)
         for begin in range(max(offset // 4 + 1, 0), len(words) - 1, _CHUNK_WORDS):
             places = begin + np.flatnonzero(words[begin : min(begin + _CHUNK_WORDS, len(words) - 1)] == MAGIC)
             marks = words[places + 1]
@@ -103,13 +87,13 @@ class RecordIOFile:
     def _parts(self, offset: int) -> Iterator[Span]:
         """Yield where the payloads of the parts of the record at this byte lie."""
         if not 0 <= offset < self.size:
-            raise self._file.damaged(offset, f"no record starts there; the file has {self.size} bytes")
+            raise self.damaged(offset, f"no record starts there; the file has {self.size} bytes")
         at, allowed = offset, (_WHOLE, _FIRST)
         while True:
             flag, length = self._head(at)
             if flag not in allowed:
                 inside = "" if at == offset else f" within the record that starts at byte {offset}"
-                raise self._file.damaged(at, f"flag {flag} where {allowed[0]} or {allowed[1]} is due{inside}")
+                raise self.damaged(at, f"flag {flag} where {allowed[0]} or {allowed[1]} is due{inside}")
             yield Span(at + HEADER_BYTES, length)
             if flag in (_WHOLE, _LAST):
                 return
@@ -119,13 +103,13 @@ class RecordIOFile:
     def _head(self, at: int) -> tuple[int, int]:
         """Return flag and length of the part at this byte, all of which lies in the file."""
         if self.size - at < HEADER_BYTES:
-            raise self._file.damaged(at, f"the file ends within a record's header, at byte {self.size}")
-        magic, mark = struct.unpack_from("<II", self._file.view, at)
+            raise self.damaged(at, f"the file ends within a record's header, at byte {self.size}")
+        magic, mark = struct.unpack_from("<II", self.view, at)
         if magic != MAGIC:
-            raise self._file.damaged(at, f"no RecordIO record: it starts with {magic:#010x} instead of {MAGIC:#010x}")
+            raise self.damaged(at, f"no RecordIO record: it starts with {magic:#010x} instead of {MAGIC:#010x}")
         length = mark & MAX_PAYLOAD_BYTES
         if length + -length % 4 > self.size - at - HEADER_BYTES:
-            raise self._file.damaged(at, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
+            raise self.damaged(at, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
         return mark >> 29, length
 
 

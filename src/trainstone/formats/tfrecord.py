@@ -7,7 +7,6 @@ import functools
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import google_crc32c
 import numpy as np
@@ -49,23 +48,8 @@ def read_index(path: Path) -> list[Span]:
     return spans
 
 
-class TFRecordFile:
+class TFRecordFile(MappedFile):
     """A TFRecord file, read by byte offset. Records are views of the mapped file; several threads may read."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = MappedFile(path)
-        self.path = path
-        self.size = self._file.size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; records still held stay valid."""
-        self._file.close()
 
     def spans(self, start: int = 0) -> Iterator[Span]:
         """Yield where each record lies from this byte on. Lengths are checked, data is not read."""
@@ -78,12 +62,12 @@ class TFRecordFile:
         """Return the data of the record at this byte, checked against both checksums, or only that of its length."""
         length = self._length(offset)
         begin = offset + HEADER_BYTES
-        data = self._file.view[begin : begin + length]
+        data = self.view[begin : begin + length]
         if not check:
             return data
-        (stored,) = struct.unpack_from("<I", self._file.view, begin + length)
+        (stored,) = struct.unpack_from("<I", self.view, begin + length)
         if stored != _mask(_checksum(data)):
-            raise self._file.damaged(offset, f"the {length} bytes of the record do not fit their checksum")
+            raise self.damaged(offset, f"the {length} bytes of the record do not fit their checksum")
         return data
 
     def resync(self, offset: int) -> int | None:
@@ -91,7 +75,7 @@ class TFRecordFile:
 
         Only lengths below 4 GiB are looked for; a longer record cannot be a protocol buffer.
         """
-        array = np.frombuffer(self._file.view, np.uint8)
+        array = np.frombuffer(self.view, np.uint8)
         for start in range(max(offset + 1, 0), self.size - FRAMING_BYTES + 1, _CHUNK_BYTES):
             found = _find_header(array[start : start + _CHUNK_BYTES + HEADER_BYTES - 1], self.size - start)
             if found is not None:
@@ -101,27 +85,25 @@ class TFRecordFile:
     def _length(self, offset: int) -> int:
         """Return the length of the data of the record at this byte, all of which lies in the file."""
         if not 0 <= offset < self.size:
-            raise self._file.damaged(offset, f"no record starts there; the file has {self.size} bytes")
-        header = bytes(self._file.view[offset : offset + HEADER_BYTES])
+            raise self.damaged(offset, f"no record starts there; the file has {self.size} bytes")
+        header = bytes(self.view[offset : offset + HEADER_BYTES])
         if len(header) < HEADER_BYTES:
             raise self._damaged_header(offset, header, f"the file ends within a record's header, at byte {self.size}")
         length, stored = struct.unpack("<QI", header)
         if stored != _mask(google_crc32c.value(header[:8])):
             raise self._damaged_header(offset, header, "a record's length does not fit its checksum")
         if length > self.size - offset - FRAMING_BYTES:
-            raise self._file.damaged(offset, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
+            raise self.damaged(offset, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
         return int(length)
 
     def _damaged_header(self, offset: int, header: bytes, what: str) -> DataError:
         # Only now: a sound record of 35615 bytes starts with gzip's two bytes, too.
-        name = self._file.path.name
+        name = self.path.name
         if offset == 0 and header[:2] == b"\x1f\x8b":
-            return self._file.damaged(
-                0, "the TFRecord file is compressed with gzip", f"gunzip < {name} > plain.tfrecord"
-            )
+            return self.damaged(0, "the TFRecord file is compressed with gzip", f"gunzip < {name} > plain.tfrecord")
         if offset == 0 and header[:1] == b"\x78" and header[1:2] and header[1] in _ZLIB_SECOND_BYTES:
-            return self._file.damaged(0, "the TFRecord file is compressed with zlib", "write it without compression")
-        return self._file.damaged(offset, what)
+            return self.damaged(0, "the TFRecord file is compressed with zlib", "write it without compression")
+        return self.damaged(offset, what)
 
 
 def _mask(crc: int) -> int:

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from trainstone.errors import DataError
 from trainstone.formats.files import MappedFile, damaged_line, parse_count, read_lines
@@ -64,23 +64,8 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :]
 
 
-class WdsFile:
+class WdsFile(MappedFile):
     """A tar of samples, read by byte offset. Members are views of the mapped file; several threads may read."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = MappedFile(path)
-        self.path = path
-        self.size = self._file.size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; members still held stay valid."""
-        self._file.close()
 
     def samples(self, start: int = 0) -> Iterator[TarSample]:
         """Yield the samples from the header at this byte on; only one is held at a time. Data is not read.
@@ -88,20 +73,20 @@ class WdsFile:
         Folders, and files that WebDataset passes over (no extension, hidden), belong to no sample. Before a damaged
         place the sample at hand is still told if it has the members that the one before it had.
         """
-        return self._gather(read_members(self._file, start))
+        return self._gather(read_members(self, start))
 
     def first_sample(self, start: int) -> TarSample:
         """Return the sample that begins at this byte, up to a member of another one or a damaged place."""
-        found = next(self._gather(_stop_at_damage(read_members(self._file, start))), None)
+        found = next(self._gather(_stop_at_damage(read_members(self, start))), None)
         if found is None:
-            raise self._file.damaged(start, "no sample starts there")
+            raise self.damaged(start, "no sample starts there")
         return found
 
     def sample_at(self, span: Span) -> TarSample:
         """Return the sample in these bytes, known from `samples`; what lies behind it is not looked at."""
-        found = list(self._gather(read_members(self._file, span.offset, span.end)))
+        found = list(self._gather(read_members(self, span.offset, span.end)))
         if len(found) != 1 or found[0].span != span:
-            raise self._file.damaged(span.offset, f"the {span.size} bytes from there are not those of one sample")
+            raise self.damaged(span.offset, f"the {span.size} bytes from there are not those of one sample")
         return found[0]
 
     def _gather(self, entries: Iterable[Member]) -> Iterator[TarSample]:
@@ -117,7 +102,7 @@ class WdsFile:
                 key, extension = split[0], split[1].lower()
                 if any(extension == other for other, _ in parts):
                     what = f"the tar member {printable(entry.name)} is there twice in one sample"
-                    raise self._file.damaged(entry.span.offset, what)
+                    raise self.damaged(entry.span.offset, what)
                 parts.append((extension, entry))
         except DataError:
             if parts and {extension for extension, _ in parts} == usual:
@@ -130,12 +115,12 @@ class WdsFile:
         """Return these bytes."""
         if span.offset < 0 or span.size < 0 or span.end > self.size:
             what = f"{span.size} bytes from there do not fit; the file has {self.size} bytes"
-            raise self._file.damaged(span.offset, what)
-        return self._file.view[span.offset : span.end]
+            raise self.damaged(span.offset, what)
+        return self.view[span.offset : span.end]
 
     def resync(self, offset: int) -> int | None:
         """Return the next byte after this one with a valid header; the sample there may lack its first members."""
-        return find_header(self._file, offset)
+        return find_header(self, offset)
 
 
 def index_text(samples: Iterable[TarSample]) -> str:

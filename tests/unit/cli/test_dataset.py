@@ -7,7 +7,7 @@ import pytest
 
 from hostile import EVIL, EVIL_NAME, hidden
 from small_sets import CLASSES, JPEGS, Listed, to_classify, to_detect
-from trainstone.cli.dataset import SHOWN_BAD, count_classes, tell_dataset, tell_findings, tell_manifest
+from trainstone.cli.dataset import SHOWN_BAD, count_classes, tell_bad, tell_dataset, tell_manifest, tell_verdict
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
 from trainstone.data.sample import DataSet, Sample, Split
@@ -91,7 +91,7 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
             Findings(2, 1024, [], [Path("set/x.idx")]),
             None,
             True,
-            ["set/x.idx: does not fit its records; written anew", "2 records, 1 KiB: all good"],
+            ["set/x.idx: does not fit its records", "2 records, 1 KiB: all good", "1 index file written anew"],
         ),
         (
             Findings(2, 1024, [], [Path("set/x.idx")]),
@@ -106,12 +106,14 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
     ],
 )
 def test_findings(capsys, findings: Findings, moved: Path | None, fix: bool, lines: list[str]):
-    tell_findings(Path("set"), findings, moved, as_json=False, fix=fix)
+    tell_bad(findings, as_json=False)
+    tell_verdict(Path("set"), findings, moved, as_json=False, fix=fix)
     assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_findings_as_json(capsys):
-    tell_findings(Path("set"), Findings(2, 9, BAD, [Path("x.idx")]), Path("q"), as_json=True, fix=True)
+    tell_bad(Findings(2, 9, BAD, []), as_json=True)
+    tell_verdict(Path("set"), Findings(2, 9, BAD, [Path("x.idx")]), Path("q"), as_json=True, fix=True)
     assert json.loads(capsys.readouterr().out) == {
         "path": "set",
         "records": 2,
@@ -127,8 +129,10 @@ def test_findings_as_json(capsys):
 
 def test_names_are_not_obeyed(capsys):
     evil = Path(EVIL_NAME)
-    tell_manifest(make_manifest("wds", [("a", EVIL)], [(EVIL, EVIL)], EVIL), evil, as_json=False, worked=True)
-    tell_findings(evil, Findings(1, 1, [Bad(EVIL, 0, Span(0, 1), EVIL, EVIL)], [evil]), evil, as_json=False, fix=False)
+    tell_manifest(make_manifest("wds", [("a", EVIL)], [(EVIL, EVIL)]), evil, as_json=False, worked=True)
+    findings = Findings(1, 1, [Bad(EVIL, 0, Span(0, 1), EVIL, EVIL)], [evil])
+    tell_bad(findings, as_json=False)
+    tell_verdict(evil, findings, evil, as_json=False, fix=True)
     out = capsys.readouterr().out
     assert not hidden(out)
     assert "\\x1b[31m" in out

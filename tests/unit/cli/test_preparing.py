@@ -35,13 +35,13 @@ from trainstone.errors import ConfigError
     ],
 )
 def test_numbers_of_files(text: str | None, shards: dict[str, int]):
-    assert parse_shards(text) == shards
+    assert parse_shards(text, "wds") == shards
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1,2,3", "x", "1.5", "100000", ",", "1,", "²"])
 def test_numbers_of_files_that_cannot_be(text: str):
     with pytest.raises(ConfigError, match="a number, or two for training and validation") as caught:
-        parse_shards(text)
+        parse_shards(text, "wds")
     assert caught.value.hint == "--shards 1024,128"
 
 

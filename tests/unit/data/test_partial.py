@@ -149,7 +149,7 @@ def test_skipped_pictures_count_as_done(tmp_path: Path):
 
 
 def test_what_ends_a_shard_is_part_of_it(tmp_path: Path):
-    encoder = WdsEncoder()
+    encoder = WdsEncoder("classify")
     with open_shard(tmp_path, encoder=encoder, shard=Shard("train", "train.tar", 0, 2)) as shard:
         shard.append(encode(to_classify(2), encoder), [], [])
         facts = shard.finish()

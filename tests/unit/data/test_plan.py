@@ -8,7 +8,7 @@ import pytest
 
 from trainstone.data.generated.source import generate
 from trainstone.data.plan import draw_order, even_bounds, make_plan, tensorflow_bounds
-from trainstone.data.sample import DataSet, Split
+from trainstone.data.sample import ClassName, DataSet, Split
 
 
 def make_set(train: int, val: int = 0, name: str = "imagenet", kind: str = "classify") -> DataSet:
@@ -126,3 +126,14 @@ def test_an_identity_changes_with_whatever_changes_the_bytes():
     ]
     assert len({plan.identity() for plan in plans}) == len(plans)
     assert plans[0].identity() == make_plan(make_set(100, 50), "tfrecord").identity()
+
+
+def test_classes_of_one_name_are_told_apart():
+    names = [ClassName("crane", ""), ClassName("dog", "a dog"), ClassName("crane", "bird"), ClassName("crane")]
+    found = DataSet("classify", "", names, make_set(4).splits)
+    assert make_plan(found, "folder").classes == (
+        ("crane", ""),
+        ("dog", "a dog"),
+        ("crane-2", "bird"),
+        ("crane-3", "crane"),
+    )

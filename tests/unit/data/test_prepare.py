@@ -1,15 +1,18 @@
 """Preparation: the same bytes however it is interrupted, shared out or repeated; nothing half-made looks whole."""
 
 import hashlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from trainstone.data import partial, prepare
 from trainstone.data.generated.source import GeneratedSource, generate
 from trainstone.data.manifest import read_manifest
 from trainstone.data.plan import Plan, Treatment, make_plan
+from trainstone.data.progress import Progress
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, DataSet, Sample, Split
 from trainstone.errors import DataError
@@ -211,7 +214,7 @@ def test_a_disk_that_fills_up_is_told_and_work_can_go_on(tmp_path: Path, monkeyp
 def test_two_pictures_with_one_name_do_not_become_one_file(tmp_path: Path):
     source = MadeUp(4)
     source.name = lambda index: f"x/{index % 2}.jpg"  # type: ignore[method-assign]
-    with pytest.raises(DataError, match="two pictures of train are named"):
+    with pytest.raises(DataError, match="two pictures are named"):
         run(plan_for("folder", source), tmp_path)
 
 
@@ -235,11 +238,70 @@ def test_generated_pictures_are_drawn_by_processes(tmp_path: Path):
 
 
 def test_progress_counts_what_was_done_before(tmp_path: Path):
-    def steps(source: MadeUp) -> Iterator[prepare.Progress]:
+    def steps(source: MadeUp) -> Iterator[Progress]:
         return prepare.prepare(plan_for("tfrecord", source, shards={"train": 4}, shuffle=False), tmp_path, Rank(), 1)
 
     with pytest.raises(RuntimeError):
         list(steps(MadeUp(40, 35, RuntimeError())))
     told = list(steps(MadeUp(40)))
-    assert told[0].records > 30
-    assert told[-1][:2] == (40, 40)
+    assert told[0].done > 30
+    assert told[-1][1:3] == (40, 40)
+
+
+@pytest.mark.parametrize("storage", ["folder", "wds"])
+def test_two_pictures_of_one_name_are_met_across_an_interruption(storage: str, tmp_path: Path, small_journal: None):
+    def name(index: int) -> str:
+        return f"a/{index % 150:04d}.jpg"
+
+    broken, whole = MadeUp(200, 140, RuntimeError("killed")), MadeUp(200)
+    broken.name = whole.name = name  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        run(plan_for(storage, broken, shuffle=False), tmp_path)
+    with pytest.raises(DataError, match="two pictures are named"):
+        run(plan_for(storage, whole, shuffle=False), tmp_path)
+
+
+def test_the_second_of_one_name_is_left_out_if_asked(tmp_path: Path):
+    source = MadeUp(4)
+    source.name = lambda index: f"a/{index % 3}.jpg"  # type: ignore[method-assign]
+    run(plan_for("wds", source, shuffle=False, treatment=Treatment(skip_bad=True)), tmp_path)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.shards[0].skipped == (("a/0.jpg", "another picture has the same name"),)
+    assert manifest.splits[0].records == 3
+
+
+def test_a_picture_that_becomes_a_jpeg_is_called_so(tmp_path: Path):
+    class Pngs(MadeUp):
+        def read(self, index: int) -> Sample:
+            buffer = io.BytesIO()
+            Image.new("RGB", (30, 20)).save(buffer, "PNG")
+            return Sample(f"a/{index}.png", buffer.getvalue(), 0)
+
+    run(plan_for("folder", Pngs(3), treatment=Treatment(resize=10)), tmp_path / "small")
+    assert sorted(path.name for path in (tmp_path / "small/train/a").iterdir()) == ["0.jpg", "1.jpg", "2.jpg"]
+    run(plan_for("folder", Pngs(3)), tmp_path / "same")
+    assert sorted(path.name for path in (tmp_path / "same/train/a").iterdir()) == ["0.png", "1.png", "2.png"]
+
+
+def test_labels_that_are_no_numbers_are_refused(tmp_path: Path):
+    class Odd(MadeUp):
+        def read(self, index: int) -> Sample:
+            return Sample("x.jpg", PICTURES[0].image, values=(float("nan"),))
+
+    with pytest.raises(DataError, match="has a label or a box that is no number"):
+        run(plan_for("recordio", Odd(1)), tmp_path)
+
+
+def test_what_cannot_even_be_named_is_skipped_by_its_place(tmp_path: Path):
+    source = MadeUp(4, 2)
+
+    def refuse(index: int) -> str:
+        raise DataError("no name")
+
+    source.name = refuse  # type: ignore[method-assign]
+    source.read = lambda index: MadeUp(4, 2).read(index)  # type: ignore[method-assign]
+    run(plan_for("recordio", source, treatment=Treatment(skip_bad=True)), tmp_path)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.shards[0].skipped == (("made-up picture 2", "no such luck"),)

@@ -39,11 +39,11 @@ NUMBERS = [[3], [0], [7], [0, 1], [2, 5, 7], [*range(8)]]
 
 def fix(path: Path) -> Path | None:
     findings = check(path)
-    moved = quarantine(open_dataset(path, classes=False), findings.bad, findings.stale, path)
+    mended = quarantine(open_dataset(path, classes=False), findings.bad, findings.stale, path)
     manifest = read_manifest(path) if path.is_dir() else None
     if manifest is not None:
-        refresh_manifest(path, manifest)
-    return moved
+        refresh_manifest(path, manifest, mended.changed)
+    return mended.place
 
 
 def spoil_pictures(path: Path, spans: list[Span], numbers: list[int]) -> None:
@@ -167,7 +167,7 @@ def test_reasons_that_cannot_be_read_are_none(tmp_path: Path, text: str):
 def test_a_single_file_is_mended_where_it_lies(tmp_path: Path, storage: str):
     encoders = {"recordio": RecordIOEncoder("classify"), "tfrecord": TFRecordEncoder("classify", CLASSES, 1)}
     path = tmp_path / {"recordio": "x.rec", "tfrecord": "x.tfrecord", "wds": "a tar of another name"}[storage]
-    spans = write_shard(path, encoders.get(storage, WdsEncoder()), to_classify(4))
+    spans = write_shard(path, encoders.get(storage, WdsEncoder("classify")), to_classify(4))
     sound = path.read_bytes()
     spoil_pictures(path, spans, [3])
     assert fix(path) == tmp_path / "quarantine"
@@ -183,7 +183,7 @@ def test_an_index_that_does_not_fit_is_written_anew(tmp_path: Path, storage: str
     (root / INDEXES[storage]).write_text("nonsense")
     assert fix(root) is None
     assert (root / INDEXES[storage]).read_bytes() == sound
-    assert not (root / "quarantine").exists()
+    assert [kept.read_text() for kept in (root / "quarantine").iterdir()] == ["nonsense"]
     assert check(root).stale == []
 
 
@@ -252,15 +252,25 @@ def test_cocos_annotations_lose_the_moved_picture_and_nothing_else(tmp_path: Pat
     assert (check(root).bad, check(root).records) == ([], 10)
 
 
-def test_a_file_outside_the_folder_is_not_moved_and_nothing_else_is(tmp_path: Path):
+def test_of_a_link_that_leads_out_of_the_folder_only_the_link_is_moved(tmp_path: Path):
     root = write_files(tmp_path / "set", {"a/1.jpg": JPEGS[0], "a/2.jpg": b"bad", "b/3.jpg": JPEGS[1]})
     outside = write_files(tmp_path, {"elsewhere.jpg": b"bad, too"}) / "elsewhere.jpg"
     (root / "b/4.jpg").symlink_to(outside)
-    with pytest.raises(DataError, match=r"b/4\.jpg lies outside .*set and is left alone"):
-        fix(root)
+    fix(root)
     assert outside.read_bytes() == b"bad, too"
-    assert (root / "a/2.jpg").exists()
-    assert not (root / "quarantine").exists()
+    assert not (root / "a/2.jpg").exists()
+    assert (root / "quarantine/b/4.jpg").is_symlink()
+    assert check(root).bad == []
+
+
+def test_a_changed_byte_that_nothing_else_tells_stays_told(tmp_path: Path):
+    root = make_set(tmp_path / "set", "recordio")
+    path = root / SHARDS["recordio"]
+    data = bytearray(path.read_bytes())
+    data[12] ^= 1  # the label of the first record
+    path.write_bytes(data)
+    assert fix(root) is None
+    assert "CRC-32C" in check(root).bad[0].why
 
 
 def test_a_folder_of_pictures_can_be_checked_again(tmp_path: Path):

@@ -13,14 +13,16 @@ from small_sets import (
     RECORDS,
     SHARDS,
     STORAGES,
+    Listed,
     make_png,
     make_set,
     to_classify,
     to_detect,
+    write_set,
     write_shard,
 )
 from trainstone.data.recognise import HINT, name_split, open_dataset, recognise_file, without_empty
-from trainstone.data.sample import ClassName, DataSet, Sample
+from trainstone.data.sample import ClassName, DataSet, Sample, Split
 from trainstone.data.storage.recordio import RecordIOEncoder
 from trainstone.data.storage.tfrecord import TFRecordEncoder
 from trainstone.data.storage.wds import WdsEncoder
@@ -101,7 +103,7 @@ def test_a_single_file_of_records(tmp_path: Path, storage: str):
 @pytest.mark.parametrize("storage", RECORDS)
 def test_the_first_bytes_tell_what_a_name_does_not(tmp_path: Path, storage: str):
     encoders = {"recordio": RecordIOEncoder("classify"), "tfrecord": TFRecordEncoder("classify", CLASSES, 1)}
-    write_shard(tmp_path / "unnamed", encoders.get(storage, WdsEncoder()), to_classify(1))
+    write_shard(tmp_path / "unnamed", encoders.get(storage, WdsEncoder("classify")), to_classify(1))
     assert recognise_file(tmp_path / "unnamed") == storage
 
 
@@ -248,6 +250,7 @@ def sizes_of_paths(found: DataSet) -> dict[str, int]:
 @pytest.mark.parametrize("storage", RECORDS)
 def test_damaged_records_can_be_opened_to_be_checked(tmp_path: Path, storage: str):
     path = make_set(tmp_path / "set", storage) / SHARDS[storage]
+    (path.parent / "manifest.json").unlink()
     path.write_bytes(path.read_bytes()[:2000])
     found = open_dataset(path, classes=False)
     assert (sizes_of_paths(found), found.classes) == ({"train": 1}, ())
@@ -290,3 +293,40 @@ def test_real_sets_are_recognised():
     assert (tiny.name, len(tiny.classes)) == ("tiny-imagenet", 20)
     coco = open_dataset(real_data("detection/coco-free"))
     assert (coco.kind, coco.storage) == ("detect", "COCO")
+
+
+def test_a_file_of_a_prepared_set_is_read_as_its_manifest_says(tmp_path: Path):
+    root = make_set(tmp_path / "set", "tfrecord")
+    found = open_dataset(root / SHARDS["tfrecord"])
+    assert found.classes == open_dataset(root).classes
+    assert [split.name for split in found.splits] == ["train"]
+
+
+def test_an_index_beside_a_tfrecord_is_no_record_file(tmp_path: Path):
+    root = make_set(tmp_path / "set", "tfrecord")
+    (root / "manifest.json").unlink()
+    (root / "idx/train-00000-of-00001.idx").rename(root / "train-00000-of-00001.idx")
+    assert sizes(open_dataset(root)) == {"train": 8}
+
+
+def test_splits_of_any_name_survive_class_folders(tmp_path: Path):
+    samples = to_classify(4)
+    splits = [Split(name, Listed(samples)) for name in ("train", "val", "test", "extra_1")]
+    root = write_set(tmp_path / "set", DataSet("classify", "", CLASSES, splits), "folder")
+    assert sizes(open_dataset(root)) == {"train": 4, "val": 4, "test": 4, "extra_1": 4}
+
+
+def test_unlabelled_records_are_no_detection(tmp_path: Path):
+    for storage in ("tfrecord", "wds", "recordio"):
+        found = DataSet("classify", "", CLASSES, [Split("train", Listed([Sample("x.jpg", JPEGS[0])]))])
+        root = write_set(tmp_path / storage, found, storage)
+        (root / "manifest.json").unlink()
+        assert open_dataset(root).kind == "classify"
+
+
+def test_detections_without_any_box_are_detections(tmp_path: Path):
+    for storage in ("tfrecord", "wds", "recordio"):
+        found = DataSet("detect", "", CLASSES, [Split("train", Listed([Sample("x.jpg", JPEGS[0], id=1)]))])
+        root = write_set(tmp_path / storage, found, storage)
+        (root / "manifest.json").unlink()
+        assert open_dataset(root).kind == "detect"

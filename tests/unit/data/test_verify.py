@@ -80,7 +80,7 @@ def test_a_picture_that_breaks_off_is_named_by_record_and_byte(tmp_path: Path, s
     ]
     encoders = {"recordio": RecordIOEncoder("classify"), "tfrecord": TFRecordEncoder("classify", CLASSES, 1)}
     path = tmp_path / SHARDS[storage]
-    spans = write_shard(path, encoders.get(storage, WdsEncoder()), samples)
+    spans = write_shard(path, encoders.get(storage, WdsEncoder("classify")), samples)
     findings = check(path)
     (bad,) = findings.bad
     assert (bad.file, bad.record, bad.span) == (str(path), number, spans[number])

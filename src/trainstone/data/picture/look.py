@@ -35,6 +35,18 @@ FRAME = struct.Struct(">BHHB").unpack_from
 WIDTH_TAG, HEIGHT_TAG, PHOTOMETRIC_TAG, ORIENTATION_TAG = 256, 257, 262, 274
 
 
+ENDINGS = {"jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tiff"}
+"""What files of each kind are called."""
+
+
+def find_ending(data: Bytes) -> str:
+    """Return the ending for a picture that has no name; one that cannot be told is taken for a JPEG."""
+    try:
+        return ENDINGS[look(data).kind]
+    except DataError:
+        return ENDINGS["jpeg"]
+
+
 def look(data: Bytes, where: str = "") -> Look:
     """Return what the picture is; DataError, opening with `where`, for what is none or breaks off."""
     try:

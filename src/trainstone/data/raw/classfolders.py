@@ -5,10 +5,11 @@ Labels are those of im2rec.py: the rank of the folder, but folders that are all 
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from trainstone.data.manifest import QUARANTINE
 from trainstone.data.raw.extract import unpack_once
 from trainstone.data.raw.filetree import is_picture, open_tree, walk_folder
 from trainstone.data.raw.listing import FileListing, ListingBuilder, Place
@@ -47,11 +48,8 @@ def list_class_folders(root: Path, *, numeric: bool | None = None) -> tuple[list
     return [ClassName(name) for name in classes], entries
 
 
-def find_class_folders(path: Path, known: Sequence[ClassName] = ()) -> DataSet:
-    """Find train/<class> and val/<class> (or valid, validation, test), or class folders directly in the path.
-
-    `known` says which classes there are, in the order of labels, where folders alone cannot: a class may be empty.
-    """
+def find_class_folders(path: Path) -> DataSet:
+    """Find train/<class> and val/<class> (or valid, validation, test), or class folders directly in the path."""
     folders = {folder.name.lower(): folder for folder in _list_folders(path)}
     train = folders.get("train")
     val = next((folders[name] for name in VAL_FOLDERS if name in folders and _has_folders(folders[name])), None)
@@ -59,9 +57,18 @@ def find_class_folders(path: Path, known: Sequence[ClassName] = ()) -> DataSet:
         train = path
     parts = [("train", train), ("val", val)]
     builders = {name: _gather(folder) for name, folder in parts if folder is not None}
-    classes = known or [ClassName(name) for name in _rank(next(iter(builders.values())).classes, None)]
+    classes = _rank(next(iter(builders.values())).classes, None)
+    splits = [Split(name, builder.finish(classes, _find_boxes(path, name))) for name, builder in builders.items()]
+    return DataSet("classify", "class folders", [ClassName(name) for name in classes], splits)
+
+
+def open_class_folders(path: Path, folders: Mapping[str, str], classes: Sequence[ClassName]) -> DataSet:
+    """Open the splits of a prepared set, each with its folder; a class may have no pictures, a split neither."""
     names = [entry.name for entry in classes]
-    splits = [Split(name, builder.finish(names, _find_boxes(path, name))) for name, builder in builders.items()]
+    splits = []
+    for name, folder in folders.items():
+        builder = _gather(path / folder, may_be_empty=True)
+        splits.append(Split(name, builder.finish(names, _find_boxes(path, name))))
     return DataSet("classify", "class folders", classes, splits)
 
 
@@ -132,10 +139,10 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
     return DataSet("classify", storage, [ClassName(name) for name in classes], splits, name="imagenetv2")
 
 
-def _gather(root: Path) -> ListingBuilder:
+def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     builder = ListingBuilder(root)
     # Bad pictures that verify --fix took out are no class; a class may have this name.
-    set_aside = "quarantine" if (root / "quarantine/reasons.json").is_file() else None
+    set_aside = QUARANTINE if (root / QUARANTINE / "reasons.json").is_file() else None
     for folder in walk_folder(root):
         if folder.name.split("/")[0] == set_aside:
             continue
@@ -148,7 +155,7 @@ def _gather(root: Path) -> ListingBuilder:
         place = Place(folder.path)
         for file in pictures:
             builder.add(f"{folder.name}/{file}", folder.name, place)
-    if not builder:
+    if not builder and not may_be_empty:
         raise DataError(
             f"{printable(str(root))}: no pictures; files ending in .jpeg, .jpg or .png in class folders were looked for"
         )

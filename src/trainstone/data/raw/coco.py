@@ -4,8 +4,9 @@ Any categories will do. prepare_coco.py makes such a folder from the published z
 """
 
 import hashlib
+import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from trainstone.formats.coco import (
     read_instances,
 )
 from trainstone.formats.cocotrim import Trimmable
+
+log = logging.getLogger(__name__)
 
 ANNOTATIONS = re.compile(r"(bbox_only_)?instances_([A-Za-z0-9._-]+)\.json")
 YEAR = re.compile(r"20\d\d$")
@@ -50,6 +53,15 @@ def find_coco(path: Path) -> DataSet:
         splits.append(Split(name_split(stem, usable), make_source(instances, file, folder)))
     classes = [ClassName(name) for _, name in list_classes(categories)]
     return DataSet("detect", "COCO", classes, splits, name_set(categories))
+
+
+def open_splits(path: Path, folders: Mapping[str, str]) -> DataSet:
+    """Open the splits of a prepared set: each with its folder of pictures, after which its annotations are named."""
+    splits = []
+    for name, folder in folders.items():
+        annotations = path / "annotations" / f"instances_{folder}.json"
+        splits.append(Split(name, make_source(read_instances(annotations), annotations, path / folder)))
+    return DataSet("detect", "COCO", (), splits)
 
 
 def find_splits(path: Path) -> dict[str, tuple[Path, Path]]:
@@ -105,8 +117,6 @@ class CocoSource:
     """Left, top, right, bottom as shares of width and height. (boxes, 4)"""
     labels: NDArray[np.int64]
     crowds: NDArray[np.bool_]
-    num_degenerate: int
-    """Boxes left out: nothing of them lies in the picture."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -171,6 +181,8 @@ def make_source(instances: Instances, annotations: Path, pictures: Path) -> Coco
     low = np.clip(boxes[:, :2], 0, ends) / ends
     high = np.clip(boxes[:, :2] + boxes[:, 2:], 0, ends) / ends
     kept = np.flatnonzero((high > low).all(axis=1))
+    if len(kept) < len(boxes):
+        log.warning("%s: %d boxes without any area in their picture are left out", annotations, len(boxes) - len(kept))
     order = kept[np.argsort(places[kept], kind="stable")]
     counts = np.bincount(places[kept], minlength=len(instances.images))
     return CocoSource(
@@ -182,7 +194,6 @@ def make_source(instances: Instances, annotations: Path, pictures: Path) -> Coco
         edges=np.concatenate([low, high], axis=1)[order],
         labels=np.array([numbers[item.category_id] - 1 for item in instances.annotations], dtype=np.int64)[order],
         crowds=np.array([item.crowd for item in instances.annotations], dtype=np.bool_)[order],
-        num_degenerate=len(places) - len(kept),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from trainstone.data.manifest import WORK
 from trainstone.data.progress import Progress
 from trainstone.data.raw.archives import list_zip
 from trainstone.data.raw.coco import ANNOTATIONS, find_annotations, find_pictures
@@ -15,8 +16,6 @@ from trainstone.data.raw.extract import extract_zip, sync_folder
 from trainstone.errors import DataError
 from trainstone.files import sync_path
 from trainstone.units import format_count
-
-WORK = ".trainstone"
 
 
 class Part(NamedTuple):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainstone.data.prepare import WORK
+from trainstone.data.manifest import WORK
 from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
 from trainstone.data.raw.imagenet import find_imagenet
 from trainstone.data.sample import DataSet

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.data.raw.archives import read_zip_member
+from trainstone.data.raw.boxtable import BoxTable
 from trainstone.data.raw.safenames import find_odd_character
-from trainstone.data.sample import Box, Edges, Sample
+from trainstone.data.sample import Edges, Sample
 from trainstone.errors import DataError
 from trainstone.text import printable
 from trainstone.units import format_bytes
@@ -52,7 +53,7 @@ class FileListing:
         names: Sequence[str],
         containers: Sequence[Path],
         columns: Mapping[str, NDArray[Any]],
-        boxes: "_BoxTable | None",
+        boxes: BoxTable | None,
     ) -> None:
         self._names = names
         self._containers = containers
@@ -260,7 +261,7 @@ class ListingBuilder:
         for key in ("container", "offset", "size", "packed", "crc"):
             kept = np.array(getattr(self, f"_{key}"))[order]
             columns[key] = kept.astype(np.uint32) if key == "crc" else kept
-        return FileListing(names, list(self._containers), columns, _BoxTable.build(names, boxes) if boxes else None)
+        return FileListing(names, list(self._containers), columns, BoxTable.build(names, boxes) if boxes else None)
 
     def _sort(self, labels: NDArray[np.int32]) -> NDArray[np.int64]:
         order = np.argsort(labels, kind="stable")
@@ -276,28 +277,6 @@ class ListingBuilder:
                 raise DataError(
                     f"{self._where}: two pictures are named {printable(name)}", hint="take one of them away"
                 )
-
-
-class _BoxTable:
-    """Boxes of samples by number, as one array and where each sample's begin."""
-
-    def __init__(self, starts: NDArray[np.int64], edges: NDArray[np.float64]) -> None:
-        self._starts = starts
-        self._edges = edges  # (boxes, 4)
-
-    @staticmethod
-    def build(names: Sequence[str], boxes: Mapping[str, Sequence[Edges]]) -> "_BoxTable":
-        starts, edges = array("q", [0]), array("d")
-        for name in names:
-            stem = name.rpartition(".")[0]
-            for box in boxes.get(stem) or boxes.get(stem.rpartition("/")[2], ()):
-                edges.extend(box)
-            starts.append(len(edges) // 4)
-        return _BoxTable(np.array(starts), np.array(edges).reshape(-1, 4))
-
-    def get(self, index: int, label: int) -> tuple[Box, ...]:
-        first, last = self._starts[index], self._starts[index + 1]
-        return tuple(Box(label, *edges) for edges in self._edges[first:last].tolist())
 
 
 def _close_all(files: dict[int, int]) -> None:

@@ -16,11 +16,16 @@ SUFFIX = "-boxes.csv"
 
 
 def box_lines(name: str, boxes: Iterable[Box]) -> str:
-    """Return a picture's lines: four decimals as the original wrote them, more where they are needed."""
+    """Return a picture's lines: four decimals as the original wrote them, more where they are needed.
+
+    Edges beyond the picture's are cut there; of a box that lies outside nothing is left.
+    """
     if "\r" in name or "\n" in name:
         raise DataError(f"{name!r} has boxes, and their file has no place for a line break in a name")
     quoted = f'"{name.replace(chr(34), chr(34) * 2)}"' if "," in name or '"' in name else name
-    return "".join(",".join((quoted, *(_tell(edge) for edge in box[1:5]))) + "\n" for box in boxes)
+    clipped = (tuple(min(max(edge, 0.0), 1.0) for edge in box[1:5]) for box in boxes)
+    kept = [edges for edges in clipped if edges[0] < edges[2] and edges[1] < edges[3]]
+    return "".join(",".join((quoted, *map(_tell, edges))) + "\n" for edges in kept)
 
 
 def _tell(edge: float) -> str:

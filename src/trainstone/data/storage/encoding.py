@@ -26,6 +26,8 @@ class Encoded(NamedTuple):
     """What is appended, in pieces: joining them would copy every picture once more."""
     about: Any = None
     """What the encoder needs to know of it once its place is known."""
+    key: str = ""
+    """What no other sample of the shard may be called, where the storage finds samples by name."""
 
 
 def find_class(classes: Sequence[ClassName], label: int) -> ClassName:

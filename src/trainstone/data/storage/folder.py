@@ -4,7 +4,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainstone.data.picture.look import Look
+from trainstone.data.picture.look import ENDINGS, Look
+from trainstone.data.raw.filetree import is_picture
+from trainstone.data.raw.safenames import find_odd_character
 from trainstone.data.sample import ClassName, Sample
 from trainstone.data.storage.boxfile import SUFFIX, box_lines
 from trainstone.data.storage.encoding import Encoded, Shard, find_class
@@ -27,7 +29,7 @@ class FolderEncoder:
         self._classes = classes
 
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
-        name = sample.name
+        name = sample.name if is_picture(sample.name) else f"{sample.name}.{ENDINGS[seen.kind]}"
         if self._kind == "detect":
             number = number if sample.id is None else sample.id
             for box in sample.boxes:
@@ -39,7 +41,7 @@ class FolderEncoder:
                 raise DataError(f"{name} has no class, and class folders have no place for that")
             name = f"{find_class(self._classes, sample.label).name}/{name.rpartition('/')[2]}"
             line = box_lines(name, sample.boxes) if sample.boxes else ""
-        return Encoded(check_name(name), (sample.image,), line)
+        return Encoded(check_name(name), (sample.image,), line, name)
 
     def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
         return (made.about,)
@@ -76,6 +78,8 @@ def make_instances(lines: Iterable[list[Any]], classes: Sequence[ClassName]) -> 
 def check_name(name: str) -> str:
     """Return a relative file name; records of other people may say anything."""
     parts = name.split("/")
-    if not is_inside(name) or any(part in ("", ".") or len(part.encode(*BYTES)) > MAX_PART_BYTES for part in parts):
-        raise DataError(f"{name!r} is no name for a file below a folder")
+    hidden = any(part.startswith(".") or not part for part in parts)  # "." and ".." among them
+    long = any(len(part.encode(*BYTES)) > MAX_PART_BYTES for part in parts)
+    if hidden or long or not is_inside(name) or find_odd_character(name):
+        raise DataError(f"{name!r} is no name for a picture below a folder")
     return name

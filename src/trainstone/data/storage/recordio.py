@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainstone.data.picture.look import Look
+from trainstone.data.picture.look import Look, find_ending
 from trainstone.data.sample import Box, ClassName, Edges, Sample, make_box, shorten
 from trainstone.data.storage.boxfile import SUFFIX, box_lines, make_key, read_box_file
 from trainstone.data.storage.encoding import Encoded, Shard
@@ -106,8 +106,8 @@ class RecordIOShard:
     def read(self, offset: int) -> Sample:
         where = f"{self.path}, record at byte {offset}"
         record = unpack_image(self._file.read(offset), where)
-        name = self._names.get(record.id, f"{record.id:08d}.jpg")
         image = bytes(record.image)
+        name = self._names.get(record.id) or f"{record.id:08d}.{find_ending(image)}"
         if record.vector and is_detection(record.labels):
             return Sample(name, image, boxes=read_boxes(record.labels, where), id=record.id)
         if not record.vector and record.labels[0].is_integer() and record.labels[0] >= 0:
@@ -128,9 +128,27 @@ class RecordIOShard:
         return []
 
     def index_files(self) -> Iterable[tuple[Path, str]]:
+        """Keys stay as they are for records that are where the index says: not every tool keeps them in the records."""
         index = self.path.with_suffix(".idx")
-        if index.is_file():
-            yield index, "".join(index_line(key, offset) for key, offset in rebuild_index(self.path))
+        if not index.is_file():
+            return
+        try:
+            listed = read_index(index)
+        except DataError:
+            listed = []
+        actual = rebuild_index(self.path)
+        if {offset for _, offset in listed} == {offset for _, offset in actual} and len(listed) == len(actual):
+            yield index, index.read_bytes().decode("utf-8", "surrogateescape")
+            return
+        keys = {offset: key for key, offset in listed}
+        pairs = [(keys.get(offset, key), offset) for key, offset in actual]
+        if len({key for key, _ in pairs}) < len(pairs):
+            pairs = [(number, offset) for number, (_, offset) in enumerate(actual)]
+        yield index, "".join(index_line(key, offset) for key, offset in pairs)
+
+    def is_detection(self, offset: int) -> bool:
+        record = unpack_image(self._file.read(offset), f"{self.path}, record at byte {offset}")
+        return record.vector and is_detection(record.labels)
 
     def check_beside(self) -> None:
         """Read the list and the boxes."""

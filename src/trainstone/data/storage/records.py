@@ -46,6 +46,10 @@ class ShardReader(Protocol):
         """Return the index files that lie beside it, each with the text that it should have."""
         ...
 
+    def is_detection(self, offset: int) -> bool:
+        """Say whether a record has a place for boxes instead of a class."""
+        ...
+
     def check_beside(self) -> None:
         """Raise DataError where a file beside it, on which all its samples depend, cannot be read."""
         ...
@@ -91,6 +95,11 @@ class RecordSource:
         """Return the labels of a sample and what they are called, without reading its picture."""
         shard, offset = self.locate(index)
         return self._shard(shard).glance(offset)
+
+    def is_detection(self, index: int) -> bool:
+        """Say whether a sample has a place for boxes instead of a class."""
+        shard, offset = self.locate(index)
+        return self._shard(shard).is_detection(offset)
 
     def name(self, index: int) -> str:
         return self.read(index).name

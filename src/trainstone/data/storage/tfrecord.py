@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainstone.data.picture.look import Look, look
+from trainstone.data.picture.look import Look, find_ending, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
 from trainstone.data.storage.encoding import Encoded, Shard, find_class
 from trainstone.data.storage.offsets import Offsets
@@ -62,17 +62,28 @@ class TFRecordEncoder:
             "image/colorspace": bytes_feature(b"RGB"),
             "image/channels": int64_feature(3),
             "image/class/label": int64_feature(label),
-            "image/class/synset": bytes_feature(encode_text(known.name)),
-            "image/class/text": bytes_feature(encode_text(known.text)),
+            **self._tell_class(sample.name, known),
             **{name: float_feature(*values) for name, values in zip(EDGES, edges, strict=True)},
             "image/object/bbox/label": int64_feature(*(label for _ in sample.boxes)),
             "image/format": bytes_feature(seen.kind.upper().encode()),
-            "image/filename": bytes_feature(encode_text(sample.name.rpartition("/")[2])),
             "image/encoded": bytes_feature(sample.image),
         }
         if sample.values:
             features["image/class/values"] = float_feature(*sample.values)
         return features
+
+    def _tell_class(self, name: str, known: ClassName) -> dict[str, Feature]:
+        """A synset says that labels count from 1, so a set whose labels do not has none, and whole names instead."""
+        if self._first == 0:
+            return {
+                "image/class/text": bytes_feature(encode_text(known.name)),
+                "image/filename": bytes_feature(encode_text(name)),
+            }
+        return {
+            "image/class/synset": bytes_feature(encode_text(known.name)),
+            "image/class/text": bytes_feature(encode_text(known.text)),
+            "image/filename": bytes_feature(encode_text(name.rpartition("/")[2])),
+        }
 
     def _detect(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
         boxes = sample.boxes
@@ -141,9 +152,9 @@ class TFRecordShard:
         features = self.features(offset)
         image = find_picture(features, where)
         first = self.first_label(features)
-        label = find_integer(features, LABELS)
+        label = find_label(features, where)
         kept = None if label is None or label < first else label - first
-        name = find_name(features, label, f"{self.path.name}-{offset}.jpg")
+        name = find_name(features, label, f"{self.path.name}-{offset}.{find_ending(image)}")
         boxes = find_boxes(features, first, where)
         id_ = find_integer(features, ("image/id",))
         detect = "image/object/bbox" in features or label is None
@@ -154,7 +165,7 @@ class TFRecordShard:
         where = f"{self.path}, record at byte {offset}"
         features = decode_example(self._file.read(offset, check=False), where, skip=PICTURES)
         first = self.first_label(features)
-        label = find_integer(features, LABELS)
+        label = find_label(features, where)
         if label is not None:
             names = (find_text(features, "image/class/synset"), find_text(features, "image/class/text"))
             return [(label - first, ClassName(*names) if names[0] else ClassName(names[1]))] if label >= first else []
@@ -172,6 +183,12 @@ class TFRecordShard:
         indexes = self._indexes()
         text = "".join(index_line(span) for span in self.scan()) if indexes else ""
         return [(index, text) for index in indexes]
+
+    def is_detection(self, offset: int) -> bool:
+        where = f"{self.path}, record at byte {offset}"
+        features = decode_example(self._file.read(offset, check=False), where, skip=PICTURES)
+        boxed = "image/object/bbox" in features or any(name in features for name in BOX_LABELS)
+        return boxed and find_label(features, where) is None and "image/class/label" not in features
 
     def check_beside(self) -> None:
         """Nothing: all that is known of a sample lies in its record."""
@@ -215,6 +232,15 @@ def find_integer(features: Mapping[str, Feature], names: Sequence[str]) -> int |
         if feature.kind == "bytes" and value.isdigit() and len(value) <= MAX_DIGITS:
             return int(value)
     return None
+
+
+def find_label(features: Mapping[str, Feature], where: str) -> int | None:
+    """Return a picture's label; a text would need a list of classes that nobody gives."""
+    label = find_integer(features, LABELS)
+    texts = [text for name in LABELS for text in find_texts(features, name)]
+    if label is None and len(texts) == 1 and texts[0]:
+        raise DataError(f"{where}: its label is the text {texts[0][:80]!r}; trainstone reads numbers")
+    return label
 
 
 def find_text(features: Mapping[str, Feature], name: str) -> str:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
-from trainstone.data.picture.look import Look
+from trainstone.data.picture.look import ENDINGS, Look
 from trainstone.data.sample import ClassName, Sample, make_box
 from trainstone.data.storage.encoding import Encoded, Shard
 from trainstone.data.storage.offsets import Offsets
@@ -17,9 +18,8 @@ from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.formats.wds import END, TarSample, WdsFile, index_text, member
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "img")
+PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tiff", "tif", "img")
 LABELS = ("cls", "cls.txt", "label", "label.txt", "class", "cls2")
-EXTENSIONS = {"jpeg": "jpg"}
 BLOCK = 512
 SPACES = re.compile(r"[%\s]")
 DOTS_AND_SPACES = re.compile(r"[%.\s]")
@@ -30,14 +30,17 @@ class WdsEncoder:
 
     tail = END
 
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
         key = make_key(sample.name)
-        parts = [(EXTENSIONS.get(seen.kind, seen.kind), sample.image)]
+        parts = [(ENDINGS[seen.kind], sample.image)]
         if sample.label is not None:
             parts.append(("cls", str(sample.label).encode()))
-        parts.append(("json", describe(sample)))
+        parts.append(("json", describe(sample, self._kind)))
         buffers = [member(f"{key}.{extension}", data) for extension, data in parts]
-        return Encoded(sample.name, buffers, [(f"{key}.{extension}", len(data)) for extension, data in parts])
+        return Encoded(sample.name, buffers, [(f"{key}.{extension}", len(data)) for extension, data in parts], key)
 
     def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
         """DALI's form: extension, first byte of the data, bytes and name of each part."""
@@ -78,16 +81,16 @@ def escape(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
 
 
-def describe(sample: Sample) -> bytes:
-    """Return what is known beyond the label."""
+def describe(sample: Sample, kind: str) -> bytes:
+    """Return what is known beyond the label; a picture to detect objects in has boxes, if only none."""
     document: dict[str, Any] = {"name": sample.name}
     if sample.id is not None:
         document["id"] = sample.id
-    if sample.boxes:
+    if sample.boxes or kind == "detect":
         document["boxes"] = [[b.label, b.left, b.top, b.right, b.bottom, int(b.crowd)] for b in sample.boxes]
     if sample.values:
         document["values"] = list(sample.values)
-    return json.dumps(document, separators=(",", ":")).encode()
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
 class WdsShard:
@@ -142,7 +145,13 @@ class WdsShard:
             if sample.label is None:
                 return [(box.label, ClassName("")) for box in sample.boxes]
             label = sample.label
-        return [(label, ClassName(found.key.rpartition("/")[0]))]
+        return [(label, ClassName(unquote(found.key.rpartition("/")[0], errors="surrogateescape")))]
+
+    def is_detection(self, offset: int) -> bool:
+        found = self._sample(offset)
+        where = f"{self.path}, {found.key} at byte {offset}"
+        about = self._about(found.members["json"], where) if "json" in found.members else {}
+        return "boxes" in about and "label" not in about and not any(e in found.members for e in LABELS)
 
     def _label(self, span: Span, where: str) -> int:
         text = bytes(self._file.read(span)).strip()

@@ -52,7 +52,7 @@ def write_tar(path: Path, files: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("boxes", [(), BOXES])
 def test_a_classified_picture_comes_back(tmp_path: Path, name: str, boxes: tuple[Box, ...]):
     samples = [Sample("first.jpg", JPEGS[0], 0), Sample(name, JPEGS[1], 1, boxes), Sample("last.png", make_png(), 0)]
-    write_shard(tmp_path / "train.tar", WdsEncoder(), samples)
+    write_shard(tmp_path / "train.tar", WdsEncoder("classify"), samples)
     assert read_all(tmp_path / "train.tar") == samples
 
 
@@ -63,7 +63,7 @@ def test_what_has_no_class_comes_back(tmp_path: Path):
         Sample("long/" * 40 + "x.jpg", JPEGS[2], 3),
         *to_detect(4),
     ]
-    write_shard(tmp_path / "train.tar", WdsEncoder(), samples)
+    write_shard(tmp_path / "train.tar", WdsEncoder("classify"), samples)
     assert read_all(tmp_path / "train.tar") == samples
 
 
@@ -91,7 +91,7 @@ def test_no_two_names_have_one_key():
 
 def test_members_are_picture_label_and_the_rest(tmp_path: Path):
     samples = [Sample("a/x.jpg", JPEGS[0], 7, BOXES[:1]), Sample("y.png", make_png(), id=5, values=(0.5,))]
-    write_shard(tmp_path / "train.tar", WdsEncoder(), samples)
+    write_shard(tmp_path / "train.tar", WdsEncoder("classify"), samples)
     with tarfile.open(tmp_path / "train.tar") as tar:
         found = {info.name: tar.extractfile(info).read() for info in tar}  # type: ignore[union-attr]
     assert list(found) == ["a/x.jpg", "a/x.cls", "a/x.json", "y%2epng.png", "y%2epng.json"]
@@ -103,7 +103,7 @@ def test_members_are_picture_label_and_the_rest(tmp_path: Path):
 
 def test_the_index_is_that_of_dali(tmp_path: Path):
     samples = [Sample("a/x.jpg", b"\xff\xd8" + JPEGS[0][2:], 7), Sample("b/long name.jpg", JPEGS[1], 1)]
-    spans = write_shard(tmp_path / "train.tar", WdsEncoder(), samples)
+    spans = write_shard(tmp_path / "train.tar", WdsEncoder("classify"), samples)
     head, first, second = (tmp_path / "train.idx").read_text().splitlines()
     assert head == "v1.2 2"
     after = 512 + len(JPEGS[0]) + -len(JPEGS[0]) % 512 + 512
@@ -181,7 +181,7 @@ def test_a_glance_tells_what_reading_would(tmp_path: Path):
 
 
 def test_a_glance_tells_the_classes_of_boxes(tmp_path: Path):
-    write_shard(tmp_path / "train.tar", WdsEncoder(), to_detect(3))
+    write_shard(tmp_path / "train.tar", WdsEncoder("classify"), to_detect(3))
     shard = WdsShard(tmp_path / "train.tar")
     told = [[label for label, _ in shard.glance(int(offset))] for offset in shard.offsets()]
     assert told == [[], [0], [0, 1]]
@@ -225,12 +225,12 @@ def test_damaged_tars_give_samples_or_a_place(tmp_path: Path, data: bytes):
 
 
 def test_classified_samples_keep_their_order(tmp_path: Path):
-    write_shard(tmp_path / "train.tar", WdsEncoder(), to_classify(5))
+    write_shard(tmp_path / "train.tar", WdsEncoder("classify"), to_classify(5))
     assert read_all(tmp_path / "train.tar") == to_classify(5)
 
 
 def test_the_sample_before_a_damaged_place_is_read_if_it_is_whole(tmp_path: Path):
-    spans = write_shard(tmp_path / "train.tar", WdsEncoder(), to_classify(4))
+    spans = write_shard(tmp_path / "train.tar", WdsEncoder("classify"), to_classify(4))
     data = bytearray((tmp_path / "train.tar").read_bytes())
     data[spans[2].offset] ^= 0xFF
     (tmp_path / "train.tar").write_bytes(data)
@@ -246,7 +246,7 @@ def test_the_sample_before_a_damaged_place_is_read_if_it_is_whole(tmp_path: Path
 
 
 def test_a_sample_that_lacks_what_the_others_have_is_not_told_before_a_damaged_place(tmp_path: Path):
-    spans = write_shard(tmp_path / "train.tar", WdsEncoder(), to_classify(4))
+    spans = write_shard(tmp_path / "train.tar", WdsEncoder("classify"), to_classify(4))
     data = bytearray((tmp_path / "train.tar").read_bytes())
     data[spans[2].end - 1024] ^= 0xFF  # the header of its last member
     (tmp_path / "train.tar").write_bytes(data)
@@ -259,7 +259,7 @@ def test_a_sample_that_lacks_what_the_others_have_is_not_told_before_a_damaged_p
 
 
 def test_no_sample_starts_at_the_end_mark(tmp_path: Path):
-    spans = write_shard(tmp_path / "train.tar", WdsEncoder(), to_classify(1))
+    spans = write_shard(tmp_path / "train.tar", WdsEncoder("classify"), to_classify(1))
     shard = WdsShard(tmp_path / "train.tar")
     with pytest.raises(DataError, match=f"byte {spans[0].end}: no sample starts there"):
         shard.read(spans[0].end)
