@@ -44,6 +44,10 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
             (copy / "result.json").write_text(text.replace('"run_id": "', f'"run_id": "{name}-'))
     if arguments[0] == "bench":
         arguments.append("--dry-run")
+    if arguments[0] == "data":
+        earlier = [other for other in shell_lines() if other.startswith("trainstone data ")]
+        for other in earlier[: earlier.index(line)]:  # each works on what those before it made
+            assert trainstone(*shlex.split(other)[1:]).code == 0
     if "--aa" in arguments:
         arguments += ["--seconds", "3", "--set", "model.depth=18", "--set", "data.image_size=32"]
         arguments += ["--set", "train.batch_size=2", "--set", "train.precision=fp32"]

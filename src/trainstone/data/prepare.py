@@ -23,7 +23,7 @@ from trainstone.data.manifest import (
 )
 from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.partial import PartialShard
-from trainstone.data.picture.look import ENDINGS, Look, look
+from trainstone.data.picture.look import Look, look
 from trainstone.data.picture.repair import repair
 from trainstone.data.plan import Plan, Treatment
 from trainstone.data.progress import Progress
@@ -97,9 +97,8 @@ def treat(sample: Sample, treatment: Treatment) -> tuple[Sample, Look, str | Non
         image = sample.image
     if image is sample.image:
         return sample, seen, why
-    now = look(image)
-    name = sample.name if now.kind == seen.kind else rename(sample.name, ENDINGS[now.kind])
-    return Sample(name, image, sample.label, sample.boxes, sample.values, sample.id), now, why
+    changed = Sample(sample.name, image, sample.label, sample.boxes, sample.values, sample.id)
+    return changed, look(image), why
 
 
 def check_numbers(sample: Sample) -> None:
@@ -107,12 +106,6 @@ def check_numbers(sample: Sample) -> None:
     numbers = (*sample.values, *(edge for box in sample.boxes for edge in box[1:5]))
     if not all(map(math.isfinite, numbers)):
         raise DataError(f"{sample.name} has a label or a box that is no number")
-
-
-def rename(name: str, ending: str) -> str:
-    """Return a name with the ending of what is now in the file; .JPEG stays so for a JPEG."""
-    stem, _, old = name.rpartition(".")
-    return name if old.lower() in ("jpg", "jpeg") and ending == "jpg" else f"{stem or old}.{ending}"
 
 
 def encode_anew(sample: Sample, treatment: Treatment, seen: Look) -> bytes:

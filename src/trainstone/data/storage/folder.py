@@ -29,7 +29,7 @@ class FolderEncoder:
         self._classes = classes
 
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
-        name = sample.name if is_picture(sample.name) else f"{sample.name}.{ENDINGS[seen.kind]}"
+        name = name_file(sample.name, seen)
         if self._kind == "detect":
             number = number if sample.id is None else sample.id
             for box in sample.boxes:
@@ -55,6 +55,14 @@ class FolderEncoder:
         if self._kind != "detect":
             return lines
         return "".join(full(make_instances((json.loads(line) for line in lines.splitlines()), self._classes)))
+
+
+def name_file(name: str, seen: Look) -> str:
+    """Return a name that readers take for a picture's: without an ending it gets one, and .png ends no JPEG's."""
+    if not is_picture(name):
+        return f"{name}.{ENDINGS[seen.kind]}"
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}.jpg" if seen.kind == "jpeg" and ending.lower() not in ("jpg", "jpeg") else name
 
 
 def make_instances(lines: Iterable[list[Any]], classes: Sequence[ClassName]) -> Instances:
