@@ -74,7 +74,7 @@ def imagenet(
     from trainstone.data.plan import make_plan
     from trainstone.data.raw.find import find_raw
 
-    start_work(quiet, long=True)
+    start_work(quiet)
     if dataset != "imagenet" and (val_labels is not None or boxes is not None):
         raise ConfigError("--val-labels and --boxes are for --dataset imagenet")
     refuse_inside(source, target)
@@ -111,7 +111,7 @@ def convert(
     from trainstone.data.plan import make_plan
     from trainstone.data.recognise import open_dataset, without_empty
 
-    start_work(quiet, long=True)
+    start_work(quiet)
     refuse_inside(source, target)
     found = open_dataset(source)
     if skip_empty:

@@ -10,15 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from trainstone.cli.output import print_json
-from trainstone.cli.sparkline import draw_sparkline
-from trainstone.cli.summary import print_rows
-from trainstone.results.dataset import DatasetSummary, LookedAt, SplitSummary
 from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_share
 
 if TYPE_CHECKING:
     from trainstone.data.manifest import Manifest
     from trainstone.data.verify import Findings
+    from trainstone.results.dataset import DatasetSummary, LookedAt, SplitSummary
 
 SHOWN_BAD = 100
 SHOWN_CLASSES = 3
@@ -88,8 +86,10 @@ def tell_verdict(path: Path, findings: "Findings", moved: Path | None, *, as_jso
         print("nothing here can be mended by leaving records out: make the set, or copy its files, again")
 
 
-def tell_dataset(summary: DatasetSummary, page: Path | None) -> None:
+def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
     """Print what a data set is."""
+    from trainstone.cli.summary import print_rows
+
     console = Console(file=sys.stdout, highlight=False)
     what = "to classify" if summary.kind == "classify" else "to detect objects in"
     heading = f"{summary.name or summary.path}: pictures {what}, {summary.storage}"
@@ -107,18 +107,20 @@ def tell_dataset(summary: DatasetSummary, page: Path | None) -> None:
     console.print(Text(f"page  {written}"))
 
 
-def describe_classes(summary: DatasetSummary) -> str:
+def describe_classes(summary: "DatasetSummary") -> str:
     """Return 10 classes: circle-plain, circle-striped ..."""
     names = [f"{known.name} ({known.text})" if known.text else known.name for known in summary.classes]
     rest = " ..." if len(names) > SHOWN_CLASSES else ""
     return f"{len(names):,}" + (f": {', '.join(names[:SHOWN_CLASSES])}{rest}" if names else "")
 
 
-def describe_split(split: SplitSummary, summary: DatasetSummary) -> Iterator[tuple[str, str]]:
+def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator[tuple[str, str]]:
     """Yield rows about a split: how many, how evenly, how large."""
     shards = "" if split.shards is None else f" in {format_count(split.shards, 'file')}"
     size = "" if split.bytes is None else f", {format_bytes(split.bytes)}"
     yield split.name, f"{format_count(split.records, 'picture')}{shards}{size}"
+    from trainstone.cli.sparkline import draw_sparkline
+
     counts = split.class_counts
     if counts and sum(counts):
         noun = "picture" if summary.kind == "classify" else "box"
@@ -140,7 +142,7 @@ def describe_split(split: SplitSummary, summary: DatasetSummary) -> Iterator[tup
         yield "  bad", f"{split.num_bad:,} seen; trainstone data verify {summary.path} finds all"
 
 
-def describe_pictures(seen: LookedAt, records: int) -> str:
+def describe_pictures(seen: "LookedAt", records: int) -> str:
     """Return sizes and kinds of the pictures looked at."""
     kinds = ", ".join(f"{format_share(n / seen.pictures)} {kind}" for kind, n in seen.kinds.items())
     if seen.width.minimum == seen.width.maximum and seen.height.minimum == seen.height.maximum:

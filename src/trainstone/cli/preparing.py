@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from trainstone.data.verify import Findings
 
 
-def start_work(quiet: int, *, long: bool = False) -> None:
-    """Warnings to stderr; in long work memory of pictures that were written is kept for the next ones."""
+def start_work(quiet: int) -> None:
+    """Warnings to stderr; memory of pictures that were written is kept for the next ones."""
     from trainstone.log import configure_terminal
-    from trainstone.machine.allocator import restart_keeping_memory
+    from trainstone.machine.allocator import keep_small_memory
 
-    if long:
-        restart_keeping_memory()
+    keep_small_memory()
     configure_terminal(verbose=0, quiet=quiet)
 
 

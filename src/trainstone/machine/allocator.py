@@ -4,6 +4,7 @@ step pays a page fault for each 4 KiB (ResNet-50, batch 16, two cores: 10 to 20 
 GLIBC_TUNABLES is read when a process starts, hence one restart. Only this process is changed, no system setting.
 """
 
+import ctypes
 import os
 import platform
 import sys
@@ -11,6 +12,10 @@ from collections.abc import Mapping
 
 KEEP_TUNABLES = ("glibc.malloc.mmap_threshold=4294967296", "glibc.malloc.trim_threshold=34359738368")
 RESTARTED = "TRAINSTONE_RESTARTED"
+# Parameters of mallopt(3), and the largest threshold it takes on 64 bits.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+MAX_MMAP_THRESHOLD = 32 << 20
 
 
 def describe_allocator(environment: Mapping[str, str] = os.environ) -> str:
@@ -45,3 +50,15 @@ def restart_keeping_memory() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], keeping_environment(os.environ))
+
+
+def keep_small_memory() -> None:
+    """Keep freed blocks of up to 32 MB, without a restart: enough for pictures, whose memory comes and goes.
+
+    Returned to the kernel after each picture it costs a page fault for each 4 KiB and, with threads, a call to every
+    core (20,000 pictures of 95 kB, two cores: 4 s of system time instead of 1.5 s).
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
