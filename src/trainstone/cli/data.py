@@ -253,8 +253,11 @@ def info(
     from trainstone.cli.output import print_json
     from trainstone.data.info import summarise
     from trainstone.data.recognise import open_dataset
+    from trainstone.machine.ranks import read_rank
 
     start_work(quiet)
+    if read_rank().number > 0:
+        return  # one telling is enough
     with interruptible(""):
         summary = summarise(open_dataset(path), str(path))
     if page is not None:

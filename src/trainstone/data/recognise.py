@@ -1,8 +1,9 @@
 """What lies at a path? Looks at names and first bytes and opens it, whatever storage it is."""
 
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ NUMBER = re.compile(r"[-_.]?(\d+[-_]of[-_]\d+|\d+)$")
 SHARD = re.compile(r"-\d+-of-\d+$")
 SUFFIXES = (".rec", ".tar", ".tfrecord", ".tfrecords")
 MAX_CLASSES = 1_000_000
+JUDGED_RECORDS = 100
 MAX_LABELS_BYTES = 64 << 20
 HINT = "it can be: class folders, COCO, RecordIO (.rec), TFRecord, WebDataset (.tar), or a folder that trainstone made"
 
@@ -126,27 +128,33 @@ def make_set(storage: str, splits: dict[str, list[Path]], *, classes: bool) -> D
     parts = [Split(name, RecordSource(paths, openers[storage])) for name, paths in splits.items()]
     if not classes:
         return DataSet("classify", SHOWN[storage], (), parts)
-    kind = "detect" if any(is_detection(part) for part in parts) else "classify"
+    kind = "detect" if is_detection(parts) else "classify"
     first = first_label(parts) if storage == "tfrecord" else None
     return DataSet(kind, SHOWN[storage], name_classes(parts), parts, first_label=first)
 
 
 def first_label(splits: Sequence[Split]) -> int | None:
-    """Return what the first class is called in TFRecord files, as their first record tells."""
-    for split in splits:
-        if len(split.source) and isinstance(split.source, RecordSource):
-            shard, offset = split.source.locate(0)
-            reader = TFRecordShard(split.source.paths[shard])
-            found = reader.first_label(reader.features(offset))
-            reader.close()
-            return found
+    """Return what the first class is called in TFRecord files, as the first record that can be read tells."""
+    for source, index in first_records(splits):
+        shard, offset = source.locate(index)
+        with contextlib.suppress(DataError), contextlib.closing(TFRecordShard(source.paths[shard])) as reader:
+            return reader.first_label(reader.features(offset))
     return None
 
 
-def is_detection(split: Split) -> bool:
-    """Say whether the first sample has a place for boxes instead of a class."""
-    assert isinstance(split.source, RecordSource)
-    return len(split.source) > 0 and split.source.is_detection(0)
+def is_detection(splits: Sequence[Split]) -> bool:
+    """Say whether the first sample that can be read has a place for boxes instead of a class."""
+    for source, index in first_records(splits):
+        with contextlib.suppress(DataError):
+            return source.is_detection(index)
+    return False
+
+
+def first_records(splits: Sequence[Split]) -> Iterator[tuple[RecordSource, int]]:
+    """Yield some records to judge a set by; damaged ones among them are told when they are read in earnest."""
+    for split in splits:
+        assert isinstance(split.source, RecordSource)
+        yield from ((split.source, index) for index in range(min(len(split.source), JUDGED_RECORDS)))
 
 
 def name_classes(splits: Sequence[Split]) -> tuple[ClassName, ...]:
@@ -155,7 +163,7 @@ def name_classes(splits: Sequence[Split]) -> tuple[ClassName, ...]:
     for split in splits:
         assert isinstance(split.source, RecordSource)
         for index in range(len(split.source)):
-            for label, known in split.source.glance(index):
+            for label, known in glance(split.source, index):
                 if not 0 <= label < MAX_CLASSES:
                     raise DataError(f"{split.source.where(index)}: label {label} is no class number")
                 if label not in names or not names[label].name:
@@ -163,6 +171,14 @@ def name_classes(splits: Sequence[Split]) -> tuple[ClassName, ...]:
     listed = read_labels_file(splits)
     found = [names.get(label, ClassName("")) for label in range(max(names, default=-1) + 1)]
     return tuple(known if known.name else ClassName(listed.get(label, str(label))) for label, known in enumerate(found))
+
+
+def glance(source: RecordSource, index: int) -> Iterable[tuple[int, ClassName]]:
+    """Return a record's labels; of one that cannot be read none, for then it is no use to know them."""
+    try:
+        return source.glance(index)
+    except DataError:
+        return ()
 
 
 def read_labels_file(splits: Sequence[Split]) -> dict[int, str]:

@@ -330,3 +330,16 @@ def test_detections_without_any_box_are_detections(tmp_path: Path):
         root = write_set(tmp_path / storage, found, storage)
         (root / "manifest.json").unlink()
         assert open_dataset(root).kind == "detect"
+
+
+def test_a_damaged_first_record_does_not_keep_a_set_shut(tmp_path: Path):
+    root = make_set(tmp_path / "set", "tfrecord", "detect")
+    (root / "manifest.json").unlink()
+    path = next(root.glob("*.tfrecord"))
+    data = bytearray(path.read_bytes())
+    data[12] = 0xFF  # the first byte of the first message
+    path.write_bytes(data)
+    found = open_dataset(root)
+    assert (found.kind, found.first_label) == ("detect", 1)
+    with pytest.raises(DataError, match="byte 0"):
+        found.splits[0].source.read(0)
