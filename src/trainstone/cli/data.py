@@ -38,7 +38,7 @@ Shards = Annotated[
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Leave CMYK JPEGs and PNGs named .JPEG as they are.")]
 OnBad = Annotated[
     Literal["error", "skip"],
-    typer.Option("--on-bad", help="What to do with what is no picture: stop, or leave it out."),
+    typer.Option("--on-bad", help="What is no picture: stop, or leave it out. (Only verify decodes.)"),
 ]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Threads.", show_default="one for each core we may use")
@@ -89,13 +89,19 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A data set: a folder, or a file of records.")],
     target: Annotated[Path, typer.Argument(help="Folder to make; interrupted work in it goes on.")],
     storage: Format = "recordio",
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="In the order the original tool would give.")] = False,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle as the format's original tool does.")] = False,
     skip_empty: Annotated[
         bool, typer.Option("--skip-empty", help="Leave training pictures without any box out, as SSD's original does.")
     ] = False,
     first_label: Annotated[
         int | None,
-        typer.Option("--first-label", min=0, max=1, help="Of TFRecord.", show_default="the source's, else 1"),
+        typer.Option(
+            "--first-label",
+            min=0,
+            max=1,
+            help="What TFRecord calls the first class: 1 if 0 is background.",
+            show_default="the source's, else 1",
+        ),
     ] = None,
     limit: Limit = None,
     resize: Resize = None,
@@ -139,10 +145,14 @@ def make(
     count: Annotated[int, typer.Option("--count", min=1, help="Training pictures.")] = 2000,
     val: Annotated[int, typer.Option("--val", min=0, help="Validation pictures.")] = 500,
     size: Annotated[
-        str | None, typer.Option("--size", metavar="N|WxH", help="Pixels.", show_default="96; detect: 300")
+        str | None,
+        typer.Option("--size", metavar="N|WxH", help="Width and height in pixels.", show_default="96; detect: 300"),
     ] = None,
     classes: Annotated[
-        int | None, typer.Option("--classes", min=2, help="How many.", show_default="10; detect: 8")
+        int | None,
+        typer.Option(
+            "--classes", min=2, help="Number of classes; at most 100, detect: 10.", show_default="10; detect: 8"
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Other pictures for another seed.")] = 0,
     shards: Shards = None,
@@ -210,7 +220,9 @@ def coco(
 @app.command()
 def verify(
     path: Annotated[Path, typer.Argument(help="A data set: a folder, or a file of records.")],
-    fix: Annotated[bool, typer.Option("--fix", help="Move bad records into the folder quarantine.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Move bad records to quarantine/; files are rewritten in place.")
+    ] = False,
     workers: Workers = None,
     as_json: options.Json = False,
     quiet: options.Quiet = 0,

@@ -43,7 +43,7 @@ def tell_manifest(manifest: "Manifest", target: Path, *, as_json: bool, worked: 
         print(f"left out  {printable(name)}: {printable(why)}")
     if len(skipped) > SHOWN_BAD:
         print(f"          and {len(skipped) - SHOWN_BAD:,} more: manifest.json names them")
-    print(f"next      trainstone data info {printable(str(target))}")
+    print(f"next      trainstone data verify {printable(str(target))}")
 
 
 def count_classes(number: int) -> str:
@@ -74,16 +74,15 @@ def tell_verdict(path: Path, findings: "Findings", moved: Path | None, *, as_jso
         return
     verdict = f"{len(findings.bad):,} bad" if findings.bad else "all good"
     print(f"{format_count(findings.records, 'record')}, {format_bytes(findings.bytes)}: {verdict}")
-    if not fix:
-        if findings.bad or findings.stale:
-            print(f"next: trainstone data verify --fix {printable(str(path))}")
-        return
-    if findings.stale:
+    mendable = findings.stale or any(one.record is not None or one.name for one in findings.bad)
+    if fix and findings.stale:
         print(f"{format_count(len(findings.stale), 'index file')} written anew")
     if moved is not None:
         print(f"moved to {printable(str(moved))}; the rest can be used")
-    elif findings.bad:
+    elif findings.bad and not mendable:
         print("nothing here can be mended by leaving records out: make the set, or copy its files, again")
+    elif mendable and not fix:
+        print(f"next: trainstone data verify --fix {printable(str(path))}")
 
 
 def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
@@ -119,7 +118,7 @@ def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator
     shards = "" if split.shards is None else f" in {format_count(split.shards, 'file')}"
     size = "" if split.bytes is None else f", {format_bytes(split.bytes)}"
     yield split.name, f"{format_count(split.records, 'picture')}{shards}{size}"
-    from trainstone.cli.sparkline import draw_sparkline
+    from trainstone.cli.sparkline import draw_histogram
 
     counts = split.class_counts
     if counts and sum(counts):
@@ -128,7 +127,7 @@ def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator
         least, most = min(counts), max(counts)
         even = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         plural = noun if most == 1 else ("boxes" if noun == "box" else f"{noun}s")
-        drawn = draw_sparkline(counts, HISTOGRAM_WIDTH, encoding=sys.stdout.encoding)[1] if least < most else ""
+        drawn = draw_histogram(counts, HISTOGRAM_WIDTH, encoding=sys.stdout.encoding) if least < most else ""
         yield "  each class", f"{even} {plural}{sample}  {drawn}".rstrip()
     if split.boxes is not None and split.boxes.pictures:
         per = split.boxes.boxes / split.boxes.pictures

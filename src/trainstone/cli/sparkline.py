@@ -33,6 +33,14 @@ def draw_sparkline(
     return drawn[:num_before], drawn[num_before:]
 
 
+def draw_histogram(counts: ArrayLike, width: int, *, encoding: str | None = "utf-8") -> str:
+    """Return bars from 0 to the highest count, at most `width` of them; a bar is the highest of neighbours."""
+    series = np.asarray(counts, dtype=np.float64)
+    pieces = np.array_split(series, min(max(1, width), series.size)) if series.size else []
+    bars, top = _choose_bars(encoding), float(series.max(initial=0))
+    return "".join(_draw_bar(float(piece.max()), 0.0, top, bars) for piece in pieces)
+
+
 def _share_cells(num_before: int, num_values: int, num_cells: int) -> int:
     """Divide the cells as the values are divided; each part that has values gets a cell, if there are two."""
     if num_before in (0, num_values) or num_cells < 2:

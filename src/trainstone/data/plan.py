@@ -5,7 +5,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -97,7 +97,8 @@ class Plan:
             "storage": self.storage,
             "classes": self.classes,
             "first_label": self.first_label,
-            "treatment": asdict(self.treatment),
+            # Leaving bad pictures out changes nothing where there are none, and without it work stops at the first.
+            "treatment": asdict(replace(self.treatment, skip_bad=False)),
             "splits": [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits],
         }
         digest.update(json.dumps(told, sort_keys=True).encode())

@@ -67,8 +67,9 @@ class Maker:
             except DataError as err:
                 where = self.source.where(number)
                 if not self.treatment.skip_bad:
-                    told = err.message if where in err.message else f"{where}: {err.message}"
-                    raise DataError(told, hint=err.hint or "leave bad pictures out with --on-bad skip") from err
+                    named = where.split(",", 1)[0] in err.message
+                    told = err.message if named else f"{where}: {err.message}"
+                    raise DataError(told, hint="leave what is bad out with --on-bad skip") from err
                 chunk.skipped.append((self._name(number), err.message))
                 continue
             chunk.made.append(made)
@@ -141,10 +142,10 @@ def find_finished(target: Path, identity: str) -> Manifest | None:
     if manifest is None:
         return None
     if manifest.plan != identity:
-        told = f"{manifest.dataset or 'a'} set as {manifest.storage}"
+        told = f"{manifest.dataset or 'one'} as {manifest.storage}, {sum(s.records for s in manifest.splits):,} records"
         raise DataError(
-            f"{target} already holds another data set: {told}, {sum(s.records for s in manifest.splits):,} records",
-            hint="choose another folder with --to DIR, or remove that one",
+            f"{target} already holds another data set, or the same made with other options: {told}",
+            hint="choose another folder, or remove that one",
         )
     check_files(target, manifest)
     return manifest
@@ -156,7 +157,7 @@ def begin(target: Path, identity: str) -> Path:
     try:
         target.mkdir(parents=True, exist_ok=True)
         if not work.exists() and any(target.iterdir()) and find_finished(target, identity) is None:
-            raise DataError(f"{target} is not empty", hint="choose an empty or a new folder with --to DIR")
+            raise DataError(f"{target} is not empty", hint="choose an empty or a new folder")
         work.mkdir(exist_ok=True)
         started = work / "plan"
         if started.exists() and started.read_text() != identity:
@@ -240,7 +241,7 @@ def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> 
     if needed > free:
         raise DataError(
             f"{target} has {format_bytes(free)} free; the pictures alone need {format_bytes(needed)}",
-            hint="free some space or choose another disk with --to DIR",
+            hint="free some space or choose another disk",
         )
 
 

@@ -1,6 +1,7 @@
 """What lies at a path? Looks at names and first bytes and opens it, whatever storage it is."""
 
 import contextlib
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainstone.data.manifest import QUARANTINE, Manifest, check_files, read_manifest
+from trainstone.data.manifest import QUARANTINE, WORK, Manifest, check_files, read_manifest
 from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet, open_class_folders
 from trainstone.data.raw.coco import CocoSource, find_coco, open_splits
 from trainstone.data.raw.filetree import is_picture
@@ -34,6 +35,8 @@ SHARD = re.compile(r"-\d+-of-\d+$")
 SUFFIXES = (".rec", ".tar", ".tfrecord", ".tfrecords")
 MAX_CLASSES = 1_000_000
 JUDGED_RECORDS = 100
+LOOKED_AT_FILES = 50
+GZIP_HINT = "it is compressed, and records in it cannot be reached: decompress it first (gunzip)"
 MAX_LABELS_BYTES = 64 << 20
 HINT = "it can be: class folders, COCO, RecordIO (.rec), TFRecord, WebDataset (.tar), or a folder that trainstone made"
 
@@ -51,13 +54,15 @@ def open_dataset(path: Path, *, classes: bool = True) -> DataSet:
             return open_records({described[1]: [path]}, described[0])
         storage = recognise_file(path)
         if storage is None:
-            raise DataError(f"{path} is no file of records", hint=HINT)
+            raise DataError(f"{path} is no file of records", hint=GZIP_HINT if is_gzip(path) else HINT)
         return make_set(storage, {name_split(path): [path]}, classes=classes)
     if not path.is_dir():
         raise DataError(f"no such file or folder: {path}")
     manifest = read_manifest(path)
     if manifest is not None:
         return open_prepared(path, manifest, check=classes)
+    if (path / WORK).is_dir():
+        raise DataError(f"{path} is unfinished", hint="give the command that makes it again: it goes on")
     found = find_records(path, classes=classes) or find_files(path)
     if found is None:
         raise DataError(f"{path} holds no data set that trainstone knows", hint=HINT)
@@ -78,6 +83,12 @@ def recognise_file(path: Path) -> str | None:
     if path.suffix in (".tfrecord", ".tfrecords") or begins_tfrecord(path):
         return "tfrecord"
     return None
+
+
+def is_gzip(path: Path) -> bool:
+    """Say whether a file is compressed, by its first bytes."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def begins_tfrecord(path: Path) -> bool:
@@ -252,8 +263,26 @@ def find_files(path: Path) -> DataSet | None:
     if pictures:
         return DataSet("classify", "pictures", (), [Split(path.resolve().name, PictureSource(pictures))])
     if any(entry.is_dir() for entry in path.iterdir()):
+        refuse_parent(path)
         return find_class_folders(path)
     return None
+
+
+def refuse_parent(path: Path) -> None:
+    """Raise DataError where a folder holds whole data sets: they would pass for classes."""
+    if any((path / name).is_dir() for name in ("train", "val")):
+        return
+    folders = [entry for entry in list_some(path) if entry.is_dir()]
+    for folder in (*folders, *(inner for entry in folders for inner in list_some(entry) if inner.is_dir())):
+        marks = (folder / "manifest.json", folder / "annotations", folder / "train", folder / "val")
+        records = (file.suffix in SUFFIXES or SHARD.search(file.name) for file in list_some(folder))
+        if any(mark.exists() for mark in marks) or any(records):
+            raise DataError(f"{path} is no data set, but holds one in {folder}", hint="give the path of that")
+
+
+def list_some(folder: Path) -> list[Path]:
+    """Return some of what lies in a folder: enough to see what it is, few enough for one of a million pictures."""
+    return sorted(itertools.islice(folder.iterdir(), LOOKED_AT_FILES))
 
 
 def find_pictures(path: Path) -> list[Path]:

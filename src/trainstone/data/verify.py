@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.manifest import NAME, FileFacts, Manifest, measure
+from trainstone.data.manifest import NAME, FileFacts, Manifest, ShardFacts, measure
 from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.partial import sum_file
 from trainstone.data.picture.decode import decode_strict
@@ -160,19 +160,22 @@ def look_at(task: Task, num_classes: int | None) -> tuple[int, int, list[Bad]]:
 
 
 def verify_files(
-    source: Source, findings: Findings, pool: Pool, num_classes: int | None, folder: FileFacts | None
+    source: Source, findings: Findings, pool: Pool, num_classes: int | None, folder: ShardFacts | None
 ) -> Iterator[Findings]:
     """Look at pictures that are files; those of a folder that a manifest describes must have its checksum, too."""
     chunks = (range(start, min(start + CHUNK, len(source))) for start in range(0, len(source), CHUNK))
-    crc, before = 0, len(findings.bad)
+    crc = 0
     for seen in map_in_order(lambda numbers: look_at_files(source, numbers, num_classes), chunks, pool):
         findings.records += seen.records
         findings.bytes += seen.bytes
         findings.bad += seen.bad
         crc = (crc + seen.crc32c) % (1 << 32)
         yield findings
-    if folder is not None and f"{crc:08x}" != folder.crc32c and len(findings.bad) == before:
-        why = f"checksum of the pictures {crc:08x}, {NAME} says {folder.crc32c}: some were added, removed or changed"
+    if folder is not None and f"{crc:08x}" != folder.crc32c:
+        told = f"{len(source):,} pictures, {NAME} says {folder.records:,}"
+        if len(source) == folder.records:
+            told = f"checksum of the pictures {crc:08x}, {NAME} says {folder.crc32c}"
+        why = f"{told}: some were added, removed or changed"
         findings.bad.append(Bad(folder.file, None, Span(0, 0), "", why))
         yield findings
 

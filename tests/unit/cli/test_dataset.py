@@ -36,7 +36,7 @@ def test_a_set_that_was_made(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "data set  set",
         "          recordio: 1,200 train; 1 class, 1 file, 2 KiB",
-        "next      trainstone data info set",
+        "next      trainstone data verify set",
     ]
 
 

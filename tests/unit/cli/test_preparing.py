@@ -89,7 +89,7 @@ def test_ctrl_c_ends_without_a_traceback(capsys):
 
 def test_a_plan_is_carried_out_and_told(tmp_path: Path, capsys):
     found = generate("classify", {"train": 6}, width=32, height=32, num_classes=2)
-    for told in ("next      trainstone data info", "it was whole already; nothing was written"):
+    for told in ("next      trainstone data verify", "it was whole already; nothing was written"):
         run_plan(make_plan(found, "wds"), tmp_path / "set", 1, as_json=False, quiet=1)
         out, err = capsys.readouterr()
         assert told in out

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainstone.cli.sparkline import ASCII, BLOCKS, draw_sparkline
+from trainstone.cli.sparkline import ASCII, BLOCKS, draw_histogram, draw_sparkline
 
 
 def test_a_ramp_uses_every_height():
@@ -90,3 +90,10 @@ def test_any_series_gives_a_line_of_the_right_length(values: list[float], width:
     if min(width, len(values)) >= 2 and 0 < steady_from < len(values):
         assert before
         assert after
+
+
+def test_a_histogram_begins_at_nothing_and_ends_at_the_most():
+    assert draw_histogram([3, 0, 0, 3, 1], 10) == "█▁▁█▃"
+    assert draw_histogram([1, 9, 0, 0], 2) == "█▁"
+    assert draw_histogram([], 10) == ""
+    assert draw_histogram([0, 0], 10) == "▁▁"

@@ -124,7 +124,7 @@ def test_a_finished_set_is_recognised(tmp_path: Path):
 def test_another_set_is_not_touched(tmp_path: Path):
     run(plan_for("recordio", MadeUp(20)), tmp_path)
     before = digest(tmp_path)
-    with pytest.raises(DataError, match="already holds another data set: made-up set as recordio, 20 records"):
+    with pytest.raises(DataError, match="or the same made with other options: made-up as recordio, 20 records"):
         run(plan_for("recordio", MadeUp(21)), tmp_path)
     assert digest(tmp_path) == before
 
@@ -305,3 +305,10 @@ def test_what_cannot_even_be_named_is_skipped_by_its_place(tmp_path: Path):
     manifest = read_manifest(tmp_path)
     assert manifest is not None
     assert manifest.shards[0].skipped == (("made-up picture 2", "no such luck"),)
+
+
+def test_work_that_stopped_at_a_bad_picture_goes_on_without_it(tmp_path: Path):
+    with pytest.raises(DataError):
+        run(plan_for("recordio", MadeUp(20, 7)), tmp_path)
+    run(plan_for("recordio", MadeUp(20, 7), treatment=Treatment(skip_bad=True)), tmp_path)
+    assert (tmp_path / "train.rec").exists()

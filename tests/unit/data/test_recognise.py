@@ -343,3 +343,27 @@ def test_a_damaged_first_record_does_not_keep_a_set_shut(tmp_path: Path):
     assert (found.kind, found.first_label) == ("detect", 1)
     with pytest.raises(DataError, match="byte 0"):
         found.splits[0].source.read(0)
+
+
+def test_an_unfinished_set_is_not_read(tmp_path: Path):
+    root = make_set(tmp_path / "set", "wds")
+    (root / "manifest.json").unlink()
+    (root / ".trainstone").mkdir()
+    with pytest.raises(DataError, match="is unfinished"):
+        open_dataset(root, classes=False)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_folder_above_a_set_is_told_from_one(tmp_path: Path, storage: str):
+    root = make_set(tmp_path / "above/one", storage)
+    if storage != "folder":
+        (root / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"holds one in .*above/one"):
+        open_dataset(tmp_path / "above")
+
+
+def test_a_compressed_file_is_told_whatever_its_name(tmp_path: Path):
+    (tmp_path / "x.tfrecord.gz").write_bytes(gzip.compress(b"records"))
+    with pytest.raises(DataError) as caught:
+        open_dataset(tmp_path / "x.tfrecord.gz")
+    assert "gunzip" in (caught.value.hint or "")

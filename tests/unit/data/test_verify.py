@@ -182,9 +182,10 @@ def test_a_shard_that_is_missing_is_told(tmp_path: Path, storage: str):
 def test_a_picture_of_coco_that_is_missing_is_told(tmp_path: Path):
     root = make_set(tmp_path / "set", "folder", "detect")
     (root / "train/0003.jpg").unlink()
-    (bad,) = check(root).bad
+    bad, folder = check(root).bad
     assert (bad.file, bad.name) == (str(root / "train/0003.jpg"), "0003.jpg")
     assert "No such file" in bad.why
+    assert "added, removed or changed" in folder.why
 
 
 @pytest.mark.parametrize("how", ["added", "removed", "renamed", "another"])

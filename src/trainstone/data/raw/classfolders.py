@@ -20,6 +20,7 @@ from trainstone.text import printable
 
 log = logging.getLogger(__name__)
 
+OTHER_SUFFIXES = (".webp", ".bmp", ".gif", ".tif", ".tiff")
 VAL_FOLDERS = ("val", "valid", "validation", "test")
 TINY_NAME = "tiny-imagenet-200"
 TINY_PIXELS = 64
@@ -141,6 +142,7 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
 
 def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     builder = ListingBuilder(root)
+    others: list[str] = []
     # Bad pictures that verify --fix took out are no class; a class may have this name.
     set_aside = QUARANTINE if (root / QUARANTINE / "reasons.json").is_file() else None
     for folder in walk_folder(root):
@@ -152,9 +154,13 @@ def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
                 f"{printable(str(root))}: {printable(pictures[0])} lies in no class folder",
                 hint="put each picture into the folder of its class",
             )
+        others += [file for file in folder.files if file.lower().endswith(OTHER_SUFFIXES)]
         place = Place(folder.path)
         for file in pictures:
             builder.add(f"{folder.name}/{file}", folder.name, place)
+    if others:
+        told = "%s: %d files like %s are left out: class folders are read as im2rec does, .jpg, .jpeg and .png"
+        log.warning(told, printable(str(root)), len(others), printable(others[0]))
     if not builder and not may_be_empty:
         raise DataError(
             f"{printable(str(root))}: no pictures; files ending in .jpeg, .jpg or .png in class folders were looked for"

@@ -1,5 +1,6 @@
 """The data sets that `trainstone data imagenet` knows, as people have them on disk before any preparation."""
 
+import logging
 from pathlib import Path
 
 from trainstone.data.manifest import WORK
@@ -7,6 +8,10 @@ from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2
 from trainstone.data.raw.imagenet import find_imagenet
 from trainstone.data.sample import DataSet
 from trainstone.errors import DataError
+
+log = logging.getLogger(__name__)
+
+IMAGENET_CLASSES = 1000
 
 
 def find_raw(
@@ -22,4 +27,8 @@ def find_raw(
         return find_imagenetv2(source, work=work)
     if dataset == "folder":
         return find_class_folders(source)
-    return find_imagenet(source, val_labels=val_labels, boxes=boxes, work=work)
+    found = find_imagenet(source, val_labels=val_labels, boxes=boxes, work=work)
+    if len(found.classes) != IMAGENET_CLASSES:
+        told = "%s has %d classes, ImageNet 1,000; other sets have a --dataset of their own"
+        log.warning(told, source, len(found.classes))
+    return found

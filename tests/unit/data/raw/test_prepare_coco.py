@@ -320,7 +320,11 @@ def test_a_prepared_folder_is_opened_verified_and_converted_like_any(tmp_path: P
     assert len(open_dataset(tmp_path / "rec").splits[0].source) == 4
     (tmp_path / "out/classes.txt").write_text("0" * (tmp_path / "out/classes.txt").stat().st_size)
     (tmp_path / "out/train2017/2.jpg").write_bytes(b"spoilt")
-    assert {Path(bad.file).name for bad in look_through(tmp_path / "out").bad} == {"classes.txt", "2.jpg"}
+    assert {Path(bad.file).name for bad in look_through(tmp_path / "out").bad} == {
+        "classes.txt",
+        "2.jpg",
+        "train2017",
+    }
 
 
 KILLED = """
