@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -21,10 +20,24 @@ from trainstone.data.recognise import open_dataset
 from trainstone.formats.recordio import ImageRecord, pack, pack_image
 from trainstone.formats.tfrecord import TFRecordFile
 
-SMALL_JOURNAL = (
-    "from trainstone.data import partial\npartial.JOURNAL_BYTES = 50_000\n"
-    "from trainstone.cli.main import main\nmain()\n"
-)
+# Kills itself (SIGKILL) some milliseconds after it has written one to three chunks: in the middle of the work.
+SUICIDE = """
+import os, random, signal, sys, threading
+from trainstone.data import partial
+chance = random.Random(int(sys.argv.pop(1)))
+left = chance.randint(1, 3)
+partial.JOURNAL_BYTES = 10_000
+append = partial.PartialShard.append
+def count(*arguments):
+    global left
+    append(*arguments)
+    left -= 1
+    if left == 0:
+        threading.Timer(chance.uniform(0, 0.01), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+partial.PartialShard.append = count
+from trainstone.cli.main import main
+main()
+"""
 STORAGES = ("recordio", "tfrecord", "folder", "wds")
 
 
@@ -53,22 +66,13 @@ def test_killed_ten_times_and_finished_it_is_the_same(pictures: Path, tmp_path: 
     arguments += ["--shards", "7,2", "--workers", "1"] if storage == "tfrecord" else ["--workers", "1"]
     whole = trainstone(*arguments, "--to", str(tmp_path / "whole"))
     assert whole.code == 0, whole.err
-    command = [sys.executable, "-c", SMALL_JOURNAL, *arguments, "--to", str(tmp_path / "set")]
-    chance = random.Random(1)
-    killed = 0
-    for _ in range(40):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not (tmp_path / "set/.trainstone").exists():
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 0.25))
-        process.send_signal(signal.SIGKILL)
-        killed += process.wait() == -signal.SIGKILL
-        if killed == 10 or (tmp_path / "set/manifest.json").exists():
-            break
+    for seed in range(10):
+        command = [sys.executable, "-c", SUICIDE, str(seed), *arguments, "--to", str(tmp_path / "set")]
+        assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
+        assert not (tmp_path / "set/manifest.json").exists()
         assert not (tmp_path / "set/train.rec").exists()  # it gets its name when it is whole, not before
     done = trainstone(*arguments, "--to", str(tmp_path / "set"))
     assert done.code == 0, done.err
-    assert killed > 0
     assert digest(tmp_path / "set") == digest(tmp_path / "whole")
 
 
