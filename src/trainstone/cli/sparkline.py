@@ -1,4 +1,4 @@
-"""A row of small bars for a series: eight heights, one character each. Pure: values in, text out."""
+"""A row of small bars for a series: eight heights, one character each; and bars across. Pure: values in, text out."""
 
 import itertools
 
@@ -9,6 +9,7 @@ Array = NDArray[np.float64]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = ".:-=+*#@"
+ACROSS = "▏▎▍▌▋▊▉█"
 # A series that varies by less than this share of its median fills only part of the height: it is quiet, and looks so.
 LEAST_SPAN = 0.1
 
@@ -41,6 +42,20 @@ def draw_histogram(counts: ArrayLike, width: int, *, encoding: str | None = "utf
     return "".join(_draw_bar(float(piece.max()), 0.0, top, bars) for piece in pieces)
 
 
+def draw_bars(values: ArrayLike, width: int, *, encoding: str | None = "utf-8") -> list[str]:
+    """Return a bar across for each value, from 0; the highest is `width` long, and what is above 0 is never nothing."""
+    series = np.asarray(values, dtype=np.float64)
+    series = np.where(np.isfinite(series) & (series > 0), series, 0.0)
+    top = float(series.max(initial=0))
+    pieces = ACROSS if _can_carry(ACROSS, encoding) else "#"
+    drawn = []
+    for value in series:
+        length = max(1, round(float(value / top) * max(0, width) * len(pieces))) if value and width > 0 else 0
+        whole, rest = divmod(length, len(pieces))
+        drawn.append(pieces[-1] * whole + (pieces[rest - 1] if rest else ""))
+    return drawn
+
+
 def _share_cells(num_before: int, num_values: int, num_cells: int) -> int:
     """Divide the cells as the values are divided; each part that has values gets a cell, if there are two."""
     if num_before in (0, num_values) or num_cells < 2:
@@ -67,11 +82,15 @@ def _find_scale(values: Array) -> tuple[float, float]:
 
 
 def _choose_bars(encoding: str | None) -> str:
+    return BLOCKS if _can_carry(BLOCKS, encoding) else ASCII
+
+
+def _can_carry(text: str, encoding: str | None) -> bool:
     try:
-        BLOCKS.encode(encoding or "ascii")
+        text.encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return BLOCKS
+        return False
+    return True
 
 
 def _draw_bar(value: float, low: float, span: float, bars: str) -> str:

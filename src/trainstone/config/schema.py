@@ -5,9 +5,28 @@ A function elsewhere takes the section it needs, never the whole Config. Loading
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+
+def check_range(ends: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a range whose ends are in the wrong order, or not above zero."""
+    if not 0 < ends[0] <= ends[1]:
+        raise ValueError("a range is [low, high], 0 < low <= high")
+    return ends
+
+
+def check_share(ends: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a range of shares that goes beyond the whole."""
+    if ends[1] > 1:
+        raise ValueError("a share is at most 1")
+    return check_range(ends)
+
+
+# TOML has lists only, which strict models would refuse; the numbers in them stay strict.
+Range = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_range)]
+ShareRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_share)]
 
 
 class Section(BaseModel):
@@ -40,12 +59,77 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """What is fed."""
 
-    source: Literal["synthetic"] = "synthetic"
-    """Synthetic: uint8 images from a seeded generator, made before the clock starts, fed from host memory."""
+    source: Literal["synthetic", "files"] = "synthetic"
+    """synthetic: uint8 images from a seeded generator, made before the clock starts, fed from host memory.
+    files: real pictures, the data set at data.root."""
+    root: Annotated[str, Field(min_length=1)] | None = None
+    """A data set: class folders, COCO, RecordIO, TFRecord, WebDataset. `--data DIR` sets this and data.source."""
     image_size: Annotated[int, Field(ge=32, le=4096)] = 224
     """Height and width in pixels."""
     num_synthetic_batches: Annotated[int, Field(ge=1, le=1024)] = 4
     """Different batches, used in turn."""
+
+
+    @model_validator(mode="after")
+    def check_root(self) -> "DataConfig":
+        """Files must lie somewhere."""
+        if self.source == "files" and self.root is None:
+            raise ValueError("data.source is files, but data.root does not say where they lie: give --data DIR")
+        return self
+
+
+class AugmentConfig(Section):
+    """What is done to a picture before it is trained on, or validated with."""
+
+    crop: Literal["area", "boxes", "centre", "whole"] = "area"
+    """Training. area: random area and aspect (torchvision, DALI, MXNet). boxes: so that part of an object is in it, by
+    TensorFlow's rule. centre: as in validation. whole: all of it, aspect not kept."""
+    area: ShareRange = (0.08, 1.0)
+    """Share of the picture's area that a random crop covers."""
+    aspect: Range = (3 / 4, 4 / 3)
+    """Width / height of a random crop, in pixels."""
+    aspect_law: Literal["log", "uniform"] = "log"
+    """How crop area draws the aspect: its logarithm evenly (torchvision), or itself. Crop boxes: always itself."""
+    attempts: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Crops tried until one lies inside the picture (and, with boxes, holds enough of an object)."""
+    min_object_covered: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Crop boxes: share of an object's box that must be inside; the whole picture is the object where no box is."""
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of mirroring left and right."""
+    resize: Literal["bilinear", "antialias"] = "bilinear"
+    """Training: bilinear between the four nearest pixels (TensorFlow, OpenCV), or of all pixels under each new one
+    (Pillow, torchvision), which is slower."""
+    val_shorter: Annotated[int, Field(ge=32, le=4096)] | Literal["auto"] = "auto"
+    """Validation: shorter side in pixels, before the centre is cut out. auto: image_size x 256 / 224."""
+    val_resize: Literal["bilinear", "antialias"] = "antialias"
+    """Validation: as augment.resize."""
+    normalise: Literal["standard", "standard_unit", "mean", "mean_255", "wmlce_dali"] = "standard"
+    """On the device. standard: (x - 255 m) / (255 s); standard_unit: (x / 255 - m) / s; both with ImageNet's mean
+    m = .485 .456 .406 and deviation s = .229 .224 .225. mean: x - c; mean_255: (x - c) / 255; both with c = 123.68 116.78
+    103.94. wmlce_dali: (x - (121, 115, 100)) / (70, 68, 71)."""
+
+
+class LoaderConfig(Section):
+    """How pictures come from files into batches: may change speed, not which pictures (decode and shrink: a little)."""
+
+    engine: Literal["threads", "dali"] = "threads"
+    """threads: ours. dali: the same pictures and crops, decoded and resized by NVIDIA DALI (extra `dali`)."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    """Threads that decode. auto: the physical cores this process may use."""
+    prefetch: Annotated[int, Field(ge=1, le=1024)] = 3
+    """Batches made ahead; bounds the memory."""
+    cache: Literal["off", "files", "pixels"] = "off"
+    """Keep in memory, up to loader.cache_bytes: pictures as they are stored, or decoded."""
+    cache_bytes: Annotated[int, Field(ge=0)] = 2**30
+    """Limit of the cache; what comes later is read each time."""
+    decode: Literal["fast", "exact"] = "fast"
+    """Training JPEGs: quick or accurate inverse cosine transform (validation: always accurate)."""
+    shrink: bool = True
+    """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it."""
+    on_bad: Literal["error", "skip"] = "error"
+    """A picture that cannot be decoded: stop, or take another in its place and count it (loader.skipped)."""
+    last: Literal["carry", "drop"] = "carry"
+    """Pictures that do not fill an epoch's last batch: the next epoch fills it up, or they are left out."""
 
 
 class TrainConfig(Section):
@@ -134,6 +218,8 @@ class Config(Section):
     """Devices a host, from the system."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    loader: LoaderConfig = LoaderConfig()
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     engine: EngineConfig = EngineConfig()

@@ -20,6 +20,8 @@ class Look(NamedTuple):
     progressive: bool = False
     orientation: int = 1
     """As EXIF counts, 1 (upright) to 8; decoders here do not turn pictures."""
+    frame_at: int = -1
+    """JPEG: the byte its frame header begins at."""
 
 
 PNG_HEAD = b"\x89PNG\r\n\x1a\n"
@@ -100,7 +102,7 @@ def look_jpeg(data: Bytes) -> Look:
             colour = JPEG_COLOURS.get(components)
             if colour is None:
                 raise DataError(f"JPEG of {components} components; 1, 3 and 4 are allowed")
-            return Look("jpeg", width, height, colour, marker in PROGRESSIVE, orientation)
+            return Look("jpeg", width, height, colour, marker in PROGRESSIVE, orientation, place)
         elif marker in (0xD9, 0xDA):
             raise DataError(
                 f"JPEG without a frame header: {'ends' if marker == 0xD9 else 'scan begins'} at byte {place}"

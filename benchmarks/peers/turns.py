@@ -1,0 +1,66 @@
+"""What every arm of benchmarks/input.py does: wait for its turn, make batches, tell the seconds, be quiet again.
+
+Runs in the environments of other systems, hence the standard library only. Lines on stdin:
+
+go VARIANT BATCHES          seconds for so many batches, after some that are not timed
+save VARIANT PATH           the first batch's pictures as .npy, to look at
+"""
+
+import gc
+import json
+import sys
+import time
+
+WARM_UP_BATCHES = 12  # AUTOTUNE of tf.data needs most of them to find its number of threads
+
+
+def serve(system, variants, open_batches):
+    """Obey lines until stdin ends; `open_batches(variant, job)` is a generator of (images, labels) without end."""
+    job = json.loads(sys.argv[1])
+    answer({"system": system, "variants": variants})
+    for line in sys.stdin:
+        word, variant, value = line.rstrip("\n").split("\t")
+        batches = open_batches(variant, job)
+        if word == "go":
+            done = {"seconds": measure(batches, int(value), job)}
+        else:
+            done = {"saved": save(next(batches), value)}
+        # Ends threads and workers: nothing may be fetched ahead during another arm's turn.
+        batches.close()
+        del batches
+        gc.collect()
+        answer(done)
+
+
+def answer(said):
+    print(json.dumps(said), flush=True)
+
+
+def measure(batches, num_batches, job):
+    """Return the seconds from one batch in hand to the one `num_batches` later."""
+    for _ in range(WARM_UP_BATCHES):
+        touch(next(batches), job)
+    begin = time.perf_counter()
+    for _ in range(num_batches):
+        touch(next(batches), job)
+    return time.perf_counter() - begin
+
+
+def touch(batch, job):
+    """Look at a few bytes of a batch, so that nothing can be put off."""
+    images, labels = batch
+    assert sorted(images.shape) == sorted((job["batch"], job["size"], job["size"], 3)), images.shape
+    assert len(labels) == job["batch"], labels.shape
+    assert float(images[-1, ::64, ::64].sum()) >= 0
+    assert float(labels[-1]) >= 0
+
+
+def save(batch, path):
+    """Write the pictures of a batch as uint8, channels last."""
+    import numpy as np
+
+    images = np.asarray(batch[0])
+    if images.shape[1] == 3:
+        images = images.transpose(0, 2, 3, 1)
+    np.save(path, images.round().clip(0, 255).astype(np.uint8))
+    return path

@@ -1,0 +1,123 @@
+"""One picture of a batch: read it (or remember it), decode, transform, write; deal with those that are damaged.
+
+Called by many threads at once; what it does depends on seed, epoch and picture alone.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trainstone.data.cache import Cache
+from trainstone.data.draws import make_key
+from trainstone.data.order import Place
+from trainstone.data.picture.decode import Pixels, decode, look_sized
+from trainstone.data.picture.region import Region, Scratch, decode_upper
+from trainstone.data.sample import Sample, Source
+from trainstone.data.transform import Transform
+from trainstone.errors import DataError
+
+SUBSTITUTES = 100
+"""So many other pictures are tried in the place of a damaged one."""
+IGNORED = -1
+"""Label of what does not count: rows that fill up a short batch, damaged pictures in validation."""
+
+
+class Bad(NamedTuple):
+    """A picture left out."""
+
+    where: str
+    why: str
+
+
+@dataclass
+class Worker:
+    """What a thread keeps: memory to decode into, seconds spent in each stage, pictures made."""
+
+    scratch: Scratch = field(default_factory=Scratch)
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    resize_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """For memory: the batches made ahead are enough."""
+    pictures: int = 0
+    read_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Fills rows of batches with pictures of a source."""
+
+    source: Source
+    transform: Transform
+    seed: int
+    num_classes: int | None = None
+    """Labels must be below."""
+    skip_bad: bool = False
+    cache: Cache = field(default_factory=Cache)
+
+    def fill(self, place: Place, out: Pixels, worker: Worker, bad: list[Bad]) -> int:
+        """Write a picture into `out` and return its label; a damaged one is replaced, or is an error."""
+        key = make_key(self.seed, place.epoch, place.index)
+        index = place.index
+        for attempt in range(SUBSTITUTES):
+            try:
+                return self.show(index, key, out, worker)
+            except DataError as err:
+                where = self.source.where(index)
+                if not self.skip_bad:
+                    told = err.message if where in err.message else f"{where}: {err.message}"
+                    hint = err.hint or "--set loader.on_bad=skip leaves such pictures out; trainstone data verify"
+                    raise DataError(told, hint=hint) from err
+                bad.append(Bad(where, err.message))
+            if not self.transform.train:
+                out[:] = 0
+                return IGNORED
+            # Another one, the same whatever thread or rank asks.
+            key = make_key(key, attempt)
+            index = key % len(self.source)
+        raise DataError(
+            f"{SUBSTITUTES} pictures in a row cannot be used, the last one {bad[-1].where}: {bad[-1].why}",
+            hint="look at the whole set: trainstone data verify",
+        )
+
+    def show(self, index: int, key: int, out: Pixels, worker: Worker) -> int:
+        """Write one view of a picture; DataError where that cannot be done."""
+        begin = time.perf_counter()
+        kept = self.cache.get(index)
+        sample = kept.sample if kept else self.source.read(index)
+        label = self.check_label(sample)
+        seen = kept.seen if kept else look_sized(sample.image)
+        was_read = time.perf_counter()
+        view = self.transform.choose(seen, sample.boxes, key)
+        if kept is not None and kept.pixels is not None:
+            region = Region(kept.pixels)
+        elif self.cache.wants_pixels(seen):
+            region = Region(decode(sample.image), owned=True)
+        else:
+            rows = self.transform.rows_needed(view, seen)
+            region = decode_upper(
+                sample.image, rows, worker.scratch, fast=self.transform.fast, shrink=view.shrink, seen=seen
+            )
+        decoded = time.perf_counter()
+        self.transform.write(region, view, out)
+        resized = time.perf_counter()
+        if kept is None:
+            self.cache.put(index, sample, seen, region)
+        worker.read_seconds += was_read - begin
+        worker.decode_seconds += decoded - was_read
+        worker.resize_seconds += resized - decoded
+        worker.pictures += 1
+        worker.read_bytes += len(sample.image)
+        return label
+
+    def check_label(self, sample: Sample) -> int:
+        """Return the class; DataError for a picture that has none the network knows."""
+        label = sample.label
+        if label is None:
+            raise DataError(f"{sample.name} has no class", hint="this recipe needs pictures with one class each")
+        if self.num_classes is not None and not 0 <= label < self.num_classes:
+            raise DataError(
+                f"class {label} of {sample.name}: the network has classes 0 to {self.num_classes - 1}",
+                hint=f"--set model.num_classes={label + 1} or more",
+            )
+        return label

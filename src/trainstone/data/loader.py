@@ -1,0 +1,185 @@
+"""Batches of real pictures as tensors: the one file of data/ that knows torch.
+
+Same seed, same batches, whatever the threads; any step can be the first. Training never ends, validation does.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.data.cache import Cache
+from trainstone.data.feed import IGNORED, Bad, Feed, Worker
+from trainstone.data.order import EvalOrder, Place, TrainOrder
+from trainstone.data.picture.decode import Pixels
+from trainstone.data.ring import Ring
+from trainstone.data.sample import Source
+from trainstone.data.transform import make_transform
+from trainstone.machine.cpus import available_cores
+from trainstone.machine.ranks import Rank
+from trainstone.text import printable
+
+log = logging.getLogger(__name__)
+
+KEEP = 2
+"""A batch stays valid until so many more were asked for: the copy to a device may lag behind."""
+TOLD_BAD = 10
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One batch, as tensors and as the arrays of the same memory that threads write into."""
+
+    images: Tensor
+    labels: Tensor
+    pixels: Pixels
+    classes: NDArray[np.int64]
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of work of all threads, by stage, and the pictures it was for."""
+
+    read: float
+    decode: float
+    resize: float
+    batch: float
+    pictures: int
+    read_bytes: int
+
+
+class Loader:
+    """Yields (images, labels): uint8 (batch, size, size, 3) and int64 (batch). Close it, or use it as a context.
+
+    Rows of a short batch and damaged pictures of a validation set have the label IGNORED and pixels of zero.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        order: TrainOrder | EvalOrder,
+        *,
+        threads: int,
+        prefetch: int,
+        pinned: bool = False,
+        first_step: int = 0,
+    ) -> None:
+        cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
+        self.feed, self.order = feed, order
+        self.step = first_step
+        """The step that comes next: what to go on from."""
+        self.skipped = 0
+        slots = [allocate(order.batch_size, feed.transform.size, pinned=pinned) for _ in range(prefetch + KEEP)]
+        self._began = time.perf_counter()
+        self._ring = Ring(
+            slots, order.batch, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
+        )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        slot = self._ring.take()
+        if slot is None:
+            raise StopIteration
+        if slot.errors:
+            raise slot.errors[min(slot.errors)]
+        memory, filled = slot.memory, len(slot.places)
+        if filled < self.order.batch_size:
+            memory.classes[filled:] = IGNORED
+            memory.pixels[filled:] = 0
+        self._tell_skipped(slot.bad)
+        self.step += 1
+        return memory.images, memory.labels
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads; batches taken stay as they are."""
+        self._ring.close()
+
+    def pause(self) -> None:
+        """Do no work for a while, such as while something else is measured."""
+        self._ring.pause()
+
+    def go_on(self) -> None:
+        """Work again."""
+        self._ring.go_on()
+
+    def stages(self) -> StageSeconds:
+        """Sum up what the threads did so far; batch is all that is neither reading, decoding nor resizing."""
+        workers = self._ring.workers
+        read, decode, resize, wait = (
+            sum(getattr(worker, f"{name}_seconds") for worker in workers) for name in ("read", "decode", "resize", "wait")
+        )
+        lived = (time.perf_counter() - self._began) * len(workers)
+        return StageSeconds(
+            read,
+            decode,
+            resize,
+            max(0.0, lived - read - decode - resize - wait),
+            sum(worker.pictures for worker in workers),
+            sum(worker.read_bytes for worker in workers),
+        )
+
+    def _fill(self, memory: Memory, row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
+        memory.classes[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
+
+    def _tell_skipped(self, bad: list[Bad]) -> None:
+        for one in sorted(bad):
+            if self.skipped < TOLD_BAD:
+                log.warning("left out: %s: %s", printable(one.where), printable(one.why))
+            self.skipped += 1
+
+
+def open_loader(
+    source: Source,
+    *,
+    augment: AugmentConfig,
+    loader: LoaderConfig,
+    image_size: int,
+    batch_size: int,
+    seed: int,
+    train: bool = True,
+    rank: Rank = Rank(),
+    num_classes: int | None = None,
+    pinned: bool = False,
+    first_step: int = 0,
+) -> Loader:
+    """Return the loader that a recipe asks for, begun at a step."""
+    order: TrainOrder | EvalOrder
+    if train:
+        order = TrainOrder(len(source), batch_size, seed, rank, drop=loader.last == "drop")
+    else:
+        order = EvalOrder(len(source), batch_size, rank)
+    feed = Feed(
+        source,
+        make_transform(augment, loader, image_size, train=train),
+        seed,
+        num_classes,
+        skip_bad=loader.on_bad == "skip",
+        cache=Cache(loader.cache, loader.cache_bytes),
+    )
+    threads = available_cores().threads if loader.threads == "auto" else loader.threads
+    return Loader(feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step)
+
+
+def allocate(batch_size: int, size: int, *, pinned: bool) -> Memory:
+    """Make room for a batch; page-locked, a CUDA device fetches it by itself."""
+    images = torch.zeros(batch_size, size, size, 3, dtype=torch.uint8, pin_memory=pinned)
+    labels = torch.zeros(batch_size, dtype=torch.int64, pin_memory=pinned)
+    return Memory(images, labels, images.numpy(), labels.numpy())

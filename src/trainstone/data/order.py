@@ -1,0 +1,117 @@
+"""Which pictures a batch is made of: pure arithmetic of step and rank, so that work can go on from any step.
+
+Training pictures are one endless row, epoch after epoch, each shuffled anew; a step of all ranks takes the next
+world x batch of them, rank 0 first. So the pictures of a step do not depend on how many ranks share them.
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.data.draws import make_key, shuffle
+from trainstone.errors import DataError
+from trainstone.machine.ranks import Rank
+
+KEPT_EPOCHS = 3
+
+
+class Place(NamedTuple):
+    """One appearance of a picture."""
+
+    epoch: int
+    index: int
+    """Its number in its source."""
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Shuffled epochs without end. `drop`: what does not fill an epoch's last step is left out of that epoch."""
+
+    count: int
+    batch_size: int
+    seed: int
+    rank: Rank = Rank()
+    drop: bool = False
+    _epochs: OrderedDict[int, NDArray[np.int64]] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise DataError("there is no training picture")
+        if self.drop and self.count < self.global_batch:
+            raise DataError(
+                f"{self.count:,} pictures do not fill a batch of {self.global_batch:,} (all ranks)",
+                hint="--set loader.last=carry, or a smaller train.batch_size",
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Pictures a step, of all ranks."""
+        return self.batch_size * self.rank.world
+
+    @property
+    def epoch_pictures(self) -> int:
+        """Pictures an epoch, of all ranks."""
+        return self.count // self.global_batch * self.global_batch if self.drop else self.count
+
+    @property
+    def steps(self) -> int | None:
+        """Training goes on for ever."""
+        return None
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch that a step begins in."""
+        return step * self.global_batch // self.epoch_pictures
+
+    def batch(self, step: int) -> list[Place]:
+        """Return this rank's pictures of a step."""
+        begin = step * self.global_batch + self.rank.number * self.batch_size
+        places: list[Place] = []
+        while len(places) < self.batch_size:
+            epoch, at = divmod(begin + len(places), self.epoch_pictures)
+            wanted = self._shuffled(epoch)[at : min(self.epoch_pictures, at + self.batch_size - len(places))]
+            places += [Place(epoch, index) for index in wanted.tolist()]
+        return places
+
+    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
+        with self._lock:
+            if epoch not in self._epochs:
+                self._epochs[epoch] = shuffle(self.count, make_key(self.seed, epoch))
+                if len(self._epochs) > KEPT_EPOCHS:
+                    self._epochs.popitem(last=False)
+            return self._epochs[epoch]
+
+
+@dataclass(frozen=True)
+class EvalOrder:
+    """Every picture once, in its own order: each rank has a stretch, the first ranks one more where it does not divide.
+
+    All ranks make as many steps; batches at the end may be short or empty.
+    """
+
+    count: int
+    batch_size: int
+    rank: Rank = Rank()
+
+    @property
+    def steps(self) -> int:
+        """Steps of each rank."""
+        return math.ceil(math.ceil(self.count / self.rank.world) / self.batch_size)
+
+    def epoch_of(self, step: int) -> int:
+        """There is one."""
+        return 0
+
+    def batch(self, step: int) -> list[Place]:
+        """Return this rank's pictures of a step, at most batch_size."""
+        share, more = divmod(self.count, self.rank.world)
+        number = self.rank.number
+        first = number * share + min(number, more)
+        end = first + share + (number < more)
+        begin = first + step * self.batch_size
+        return [Place(0, index) for index in range(begin, min(end, begin + self.batch_size))]

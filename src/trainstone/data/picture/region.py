@@ -1,0 +1,104 @@
+"""Decodes no more of a picture than a part of it needs. JPEGs stop below the part, and shrink while they are decoded.
+
+A JPEG's rows come one after the other: with a smaller height written into its head, the decoder stops there. The bits
+of the rows it did decode are the same as always.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+
+from trainstone.data.picture.decode import Pixels, decode, encode_jpeg, look_sized
+from trainstone.data.picture.look import Bytes, Look
+from trainstone.errors import DataError
+
+# Rows of a block with its colours at half size; and how far below a row its colours reach.
+BLOCK_ROWS, REACH_ROWS = 16, 2
+# The decoder is quicker at these scales, not at those between: SIMD code exists for them only.
+SHRINKS = (8, 4, 2)
+# Larger pictures get memory of their own each time: a thread does not sit on half a gigabyte because of one of them.
+MAX_KEPT_BYTES = 64 << 20
+
+
+class Region(NamedTuple):
+    """Pixels of the upper part of a picture, or of all of it."""
+
+    pixels: Pixels
+    shrink: int = 1
+    """The picture is so many times larger than these pixels."""
+    owned: bool = False
+    """All of the picture, in memory of its own: may be kept."""
+
+
+class Scratch:
+    """Memory that a thread decodes into again and again: what was decoded before is gone."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, height: int, width: int) -> Pixels:
+        """Return room for so many pixels."""
+        size = height * width * 3
+        if size > MAX_KEPT_BYTES:
+            return np.empty((height, width, 3), np.uint8)
+        if size > self._memory.size:
+            self._memory = np.empty(size + size // 4, np.uint8)
+        return self._memory[:size].reshape(height, width, 3)
+
+
+def decode_upper(
+    data: Bytes, bottom: int, scratch: Scratch, *, fast: bool, shrink: int = 1, seen: Look | None = None
+) -> Region:
+    """Return the rows above `bottom`, perhaps more, as `decode` would; valid until `scratch` is used again.
+
+    Damage below these rows is not seen. `shrink`: 2, 4 or 8 for JPEGs at that part of their size.
+    """
+    seen = seen or look_sized(data)
+    if seen.kind != "jpeg" or seen.colour == "cmyk":
+        return Region(decode(data), owned=True)
+    height = min(seen.height, -(-(bottom + REACH_ROWS) // BLOCK_ROWS) * BLOCK_ROWS)
+    if height < seen.height and can_stop_early():
+        data = with_height(data, seen.frame_at, height)
+    else:
+        height = seen.height
+    room = scratch.take(-(-height // shrink), -(-seen.width // shrink))
+    try:
+        simplejpeg.decode_jpeg(data, "RGB", fast, False, *room.shape[:2], shrink, room)
+    except ValueError as err:
+        reason = str(err)
+        if "extraneous bytes" in reason:  # the rows left out, or bytes astray, which `decode` passes over, too
+            return Region(room, shrink)
+        if "Premature end" in reason:
+            raise DataError("truncated JPEG: the data ends before the picture does") from err
+        raise DataError(f"corrupt JPEG: {reason}") from err
+    return Region(room, shrink)
+
+
+def choose_shrink(width: int, height: int, size: int) -> int:
+    """Return how many times smaller a part of this size may be decoded to stay at least `size` high and wide."""
+    smaller = min(width, height) // size
+    return next((shrink for shrink in SHRINKS if smaller >= shrink), 1)
+
+
+def with_height(data: Bytes, frame_at: int, height: int) -> bytearray:
+    """Return a JPEG whose head says another height."""
+    changed = bytearray(data)
+    changed[frame_at + 5 : frame_at + 7] = height.to_bytes(2)
+    return changed
+
+
+@functools.cache
+def can_stop_early() -> bool:
+    """Try once whether this decoder fills our memory although it complains of the rows left out."""
+    rows = np.add.outer(np.arange(64), np.arange(48)) * 2
+    pixels = np.stack([rows, rows[::-1], 255 - rows], axis=2).astype(np.uint8)
+    data = encode_jpeg(pixels, 90)
+    room = np.zeros((32, 48, 3), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(with_height(data, look_sized(data).frame_at, 32), "RGB", True, False, 32, 48, 1, room)
+    except ValueError as err:
+        if "extraneous bytes" not in str(err):
+            return False
+    return bool((room[:30] == simplejpeg.decode_jpeg(data, "RGB", True)[:30]).all())

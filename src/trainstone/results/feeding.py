@@ -1,0 +1,220 @@
+"""What `trainstone data bench` finds out: how fast a data set can be read, decoded and batched, and for what that does.
+
+Records for --json, terminal and page alike, and the sentences drawn from them. Nothing is measured here.
+"""
+
+import math
+from typing import Annotated
+
+from pydantic import Field
+
+from trainstone.results.schema import Count, Finding, Rate, Record, Seconds
+from trainstone.units import format_count, format_percent, format_rate
+
+# History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
+#   1  (trainstone 0.1.0) the first
+FORMAT = 1
+WORK = {
+    "read": "reading",
+    "decode": "decoding",
+    "crop-resize": "cropping and resizing",
+    "batch": "making batches",
+}
+"""Stages as a sentence names them."""
+BUSY_SHARE = 0.8
+"""Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
+SMALL_SHARE = 0.1
+"""Feeding that takes more of the cores that train slows them; bench calls a run limited by data from here on, too."""
+
+Positive = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class Stage(Record):
+    """A part of a picture's way into a batch."""
+
+    name: str
+    """read, decode, crop-resize or batch."""
+    seconds_per_image: Seconds
+    share: Annotated[float, Field(ge=0, le=1)]
+    """Of the sum of all stages."""
+
+
+class ThreadPoint(Record):
+    """Speed with a number of threads."""
+
+    threads: Positive
+    images_per_second: Rate
+    ci95: tuple[float, float] | None = None
+    ci_covers: str
+    """"within this run", or "not established: <why>"."""
+    cpu_cores: Rate | None = None
+    """CPU seconds that the whole process used in a second; with hardware threads more than there are cores."""
+    images_per_second_per_core: Rate
+    """By `rate_per_core`."""
+
+
+class Demand(Record):
+    """What a training takes."""
+
+    device: str
+    """Its name; where the CPU trains the same as `Feeding.cpu`."""
+    devices: Positive
+    images_per_second: Rate
+    """Of all devices."""
+    how: str
+    """How it is known: what was measured, or "given"."""
+
+
+class Feeding(Record):
+    """How fast a data set feeds."""
+
+    format: int = FORMAT
+    path: str
+    storage: str
+    split: str
+    pictures: Count
+    picture_bytes: float
+    """Mean of those read, as they are stored."""
+    image_size: Positive
+    batch_size: Positive
+    transform: str
+    engine: str
+    """threads or dali."""
+    decode: str
+    cpu: str
+    cores: Positive
+    """Physical cores that this process may use."""
+    points: Annotated[list[ThreadPoint], Field(min_length=1)]
+    stages: list[Stage]
+    skipped: Count
+    """Pictures that could not be used."""
+    demand: Demand | None = None
+    verdict: str
+    """By `write_verdict`."""
+    findings: list[Finding] = Field(default_factory=list)
+
+
+def rate_per_core(images_per_second: float, threads: int, cpu_cores: float | None, cores: int) -> float:
+    """Return images a second of one core kept busy; where CPU time is not known a thread counts as a core.
+
+    At most all `cores` were busy: two hardware threads of a core use two CPU seconds a second, and are one core.
+    """
+    return images_per_second / min(cpu_cores or threads, cores)
+
+
+def best_point(feeding: Feeding) -> ThreadPoint:
+    """Return the fastest."""
+    return max(feeding.points, key=lambda point: point.images_per_second)
+
+
+def widest_point(feeding: Feeding) -> ThreadPoint:
+    """Return the one with most threads: the rate a core usually falls with them, so that any other promises more."""
+    return max(feeding.points, key=lambda point: point.threads)
+
+
+def cores_needed(feeding: Feeding) -> float | None:
+    """Return how many cores the demand takes, at the rate a core of the point with most threads."""
+    if feeding.demand is None:
+        return None
+    return feeding.demand.images_per_second / widest_point(feeding).images_per_second_per_core
+
+
+def largest_stage(feeding: Feeding) -> Stage | None:
+    """Return the stage that takes longest."""
+    return max(feeding.stages, key=lambda stage: stage.seconds_per_image, default=None)
+
+
+def is_trained_here(feeding: Feeding) -> bool:
+    """Say whether the cores that feed are those that train."""
+    return feeding.demand is not None and feeding.demand.device == feeding.cpu
+
+
+def write_verdict(feeding: Feeding, workload: str = "") -> str:
+    """One sentence that can be quoted; `workload` is what trains ("ResNet-50"). The record's own is not read."""
+    best, stage = best_point(feeding), largest_stage(feeding)
+    where = f"{format_count(best.threads, 'thread')} on {format_count(feeding.cores, 'core')}"
+    per_core = format_rate(best.images_per_second_per_core)
+    parts = [f"{format_rate(best.images_per_second)} images/s with {where} ({per_core} a core)"]
+    usable = min(best.threads, feeding.cores)
+    if best.cpu_cores is not None and best.cpu_cores < BUSY_SHARE * usable:
+        parts.append(f"only {best.cpu_cores:.1f} of {format_count(usable, 'core')} busy")
+    if stage is not None:
+        parts.append(f"{WORK.get(stage.name, stage.name)} takes {format_percent(stage.share, 0)} of the time")
+    if feeding.demand is not None:
+        parts.append(_judge_demand(feeding, feeding.demand, workload))
+    return "; ".join(parts)
+
+
+def _judge_demand(feeding: Feeding, demand: Demand, workload: str) -> str:
+    """Say enough only of what was reached here; of cores that also train, only where few of them are taken."""
+    needed = demand.images_per_second / widest_point(feeding).images_per_second_per_core
+    rate, cores = f"{format_rate(demand.images_per_second)} images/s", format_cores(needed)
+    who = describe_target(feeding, workload) or "training"
+    reached = best_point(feeding).images_per_second >= demand.images_per_second
+    if is_trained_here(feeding):
+        whose = f"{cores} of the cores that train ({count_here(feeding)})"
+        enough = "enough: " if needed <= SMALL_SHARE * feeding.cores else ""
+        if reached:
+            return f"{enough}{who} takes {rate}, and feeding it takes {whose}"
+        return f"feeding {who} at {rate} would take {whose}"
+    if reached:
+        return f"enough: {who} takes {rate}, which {cores} cores feed"
+    return f"feeding {who} at {rate} would take {cores} cores: {count_here(feeding)}"
+
+
+def count_here(feeding: Feeding) -> str:
+    """Return there are 2 here."""
+    return f"there {'is' if feeding.cores == 1 else 'are'} {feeding.cores:,} here"
+
+
+def describe_target(feeding: Feeding, workload: str = "") -> str:
+    """Return ResNet-50 on 8 x NVIDIA A100, as far as it is known."""
+    demand = feeding.demand
+    if demand is None:
+        return workload
+    name = "this CPU" if is_trained_here(feeding) else demand.device
+    device = f"{demand.devices} x {name}" if name and demand.devices > 1 else name
+    return " on ".join(part for part in (workload, device) if part)
+
+
+def describe_cores(feeding: Feeding) -> str:
+    """Say what a core feeds, how many the demand takes, and whose rate that is reckoned with."""
+    widest, needed = widest_point(feeding), cores_needed(feeding)
+    per_core, threads = format_rate(widest.images_per_second_per_core), format_count(widest.threads, "thread")
+    most = ", the most measured: the rate a core usually falls as threads get more" if len(feeding.points) > 1 else ""
+    core = f"A core feeds {per_core} images/s with {threads}{most}."
+    if feeding.demand is None or needed is None:
+        return f"{core} A training that takes N images/s needs N / {per_core} cores to feed it."
+    known = ", ".join(part for part in (describe_target(feeding), feeding.demand.how) if part)
+    rate = f"{format_rate(feeding.demand.images_per_second)} images/s ({known})"
+    taken = "of the cores that train" if is_trained_here(feeding) else "cores"
+    return f"{core} So {rate} take {format_cores(needed)} {taken}; {count_here(feeding)}."
+
+
+def describe_spread(point: ThreadPoint) -> str:
+    """Return ± 1.1 %, or nothing where there is no interval."""
+    if point.ci95 is None:
+        return ""
+    return f"± {format_percent((point.ci95[1] - point.ci95[0]) / 2 / point.images_per_second)}"
+
+
+def describe_covers(feeding: Feeding) -> list[str]:
+    """Say what the intervals cover, or why there is none; threads are named where they differ in it."""
+    told = []
+    for covers in dict.fromkeys(point.ci_covers for point in feeding.points):
+        threads = [str(point.threads) for point in feeding.points if point.ci_covers == covers]
+        whose = "" if len(threads) == len(feeding.points) else f"{', '.join(threads)} threads: "
+        told.append(f"{whose}95 % interval {covers}")
+    return told
+
+
+def format_cores(cores: float) -> str:
+    """Return 34, 3.4 or 0.01: rounded up, because that many are needed."""
+    decimals = 0 if cores >= 10 else 1 if cores >= 1 else 2
+    tens = 10**decimals
+    return f"{math.ceil(round(cores * tens, 6)) / tens:,.{decimals}f}"
+
+
+def format_microseconds(seconds: float) -> str:
+    """Return 1,311, 34.2 or 0.51: microseconds without their unit, to stand in a column."""
+    return f"{seconds * 1e6:,.0f}" if seconds >= 99.95e-6 else f"{seconds * 1e6:.3g}"
