@@ -46,6 +46,7 @@ def bench(
     ] = "resnet50",
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
+    data: options.Data = None,
     out: options.Out = Path("runs"),
     seconds: options.Seconds = None,
     iterations: Annotated[
@@ -68,7 +69,7 @@ def bench(
     from trainstone.machine.allocator import restart_keeping_memory
     from trainstone.results.store import create_run
 
-    flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations)
+    flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations, data=data)
     load = partial(load_config, system=system, flags=flags)
     config = load(recipe, settings=settings)
     rival = load_rival(load, recipe, settings, against, config, runs)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainstone.cli import options
+from trainstone.cli import databench, options
 from trainstone.cli.preparing import (
     count_workers,
     interruptible,
@@ -22,6 +22,7 @@ from trainstone.errors import EXIT_GATE, ConfigError
 
 app = typer.Typer(name="data", help="Prepare, convert, check, show and generate data sets.", no_args_is_help=True)
 
+app.command()(databench.bench)
 Storage = Literal["recordio", "tfrecord", "folder", "wds"]
 From = Annotated[Path, typer.Option("--from", help="Where the data lie: archives as downloaded, or folders.")]
 To = Annotated[Path, typer.Option("--to", help="Folder to make; interrupted work in it goes on.")]

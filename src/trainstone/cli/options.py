@@ -10,6 +10,10 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable.", show_default=False),
 ]
 SystemName = Annotated[str | None, typer.Option("--system", help="Fit the recipe to this system: a name or a file.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Train on the pictures of this data set.", show_default="synthetic batches"),
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder that run folders are made in.")]
 Seconds = Annotated[
     float | None,
@@ -34,9 +38,12 @@ def collect_flags(
     seed: int | None = None,
     device: str | None = None,
     iterations: int | None = None,
+    data: Path | None = None,
 ) -> dict[str, Any]:
     """Flags that are short for recipe keys, as dotted keys."""
     flags = {
+        "data.source": "files" if data is not None else None,
+        "data.root": str(data.absolute()) if data is not None else None,
         "measure.seconds": seconds,
         "seed": seed,
         "device": device,

@@ -25,7 +25,7 @@ from trainstone.errors import ConfigError
 Checked = TypeVar("Checked", bound=BaseModel)
 
 # Sections that decide what is executed; two configurations that agree in them ask for the same work.
-HASHED_SECTIONS = ("workload", "model", "data", "train", "optimizer", "engine")
+HASHED_SECTIONS = ("workload", "model", "data", "augment", "loader", "train", "optimizer", "engine")
 
 
 def list_shipped(kind: str) -> list[str]:

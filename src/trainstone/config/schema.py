@@ -69,7 +69,6 @@ class DataConfig(Section):
     num_synthetic_batches: Annotated[int, Field(ge=1, le=1024)] = 4
     """Different batches, used in turn."""
 
-
     @model_validator(mode="after")
     def check_root(self) -> "DataConfig":
         """Files must lie somewhere."""
@@ -105,8 +104,8 @@ class AugmentConfig(Section):
     """Validation: as augment.resize."""
     normalise: Literal["standard", "standard_unit", "mean", "mean_255", "wmlce_dali"] = "standard"
     """On the device. standard: (x - 255 m) / (255 s); standard_unit: (x / 255 - m) / s; both with ImageNet's mean
-    m = .485 .456 .406 and deviation s = .229 .224 .225. mean: x - c; mean_255: (x - c) / 255; both with c = 123.68 116.78
-    103.94. wmlce_dali: (x - (121, 115, 100)) / (70, 68, 71)."""
+    m = .485 .456 .406 and deviation s = .229 .224 .225. mean: x - c; mean_255: (x - c) / 255; both with
+    c = 123.68 116.78 103.94. wmlce_dali: (x - (121, 115, 100)) / (70, 68, 71)."""
 
 
 class LoaderConfig(Section):

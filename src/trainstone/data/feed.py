@@ -51,14 +51,16 @@ class Feed:
     transform: Transform
     seed: int
     num_classes: int | None = None
-    """Labels must be below."""
+    """Labels must be below; None: labels do not matter."""
     skip_bad: bool = False
     cache: Cache = field(default_factory=Cache)
+    storage: str = ""
+    """What the source lies in, for people."""
 
     def fill(self, place: Place, out: Pixels, worker: Worker, bad: list[Bad]) -> int:
         """Write a picture into `out` and return its label; a damaged one is replaced, or is an error."""
-        key = make_key(self.seed, place.epoch, place.index)
-        index = place.index
+        key = make_key(self.seed, place.epoch, place.picture)
+        index = place.picture
         for attempt in range(SUBSTITUTES):
             try:
                 return self.show(index, key, out, worker)
@@ -113,9 +115,11 @@ class Feed:
     def check_label(self, sample: Sample) -> int:
         """Return the class; DataError for a picture that has none the network knows."""
         label = sample.label
+        if self.num_classes is None:
+            return IGNORED if label is None else label
         if label is None:
             raise DataError(f"{sample.name} has no class", hint="this recipe needs pictures with one class each")
-        if self.num_classes is not None and not 0 <= label < self.num_classes:
+        if not 0 <= label < self.num_classes:
             raise DataError(
                 f"class {label} of {sample.name}: the network has classes 0 to {self.num_classes - 1}",
                 hint=f"--set model.num_classes={label + 1} or more",

@@ -25,7 +25,7 @@ from trainstone.data.ring import Ring
 from trainstone.data.sample import Source
 from trainstone.data.transform import make_transform
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.ranks import Rank
+from trainstone.machine.ranks import ALONE, Rank
 from trainstone.text import printable
 
 log = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ class Memory:
     classes: NDArray[np.int64]
 
 
-class StageSeconds(NamedTuple):
-    """Seconds of work of all threads, by stage, and the pictures it was for."""
+STAGES = ("read", "decode", "crop-resize", "batch")
 
-    read: float
-    decode: float
-    resize: float
-    batch: float
+
+class Stages(NamedTuple):
+    """What the threads did: seconds by stage, pictures made, bytes read."""
+
+    seconds: dict[str, float]
     pictures: int
     read_bytes: int
 
@@ -74,6 +74,7 @@ class Loader:
     ) -> None:
         cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
         self.feed, self.order = feed, order
+        self.prefetch, self.first_step = prefetch, first_step
         self.step = first_step
         """The step that comes next: what to go on from."""
         self.skipped = 0
@@ -120,21 +121,19 @@ class Loader:
         """Work again."""
         self._ring.go_on()
 
-    def stages(self) -> StageSeconds:
+    def stages(self) -> Stages:
         """Sum up what the threads did so far; batch is all that is neither reading, decoding nor resizing."""
         workers = self._ring.workers
-        read, decode, resize, wait = (
-            sum(getattr(worker, f"{name}_seconds") for worker in workers) for name in ("read", "decode", "resize", "wait")
-        )
+        spent = [
+            sum(worker.read_seconds for worker in workers),
+            sum(worker.decode_seconds for worker in workers),
+            sum(worker.resize_seconds for worker in workers),
+        ]
+        waited = sum(worker.wait_seconds for worker in workers)
         lived = (time.perf_counter() - self._began) * len(workers)
-        return StageSeconds(
-            read,
-            decode,
-            resize,
-            max(0.0, lived - read - decode - resize - wait),
-            sum(worker.pictures for worker in workers),
-            sum(worker.read_bytes for worker in workers),
-        )
+        spent.append(max(0.0, lived - waited - sum(spent)))
+        pictures, read_bytes = sum(worker.pictures for worker in workers), sum(worker.read_bytes for worker in workers)
+        return Stages(dict(zip(STAGES, spent, strict=True)), pictures, read_bytes)
 
     def _fill(self, memory: Memory, row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
         memory.classes[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
@@ -155,10 +154,11 @@ def open_loader(
     batch_size: int,
     seed: int,
     train: bool = True,
-    rank: Rank = Rank(),
+    rank: Rank = ALONE,
     num_classes: int | None = None,
     pinned: bool = False,
     first_step: int = 0,
+    storage: str = "",
 ) -> Loader:
     """Return the loader that a recipe asks for, begun at a step."""
     order: TrainOrder | EvalOrder
@@ -173,6 +173,7 @@ def open_loader(
         num_classes,
         skip_bad=loader.on_bad == "skip",
         cache=Cache(loader.cache, loader.cache_bytes),
+        storage=storage,
     )
     threads = available_cores().threads if loader.threads == "auto" else loader.threads
     return Loader(feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainstone.data.draws import make_key, shuffle
 from trainstone.errors import DataError
-from trainstone.machine.ranks import Rank
+from trainstone.machine.ranks import ALONE, Rank
 
 KEPT_EPOCHS = 3
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     """One appearance of a picture."""
 
     epoch: int
-    index: int
+    picture: int
     """Its number in its source."""
 
 
@@ -35,7 +35,7 @@ class TrainOrder:
     count: int
     batch_size: int
     seed: int
-    rank: Rank = Rank()
+    rank: Rank = ALONE
     drop: bool = False
     _epochs: OrderedDict[int, NDArray[np.int64]] = field(default_factory=OrderedDict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -96,14 +96,14 @@ class EvalOrder:
 
     count: int
     batch_size: int
-    rank: Rank = Rank()
+    rank: Rank = ALONE
 
     @property
     def steps(self) -> int:
         """Steps of each rank."""
         return math.ceil(math.ceil(self.count / self.rank.world) / self.batch_size)
 
-    def epoch_of(self, step: int) -> int:
+    def epoch_of(self, _step: int) -> int:
         """There is one."""
         return 0
 

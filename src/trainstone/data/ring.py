@@ -24,7 +24,7 @@ class Slot(Generic[Memory]):
     memory: Memory
     places: Sequence[Place] = ()
     rows_left: int = 0
-    errors: dict[int, BaseException] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
     """By row; told when the batch is taken, so that the first in order is named, not the first in time."""
     bad: list[Bad] = field(default_factory=list)
 
@@ -108,7 +108,7 @@ class Ring(Generic[Memory]):
             for row in rows:
                 try:
                     self._fill_row(slot.memory, row, slot.places[row], worker, slot.bad)
-                except BaseException as err:
+                except Exception as err:  # noqa: BLE001  (raised where the batch is taken)
                     slot.errors[row] = err
             with self._lock:
                 slot.rows_left -= len(rows)
@@ -139,7 +139,7 @@ class Ring(Generic[Memory]):
         slot.errors, slot.bad = {}, []
         try:
             slot.places = self._plan(self._begun)
-        except BaseException as err:
+        except Exception as err:  # noqa: BLE001
             slot.places, slot.errors = (), {0: err}
         slot.rows_left = len(slot.places)
         self._row = 0

@@ -96,12 +96,12 @@ class Transform:
         if isinstance(view.part, Crop):
             part = cut(region, view.part)
             if self.antialias:
-                out[:] = Image.fromarray(part).resize((self.size, self.size), Image.Resampling.BILINEAR)
+                np.copyto(out, np.asarray(Image.fromarray(part).resize(out.shape[:2], Image.Resampling.BILINEAR)))
             else:
                 cv2.resize(part, (self.size, self.size), dst=out, interpolation=cv2.INTER_LINEAR)
         elif self.antialias:
             picture = Image.fromarray(region.pixels)
-            out[:] = picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=view.part)
+            np.copyto(out, np.asarray(picture.resize(out.shape[:2], Image.Resampling.BILINEAR, box=view.part)))
         else:
             self._write_middle(region.pixels, out)
         if view.flip:
@@ -135,7 +135,23 @@ def cut(region: Region, crop: Crop) -> Pixels:
     """Return a part of a picture that was perhaps decoded smaller: edges go to the nearest pixel."""
     if region.shrink == 1:
         return region.pixels[crop.top : crop.bottom, crop.left : crop.right]
-    left, top, right, bottom = (
-        round(edge / region.shrink) for edge in (crop.left, crop.top, crop.right, crop.bottom)
-    )
+    left, top, right, bottom = (round(edge / region.shrink) for edge in (crop.left, crop.top, crop.right, crop.bottom))
     return region.pixels[top:bottom, left:right]
+
+
+def describe_transform(transform: Transform) -> str:
+    """Say in words what is done: random crop of 8 to 100 % of the area, aspect 0.75 to 1.33, bilinear, mirrored."""
+    augment = transform.augment
+    if not transform.train or augment.crop == "centre":
+        told = [f"shorter side {transform.shorter}, the middle {transform.size} x {transform.size}"]
+    elif augment.crop == "whole":
+        told = ["the whole picture"]
+    else:
+        (low, high), (narrow, wide) = augment.area, augment.aspect
+        told = [f"random crop of {low:.0%} to {high:.0%} of the area", f"aspect {narrow:.2f} to {wide:.2f}"]
+        if augment.crop == "boxes":
+            told.append(f"with {augment.min_object_covered:.0%} of an object")
+    told.append("antialiased" if transform.antialias else "bilinear")
+    if transform.train and augment.flip:
+        told.append(f"mirrored {augment.flip:.0%}")
+    return ", ".join(told).replace("%", " %")

@@ -22,6 +22,9 @@ class Rank(NamedTuple):
     world: int = 1
 
 
+ALONE = Rank()
+
+
 def read_rank() -> Rank:
     """Return this process's place; alone where no launcher says otherwise."""
     for rank_name, world_name in VARIABLES:
@@ -31,4 +34,4 @@ def read_rank() -> Rank:
         if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
             raise LaunchError(f"{rank_name}={rank} of {world_name}={world} is no place among processes")
         return Rank(int(rank), int(world))
-    return Rank()
+    return ALONE

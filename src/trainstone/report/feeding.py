@@ -134,8 +134,8 @@ def build_stages(feeding: Feeding) -> Section | None:
 
 
 def build_cores(feeding: Feeding) -> Section:
-    """What a training needs."""
-    return Section("cores", "Cores a training needs", [Prose(describe_cores(feeding))])
+    """What a training needs, as a lead: that breaks names of devices however long they are."""
+    return Section("cores", "Cores a training needs", [], describe_cores(feeding))
 
 
 def build_method(feeding: Feeding) -> Section:

@@ -26,7 +26,7 @@ def draw_threads(feeding: Feeding) -> Figure:
     ends = [0, round_sensibly(most + max(0.5, 0.06 * most))]
     x = alt.X(
         "threads:Q", title="threads", scale=alt.Scale(domain=ends, nice=False),
-        axis=alt.Axis(values=threads, labelOverlap=True, grid=False),
+        axis=alt.Axis(values=threads, labelOverlap=True, labelSeparation=6, grid=False),
     )  # fmt: skip
     y = alt.Y("rate:Q", title="images/s", scale=alt.Scale(domain=[0, round_sensibly(top)], nice=False))
     under: list[tuple[Any, dict[str, Any]]] = []

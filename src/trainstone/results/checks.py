@@ -35,6 +35,7 @@ CODES = {
     ),
     "throttled": Code("warning", "improve cooling or raise the power limit, then measure again"),
     "data-bound": Code("warning", "the device waits for its batches: feed it faster before you judge it"),
+    "pictures-skipped": Code("warning", "trainstone data verify names every damaged picture; --fix takes them out"),
     "peak-exceeded": Code("warning", "the peak was disturbed while it was measured; run again on a quieter machine"),
     "page-faults": Code(
         "info", "leave engine.keep_memory on (GLIBC_TUNABLES); other allocators can be set with LD_PRELOAD"

@@ -203,7 +203,7 @@ def describe_covers(feeding: Feeding) -> list[str]:
     told = []
     for covers in dict.fromkeys(point.ci_covers for point in feeding.points):
         threads = [str(point.threads) for point in feeding.points if point.ci_covers == covers]
-        whose = "" if len(threads) == len(feeding.points) else f"{', '.join(threads)} threads: "
+        whose = "" if len(threads) == len(feeding.points) else f"threads {', '.join(threads)}: "
         told.append(f"{whose}95 % interval {covers}")
     return told
 
@@ -212,7 +212,8 @@ def format_cores(cores: float) -> str:
     """Return 34, 3.4 or 0.01: rounded up, because that many are needed."""
     decimals = 0 if cores >= 10 else 1 if cores >= 1 else 2
     tens = 10**decimals
-    return f"{math.ceil(round(cores * tens, 6)) / tens:,.{decimals}f}"
+    # Without rounding first, 1.1 would become 1.2: it is a little more than eleven tenths
+    return f"{max(1, math.ceil(round(cores * tens, 6))) / tens:,.{decimals}f}"
 
 
 def format_microseconds(seconds: float) -> str:

@@ -136,6 +136,28 @@ class Energy(Record):
     meter: str
 
 
+class Loader(Record):
+    """How real pictures were fed, held against synthetic batches in the same run."""
+
+    images_per_second: Rate
+    """Of the loader alone, nobody training."""
+    ci95: tuple[float, float] | None = None
+    synthetic_images_per_second: Rate | None = None
+    """Training on synthetic batches."""
+    synthetic_ci95: tuple[float, float] | None = None
+    data_bound: bool = False
+    """Waiting for data, or the loader's own work, costs more than a tenth."""
+    engine: str = "threads"
+    threads: Count
+    storage: str = ""
+    pictures: Count
+    """In the training set."""
+    skipped: Count = 0
+    """Damaged pictures in whose place others were taken."""
+    stage_seconds_per_image: dict[str, float] = {}
+    """Thread time of read, decode, crop-resize, batch, measured with the loader alone."""
+
+
 class Side(Record):
     """One side of a comparison."""
 
@@ -220,6 +242,7 @@ class Result(Record):
     phases: Phases | None = None
     memory: Memory | None = None
     energy: Energy | None = None
+    loader: Loader | None = None
     devices: list[Device] = []
     points: list[Point] = []
     comparison: Comparison | None = None
@@ -233,7 +256,7 @@ class Result(Record):
     @classmethod
     def check_sections(cls, config: dict[str, Any]) -> dict[str, Any]:
         """What readers look into is a table, or absent."""
-        for name in ("model", "data", "train", "optimizer", "engine", "measure"):
+        for name in ("model", "data", "augment", "loader", "train", "optimizer", "engine", "measure"):
             if not isinstance(config.get(name, {}), dict):
                 raise ValueError(f"{name} is not a table")
         return config

@@ -18,7 +18,7 @@ from trainstone.text import printable
 
 ABSENT = "absent"
 # Executed keys that follow from the machine: they may differ, as machines may.
-OF_THE_MACHINE = frozenset({"engine.threads"})
+OF_THE_MACHINE = frozenset({"engine.threads", "loader.threads", "data.root"})
 ON_BOTH = " on both sides"
 # Told of a side even where the other has the same: its number is doubtful.
 DOUBTFUL = {"steady": {"no"}, "status": {"running", "interrupted", "failed", "killed"}}
@@ -133,6 +133,8 @@ def read_executed(result: Result) -> dict[str, str]:
     facts = {"recipe": result.recipe.name, "recipe.version": str(result.recipe.version)}
     for section in HASHED_SECTIONS:
         facts |= _flatten(section, result.config.get(section))
+    if result.loader:
+        facts |= {"data set": f"{result.loader.pictures} pictures, {result.loader.storage}"}
     facts |= {"world.ranks": str(result.world.ranks), "world.nodes": str(result.world.nodes)}
     return {key: facts[key] for key in sorted(facts) if key not in OF_THE_MACHINE}
 

@@ -86,13 +86,13 @@ def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummar
 
 
 def find_limit(
-    utilisation: schema.Utilisation, *, data_share: float, busy_percent: float | None, throttled: str | None
+    utilisation: schema.Utilisation, *, data_bound: bool, busy_percent: float | None, throttled: str | None
 ) -> str:
     """Say in a word what holds the speed back: data, heat or power, the host, memory or compute.
 
     Compute or memory is decided by the roofline of the model's operations on this device's measured peaks.
     """
-    if data_share > 0.10:
+    if data_bound:
         return "data"
     if throttled:
         return "throttling"
@@ -112,6 +112,7 @@ def write_verdict(
     *,
     device_kind: str,
     precision: str,
+    feeding: str = "",
 ) -> str:
     """One sentence that can be quoted."""
     rate = f"{title}: {format_rate(throughput.images_per_second)} images/s"
@@ -122,6 +123,8 @@ def write_verdict(
         parts.append(f"limited by {utilisation.limit}")
     if not throughput.steady and throughput.trend_percent is not None:
         parts.append("not steady")
+    if feeding:
+        parts.append(feeding)
     if noise is not None:
         parts.append(f"noise grade {noise.grade}")
     return "; ".join(parts)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainstone.data.loader import Loader
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.health import Noise, Pressure, grade_noise
@@ -13,10 +14,12 @@ from trainstone.measure.peaks import Peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader
 from trainstone.results import schema
-from trainstone.results.checks import check_limits, check_machine, check_throughput, finding
+from trainstone.results.checks import DATA_BOUND_SHARE, check_limits, check_machine, check_throughput, finding
+from trainstone.results.databound import check_feeding, tell_feeding
 from trainstone.results.samples import HINDRANCES, read_samples, summarise
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, find_limit, summarise_steps, write_verdict
+from trainstone.train.feeding import Alone, judge_feeding
 from trainstone.train.fit import Fitted
 from trainstone.workloads.registry import WORKLOADS
 
@@ -35,6 +38,9 @@ class Observed:
     reader: Reader
     interrupted: str | None
     program_seconds: float
+    loader: Loader | None = None
+    """Where batches were real, with what was measured of it alone."""
+    alone: Alone | None = None
 
 
 def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Observed) -> None:
@@ -49,7 +55,11 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
     window = float(starts[0]), float(starts[-1] + seconds[-1])
     telemetry = summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
     throttled = tell_throttling(telemetry)
-    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled)
+    rate = summary.throughput.images_per_second
+    fed = None
+    if seen.loader and seen.alone:
+        fed = judge_feeding(fitted.config, seen.loader, seen.alone, real=rate, data_share=summary.data_share)
+    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed)
     noise = grade_noise(
         *seen.pressure,
         step_variation_percent=summary.variation_percent,
@@ -62,7 +72,6 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
         allocator=describe_allocator(),
         page_faults_per_step=float(recorder.page_faults()[summary.window].mean()),
     )
-    rate = summary.throughput.images_per_second
     run.update(
         status="interrupted" if seen.interrupted else "ok",
         throughput=summary.throughput,
@@ -71,21 +80,29 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
         utilisation=utilisation,
         memory=memory,
         energy=judge_energy(telemetry, rate),
+        loader=fed,
         noise=noise,
         devices=[describe_device(run.result.process.host, fitted, summary, telemetry, seen.reader)],
         findings=[
             *fitted.findings,
             *check_throughput(summary.throughput, summary.step_seconds),
-            *check_limits(utilisation, summary.data_share, throttled),
+            *check_limits(utilisation, None if fed else summary.data_share, throttled),
+            *(check_feeding(fed, rate, summary.data_share) if fed else ()),
             *check_setting(fitted, noise, memory),
             *tell_unmeasured(seen.reader.unsupported),
             *tell_interruption(seen.interrupted, len(recorder)),
         ],
-        verdict=tell_verdict(fitted, summary, utilisation, noise),
+        verdict=tell_verdict(fitted, summary, utilisation, noise, fed),
     )
 
 
-def tell_verdict(fitted: Fitted, summary: StepSummary, utilisation: schema.Utilisation | None, noise: Noise) -> str:
+def tell_verdict(
+    fitted: Fitted,
+    summary: StepSummary,
+    utilisation: schema.Utilisation | None,
+    noise: Noise,
+    fed: schema.Loader | None = None,
+) -> str:
     """The sentence of a run of this configuration."""
     return write_verdict(
         WORKLOADS[fitted.config.workload].title(fitted.config),
@@ -94,11 +111,17 @@ def tell_verdict(fitted: Fitted, summary: StepSummary, utilisation: schema.Utili
         noise,
         device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
         precision=fitted.config.train.precision,
+        feeding=tell_feeding(fed, summary.throughput.images_per_second, summary.data_share) if fed else "",
     )
 
 
 def judge_utilisation(
-    fitted: Fitted, summary: StepSummary, peaks: Peaks, telemetry: dict[str, Any], throttled: str | None
+    fitted: Fitted,
+    summary: StepSummary,
+    peaks: Peaks,
+    telemetry: dict[str, Any],
+    throttled: str | None,
+    fed: schema.Loader | None = None,
 ) -> schema.Utilisation:
     """Speed against the measured peaks, and what limits it."""
     work = fitted.work
@@ -116,7 +139,8 @@ def judge_utilisation(
         roofline_memory_seconds=roofline.memory_seconds,
     )
     busy = telemetry["util_percent"] if fitted.device.type == "cuda" else None
-    limit = find_limit(utilisation, data_share=summary.data_share, busy_percent=busy, throttled=throttled)
+    data_bound = fed.data_bound if fed else summary.data_share > DATA_BOUND_SHARE
+    limit = find_limit(utilisation, data_bound=data_bound, busy_percent=busy, throttled=throttled)
     return utilisation.model_copy(update={"limit": limit})
 
 

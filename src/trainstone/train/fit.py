@@ -52,6 +52,8 @@ def fit_to_machine(config: Config, *, strict: bool) -> Fitted:
         torch.accelerator.set_device_index(device)  # events, graphs and streams are made on the current device
     threads = available_cores().threads if config.engine.threads == "auto" else config.engine.threads
     config = _change(config, "engine", threads=threads).model_copy(update={"device": str(device)})
+    if config.loader.threads == "auto":
+        config = _change(config, "loader", threads=available_cores().threads)
     config, adapted = adapt_engine(config, device)
     if strict and adapted:
         raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
@@ -182,7 +184,7 @@ def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
 def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
     """Try some steps on a throw-away model: memory is enough and WANTED_STEPS would fit into the budget."""
     try:
-        plain = _change(config, "engine", compile=False, cuda_graphs=False)
+        plain = _change(_change(config, "engine", compile=False, cuda_graphs=False), "data", source="synthetic")
         task = build_task(_change(plain, "train", batch_size=batch), device)
         records = list(train_steps(task, choose_timer(device), num_steps=3))
     except RuntimeError as err:

@@ -102,7 +102,7 @@ def settle(task: Task, timer: Timer, step: int, marks: StepMarks, loss: Tensor) 
     split = marks.forward is not None
     return StepRecord(
         step=step,
-        epoch=0,
+        epoch=task.epoch_of(step),
         start_seconds=marks.started,
         data_seconds=timer.seconds(marks.begin, marks.batch_ready),
         step_seconds=timer.seconds(marks.begin, marks.end),

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.errors import MachineError, ResultError, RunError, TrainstoneError
@@ -33,6 +33,7 @@ from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder
 from trainstone.train.conclude import Observed, conclude
+from trainstone.train.feeding import measure_after, measure_before, open_alone
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.loop import train_steps
 from trainstone.train.task import Task, build_task
@@ -48,7 +49,7 @@ CHECK_GROWTH = 1.25
 def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progress]:
     """Measure training speed into `run`; yields progress for whoever wants to show it."""
     started = time.perf_counter()
-    with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run):
+    with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run), ExitStack() as files:
         yield Progress("reading machine facts")
         run.write_machine(read_facts(), read_software())
         yield Progress("fitting the recipe to this machine")
@@ -60,6 +61,10 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
         stop_if(interrupt)
         peaks = measure_peaks(fitted.device, fitted.config.train.precision)
         stop_if(interrupt)
+        alone = open_alone(run.path, fitted.config, files) if fitted.config.data.source == "files" else None
+        if alone:
+            yield from measure_before(fitted, alone, interrupt)
+            stop_if(interrupt)
         reset_peaks(fitted.device)
         before, clock_start = read_pressure(), time.perf_counter()
         steps_file = run.path / "steps-rank0000.csv"
@@ -74,14 +79,16 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
                 started=clock_start,
             ) as telemetry,
         ):
-            task = build_task(fitted.config, fitted.device)
+            task = files.enter_context(closing(build_task(fitted.config, fitted.device)))
             yield from measure_steps(task, fitted.config.measure, recorder, interrupt, clock_start)
         after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
+        if alone and not interrupt.asked:
+            yield from measure_after(task, fitted, alone, interrupt)
         yield Progress("measuring this device's peak again")
         peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
         spent = time.perf_counter() - started
-        seen = Observed((before, after), peaks, memory, telemetry.path, telemetry.reader, interrupt.asked, spent)
-        conclude(run, fitted, recorder, seen)
+        beside = (before, after), peaks, memory, telemetry.path, telemetry.reader, interrupt.asked, spent
+        conclude(run, fitted, recorder, Observed(*beside, loader=task.loader, alone=alone))
 
 
 def measure_steps(

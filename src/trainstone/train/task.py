@@ -1,6 +1,7 @@
 """What the loop trains: model, loss, optimiser, batches, built from a fitted configuration (no "auto" left in it)."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from trainstone.config.schema import Config, OptimizerConfig
+from trainstone.data.loader import KEEP, Loader
 from trainstone.errors import MachineError
 from trainstone.train.precision import LossScale, autocast, switch_tf32
 from trainstone.workloads.registry import WORKLOADS
@@ -26,10 +28,21 @@ class Task:
     scale: LossScale
     autocast: Callable[[], AbstractContextManager[None]]
     batches: Iterator[Batch]
+    loader: Loader | None
+    """Where batches are real."""
     images_per_step: int
     split_phases: bool
     nvtx: bool
     cuda_graphs: bool
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch that a step belongs to; synthetic batches have none."""
+        return self.loader.order.epoch_of(step) if self.loader else 0
+
+    def close(self) -> None:
+        """End the loader's threads."""
+        if self.loader:
+            self.loader.close()
 
 
 def build_task(config: Config, device: torch.device) -> Task:
@@ -42,7 +55,7 @@ def build_task(config: Config, device: torch.device) -> Task:
     model = workload.build_model(config).to(device).train()
     if engine.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    host_batches = workload.synthetic_batches(config, config.train.batch_size)
+    loader = workload.open_training(config, device, 0) if config.data.source == "files" else None
     return Task(
         device=device,
         model=compile_model(model) if engine.compile else model,
@@ -50,7 +63,8 @@ def build_task(config: Config, device: torch.device) -> Task:
         optimizer=build_optimizer(model, config.optimizer, device),
         scale=LossScale(device, precision, config.train.loss_scale),
         autocast=lambda: autocast(device, precision),
-        batches=feed_device(itertools.cycle(pin(host_batches, device)), device),
+        batches=feed_device(loader, device) if loader else feed_synthetic(config, device),
+        loader=loader,
         images_per_step=config.train.batch_size,
         split_phases=engine.split_phases,
         nvtx=engine.nvtx,
@@ -93,6 +107,13 @@ def compile_model(model: nn.Module) -> nn.Module:
         raise MachineError(f"torch.compile does not work here: {err}", hint="--set engine.compile=false") from err
 
 
+def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:
+    """Yield the same few random batches for ever."""
+    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+    batches = WORKLOADS[config.workload].synthetic_batches(config, config.train.batch_size)
+    return feed_device(itertools.cycle(pin(batches, device)), device)
+
+
 def pin(batches: list[Batch], device: torch.device) -> list[Batch]:
     """Page-lock host batches that a CUDA device will fetch by itself."""
     if device.type != "cuda":
@@ -112,7 +133,10 @@ def feed_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batc
 
 
 def _feed_cuda(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Copy one batch ahead. A batch is asked for only when the copy of the last but one has ended: a loader may use
+    its memory again from then on (data/loader.py keeps two)."""
     copies = torch.cuda.Stream(device)
+    copied: deque[torch.cuda.Event] = deque()
     upcoming: Batch | None = None
     for batch in batches:
         current = upcoming
@@ -122,8 +146,11 @@ def _feed_cuda(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
                 tensor.record_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             upcoming = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+            copied.append(copies.record_event())
         if current is not None:
             yield current
+        if len(copied) >= KEEP:
+            copied.popleft().synchronize()
     if upcoming is not None:
         torch.cuda.current_stream(device).wait_stream(copies)
         yield upcoming

@@ -38,7 +38,7 @@ def fit_pair(a: Config, b: Config, *, same_recipe: bool, strict: bool) -> dict[s
 def inherit_autos(a: Config, b: Config, fitted: Config) -> Config:
     """Return b with every auto that a has too replaced by what a was fitted to."""
     changed = {}
-    for section in ("train", "engine"):
+    for section in ("train", "engine", "loader"):
         asked, found = getattr(a, section), getattr(fitted, section)
         mine = getattr(b, section)
         autos = [key for key in type(mine).model_fields if getattr(mine, key) == "auto" == getattr(asked, key)]

@@ -1,16 +1,19 @@
 """Image classification: uint8 NHWC pictures and integer labels in, cross-entropy out."""
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
+from trainstone.data.loader import Loader, open_loader
+from trainstone.data.splits import open_split
+from trainstone.errors import DataError
+from trainstone.machine.ranks import read_rank
+from trainstone.models.pixels import Normaliser
 from trainstone.models.resnet import build_resnet
 from trainstone.workloads.workload import Batch, Loss, Workload
-
-# Mean and standard deviation of ImageNet's pixels in 0..255, the usual ones.
-PIXEL_MEAN = (123.675, 116.28, 103.53)
-PIXEL_STD = (58.395, 57.12, 57.375)
 
 
 def build_model(config: Config) -> nn.Module:
@@ -38,24 +41,43 @@ def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
     ]
 
 
+def open_training(config: Config, device: torch.device, first_step: int = 0) -> Loader:
+    """Open the training pictures of the recipe's data set."""
+    assert config.data.root is not None  # train/fit.py saw to it
+    assert isinstance(config.train.batch_size, int)
+    dataset, _, source = open_split(Path(config.data.root), "train")
+    if len(dataset.classes) > config.model.num_classes:
+        raise DataError(
+            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
+            hint=f"--set model.num_classes={len(dataset.classes)}",
+        )
+    return open_loader(
+        source,
+        augment=config.augment,
+        loader=config.loader,
+        image_size=config.data.image_size,
+        batch_size=config.train.batch_size,
+        seed=config.seed,
+        rank=read_rank(),
+        num_classes=config.model.num_classes,
+        pinned=device.type == "cuda",
+        first_step=first_step,
+        storage=dataset.storage,
+    )
+
+
 def build_loss(config: Config, device: torch.device) -> Loss:
     """Return the loss function: normalise on the device, forward, cross-entropy in fp32."""
     smoothing = config.train.label_smoothing
-    mean = torch.tensor(PIXEL_MEAN, device=device)
-    std = torch.tensor(PIXEL_STD, device=device)
+    normalise = Normaliser(config.augment.normalise, device)
     memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
-        logits = model(normalise(images, mean, std).contiguous(memory_format=memory_format))
+        logits = model(normalise(images).contiguous(memory_format=memory_format))
         return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
     return loss
-
-
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 (batch, height, width, 3) to float32 (batch, 3, height, width); its bytes stay NHWC: channels-last."""
-    return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
 
 def empty_batch(config: Config, batch_size: int) -> Batch:
@@ -69,6 +91,7 @@ CLASSIFY = Workload(
     title=lambda config: f"ResNet-{config.model.depth}",
     build_model=build_model,
     synthetic_batches=synthetic_batches,
+    open_training=open_training,
     build_loss=build_loss,
     empty_batch=empty_batch,
 )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
+from trainstone.data.loader import Loader
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -22,6 +23,8 @@ class Workload:
     build_model: Callable[[Config], nn.Module]
     synthetic_batches: Callable[[Config, int], list[Batch]]
     """Host batches of the given size from the seed."""
+    open_training: Callable[[Config, torch.device, int], Loader]
+    """Real batches from data.root, begun at a step."""
     build_loss: Callable[[Config, torch.device], Loss]
     """Loss of a model on a batch that lies on the device, normalisation included."""
     empty_batch: Callable[[Config, int], Batch]

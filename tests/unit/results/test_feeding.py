@@ -3,11 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
+from made_feeding import A100, HERE, make_feeding, make_point
 from trainstone.results.feeding import (
-    Demand,
     Feeding,
     Stage,
-    ThreadPoint,
     best_point,
     cores_needed,
     describe_cores,
@@ -21,46 +20,6 @@ from trainstone.results.feeding import (
     widest_point,
     write_verdict,
 )
-
-A100 = Demand(device="NVIDIA A100", devices=8, images_per_second=20_000, how="given")
-HERE = Demand(device="a CPU", devices=1, images_per_second=5.1, how="resnet50, fp32, batch 16, measured here")
-
-
-def make_point(threads: int, rate: float, cpu_cores: float | None = None, cores: int = 2, **changes) -> ThreadPoint:
-    given = {"ci95": (0.99 * rate, 1.01 * rate), "ci_covers": "within this run", **changes}
-    return ThreadPoint(
-        threads=threads,
-        images_per_second=rate,
-        cpu_cores=cpu_cores,
-        images_per_second_per_core=rate_per_core(rate, threads, cpu_cores, cores),
-        **given,
-    )
-
-
-def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
-    given = {
-        "path": "data/set",
-        "storage": "RecordIO",
-        "split": "train",
-        "pictures": 1200,
-        "picture_bytes": 2048.0,
-        "image_size": 224,
-        "batch_size": 64,
-        "transform": "random crop, flip",
-        "engine": "threads",
-        "decode": "simplejpeg",
-        "cpu": "a CPU",
-        "cores": 2,
-        "points": points or [make_point(1, 600), make_point(2, 1190)],
-        "stages": [
-            Stage(name="read", seconds_per_image=2e-4, share=0.1),
-            Stage(name="decode", seconds_per_image=1.56e-3, share=0.78),
-            Stage(name="batch", seconds_per_image=2.4e-4, share=0.12),
-        ],
-        "skipped": 0,
-        "verdict": "",
-    }
-    return Feeding(**{**given, **changes})
 
 
 def test_records_survive_json():
@@ -182,15 +141,15 @@ def test_intervals_are_told_or_why_there_is_none():
     assert describe_spread(two) == ""
     assert describe_covers(make_feeding([one])) == ["95 % interval within this run"]
     assert describe_covers(make_feeding([one, two])) == [
-        "1 threads: 95 % interval within this run",
-        "2 threads: 95 % interval not established: 3 batches",
+        "threads 1: 95 % interval within this run",
+        "threads 2: 95 % interval not established: 3 batches",
     ]
 
 
 @pytest.mark.parametrize(
     ("cores", "told"),
     [(33.6, "34"), (34.0, "34"), (1234.5, "1,235"), (3.31, "3.4"), (1.1, "1.1"), (2.0, "2.0"), (0.0086, "0.01"),
-     (0.5, "0.50"), (1e-9, "0.00"), (1e-5, "0.01")],
+     (0.5, "0.50"), (1e-9, "0.01"), (1e-5, "0.01")],
 )  # fmt: skip
 def test_cores_are_rounded_up(cores: float, told: str):
     assert format_cores(cores) == told

@@ -59,13 +59,14 @@ def decode_upper(
     if seen.kind != "jpeg" or seen.colour == "cmyk":
         return Region(decode(data), owned=True)
     height = min(seen.height, -(-(bottom + REACH_ROWS) // BLOCK_ROWS) * BLOCK_ROWS)
+    stored: Bytes | bytearray = data
     if height < seen.height and can_stop_early():
-        data = with_height(data, seen.frame_at, height)
+        stored = with_height(data, seen.frame_at, height)
     else:
         height = seen.height
     room = scratch.take(-(-height // shrink), -(-seen.width // shrink))
     try:
-        simplejpeg.decode_jpeg(data, "RGB", fast, False, *room.shape[:2], shrink, room)
+        simplejpeg.decode_jpeg(stored, "RGB", fast, False, *room.shape[:2], shrink, room)
     except ValueError as err:
         reason = str(err)
         if "extraneous bytes" in reason:  # the rows left out, or bytes astray, which `decode` passes over, too

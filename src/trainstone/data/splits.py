@@ -1,0 +1,36 @@
+"""Opens one part of a data set for training or validation."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from trainstone.data.recognise import open_dataset
+from trainstone.data.sample import DataSet, Source
+from trainstone.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+class OpenSplit(NamedTuple):
+    """A split and the set it is of."""
+
+    dataset: DataSet
+    name: str
+    source: Source
+
+
+def open_split(path: Path, name: str) -> OpenSplit:
+    """Return the split of that name; the only one there is, whatever it is called."""
+    dataset = open_dataset(path)
+    sources = {split.name: split.source for split in dataset.splits}
+    if len(sources) == 1 and name not in sources:
+        only = next(iter(sources))
+        log.info("%s has one split, %s: took it for %s", path, only, name)
+        name = only
+    if name not in sources:
+        there = ", ".join(sources) or "none"
+        raise DataError(f"{path} has no split {name}; there: {there}", hint="trainstone data info tells what it holds")
+    source = sources[name]
+    if not len(source):
+        raise DataError(f"split {name} of {path} holds no picture", hint="trainstone data verify tells what is wrong")
+    return OpenSplit(dataset, name, source)

@@ -1,0 +1,75 @@
+"""How `data bench` flows: open the set, let each number of threads deliver, train a little on synthetic data, judge."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import torch
+
+from trainstone.config.schema import Config
+from trainstone.data.loader import Loader, open_loader
+from trainstone.data.splits import open_split
+from trainstone.data.transform import describe_transform, make_transform
+from trainstone.machine.cpus import available_cores
+from trainstone.measure.devices import name_device
+from trainstone.measure.feeding import Turns, choose_threads, measure_threads, split_stages, summarise_turns
+from trainstone.results.checks import finding
+from trainstone.results.feeding import Demand, Feeding, write_verdict
+from trainstone.results.progress import Progress
+from trainstone.train.demand import measure_demand
+from trainstone.workloads.registry import WORKLOADS
+
+BATCH_SIZE = 32
+"""Where the recipe leaves it to the machine: the size hardly matters here."""
+DEMAND_SECONDS = 10.0
+
+
+def measure_feeding(
+    config: Config, counts: list[int] | None, seconds: float, demand: Demand | None
+) -> Generator[Progress, None, Feeding]:
+    """Measure, yielding progress; return what there is to tell."""
+    assert config.data.root is not None  # the path that was given
+    yield Progress("opening the data set")
+    opened = open_split(Path(config.data.root), "train")
+    cores = available_cores()
+    batch = config.train.batch_size if isinstance(config.train.batch_size, int) else BATCH_SIZE
+
+    def open_with(threads: int, first_step: int) -> Loader:
+        loader = config.loader.model_copy(update={"threads": threads})
+        return open_loader(
+            opened.source,
+            augment=config.augment,
+            loader=loader,
+            image_size=config.data.image_size,
+            batch_size=batch,
+            seed=config.seed,
+            first_step=first_step,
+        )
+
+    done: list[Turns] = []
+    yield from measure_threads(open_with, counts or choose_threads(cores), seconds, done)
+    if demand is None:
+        demand = yield from measure_demand(config, DEMAND_SECONDS)
+    transform = make_transform(config.augment, config.loader, config.data.image_size, train=True)
+    skipped = sum(turns.skipped for turns in done)
+    feeding = Feeding(
+        path=config.data.root,
+        storage=opened.dataset.storage,
+        split=opened.name,
+        pictures=len(opened.source),
+        picture_bytes=sum(turns.read_bytes for turns in done) / sum(turns.pictures for turns in done),
+        image_size=config.data.image_size,
+        batch_size=batch,
+        transform=describe_transform(transform),
+        engine=config.loader.engine,
+        decode=config.loader.decode,
+        cpu=name_device(torch.device("cpu")),
+        cores=cores.threads,
+        points=[summarise_turns(turns, batch, cores.threads) for turns in done],
+        stages=split_stages(done[0]),
+        skipped=skipped,
+        demand=demand,
+        verdict="",
+        findings=[finding("pictures-skipped", f"{skipped} damaged pictures were left out")] if skipped else [],
+    )
+    title = WORKLOADS[config.workload].title(config)
+    return feeding.model_copy(update={"verdict": write_verdict(feeding, title)})

@@ -1,0 +1,146 @@
+"""The two speeds that a run on real pictures is held against: synthetic batches, and the loader without training.
+
+Each is measured half before and half after the run itself, so that a machine that grows slower hits all three alike.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from trainstone.config.schema import Config, MeasureConfig
+from trainstone.data.loader import Loader
+from trainstone.machine.interrupt import Interrupt
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.recorder import StepRecorder
+from trainstone.results import schema, stats
+from trainstone.results.databound import is_data_bound
+from trainstone.results.progress import Progress
+from trainstone.train.fit import Fitted
+from trainstone.train.loop import train_steps
+from trainstone.train.task import Task, build_task, feed_synthetic
+from trainstone.workloads.registry import WORKLOADS
+
+# Of the run's own time or steps, spent on each half. Steps that are like a first one are not counted.
+SYNTHETIC_SHARE, LOADER_SHARE = 1 / 6, 1 / 12
+WARM_UP_STEPS = 2
+MIN_STEPS = 4
+FILE_NAME = "steps-synthetic-rank0000.csv"
+# The loader alone reads other pictures than training will: those would lie in memory already.
+OTHER_SEED = 0x5EED
+
+
+@dataclass
+class Alone:
+    """What was measured of the loader and of synthetic batches, each by itself."""
+
+    recorder: StepRecorder
+    counted: list[int] = field(default_factory=list)
+    """Synthetic steps that count."""
+    batch_seconds: list[float] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)
+    pictures: int = 0
+
+
+def open_alone(folder: Path, config: Config, files: ExitStack) -> Alone:
+    """Open the file of synthetic steps in a run folder; `files` closes it."""
+    return Alone(files.enter_context(StepRecorder(folder / FILE_NAME, split_phases=config.engine.split_phases)))
+
+
+def measure_before(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+    """First halves: the loader, then synthetic batches on a model that is thrown away."""
+    yield from measure_loader(fitted, alone, interrupt)
+    if interrupt.asked:
+        return
+    config = fitted.config
+    synthetic = config.model_copy(update={"data": config.data.model_copy(update={"source": "synthetic"})})
+    yield from measure_synthetic(build_task(synthetic, fitted.device), config.measure, alone, interrupt)
+
+
+def measure_after(task: Task, fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+    """Second halves, in the opposite order; the task's own loader is at rest."""
+    task.close()
+    synthetic = replace(task, batches=feed_synthetic(fitted.config, fitted.device), loader=None)
+    yield from measure_synthetic(synthetic, fitted.config.measure, alone, interrupt)
+    if not interrupt.asked:
+        yield from measure_loader(fitted, alone, interrupt)
+
+
+def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+    """Train on synthetic batches for a share of the run's time or steps."""
+    timer = choose_timer(task.device)
+    begin, num_steps = timer.now(), count_share(measure.iterations, SYNTHETIC_SHARE)
+    for record in train_steps(task, timer, num_steps=num_steps, origin=begin):
+        number = len(alone.recorder)
+        alone.recorder.add(record._replace(step=number))
+        if record.step >= WARM_UP_STEPS:
+            alone.counted.append(number)
+        yield Progress("synthetic data", record.step + 1, record.images / record.step_seconds)
+        over = record.step + 1 >= MIN_STEPS and timer.now() - begin >= measure.seconds * SYNTHETIC_SHARE
+        if interrupt.asked or (num_steps is None and over):
+            return
+
+
+def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+    """Take batches as fast as they come, for a share of the run's time or steps."""
+    config = fitted.config
+    other = config.model_copy(update={"seed": config.seed ^ OTHER_SEED})
+    measure, num_batches = config.measure, count_share(config.measure.iterations, LOADER_SHARE)
+    with closing(WORKLOADS[config.workload].open_training(other, fitted.device, 0)) as loader:
+        for _ in range(loader.prefetch + 1):  # made while nobody waited
+            next(loader)
+        begin = last = time.perf_counter()
+        for taken in range(1, 2**62):
+            images = len(next(loader)[0])
+            now = time.perf_counter()
+            alone.batch_seconds.append(now - last)
+            yield Progress("loader alone", taken, images / (now - last))
+            last = time.perf_counter()
+            over = taken >= MIN_STEPS and last - begin >= measure.seconds * LOADER_SHARE
+            if interrupt.asked or (over if num_batches is None else taken >= num_batches):
+                break
+        keep_stages(loader, alone)
+
+
+def count_share(iterations: int | None, share: float) -> int | None:
+    """Return how many steps a half has where steps are counted."""
+    return None if iterations is None else max(MIN_STEPS, round(iterations * share))
+
+
+def keep_stages(loader: Loader, alone: Alone) -> None:
+    """Add up what the loader's threads did."""
+    stages = loader.stages()
+    for name, seconds in stages.seconds.items():
+        alone.stages[name] = alone.stages.get(name, 0.0) + seconds
+    alone.pictures += stages.pictures
+
+
+def judge_feeding(
+    config: Config, loader: Loader, alone: Alone, *, real: float, data_share: float
+) -> schema.Loader | None:
+    """Return what goes into the result; None where a run was stopped before there was anything."""
+    if not alone.batch_seconds or not alone.counted:
+        return None
+    batch = config.train.batch_size
+    assert isinstance(batch, int)  # train/fit.py resolved them
+    assert isinstance(config.loader.threads, int)
+    seconds = np.asarray(alone.batch_seconds)
+    by_loader = stats.throughput_within(seconds, np.full(len(seconds), float(batch)))
+    columns = alone.recorder.columns()
+    synthetic = stats.throughput_within(columns["step_seconds"][alone.counted], columns["images"][alone.counted])
+    return schema.Loader(
+        images_per_second=by_loader.images_per_second,
+        ci95=by_loader.ci95,
+        synthetic_images_per_second=synthetic.images_per_second,
+        synthetic_ci95=synthetic.ci95,
+        data_bound=is_data_bound(real, synthetic.images_per_second, data_share),
+        engine=config.loader.engine,
+        threads=config.loader.threads,
+        storage=loader.feed.storage,
+        pictures=len(loader.feed.source),
+        skipped=loader.skipped,
+        stage_seconds_per_image={name: spent / alone.pictures for name, spent in alone.stages.items()},
+    )
