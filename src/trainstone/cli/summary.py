@@ -17,9 +17,9 @@ from trainstone.errors import ResultError
 from trainstone.results.checks import describe_first_step
 from trainstone.results.schema import Finding, Result
 from trainstone.results.series import StepSeries, sample_steps
-from trainstone.results.summary import describe_interval, describe_repeat, describe_setting
+from trainstone.results.summary import describe_interval, describe_rate, describe_repeat, describe_setting
 from trainstone.text import printable, printable_lines
-from trainstone.units import format_bytes, format_decimal, format_percent, format_rate, format_seconds
+from trainstone.units import format_bytes, format_count, format_decimal, format_percent, format_rate, format_seconds
 
 STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
 ORDER = {"error": 0, "warning": 1, "info": 2}
@@ -107,6 +107,13 @@ def _rate_rows(result: Result) -> Iterator[tuple[str, str]]:
         interval = f"; {format_rate(low_high[0])} … {format_rate(low_high[1])}" if low_high else ""
         rate = f"{format_rate(throughput.images_per_second)} images/s"
         yield "throughput", f"{rate} {describe_interval(throughput)}{interval}"
+    loader = result.loader
+    if loader and loader.synthetic_images_per_second:
+        synthetic = f"synthetic {describe_rate(loader.synthetic_images_per_second, loader.synthetic_ci95)}"
+        alone = f"loader alone {describe_rate(loader.images_per_second, loader.ci95)}"
+        yield "feeding", f"{synthetic}; {alone} images/s ({format_count(loader.threads, 'thread')}, {loader.storage})"
+    if loader and loader.skipped:
+        yield "left out", f"{format_count(loader.skipped, 'damaged picture')}"
     if result.points:
         yield "runs", f"{len(result.points)} in points/"
 

@@ -4,6 +4,8 @@ from trainstone.results.checks import DATA_BOUND_SHARE, finding
 from trainstone.results.schema import Finding, Loader
 from trainstone.units import format_percent, format_rate
 
+NOISE = 1.05
+
 
 def is_data_bound(real: float, synthetic: float, data_share: float) -> bool:
     """Say whether data costs more than a tenth: by waiting, or by work on cores that train."""
@@ -18,6 +20,8 @@ def tell_feeding(loader: Loader, real: float, data_share: float) -> str:
     alone = f"the loader alone gives {format_rate(loader.images_per_second)}"
     waits = f"the device waits {format_percent(data_share, 0)} of the time"
     against = f"{format_percent(real / synthetic, 0)} of the {format_rate(synthetic)} with synthetic data"
+    if real > NOISE * synthetic:  # real pictures cannot make it faster
+        against = f"no slower than with synthetic data ({format_rate(synthetic)}; the machine was not quiet)"
     if not loader.data_bound:
         return f"not data-bound: {against}; {alone}"
     if data_share > DATA_BOUND_SHARE:

@@ -142,7 +142,7 @@ def describe_setting(result: schema.Result) -> str:
     values = {
         "{}": train.get("precision"),
         "batch {}": train.get("batch_size"),
-        "{} data": result.config.get("data", {}).get("source"),
+        "{} data": _name_data(result.config.get("data", {})),
     }
     return " · ".join(parts + [form.format(value) for form, value in values.items() if value is not None])
 
@@ -162,6 +162,20 @@ def describe_interval(throughput: schema.Throughput) -> str:
         return f"(interval {throughput.ci_covers})"
     half_width = (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
     return f"± {format_percent(half_width)} (95 %, {throughput.ci_covers})"
+
+
+def describe_rate(images_per_second: float, ci95: tuple[float, float] | None) -> str:
+    """Return 1,190 ± 1.2 %; without an interval the rate alone."""
+    if ci95 is None:
+        return format_rate(images_per_second)
+    return f"{format_rate(images_per_second)} ± {format_percent((ci95[1] - ci95[0]) / 2 / images_per_second)}"
+
+
+def _name_data(data: dict[str, object]) -> str | None:
+    """The folder's name where pictures are real."""
+    if data.get("source") == "files" and isinstance(data.get("root"), str):
+        return Path(str(data["root"])).name
+    return str(data["source"]) if "source" in data else None
 
 
 def _split_phases(columns: dict[str, Series]) -> list[str]:

@@ -7,12 +7,13 @@ as it comes: killed at any moment, it leaves folders that can be read.
 import logging
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 
 import torch
 
 from trainstone.config.schema import Config
+from trainstone.data.loader import Loader
 from trainstone.log import log_into
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.facts import read_facts, read_software
@@ -51,9 +52,10 @@ def run_against(a: Config, b: Config, run: RunFolder, *, same_recipe: bool, stri
         with keep_record(folders["A"]), keep_record(folders["B"]):
             stop_if(interrupt)
             done, clock_start = Interleaved(), time.perf_counter()
+            loaders: dict[str, Loader] = {}
             with ExitStack() as files:
                 variants = {
-                    name: build_variant(name, asked, fitted[name], folders[name], files, clock_start)
+                    name: build_variant(name, asked, fitted[name], folders[name], files, loaders, clock_start)
                     for name, asked in (("A", a), ("B", b))
                 }
                 seen = yield from measure_turns(run, variants, done, interrupt, clock_start)
@@ -103,20 +105,39 @@ def create_points(run: RunFolder, fitted: Mapping[str, Fitted]) -> dict[str, Run
 
 
 def build_variant(
-    name: str, asked: Config, fitted: Fitted, folder: RunFolder, files: ExitStack, clock_start: float
+    name: str,
+    asked: Config,
+    fitted: Fitted,
+    folder: RunFolder,
+    files: ExitStack,
+    loaders: dict[str, Loader],
+    clock_start: float,
 ) -> Variant:
     """Build one variant's model and loop, and open its step file."""
     config = fitted.config
     with naming(name):
-        task = build_task(config, fitted.device)
+        task = files.enter_context(closing(build_task(config, fitted.device)))
     recorder = files.enter_context(
         StepRecorder(folder.path / "steps-rank0000.csv", split_phases=config.engine.split_phases)
     )
     timer = choose_timer(fitted.device)
     steps = train_steps(task, timer, num_steps=config.measure.iterations, origin=clock_start)
-    enter = partial(apply_process_settings, config)
+    if task.loader:
+        task.loader.pause()
+        loaders[name] = task.loader
+    enter = partial(enter_turn, name, config, loaders)
     arm = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.add)
     return Variant(asked, fitted, folder, recorder, arm)
+
+
+def enter_turn(name: str, config: Config, loaders: Mapping[str, Loader]) -> None:
+    """Give the process to one variant: its settings, its loader; the other one's loader rests."""
+    for other, loader in loaders.items():
+        if other != name:
+            loader.pause()
+    if name in loaders:
+        loaders[name].go_on()
+    apply_process_settings(config)
 
 
 def read_memory(device: torch.device) -> schema.Memory:

@@ -24,10 +24,11 @@ from trainstone.train.loop import train_steps
 from trainstone.train.task import Task, build_task, feed_synthetic
 from trainstone.workloads.registry import WORKLOADS
 
-# Of the run's own time or steps, spent on each half. Steps that are like a first one are not counted.
+# Of the run's own time or steps, spent on each half.
 SYNTHETIC_SHARE, LOADER_SHARE = 1 / 6, 1 / 12
-WARM_UP_STEPS = 2
-MIN_STEPS = 4
+MIN_STEPS = 6
+# A half begins with memory to be got and kernels to be tuned: at least so many of its steps do not count.
+WARM_UP_STEPS, WARM_UP_SHARE = 2, 0.2
 FILE_NAME = "steps-synthetic-rank0000.csv"
 # The loader alone reads other pictures than training will: those would lie in memory already.
 OTHER_SEED = 0x5EED
@@ -73,15 +74,15 @@ def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, interrup
     """Train on synthetic batches for a share of the run's time or steps."""
     timer = choose_timer(task.device)
     begin, num_steps = timer.now(), count_share(measure.iterations, SYNTHETIC_SHARE)
+    first = len(alone.recorder)
     for record in train_steps(task, timer, num_steps=num_steps, origin=begin):
-        number = len(alone.recorder)
-        alone.recorder.add(record._replace(step=number))
-        if record.step >= WARM_UP_STEPS:
-            alone.counted.append(number)
+        alone.recorder.add(record._replace(step=first + record.step))
         yield Progress("synthetic data", record.step + 1, record.images / record.step_seconds)
         over = record.step + 1 >= MIN_STEPS and timer.now() - begin >= measure.seconds * SYNTHETIC_SHARE
         if interrupt.asked or (num_steps is None and over):
-            return
+            break
+    warm_up = max(WARM_UP_STEPS, round(WARM_UP_SHARE * (len(alone.recorder) - first)))
+    alone.counted += range(first + warm_up, len(alone.recorder))
 
 
 def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:

@@ -1,0 +1,85 @@
+"""Pictures for the loader's tests: smooth or busy pixels, JPEGs of every layout, samples of many sizes and kinds."""
+
+import io
+from typing import Any
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainstone.data.sample import Box, Sample
+
+Pixels = NDArray[np.uint8]
+SIZES = ((64, 48), (40, 72), (50, 50), (97, 33), (130, 140))
+BOXES = (Box(0, 0.1, 0.2, 0.6, 0.9), Box(1, 0.5, 0.5, 0.95, 0.8))
+
+
+def smooth(width: int, height: int) -> Pixels:
+    """Slow waves that a smaller picture still shows."""
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin(x * across / width * 6 + y * down / height * 6) for across, down in ((1, 0.3), (0.2, 1), (0.7, 0.7))]
+    return (np.stack(waves, axis=2) * 110 + 128).astype(np.uint8)
+
+
+def busy(width: int, height: int, seed: int = 0) -> Pixels:
+    """Coloured noise of some pixels' size: no two places look alike, and a JPEG of it is not small."""
+    small = np.random.default_rng(seed).integers(0, 256, (height // 4 + 2, width // 4 + 2, 3), dtype=np.uint8)
+    return np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC))
+
+
+def save(pixels: Pixels, kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
+    """A picture as Pillow writes it."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def save_sampled(pixels: Pixels, sampling: str) -> bytes:
+    """A JPEG whose colours have fewer pixels: 444, 422, 420, 440, 411 or Gray."""
+    return bytes(simplejpeg.encode_jpeg(pixels, 90, "RGB", sampling))
+
+
+def save_scans(pixels: Pixels) -> bytes:
+    """A baseline JPEG with a scan for each component, one after the other: made of three grey ones."""
+    greys = [save(np.ascontiguousarray(pixels[..., channel]), mode="L", quality=90) for channel in range(3)]
+    frame_at = greys[0].index(b"\xff\xc0")
+    height_width = greys[0][frame_at + 5 : frame_at + 9]
+    frame = b"\xff\xc0\0\x11\x08" + height_width + b"\x03" + b"".join(bytes((n, 0x11, 0)) for n in (1, 2, 3))
+    parts = [greys[0][:frame_at], frame]
+    for number, grey in enumerate(greys, 1):
+        scan_at = grey.index(b"\xff\xda")
+        if number == 1:
+            parts.append(grey[frame_at + 13 : scan_at])
+        parts.append(b"\xff\xda\0\x08\x01" + bytes((number, 0)) + grey[scan_at + 7 : -2])
+    return b"".join(parts) + b"\xff\xd9"
+
+
+def put_before(data: bytes, marker: bytes, astray: bytes = b"\1\2\3") -> bytes:
+    """With bytes that belong to nothing before the first such marker."""
+    at = data.index(marker)
+    return data[:at] + astray + data[at:]
+
+
+def make_samples(count: int, num_classes: int = 10) -> list[Sample]:
+    """Pictures of many sizes: most are JPEGs, some progressive, grey or PNGs; some with boxes."""
+    return [
+        Sample(f"{number:04d}", make_picture(number), number % num_classes, BOXES[: number % 3])
+        for number in range(count)
+    ]
+
+
+def make_picture(number: int) -> bytes:
+    """The picture of that number."""
+    pixels = busy(*SIZES[number % len(SIZES)], seed=number)
+    if number % 7 == 3:
+        return save(pixels, "PNG")
+    if number % 7 == 5:
+        return save(pixels, mode="L")
+    return save(pixels, quality=85, progressive=number % 7 == 6)
+
+
+def mean_difference(one: Pixels, other: Pixels) -> float:
+    """Grey levels by which pixels differ, on average."""
+    return float(np.abs(one.astype(np.int16) - other).mean())

@@ -1,0 +1,77 @@
+"""Random numbers: those of the published generator, even, and the same for ever."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from trainstone.data.draws import MASK, STEP, Draws, make_key, mix, shuffle
+
+# The first numbers of SplitMix64 for the seeds 1234567 and 0, as the reference program in C prints them.
+PUBLISHED = {
+    1234567: [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431],
+    0: [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F],
+}
+
+
+@pytest.mark.parametrize("seed", PUBLISHED)
+def test_the_numbers_are_those_of_splitmix64(seed: int):
+    draws = Draws(seed)
+    for step, number in enumerate(PUBLISHED[seed], 1):
+        assert mix(seed + step * STEP & MASK) == number
+        assert draws.uniform() == (number >> 11) / 2**53
+
+
+def test_numbers_are_even_and_do_not_follow_from_each_other():
+    draws = Draws(make_key(1, 2, 3))
+    values = np.array([draws.uniform() for _ in range(20_000)])
+    assert 0 <= values.min()
+    assert values.max() < 1
+    assert stats.kstest(values, "uniform").pvalue > 0.01
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
+
+
+def test_first_numbers_of_neighbouring_keys_are_even_too():
+    values = [Draws(make_key(0, 0, picture)).uniform() for picture in range(20_000)]
+    assert stats.kstest(values, "uniform").pvalue > 0.01
+    epochs = [Draws(make_key(0, epoch, 7)).uniform() for epoch in range(20_000)]
+    assert stats.kstest(epochs, "uniform").pvalue > 0.01
+
+
+def test_whole_numbers_take_every_value_equally_often():
+    draws = Draws(5)
+    counts = np.bincount([draws.below(7) for _ in range(7_000)])
+    assert len(counts) == 7
+    assert stats.chisquare(counts).pvalue > 0.01
+    assert {Draws(key).below(1) for key in range(20)} == {0}
+
+
+def test_between_stays_between():
+    draws = Draws(9)
+    values = [draws.between(0.75, 4 / 3) for _ in range(1_000)]
+    assert 0.75 <= min(values) < 0.76
+    assert 1.32 < max(values) < 4 / 3
+
+
+def test_keys_depend_on_every_number_and_their_order():
+    keys = {make_key(*numbers) for numbers in [(), (0,), (0, 0), (1, 0), (0, 1), (1, 2, 3), (3, 2, 1), (2**63 - 1,)]}
+    assert len(keys) == 8
+    assert all(0 <= key <= MASK for key in keys)
+
+
+@pytest.mark.parametrize("key", [0, 1, MASK])
+@pytest.mark.parametrize("count", [1, 2, 1_000])
+def test_shuffling_sorts_by_the_same_numbers(key: int, count: int):
+    expected = sorted(range(count), key=lambda number: mix((number + 1) * STEP + key & MASK))
+    assert shuffle(count, key).tolist() == expected
+
+
+def test_every_place_is_equally_likely():
+    orders = np.stack([shuffle(8, make_key(0, epoch)) for epoch in range(4_000)])
+    for place in range(8):
+        assert stats.chisquare(np.bincount(orders[:, place], minlength=8)).pvalue > 0.001
+
+
+def test_shuffled_orders_never_change():
+    """Runs of older versions must be repeatable: these numbers stay."""
+    assert shuffle(10, make_key(0, 0)).tolist() == [0, 7, 8, 2, 5, 9, 4, 6, 3, 1]
+    assert make_key(1, 2, 3) == 0xD0734750FDE362B3
