@@ -1,4 +1,4 @@
-"""The same batches through NVIDIA DALI (extra `dali`): it decodes, resizes and mirrors; order, crops and labels are ours.
+"""The same batches through NVIDIA DALI (extra `dali`): it decodes, resizes, mirrors; order, crops and labels are ours.
 
 The ring's threads read pictures; the one that reads the last of a batch has DALI make it. What DALI cannot decode is
 left to data/feed.py, which also tells of damage. loader.shrink does nothing here. Knows nothing of torch.
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.cache import NO_PIXELS
 from trainstone.data.crops import Crop
 from trainstone.data.draws import make_key
 from trainstone.data.feed import Bad, Feed, Worker
 from trainstone.data.order import Place
 from trainstone.data.picture.decode import Pixels, look_sized
 from trainstone.data.picture.look import Look
+from trainstone.data.picture.region import Region
 from trainstone.data.transform import Transform, View
 from trainstone.errors import ConfigError, DataError, MachineError
 
@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 KINDS = frozenset(("jpeg", "png", "bmp"))
 """What DALI decodes to the same pixels as we do. It has no GIF, not all of WebP, and turns some TIFFs."""
 READERS = 4
-"""Threads that read, at most: reading takes a hundredth of the time of decoding."""
+"""Threads of ours, at most: they only read."""
+NO_PIXELS = Region(np.empty((0, 0, 3), np.uint8))
+"""For a cache that keeps files."""
 
 
 class Cut(NamedTuple):
@@ -134,17 +136,17 @@ class Dali:
         """Return what DALI needs to know of a picture; None where data/feed.py should see to it."""
         begin, feed = time.perf_counter(), self._feed
         try:
-            kept = feed.cache.get(place.index)
-            sample = kept.sample if kept else feed.source.read(place.index)
+            kept = feed.cache.get(place.picture)
+            sample = kept.sample if kept else feed.source.read(place.picture)
             label = feed.check_label(sample)
             seen = kept.seen if kept else look_sized(sample.image)
         except DataError:
             return None
         if kept is None:
-            feed.cache.put(place.index, sample, seen, NO_PIXELS)
+            feed.cache.put(place.picture, sample, seen, NO_PIXELS)
         if seen.kind not in KINDS:
             return None
-        view = feed.transform.choose(seen, sample.boxes, make_key(feed.seed, place.epoch, place.index))
+        view = feed.transform.choose(seen, sample.boxes, make_key(feed.seed, place.epoch, place.picture))
         request = Request(sample.image, label, plan_cut(view, seen, feed.transform.size), view.flip)
         worker.read_seconds += time.perf_counter() - begin
         return request
@@ -224,7 +226,7 @@ def list_inputs(requests: Sequence[Request]) -> dict[str, Any]:
 def build_pipeline(transform: Transform, batch_size: int, threads: int, device_id: int | None) -> Any:
     """Return a pipeline for batches of at most so many pictures; with a CUDA device, decoding and the rest go there."""
     try:
-        from nvidia.dali import Pipeline, fn, types
+        from nvidia.dali import Pipeline, fn, types  # type: ignore[import-not-found, unused-ignore]
     except ImportError as err:
         raise MachineError(
             f"loader.engine = dali, but NVIDIA DALI cannot be loaded: {err}", hint='pip install "trainstone[dali]"'

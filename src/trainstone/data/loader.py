@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import cv2
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.cache import Cache
+from trainstone.data.dali import READERS, Dali
 from trainstone.data.feed import IGNORED, Bad, Feed, Worker
 from trainstone.data.order import EvalOrder, Place, TrainOrder
 from trainstone.data.picture.decode import Pixels
@@ -35,7 +36,7 @@ KEEP = 2
 TOLD_BAD = 10
 
 
-@dataclass(frozen=True)
+@dataclass
 class Memory:
     """One batch, as tensors and as the arrays of the same memory that threads write into."""
 
@@ -43,6 +44,30 @@ class Memory:
     labels: Tensor
     pixels: Pixels
     classes: NDArray[np.int64]
+    on_device: Tensor | None = None
+    """The images of this batch instead, where DALI made them on a CUDA device."""
+
+    def put(self, rows: list[int], made: Any) -> None:
+        """Copy what DALI made into these rows."""
+        images = torch.from_dlpack(made)
+        if not images.is_cuda:
+            self.images[rows] = images
+            return
+        # Not run here. New memory each time: a step may still read that of the last batch.
+        self.on_device = torch.zeros_like(self.images, device=images.device)
+        self.on_device[rows] = images
+        for row in set(range(len(self.images))) - set(rows):  # made by ourselves
+            self.on_device[row] = self.images[row].to(images.device)
+        torch.cuda.current_stream(images.device).synchronize()
+
+    def take(self, filled: int) -> tuple[Tensor, Tensor]:
+        """Return the batch; rows that no picture fills are zero, without a class."""
+        images = self.images if self.on_device is None else self.on_device
+        self.on_device = None
+        if filled < len(images):
+            self.labels[filled:] = IGNORED
+            images[filled:] = 0
+        return images, self.labels
 
 
 STAGES = ("read", "decode", "crop-resize", "batch")
@@ -71,6 +96,7 @@ class Loader:
         prefetch: int,
         pinned: bool = False,
         first_step: int = 0,
+        dali: Dali | None = None,
     ) -> None:
         cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
         self.feed, self.order = feed, order
@@ -80,8 +106,9 @@ class Loader:
         self.skipped = 0
         slots = [allocate(order.batch_size, feed.transform.size, pinned=pinned) for _ in range(prefetch + KEEP)]
         self._began = time.perf_counter()
+        self._dali = dali
         self._ring = Ring(
-            slots, order.batch, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
+            slots, self._plan, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -93,13 +120,9 @@ class Loader:
             raise StopIteration
         if slot.errors:
             raise slot.errors[min(slot.errors)]
-        memory, filled = slot.memory, len(slot.places)
-        if filled < self.order.batch_size:
-            memory.classes[filled:] = IGNORED
-            memory.pixels[filled:] = 0
         self._tell_skipped(slot.bad)
         self.step += 1
-        return memory.images, memory.labels
+        return slot.memory.take(len(slot.places))
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +135,8 @@ class Loader:
     def close(self) -> None:
         """End the threads; batches taken stay as they are."""
         self._ring.close()
+        if self._dali:
+            self._dali.close()
 
     def pause(self) -> None:
         """Do no work for a while, such as while something else is measured."""
@@ -135,7 +160,14 @@ class Loader:
         pictures, read_bytes = sum(worker.pictures for worker in workers), sum(worker.read_bytes for worker in workers)
         return Stages(dict(zip(STAGES, spent, strict=True)), pictures, read_bytes)
 
+    def _plan(self, step: int) -> list[Place]:
+        places = self.order.batch(step)
+        return self._dali.plan(places) if self._dali else places
+
     def _fill(self, memory: Memory, row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
+        if self._dali:
+            self._dali.fill(memory, row, place, worker, bad)
+            return
         memory.classes[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
 
     def _tell_skipped(self, bad: list[Bad]) -> None:
@@ -176,7 +208,14 @@ def open_loader(
         storage=storage,
     )
     threads = available_cores().threads if loader.threads == "auto" else loader.threads
-    return Loader(feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step)
+    dali = None
+    if loader.engine == "dali":
+        # Page-locked memory is asked for where a CUDA device is fed: DALI works there.
+        dali = Dali(feed, batch_size, threads, torch.cuda.current_device() if pinned else None)
+        threads = min(threads, READERS)
+    return Loader(
+        feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step, dali=dali
+    )
 
 
 def allocate(batch_size: int, size: int, *, pinned: bool) -> Memory:

@@ -111,10 +111,6 @@ def test_after_so_many_attempts_the_middle_is_taken():
     assert {tuple(crop) for crop in crops} == {(0, 998, 3, 4)}
     crops = draw_area(2_000, 3)
     assert {tuple(crop) for crop in crops} == {(998, 0, 4, 3)}
-    some = draw_area(300, 100, attempts=1)
-    middle = (some == (83, 0, 133, 100)).all(axis=1).mean()
-    expected = 1 - len(define_area(300, 100, True, seed=2)) / DRAWS
-    assert 0.3 < middle < 0.9 or expected > 0
 
 
 def test_a_single_attempt_falls_back_as_often_as_it_does_not_fit():
@@ -172,7 +168,7 @@ def test_crops_hold_enough_of_a_box(covered: float):
 
 def test_one_of_several_boxes_is_enough():
     corners = [Box(0, 0, 0, 0.2, 0.2), Box(1, 0.8, 0.8, 1, 1)]
-    crops = draw_boxes(200, 200, corners, covered=0.9, area=(0.05, 0.3))
+    crops = draw_boxes(200, 200, corners, covered=0.9, area=(0.05, 0.3), attempts=20)
     first, second = (share_of_box(crops, 200, 200, box) >= 0.9 for box in corners)
     whole = (crops[:, 2:] == 200).all(axis=1)
     assert (first | second | whole).all()

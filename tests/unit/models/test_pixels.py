@@ -45,7 +45,7 @@ def test_all_values_agree_with_exact_arithmetic(name: str):
     exact = all_pixels().double() / scale
     exact = (exact - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(deviation, dtype=torch.float64)
     out = Normaliser(name, CPU)(all_pixels()).double().permute(0, 2, 3, 1)
-    assert (out - exact).abs().max() < 1e-5 if name == "mean" else 1e-6
+    assert (out - exact).abs().max() < (1e-5 if name == "mean" else 1e-6)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
