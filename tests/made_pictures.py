@@ -5,7 +5,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-import simplejpeg
+import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -19,7 +19,9 @@ BOXES = (Box(0, 0.1, 0.2, 0.6, 0.9), Box(1, 0.5, 0.5, 0.95, 0.8))
 def smooth(width: int, height: int) -> Pixels:
     """Slow waves that a smaller picture still shows."""
     y, x = np.mgrid[:height, :width]
-    waves = [np.sin(x * across / width * 6 + y * down / height * 6) for across, down in ((1, 0.3), (0.2, 1), (0.7, 0.7))]
+    waves = [
+        np.sin(x * across / width * 6 + y * down / height * 6) for across, down in ((1, 0.3), (0.2, 1), (0.7, 0.7))
+    ]
     return (np.stack(waves, axis=2) * 110 + 128).astype(np.uint8)
 
 
@@ -41,9 +43,9 @@ def save_sampled(pixels: Pixels, sampling: str) -> bytes:
     return bytes(simplejpeg.encode_jpeg(pixels, 90, "RGB", sampling))
 
 
-def save_scans(pixels: Pixels) -> bytes:
+def save_scans(pixels: Pixels, **options: Any) -> bytes:
     """A baseline JPEG with a scan for each component, one after the other: made of three grey ones."""
-    greys = [save(np.ascontiguousarray(pixels[..., channel]), mode="L", quality=90) for channel in range(3)]
+    greys = [save(np.ascontiguousarray(pixels[..., channel]), mode="L", quality=90, **options) for channel in range(3)]
     frame_at = greys[0].index(b"\xff\xc0")
     height_width = greys[0][frame_at + 5 : frame_at + 9]
     frame = b"\xff\xc0\0\x11\x08" + height_width + b"\x03" + b"".join(bytes((n, 0x11, 0)) for n in (1, 2, 3))

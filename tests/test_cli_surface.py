@@ -15,8 +15,24 @@ LOUDNESS = {"--verbose", "-v", "--quiet", "-q"}
 WORK = {"--workers", "--json", "--quiet", "-q"}
 TREATMENT = {"--limit", "--resize", "--quality", "--shards", "--no-repair", "--on-bad"}
 SURFACE = {
-    "bench": (["recipe"], COMMON | LOUDNESS | {"--iterations", "--against"}),
+    "bench": (["recipe"], COMMON | LOUDNESS | {"--iterations", "--against", "--data"}),
     "compare": (["runs"], {"--to", "--force", "--fail-below", "--page", "--json"}),
+    "data bench": (
+        ["path"],
+        {
+            "--recipe",
+            "--set",
+            "--threads",
+            "--seconds",
+            "--demand",
+            "--page",
+            "--seed",
+            "--device",
+            "--json",
+            "--quiet",
+            "-q",
+        },
+    ),
     "data coco": ([], WORK | {"--from", "--to", "--download"}),
     "data convert": (
         ["source", "target"],

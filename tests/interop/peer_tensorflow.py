@@ -7,6 +7,8 @@ encode   [record]           answer [message in hexadecimal]
 glob     [pattern]          answer {pattern: [path]}
 train    {name: {paths, pixels}}   answer {name: [features]}, as ResNet's input asks for them; pixels to that .npz
 detect   {name: [path]}            answer {name: [features]}, as SSD's input asks for them
+crops    {name: {width, height, boxes, covered, area, aspect, attempts, draws, seed}}   answer {name: [crop]}, of
+         sample_distorted_bounding_box; boxes are top, left, bottom, right in shares, crops left, top, width, height
 """
 
 import hashlib
@@ -112,6 +114,27 @@ def read_for_training(job):
     return [show(record) for record in records]
 
 
+def sample_crops(job):
+    boxes = np.array(job["boxes"], np.float32).reshape(1, -1, 4)
+    tf.random.set_seed(job["seed"])
+
+    def sample(_):
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            [job["height"], job["width"], 3],
+            boxes,
+            seed=job["seed"],
+            min_object_covered=job["covered"],
+            aspect_ratio_range=job["aspect"],
+            area_range=job["area"],
+            max_attempts=job["attempts"],
+            use_image_if_no_bounding_boxes=True,
+        )
+        return tf.stack([begin[1], begin[0], size[1], size[0]])
+
+    draw_all = tf.function(lambda: tf.map_fn(sample, tf.range(job["draws"])))
+    return draw_all().numpy().tolist()
+
+
 def main():
     jobs = json.load(sys.stdin)
     for path, records in jobs.get("write", {}).items():
@@ -131,6 +154,7 @@ def main():
             name: [show(record) for record in read_features(paths, DETECT)]
             for name, paths in jobs.get("detect", {}).items()
         },
+        "crops": {name: sample_crops(job) for name, job in jobs.get("crops", {}).items()},
     }
     print(json.dumps(answers))
 

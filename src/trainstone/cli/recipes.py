@@ -37,7 +37,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
     from rich.text import Text
 
     from trainstone.cli.output import print_json
-    from trainstone.config.load import list_keys, load_config, read_source
+    from trainstone.config.load import format_value, list_keys, load_config, read_source
     from trainstone.text import printable, printable_lines
 
     config = load_config(name)
@@ -51,7 +51,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
         value = config
         for part in key.split("."):
             value = getattr(value, part)
-        told = "(not set)" if value is None else printable(str(value))
+        told = "(not set)" if value is None else printable(format_value(value))
         console.print(Text.assemble((key, "bold"), f" = {told}  ", (allowed, "dim")))
         console.print(Padding(Text(meaning), (0, 0, 0, 4)))
     print(f"\nChange one: trainstone bench {printable(shlex.quote(name))} --set train.batch_size=8")

@@ -104,6 +104,13 @@ def write_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
+def format_value(value: Any) -> str:
+    """Return a value as --set takes it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(format_value, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def hash_config(config: Config) -> str:
     """SHA-256 of what is executed, without names, seed, device, time budget."""
     asked = config.model_dump(mode="json", include=set(HASHED_SECTIONS))
@@ -195,7 +202,10 @@ def _explain_key(key: str, details: Sequence[ErrorDetails], known: Sequence[str]
     if first["type"] == "model_type":
         inside = ", ".join(k for k in known if k.startswith(f"{key}."))
         return f"{key} = {first['input']!r}: it is a section; set its keys ({inside})"
-    allowed = "; or ".join(dict.fromkeys(_lower_first(detail["msg"]) for detail in details))
+    told = (detail["msg"].removeprefix("Value error, ") for detail in details)
+    allowed = "; or ".join(dict.fromkeys(map(_lower_first, told)))
+    if isinstance(first["input"], dict):  # a section whose keys do not go together
+        return allowed
     return f"{key} = {first['input']!r}: {allowed}"
 
 
@@ -211,4 +221,6 @@ def _describe_type(annotation: Any) -> str:
         return " | ".join(json.dumps(value) for value in typing.get_args(annotation))
     if origin in (typing.Union, types.UnionType):
         return " | ".join(_describe_type(part) for part in typing.get_args(annotation) if part is not type(None))
+    if origin is tuple:
+        return f"[{', '.join(_describe_type(part) for part in typing.get_args(annotation))}]"
     return {str: "text", int: "integer", float: "number", bool: "true | false"}.get(annotation, "table")

@@ -1,7 +1,8 @@
 """The same batches through NVIDIA DALI (extra `dali`): it decodes, resizes, mirrors; order, crops and labels are ours.
 
-The ring's threads read pictures; the one that reads the last of a batch has DALI make it. What DALI cannot decode is
-left to data/feed.py, which also tells of damage. loader.shrink does nothing here. Knows nothing of torch.
+The ring's threads read; the one that reads a batch's last picture has DALI make it. What DALI cannot decode is left to
+data/feed.py, which tells of damage; DALI passes over damage that libjpeg only warns of (bad Huffman codes), we do not.
+loader.shrink does nothing here. Knows nothing of torch.
 """
 
 import logging
@@ -28,7 +29,7 @@ from trainstone.errors import ConfigError, DataError, MachineError
 log = logging.getLogger(__name__)
 
 KINDS = frozenset(("jpeg", "png", "bmp"))
-"""What DALI decodes to the same pixels as we do. It has no GIF, not all of WebP, and turns some TIFFs."""
+"""What DALI decodes to the same pixels as we do, but for CMYK. It has no GIF, not all of WebP, and turns some TIFFs."""
 READERS = 4
 """Threads of ours, at most: they only read."""
 NO_PIXELS = Region(np.empty((0, 0, 3), np.uint8))
@@ -98,7 +99,7 @@ class Dali:
         self._feed = replace(feed, transform=replace(feed.transform, may_shrink=False))
         self._batch_size, self._threads, self._device_id = batch_size, threads, device_id
         self._pipeline: Any = self._build()
-        self._lock = threading.Lock()
+        self._counting, self._running = threading.Lock(), threading.Lock()
 
     def plan(self, places: Sequence[Place]) -> list[Place]:
         """Begin a batch of these pictures."""
@@ -122,7 +123,7 @@ class Dali:
             batch.failed = True
             raise
         finally:
-            with self._lock:
+            with self._counting:
                 batch.rows_left -= 1
                 is_last = batch.rows_left == 0
         if is_last and batch.requests and not batch.failed:
@@ -144,7 +145,7 @@ class Dali:
             return None
         if kept is None:
             feed.cache.put(place.picture, sample, seen, NO_PIXELS)
-        if seen.kind not in KINDS:
+        if seen.kind not in KINDS or seen.colour == "cmyk":
             return None
         view = feed.transform.choose(seen, sample.boxes, make_key(feed.seed, place.epoch, place.picture))
         request = Request(sample.image, label, plan_cut(view, seen, feed.transform.size), view.flip)
@@ -156,7 +157,7 @@ class Dali:
         rows = sorted(batch.requests)
         requests = [batch.requests[row] for row in rows]
         begin = time.perf_counter()
-        with self._lock:
+        with self._running:
             began = time.perf_counter()
             failure = self._run(rows, requests, room)
         seconds = time.perf_counter() - began

@@ -32,7 +32,7 @@ from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, Turn, interleave, naming
 from trainstone.train.loop import train_steps
 from trainstone.train.run import keep_record, stop_if
-from trainstone.train.task import apply_process_settings, build_task
+from trainstone.train.task import apply_process_settings, build_task, open_data
 from trainstone.train.variants import fit_pair, label_pair
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def build_variant(
     """Build one variant's model and loop, and open its step file."""
     config = fitted.config
     with naming(name):
-        task = files.enter_context(closing(build_task(config, fitted.device)))
+        task = files.enter_context(closing(build_task(config, fitted.device, open_data(config))))
     recorder = files.enter_context(
         StepRecorder(folder.path / "steps-rank0000.csv", split_phases=config.engine.split_phases)
     )

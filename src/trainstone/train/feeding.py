@@ -13,6 +13,7 @@ import numpy as np
 
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.data.loader import Loader
+from trainstone.data.splits import OpenSplit
 from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
@@ -38,6 +39,7 @@ OTHER_SEED = 0x5EED
 class Alone:
     """What was measured of the loader and of synthetic batches, each by itself."""
 
+    opened: OpenSplit
     recorder: StepRecorder
     counted: list[int] = field(default_factory=list)
     """Synthetic steps that count."""
@@ -46,9 +48,9 @@ class Alone:
     pictures: int = 0
 
 
-def open_alone(folder: Path, config: Config, files: ExitStack) -> Alone:
+def open_alone(opened: OpenSplit, folder: Path, config: Config, files: ExitStack) -> Alone:
     """Open the file of synthetic steps in a run folder; `files` closes it."""
-    return Alone(files.enter_context(StepRecorder(folder / FILE_NAME, split_phases=config.engine.split_phases)))
+    return Alone(opened, files.enter_context(StepRecorder(folder / FILE_NAME, split_phases=config.engine.split_phases)))
 
 
 def measure_before(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
@@ -56,9 +58,7 @@ def measure_before(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterat
     yield from measure_loader(fitted, alone, interrupt)
     if interrupt.asked:
         return
-    config = fitted.config
-    synthetic = config.model_copy(update={"data": config.data.model_copy(update={"source": "synthetic"})})
-    yield from measure_synthetic(build_task(synthetic, fitted.device), config.measure, alone, interrupt)
+    yield from measure_synthetic(build_task(fitted.config, fitted.device), fitted.config.measure, alone, interrupt)
 
 
 def measure_after(task: Task, fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
@@ -90,7 +90,7 @@ def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterat
     config = fitted.config
     other = config.model_copy(update={"seed": config.seed ^ OTHER_SEED})
     measure, num_batches = config.measure, count_share(config.measure.iterations, LOADER_SHARE)
-    with closing(WORKLOADS[config.workload].open_training(other, fitted.device, 0)) as loader:
+    with closing(WORKLOADS[config.workload].open_training(other, alone.opened, fitted.device, 0)) as loader:
         for _ in range(loader.prefetch + 1):  # made while nobody waited
             next(loader)
         begin = last = time.perf_counter()

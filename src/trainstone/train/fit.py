@@ -184,7 +184,7 @@ def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
 def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
     """Try some steps on a throw-away model: memory is enough and WANTED_STEPS would fit into the budget."""
     try:
-        plain = _change(_change(config, "engine", compile=False, cuda_graphs=False), "data", source="synthetic")
+        plain = _change(config, "engine", compile=False, cuda_graphs=False)
         task = build_task(_change(plain, "train", batch_size=batch), device)
         records = list(train_steps(task, choose_timer(device), num_steps=3))
     except RuntimeError as err:

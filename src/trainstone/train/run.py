@@ -36,7 +36,7 @@ from trainstone.train.conclude import Observed, conclude
 from trainstone.train.feeding import measure_after, measure_before, open_alone
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.loop import train_steps
-from trainstone.train.task import Task, build_task
+from trainstone.train.task import Task, build_task, open_data
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,9 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
     with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run), ExitStack() as files:
         yield Progress("reading machine facts")
         run.write_machine(read_facts(), read_software())
+        if config.data.source == "files":
+            yield Progress("opening the data set")
+        opened = open_data(config)
         yield Progress("fitting the recipe to this machine")
         stop_if(interrupt)
         fitted = fit_to_machine(config, strict=strict)
@@ -61,7 +64,7 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
         stop_if(interrupt)
         peaks = measure_peaks(fitted.device, fitted.config.train.precision)
         stop_if(interrupt)
-        alone = open_alone(run.path, fitted.config, files) if fitted.config.data.source == "files" else None
+        alone = open_alone(opened, run.path, fitted.config, files) if opened else None
         if alone:
             yield from measure_before(fitted, alone, interrupt)
             stop_if(interrupt)
@@ -79,7 +82,7 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
                 started=clock_start,
             ) as telemetry,
         ):
-            task = files.enter_context(closing(build_task(fitted.config, fitted.device)))
+            task = files.enter_context(closing(build_task(fitted.config, fitted.device, opened)))
             yield from measure_steps(task, fitted.config.measure, recorder, interrupt, clock_start)
         after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
         if alone and not interrupt.asked:

@@ -5,12 +5,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from trainstone.config.schema import Config, OptimizerConfig
 from trainstone.data.loader import KEEP, Loader
+from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import MachineError
 from trainstone.train.precision import LossScale, autocast, switch_tf32
 from trainstone.workloads.registry import WORKLOADS
@@ -45,8 +47,18 @@ class Task:
             self.loader.close()
 
 
-def build_task(config: Config, device: torch.device) -> Task:
-    """Seed everything and build the parts; the same seed gives the same losses."""
+def open_data(config: Config) -> OpenSplit | None:
+    """Open the training pictures where they are real; those of another kind than the workload's are refused."""
+    if config.data.source != "files":
+        return None
+    assert config.data.root is not None  # config/schema.py saw to it
+    opened = open_split(Path(config.data.root), "train")
+    WORKLOADS[config.workload].check_classes(config, opened.dataset)
+    return opened
+
+
+def build_task(config: Config, device: torch.device, opened: OpenSplit | None = None) -> Task:
+    """Seed everything and build the parts; the same seed gives the same losses. `opened`: real pictures to train on."""
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     engine, precision = config.engine, config.train.precision
     torch.manual_seed(config.seed)
@@ -55,7 +67,7 @@ def build_task(config: Config, device: torch.device) -> Task:
     model = workload.build_model(config).to(device).train()
     if engine.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    loader = workload.open_training(config, device, 0) if config.data.source == "files" else None
+    loader = workload.open_training(config, opened, device, 0) if opened else None
     return Task(
         device=device,
         model=compile_model(model) if engine.compile else model,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainstone.config.load import format_value
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, RunError
 from trainstone.measure.devices import choose_device
@@ -100,8 +101,3 @@ def tell_unasked(asked: Mapping[str, Config], fitted: Mapping[str, Config]) -> l
         for key, left, right in differing
         if key not in wanted
     ]
-
-
-def format_value(value: Any) -> str:
-    """Return it as --set takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,14 +1,13 @@
 """Image classification: uint8 NHWC pictures and integer labels in, cross-entropy out."""
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
 from trainstone.data.loader import Loader, open_loader
-from trainstone.data.splits import open_split
+from trainstone.data.sample import DataSet
+from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
 from trainstone.machine.ranks import read_rank
 from trainstone.models.pixels import Normaliser
@@ -41,16 +40,11 @@ def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
     ]
 
 
-def open_training(config: Config, device: torch.device, first_step: int = 0) -> Loader:
-    """Open the training pictures of the recipe's data set."""
-    assert config.data.root is not None  # train/fit.py saw to it
-    assert isinstance(config.train.batch_size, int)
-    dataset, _, source = open_split(Path(config.data.root), "train")
-    if len(dataset.classes) > config.model.num_classes:
-        raise DataError(
-            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
-            hint=f"--set model.num_classes={len(dataset.classes)}",
-        )
+def open_training(config: Config, opened: OpenSplit, device: torch.device, first_step: int = 0) -> Loader:
+    """Feed training pictures as the recipe asks."""
+    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+    dataset, _, source = opened
+    check_classes(config, dataset)
     return open_loader(
         source,
         augment=config.augment,
@@ -64,6 +58,20 @@ def open_training(config: Config, device: torch.device, first_step: int = 0) -> 
         first_step=first_step,
         storage=dataset.storage,
     )
+
+
+def check_classes(config: Config, dataset: DataSet) -> None:
+    """Refuse a data set that this network cannot tell apart, before anything is measured."""
+    if dataset.kind != "classify":
+        raise DataError(
+            f"{config.data.root} has boxes, not a class for each picture",
+            hint="this recipe classifies: give another set",
+        )
+    if len(dataset.classes) > config.model.num_classes:
+        raise DataError(
+            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
+            hint=f"--set model.num_classes={len(dataset.classes)}",
+        )
 
 
 def build_loss(config: Config, device: torch.device) -> Loss:
@@ -91,6 +99,7 @@ CLASSIFY = Workload(
     title=lambda config: f"ResNet-{config.model.depth}",
     build_model=build_model,
     synthetic_batches=synthetic_batches,
+    check_classes=check_classes,
     open_training=open_training,
     build_loss=build_loss,
     empty_batch=empty_batch,

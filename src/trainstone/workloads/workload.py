@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from trainstone.config.schema import Config
 from trainstone.data.loader import Loader
+from trainstone.data.sample import DataSet
+from trainstone.data.splits import OpenSplit
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -23,8 +25,10 @@ class Workload:
     build_model: Callable[[Config], nn.Module]
     synthetic_batches: Callable[[Config, int], list[Batch]]
     """Host batches of the given size from the seed."""
-    open_training: Callable[[Config, torch.device, int], Loader]
-    """Real batches from data.root, begun at a step."""
+    check_classes: Callable[[Config, DataSet], None]
+    """Raise DataError where a data set is not of this workload's kind."""
+    open_training: Callable[[Config, OpenSplit, torch.device, int], Loader]
+    """Real batches of a data set, begun at a step."""
     build_loss: Callable[[Config, torch.device], Loss]
     """Loss of a model on a batch that lies on the device, normalisation included."""
     empty_batch: Callable[[Config, int], Batch]

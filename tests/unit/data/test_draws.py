@@ -24,7 +24,7 @@ def test_the_numbers_are_those_of_splitmix64(seed: int):
 def test_numbers_are_even_and_do_not_follow_from_each_other():
     draws = Draws(make_key(1, 2, 3))
     values = np.array([draws.uniform() for _ in range(20_000)])
-    assert 0 <= values.min()
+    assert values.min() >= 0
     assert values.max() < 1
     assert stats.kstest(values, "uniform").pvalue > 0.01
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02

@@ -56,19 +56,19 @@ def make_utilisation(compute: float, memory: float) -> schema.Utilisation:
 @pytest.mark.parametrize(
     ("seen", "limit"),
     [
-        ({"data_share": 0.3}, "data"),
+        ({"data_bound": True}, "data"),
         ({"throttled": "thermal"}, "throttling"),
         ({"busy_percent": 40.0}, "the host (the device is idle part of the time)"),
         ({}, "compute"),
     ],
 )
 def test_limits_in_their_order(seen: dict, limit: str):
-    asked = {"data_share": 0.0, "busy_percent": None, "throttled": None} | seen
+    asked = {"data_bound": False, "busy_percent": None, "throttled": None} | seen
     assert find_limit(make_utilisation(2.0, 1.0), **asked) == limit
 
 
 def test_memory_limits_when_the_roofline_says_so():
-    seen = {"data_share": 0.0, "busy_percent": 99.0, "throttled": None}
+    seen = {"data_bound": False, "busy_percent": 99.0, "throttled": None}
     assert find_limit(make_utilisation(1.0, 2.0), **seen) == "memory bandwidth"
     assert find_limit(schema.Utilisation(), **seen) == "unknown"
 

@@ -53,6 +53,7 @@ def make_task(clock: ScriptedClock, *, split: bool = False) -> Task:
         scale=Scale(CPU, "fp32", "dynamic"),
         autocast=nullcontext,
         batches=batches(),
+        loader=None,
         images_per_step=4,
         split_phases=split,
         nvtx=False,

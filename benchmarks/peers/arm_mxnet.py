@@ -1,0 +1,64 @@
+"""MXNet's iterator of RecordIO, as its own ImageNet example uses it. Its pictures come as planes: (3, 224, 224)."""
+
+import mxnet as mx
+from turns import serve
+
+KINDS = {"float32": mx.io.ImageRecordIter, "uint8": mx.io.ImageRecordUInt8Iter}
+# MXNet 1.9 takes at most half of the cores less one, but one at least, whatever it is told: of two cores, one. An
+# iterator for each thread, each with its part of the file, uses all.
+VARIANTS = [f"{iterators} {kind}" for iterators in ("one", "parts") for kind in KINDS]
+
+
+def open_batches(variant, job):
+    iterators, kind = variant.split()
+    num_parts = job["threads"] if iterators == "parts" else 1
+    parts = [open_part(KINDS[kind], part, num_parts, job) for part in range(num_parts)]
+    while True:
+        for part in parts:
+            batch = next(part, None)
+            if batch is None:
+                part.reset()
+                batch = next(part)
+            batch.data[0].wait_to_read()
+            yield Planes(batch.data[0]), batch.label[0].asnumpy()
+
+
+def open_part(iterator, part, num_parts, job):
+    """Return the iterator over one part of the file."""
+    return iterator(
+        path_imgrec=job["recordio"],
+        path_imgidx=job["index"],  # without it 64 MB of pictures are decoded ahead, to shuffle them
+        part_index=part,
+        num_parts=num_parts,
+        data_shape=(3, job["size"], job["size"]),
+        batch_size=job["batch"],
+        shuffle=True,
+        random_resized_crop=True,
+        min_random_area=0.08,
+        max_random_area=1.0,
+        min_aspect_ratio=3 / 4,
+        max_aspect_ratio=4 / 3,
+        rand_mirror=True,
+        preprocess_threads=job["threads"] // num_parts,
+        prefetch_buffer=4,
+        round_batch=True,
+        verbose=False,
+    )
+
+
+class Planes:
+    """MXNet's array, asked like numpy's; copies only what is looked at."""
+
+    def __init__(self, array):
+        self.array = array
+        self.shape = array.shape
+
+    def __getitem__(self, place):
+        picture, *rest = place
+        return self.array[picture].asnumpy()[(slice(None), *rest)]
+
+    def __array__(self, dtype=None):
+        return self.array.asnumpy()
+
+
+serve(f"MXNet {mx.__version__}", VARIANTS, open_batches)

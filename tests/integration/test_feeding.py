@@ -1,0 +1,158 @@
+"""Real pictures through the real command line: bench --data and data bench."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from command import tiny_arguments
+from small_sets import make_set
+from trainstone.results.steps import read_columns
+from trainstone.results.store import read_result
+
+TINY = [*tiny_arguments(), "--set", "model.num_classes=10"]
+
+
+def only_run(folder: Path, out: str = "runs") -> Path:
+    (run,) = (folder / out).iterdir()
+    return run
+
+
+def make_slow_pictures(root: Path) -> Path:
+    """Pictures whose decoding takes far longer than a tiny network's step."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (root / "train" / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = cv2.resize(rng.integers(0, 256, (300, 300, 3), dtype=np.uint8), (2400, 2400))
+            assert cv2.imwrite(str(root / "train" / name / f"{number}.jpg"), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
+    return root
+
+
+def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(trainstone, tmp_path: Path):
+    data = make_slow_pictures(tmp_path / "set")
+    slow = ["--set", "loader.threads=1", "--set", "augment.resize=antialias", "--set", "loader.shrink=false"]
+    done = trainstone("bench", *TINY, "--data", str(data), *slow, "--iterations", "24", "--json")
+    assert done.code == 0, done.err
+    result = done.json()
+    loader = result["loader"]
+    assert loader["data_bound"]
+    assert loader["threads"] == 1
+    assert loader["images_per_second"] < loader["synthetic_images_per_second"]
+    assert result["throughput"]["images_per_second"] < 0.9 * loader["synthetic_images_per_second"]
+    assert "data-bound: " in result["verdict"]
+    assert "with synthetic data" in result["verdict"]
+    assert result["utilisation"]["limit"] == "data"
+    assert "data-bound" in {finding["code"] for finding in result["findings"]}
+    assert set(loader["stage_seconds_per_image"]) == {"read", "decode", "crop-resize", "batch"}
+    run = only_run(tmp_path)
+    assert len(read_columns(run / "steps-synthetic-rank0000.csv")["step"]) == 2 * 6
+    page = (run / "report.html").read_text()
+    assert "Is it fed fast enough?" in page
+
+
+def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_pictures_are_counted(trainstone, tmp_path: Path):
+    data = make_set(tmp_path / "set", "recordio", count=20)
+    damage(data / "train.rec")
+    seen = []
+    for threads in (1, 3):
+        out = f"runs-{threads}"
+        more = ["--set", f"loader.threads={threads}", "--set", "loader.on_bad=skip", "--set", "train.batch_size=8"]
+        done = trainstone("bench", *TINY, "--data", str(data), *more, "--iterations", "10", "--out", out, "-q")
+        assert done.code == 0, done.err
+        assert "left out" in done.out
+        run = only_run(tmp_path, out)
+        columns = read_columns(run / "steps-rank0000.csv")
+        seen.append(columns["loss"].tolist())
+        assert columns["epoch"].tolist() == [8 * step // 20 for step in range(10)]
+        result = read_result(run)
+        assert result.loader is not None
+        assert result.loader.skipped == 4  # four epochs of 20 pictures in 10 steps of 8
+        assert "pictures-skipped" in {finding.code for finding in result.findings}
+        assert "left out:" in (run / "log.txt").read_text()
+    assert seen[0] == seen[1]
+
+
+def test_a_damaged_picture_ends_the_run_and_is_named(trainstone, tmp_path: Path):
+    data = make_set(tmp_path / "set", "recordio", count=6)
+    place = damage(data / "train.rec")
+    done = trainstone("bench", *TINY, "--data", str(data), "--iterations", "10")
+    assert done.code == 3
+    assert f"train.rec, record 2 at byte {place}" in done.err
+    assert "loader.on_bad=skip" in done.err
+    assert read_result(only_run(tmp_path)).status == "failed"
+
+
+def damage(path: Path) -> int:
+    """Cut the picture of record 2 short without changing any length; return where the record begins."""
+    offsets = [int(line.split("\t")[1]) for line in path.with_suffix(".idx").read_text().splitlines()]
+    content = bytearray(path.read_bytes())
+    content[offsets[3] - 200 : offsets[3]] = bytes(200)
+    path.write_bytes(content)
+    return offsets[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--data", "nowhere"], "no such file or folder"),
+        (["--set", "data.source=files"], "give --data DIR"),
+        (["--set", "augment.area=[0.5, 0.2]"], "low <= high"),
+        (["--set", "augment.val_shorter=40", "--set", "data.image_size=64", "--data", "SET"], "val_shorter"),
+        (["--data", "SET", "--set", "model.num_classes=2", "--set", "augment.flip=2"], "augment.flip"),
+    ],
+)
+def test_wrong_wishes_get_one_clear_message(trainstone, tmp_path: Path, arguments: list[str], told: str):
+    data = make_set(tmp_path / "set", "folder", count=4)
+    done = trainstone("bench", *(str(data) if part == "SET" else part for part in arguments), "--iterations", "3")
+    assert done.code in (2, 3)
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+def test_real_and_synthetic_can_be_compared_in_turn(trainstone, tmp_path: Path):
+    data = make_set(tmp_path / "set", "tfrecord", count=12)
+    against = ["--against", "data.source=synthetic"]
+    done = trainstone("bench", *TINY, "--data", str(data), *against, "--iterations", "40", "--json")
+    assert done.code == 0, done.err
+    labels = [point["label"] for point in done.json()["points"]]
+    assert labels == ["A: data.source=files", "B: data.source=synthetic"]
+
+
+def test_data_bench_tells_threads_stages_and_cores(trainstone, tmp_path: Path):
+    data = make_set(tmp_path / "set", "wds", count=10)
+    page = tmp_path / "page.html"
+    asked = ["--threads", "1,2", "--seconds", "1", "--demand", "1000", "--set", "data.image_size=32"]
+    done = trainstone("data", "bench", str(data), *asked, "--page", str(page), "--json")
+    assert done.code == 0, done.err
+    feeding = json.loads(done.out)
+    assert [point["threads"] for point in feeding["points"]] == [1, 2]
+    assert [stage["name"] for stage in feeding["stages"]] == ["read", "decode", "crop-resize", "batch"]
+    assert sum(stage["share"] for stage in feeding["stages"]) == pytest.approx(1)
+    assert feeding["demand"]["images_per_second"] == 1000
+    assert feeding["pictures"] == 10
+    assert "cores" in feeding["verdict"]
+    assert "images/s" in page.read_text()
+
+
+def test_data_bench_measures_what_this_machine_takes(trainstone, tmp_path: Path):
+    data = make_set(tmp_path / "set", "folder", kind="detect", count=6)  # boxes do not matter here
+    tiny = [*TINY, "--set", "train.batch_size=4"]
+    done = trainstone("data", "bench", str(data), "--threads", "1", "--seconds", "0.5", *tiny)
+    assert done.code == 0, done.err
+    assert "ResNet-18" in done.out
+    assert "stage" in done.out
+    assert "of the cores that train" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--threads", "0"], "--threads 0"), (["--threads", "one"], "--threads one"), (["--recipe", "none"], "unknown")],
+)
+def test_data_bench_refuses_nonsense(trainstone, tmp_path: Path, arguments: list[str], told: str):
+    data = make_set(tmp_path / "set", "folder", count=4)
+    done = trainstone("data", "bench", str(data), *arguments)
+    assert done.code == 2
+    assert told in done.err
