@@ -16,14 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import cv2
-import numpy as np
 from interleave import palindromes, ratio
+from pictures import make_pictures
 
 ROOT = Path(__file__).parent.parent
-SIDES = (500, 375)
-DIFFERENT = 200
-CLASSES = 100
 GOALS = {"cat": 0.8, "im2rec": 2.0}
 
 
@@ -57,24 +53,6 @@ def main() -> None:
         told = f", goal {goal}" if goal else ""
         print(f"trainstone / {arm:12} {middle:.2f} (95 %: {low:.2f} to {high:.2f}){told}")
     sys.exit(missed)
-
-
-def make_pictures(folder: Path, count: int) -> int:
-    """Write class folders of pictures as large as ImageNet's (110 kB); every file is one of its own."""
-    rng = np.random.default_rng(0)
-    made = []
-    for _ in range(DIFFERENT):
-        coarse = rng.integers(0, 256, (12, 16, 3)).astype(np.uint8)
-        pixels = cv2.resize(coarse, SIDES, interpolation=cv2.INTER_CUBIC).astype(np.float32)
-        pixels += rng.normal(0, 14, pixels.shape)
-        encoded = cv2.imencode(".jpg", pixels.clip(0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 92])[1]
-        made.append(encoded.tobytes())
-    size_bytes = 0
-    for number in range(count):
-        path = folder / f"n{number % CLASSES:08d}" / f"n{number % CLASSES:08d}_{number}.JPEG"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        size_bytes += path.write_bytes(made[number % DIFFERENT])
-    return size_bytes
 
 
 def measure(arm, folder: Path) -> float:

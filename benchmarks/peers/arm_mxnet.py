@@ -3,16 +3,14 @@
 import mxnet as mx
 from turns import serve
 
-KINDS = {"float32": mx.io.ImageRecordIter, "uint8": mx.io.ImageRecordUInt8Iter}
-# MXNet 1.9 takes at most half of the cores less one, but one at least, whatever it is told: of two cores, one. An
-# iterator for each thread, each with its part of the file, uses all.
-VARIANTS = [f"{iterators} {kind}" for iterators in ("one", "parts") for kind in KINDS]
+# Told more, MXNet takes half of the cores less one, at least one: of two cores one. So there is a second way to use
+# all: an iterator for each thread, each with its part of the file.
+VARIANTS = ["one iterator", "an iterator a thread"]
 
 
 def open_batches(variant, job):
-    iterators, kind = variant.split()
-    num_parts = job["threads"] if iterators == "parts" else 1
-    parts = [open_part(KINDS[kind], part, num_parts, job) for part in range(num_parts)]
+    num_parts = 1 if variant == "one iterator" else job["threads"]
+    parts = [open_part(part, num_parts, job) for part in range(num_parts)]
     while True:
         for part in parts:
             batch = next(part, None)
@@ -23,9 +21,9 @@ def open_batches(variant, job):
             yield Planes(batch.data[0]), batch.label[0].asnumpy()
 
 
-def open_part(iterator, part, num_parts, job):
-    """Return the iterator over one part of the file."""
-    return iterator(
+def open_part(part, num_parts, job):
+    """Return the iterator over one part of the file; with pixels of one byte, 10 % quicker than float32."""
+    return mx.io.ImageRecordUInt8Iter(
         path_imgrec=job["recordio"],
         path_imgidx=job["index"],  # without it 64 MB of pictures are decoded ahead, to shuffle them
         part_index=part,

@@ -1,4 +1,8 @@
-"""tf.data, as ResNet's reference input does it: only the crop is decoded (decode_and_crop_jpeg), fast transform."""
+"""tf.data, as ResNet's reference input does it: only the crop is decoded, by libjpeg's quick transform."""
+
+import json
+import math
+import sys
 
 import tensorflow as tf
 from turns import serve
@@ -8,17 +12,17 @@ FEATURES = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
     "image/class/label": tf.io.FixedLenFeature([], tf.int64),
 }
-WHOLE = [[[0.0, 0.0, 1.0, 1.0]]]
-VARIANTS = [f"{threads} {kind}" for threads in ("fixed", "autotune") for kind in ("float32", "uint8")]
+LOG_ASPECT = math.log(4 / 3)
+# How many pictures at once is told, or left to AUTOTUNE.
+VARIANTS = ["threads", "AUTOTUNE"]
 
 
 def open_batches(variant, job):
-    threads, kind = variant.split()
-    calls = AUTOTUNE if threads == "autotune" else job["threads"]
+    calls, ahead = (AUTOTUNE, AUTOTUNE) if variant == "AUTOTUNE" else (job["threads"], 2)
     # Shuffled as bytes, before decoding; after repeat, so that no epoch's end empties the buffer.
-    records = tf.data.TFRecordDataset(job["tfrecord"], num_parallel_reads=2).repeat().shuffle(512)
-    pictures = records.map(lambda record: prepare(record, job["size"], kind), calls, deterministic=False)
-    batches = pictures.batch(job["batch"], drop_remainder=True).prefetch(AUTOTUNE if threads == "autotune" else 2)
+    records = tf.data.TFRecordDataset(job["tfrecord"], num_parallel_reads=len(job["tfrecord"])).repeat().shuffle(512)
+    pictures = records.map(lambda record: prepare(record, job["size"]), calls, deterministic=False)
+    batches = pictures.batch(job["batch"], drop_remainder=True).prefetch(ahead)
     options = tf.data.Options()
     options.threading.private_threadpool_size = job["threads"]
     options.threading.max_intra_op_parallelism = 1  # pictures are shared out, not the pixels of one
@@ -27,30 +31,34 @@ def open_batches(variant, job):
         yield images.numpy(), labels.numpy()  # shares TensorFlow's memory: no copy
 
 
-def prepare(record, size, kind):
+def prepare(record, size):
     """Turn one Example into a picture and its label."""
     parsed = tf.io.parse_single_example(record, FEATURES)
     encoded = parsed["image/encoded"]
-    begin, extent, _ = tf.image.sample_distorted_bounding_box(
-        tf.image.extract_jpeg_shape(encoded),
-        bounding_boxes=tf.constant(WHOLE),
-        min_object_covered=0.0,
-        aspect_ratio_range=(3 / 4, 4 / 3),
-        area_range=(0.08, 1.0),
-        max_attempts=10,
-    )
-    window = tf.concat([begin[:2], extent[:2]], 0)
+    window = draw_crop(tf.image.extract_jpeg_shape(encoded, tf.int32)[:2])
     image = tf.image.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_FAST")
     image = tf.image.random_flip_left_right(tf.image.resize(image, [size, size], "bilinear"))
-    if kind == "uint8":
-        image = tf.cast(image, tf.uint8)
-    return image, parsed["image/class/label"]
+    # Left as float32, batches are four times as large to copy: 10 % slower.
+    return tf.cast(image, tf.uint8), parsed["image/class/label"]
+
+
+def draw_crop(sides):
+    """Return top, left, height, width by the law of the others, its ten attempts at once.
+
+    TensorFlow's own sample_distorted_bounding_box draws evenly among heights, not areas: smaller crops, less work.
+    """
+    sides = tf.cast(sides, tf.float32)[:, tf.newaxis]  # (2, 1): height, width
+    draws = tf.random.uniform([4, 10])
+    area = tf.reduce_prod(sides) * (0.08 + 0.92 * draws[0])
+    aspect = tf.exp(LOG_ASPECT * (2 * draws[1] - 1))
+    extents = tf.round(tf.sqrt(tf.stack([area / aspect, area * aspect])))  # (2, 10)
+    chosen = tf.argmax(tf.reduce_all(extents <= sides, 0), output_type=tf.int32)
+    extent = tf.minimum(extents[:, chosen], sides[:, 0])  # cut off where none fits, which is rare
+    place = tf.floor(draws[2:, chosen] * (sides[:, 0] - extent + 1))
+    return tf.cast(tf.concat([place, extent], 0), tf.int32)
 
 
 def main():
-    import json
-    import sys
-
     threads = json.loads(sys.argv[1])["threads"]
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     tf.config.threading.set_intra_op_parallelism_threads(threads)

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from peers import ask_peer
-from trainstone.data.crops import crop_boxes
-from trainstone.data.draws import Draws, make_key
+from trainstone.data.feeding.crops import crop_boxes
+from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.sample import Box
 
 DRAWS = 6_000

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.cache import Cache
-from trainstone.data.dali import READERS, Dali
-from trainstone.data.feed import IGNORED, Bad, Feed, Worker
-from trainstone.data.order import EvalOrder, Place, TrainOrder
+from trainstone.data.feeding.cache import Cache
+from trainstone.data.feeding.dali import READERS, Dali
+from trainstone.data.feeding.feed import IGNORED, Bad, Feed, Worker
+from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
+from trainstone.data.feeding.ring import Ring
+from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import Pixels
-from trainstone.data.ring import Ring
 from trainstone.data.sample import Source
-from trainstone.data.transform import make_transform
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.text import printable
@@ -154,8 +154,10 @@ class Loader:
             sum(worker.decode_seconds for worker in workers),
             sum(worker.resize_seconds for worker in workers),
         ]
-        waited = sum(worker.wait_seconds for worker in workers)
-        lived = (time.perf_counter() - self._began) * len(workers)
+        now = time.perf_counter()
+        # Threads that are waiting now have not added that yet.
+        waited = sum(worker.waited_until(now) for worker in workers)
+        lived = (now - self._began) * len(workers)
         spent.append(max(0.0, lived - waited - sum(spent)))
         pictures, read_bytes = sum(worker.pictures for worker in workers), sum(worker.read_bytes for worker in workers)
         return Stages(dict(zip(STAGES, spent, strict=True)), pictures, read_bytes)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from trainstone.config.schema import Config
+from trainstone.data.feeding.transform import describe_transform, make_transform
 from trainstone.data.loader import Loader, open_loader
 from trainstone.data.splits import open_split
-from trainstone.data.transform import describe_transform, make_transform
 from trainstone.machine.cpus import available_cores
 from trainstone.measure.devices import name_device
 from trainstone.measure.feeding import Turns, choose_threads, measure_threads, split_stages, summarise_turns

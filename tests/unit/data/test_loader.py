@@ -13,9 +13,9 @@ import torch
 from made_pictures import busy, make_samples, save
 from small_sets import CLASSES, Listed, write_set
 from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.feed import IGNORED, Worker
+from trainstone.data.feeding.feed import IGNORED, Worker
+from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.loader import KEEP, STAGES, TOLD_BAD, Loader, open_loader
-from trainstone.data.order import TrainOrder
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import DataSet, Sample, Source, Split
 from trainstone.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
 from trainstone.data.picture.decode import Pixels, decode, encode_jpeg, look_sized
-from trainstone.data.picture.look import Bytes, Look
+from trainstone.data.picture.look import LONE_MARKERS, Bytes, Look
 from trainstone.errors import DataError
 
 # Rows of a block with its colours at half size; and how far below a row its colours reach.
@@ -58,9 +58,11 @@ def decode_upper(
     seen = seen or look_sized(data)
     if seen.kind != "jpeg" or seen.colour == "cmyk":
         return Region(decode(data), owned=True)
-    height = min(seen.height, -(-(bottom + REACH_ROWS) // BLOCK_ROWS) * BLOCK_ROWS)
+    # Colours may lie half as dense as the pixels of the smaller picture.
+    height = min(seen.height, -(-(bottom + REACH_ROWS * shrink) // BLOCK_ROWS) * BLOCK_ROWS)
     stored: Bytes | bytearray = data
-    if height < seen.height and can_stop_early():
+    stops_early = height < seen.height and can_stop_early() and has_one_scan(data, seen)
+    if stops_early:
         stored = with_height(data, seen.frame_at, height)
     else:
         height = seen.height
@@ -69,12 +71,29 @@ def decode_upper(
         simplejpeg.decode_jpeg(stored, "RGB", fast, False, *room.shape[:2], shrink, room)
     except ValueError as err:
         reason = str(err)
-        if "extraneous bytes" in reason:  # the rows left out, or bytes astray, which `decode` passes over, too
-            return Region(room, shrink)
+        if "extraneous bytes" in reason:  # the rows left out; else bytes astray, perhaps before any pixel was written
+            return Region(room, shrink) if stops_early else Region(decode(data), owned=True)
         if "Premature end" in reason:
             raise DataError("truncated JPEG: the data ends before the picture does") from err
         raise DataError(f"corrupt JPEG: {reason}") from err
     return Region(room, shrink)
+
+
+def has_one_scan(data: Bytes, seen: Look) -> bool:
+    """Say whether whole segments lead from a JPEG's frame header to a scan of all its components.
+
+    The decoder tells its first complaint only, which is that of rows left out: it would hide what is missing from later
+    scans, which hold all rows, too, and that it gave up over bytes astray before it wrote a pixel.
+    """
+    place, components = seen.frame_at, data[seen.frame_at + 9]
+    while not seen.progressive and place + 4 < len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xDA:
+            return data[place + 4] == components
+        if marker < 0xC0 or marker in LONE_MARKERS or marker == 0xFF:
+            return False
+        place += 2 + int.from_bytes(data[place + 2 : place + 4])
+    return False
 
 
 def choose_shrink(width: int, height: int, size: int) -> int:

@@ -45,7 +45,7 @@ def make(kind: str, mode: str = "RGB", size: tuple[int, int] = (37, 21), **optio
     ],
 )
 def test_every_kind_is_told(data: bytes, expected: Look):
-    assert look(data)._replace(colour="", orientation=1) == expected._replace(colour="")
+    assert look(data)._replace(colour="", orientation=1, frame_at=-1) == expected._replace(colour="")
     if data[8:16] != b"WEBPVP8X":  # an opaque picture may say that it has alpha
         assert look(data).colour == expected.colour
     assert look(memoryview(data)) == look(data)
@@ -67,7 +67,10 @@ def test_an_orientation_out_of_range_is_none():
 def test_segments_on_the_way_are_skipped_by_their_length():
     plain = make("JPEG", size=(16, 8))
     comment = b"\xff\xfe" + struct.pack(">H", 60_000) + b"\xff\xc0" * 29_999
-    assert look(plain[:2] + comment + b"\xff\xff" + plain[2:]) == Look("jpeg", 16, 8, "rgb")
+    data = plain[:2] + comment + b"\xff\xff" + plain[2:]
+    seen = look(data)
+    assert seen._replace(frame_at=-1) == Look("jpeg", 16, 8, "rgb")
+    assert data[seen.frame_at : seen.frame_at + 9] == bytes.fromhex("ffc0 0011 08 0008 0010")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from PIL import Image
 
 from damage import damaged, quick, real_data
 from made_pictures import busy, mean_difference, put_before, save, save_sampled, save_scans, smooth
-from trainstone.data.crops import Crop
+from trainstone.data.feeding.crops import Crop
+from trainstone.data.feeding.transform import cut
 from trainstone.data.picture import region
 from trainstone.data.picture.decode import MAX_PIXELS, decode, look_sized
 from trainstone.data.picture.region import (
@@ -23,7 +24,6 @@ from trainstone.data.picture.region import (
     decode_upper,
     with_height,
 )
-from trainstone.data.transform import cut
 from trainstone.errors import DataError
 
 WIDTH, HEIGHT = 45, 59

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainstone.data.draws import MASK, STEP, Draws, make_key, mix, shuffle
+from trainstone.data.feeding.draws import MASK, STEP, Draws, make_key, mix, shuffle
 
 # The first numbers of SplitMix64 for the seeds 1234567 and 0, as the reference program in C prints them.
 PUBLISHED = {

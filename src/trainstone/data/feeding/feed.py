@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainstone.data.cache import Cache
-from trainstone.data.draws import make_key
-from trainstone.data.order import Place
+from trainstone.data.feeding.cache import Cache
+from trainstone.data.feeding.draws import make_key
+from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.transform import Transform
 from trainstone.data.picture.decode import Pixels, decode, look_sized
 from trainstone.data.picture.region import Region, Scratch, decode_upper
 from trainstone.data.sample import Sample, Source
-from trainstone.data.transform import Transform
 from trainstone.errors import DataError
 
 SUBSTITUTES = 100
@@ -39,8 +39,14 @@ class Worker:
     resize_seconds: float = 0.0
     wait_seconds: float = 0.0
     """For memory: the batches made ahead are enough."""
+    waits_since: float | None = None
     pictures: int = 0
     read_bytes: int = 0
+
+    def waited_until(self, now: float) -> float:
+        """Return the seconds waited, with the wait that goes on."""
+        since = self.waits_since
+        return self.wait_seconds + (0.0 if since is None else now - since)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ class Feed:
             except DataError as err:
                 where = self.source.where(index)
                 if not self.skip_bad:
-                    told = err.message if where in err.message else f"{where}: {err.message}"
+                    path = where.partition(", record ")[0]
+                    told = err.message if path in err.message else f"{where}: {err.message}"
                     hint = err.hint or "--set loader.on_bad=skip leaves such pictures out; trainstone data verify"
                     raise DataError(told, hint=hint) from err
                 bad.append(Bad(where, err.message))
@@ -96,7 +103,8 @@ class Feed:
         elif self.cache.wants_pixels(seen):
             region = Region(decode(sample.image), owned=True)
         else:
-            rows = self.transform.rows_needed(view, seen)
+            # With kept pixels all rows, too: room in the cache, which is chance, must not decide what damage is seen.
+            rows = seen.height if self.cache.keeps == "pixels" else self.transform.rows_needed(view, seen)
             region = decode_upper(
                 sample.image, rows, worker.scratch, fast=self.transform.fast, shrink=view.shrink, seen=seen
             )
@@ -122,6 +130,6 @@ class Feed:
         if not 0 <= label < self.num_classes:
             raise DataError(
                 f"class {label} of {sample.name}: the network has classes 0 to {self.num_classes - 1}",
-                hint=f"--set model.num_classes={label + 1} or more",
+                hint=f"--set model.num_classes={label + 1} or more" if label >= 0 else "trainstone data verify",
             )
         return label

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.crops import Crop, Window, crop_area, crop_boxes, window_centre
-from trainstone.data.draws import Draws
+from trainstone.data.feeding.crops import Crop, Window, crop_area, crop_boxes, window_centre
+from trainstone.data.feeding.draws import Draws
 from trainstone.data.picture.decode import Pixels, resize_shorter
 from trainstone.data.picture.look import Look
 from trainstone.data.picture.region import Region, choose_shrink

@@ -11,11 +11,11 @@ import pytest
 from made_pictures import busy, make_samples, save
 from small_sets import SHARDS, Listed, flip, locate, make_set
 from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.feed import IGNORED, SUBSTITUTES, Bad, Feed, Worker
-from trainstone.data.order import Place
+from trainstone.data.feeding.feed import IGNORED, SUBSTITUTES, Bad, Feed, Worker
+from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.transform import make_transform
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, Sample, Source
-from trainstone.data.transform import make_transform
 from trainstone.errors import DataError
 
 SIZE = 40

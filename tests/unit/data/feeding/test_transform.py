@@ -12,13 +12,13 @@ from PIL import Image
 from damage import real_data
 from made_pictures import busy, mean_difference, save, smooth
 from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.crops import Crop, Window
-from trainstone.data.draws import make_key
+from trainstone.data.feeding.crops import Crop, Window
+from trainstone.data.feeding.draws import make_key
+from trainstone.data.feeding.transform import Transform, View, cut, describe_transform, make_transform
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.picture.decode import decode, look_sized
 from trainstone.data.picture.region import Region, Scratch, decode_upper
 from trainstone.data.sample import Box
-from trainstone.data.transform import Transform, View, cut, describe_transform, make_transform
 from trainstone.errors import ConfigError
 
 SIZE = 64

@@ -1,7 +1,7 @@
 """The same batches through NVIDIA DALI (extra `dali`): it decodes, resizes, mirrors; order, crops and labels are ours.
 
 The ring's threads read; the one that reads a batch's last picture has DALI make it. What DALI cannot decode is left to
-data/feed.py, which tells of damage; DALI passes over damage that libjpeg only warns of (bad Huffman codes), we do not.
+feed.py, which tells of damage; DALI passes over damage that libjpeg only warns of (bad Huffman codes), we do not.
 loader.shrink does nothing here. Knows nothing of torch.
 """
 
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.crops import Crop
-from trainstone.data.draws import make_key
-from trainstone.data.feed import Bad, Feed, Worker
-from trainstone.data.order import Place
+from trainstone.data.feeding.crops import Crop
+from trainstone.data.feeding.draws import make_key
+from trainstone.data.feeding.feed import Bad, Feed, Worker
+from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.transform import Transform, View
 from trainstone.data.picture.decode import Pixels, look_sized
 from trainstone.data.picture.look import Look
 from trainstone.data.picture.region import Region
-from trainstone.data.transform import Transform, View
 from trainstone.errors import ConfigError, DataError, MachineError
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Dali:
         self._pipeline = None
 
     def _read(self, place: Place, worker: Worker) -> Request | None:
-        """Return what DALI needs to know of a picture; None where data/feed.py should see to it."""
+        """Return what DALI needs to know of a picture; None where feed.py should see to it."""
         begin, feed = time.perf_counter(), self._feed
         try:
             kept = feed.cache.get(place.picture)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainstone.data.crops import Crop, crop_area, crop_boxes, crop_middle, window_centre
-from trainstone.data.draws import Draws, make_key
+from trainstone.data.feeding.crops import Crop, crop_area, crop_boxes, crop_middle, window_centre
+from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.sample import Box
 
 THIRDS = (3 / 4, 4 / 3)
@@ -197,6 +197,12 @@ def test_heights_are_even_between_the_smallest_and_the_largest_area():
     crops = draw_boxes(1_000, 1_000, aspect=(1.0, 1.0), area=(0.04, 1.0), covered=0)
     assert stats.kstest(crops[:, 3] + 0.5, "uniform", (200, 801)).pvalue > 0.01
     assert (crops[:, 2] == crops[:, 3]).all()
+
+
+def test_smallest_and_largest_heights_are_as_likely_as_those_between():
+    crops = draw_boxes(10, 10, aspect=(1.0, 1.0), area=(0.04, 1.0), covered=0)
+    assert stats.chisquare(np.bincount(crops[:, 3])[2:]).pvalue > 0.01
+    assert np.unique(crops[:, 3]).tolist() == list(range(2, 11))
 
 
 def test_aspects_of_box_crops_are_even():

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from trainstone.data.order import KEPT_EPOCHS, EvalOrder, Place, TrainOrder
+from trainstone.data.feeding.order import KEPT_EPOCHS, EvalOrder, Place, TrainOrder
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from trainstone.data import loader, ring
-from trainstone.data.feed import Bad, Worker
-from trainstone.data.order import Place
-from trainstone.data.ring import MAX_ROWS_AT_ONCE, Ring
+from trainstone.data import loader
+from trainstone.data.feeding import ring
+from trainstone.data.feeding.feed import Bad, Worker
+from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.ring import MAX_ROWS_AT_ONCE, Ring
 
 LONG = 20.0
 """Seconds after which a test is lost; none waits so long."""

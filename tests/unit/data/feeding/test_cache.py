@@ -9,13 +9,13 @@ import pytest
 from made_pictures import busy, make_samples, save
 from small_sets import Listed
 from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.cache import OVERHEAD_BYTES, Cache
-from trainstone.data.feed import Feed, Worker
-from trainstone.data.order import Place
+from trainstone.data.feeding.cache import OVERHEAD_BYTES, Cache
+from trainstone.data.feeding.feed import Feed, Worker
+from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import look_sized
 from trainstone.data.picture.region import Region
 from trainstone.data.sample import Sample
-from trainstone.data.transform import make_transform
 from trainstone.errors import DataError
 
 SIZE = 40

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.draws import make_key, shuffle
+from trainstone.data.feeding.draws import make_key, shuffle
 from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainstone.data.draws import Draws
+from trainstone.data.feeding.draws import Draws
 from trainstone.data.sample import Box
 
 
@@ -66,9 +66,9 @@ def crop_middle(width: int, height: int, aspect: tuple[float, float]) -> Crop:
     low, high = aspect
     crop_width, crop_height = width, height
     if width / height < low:
-        crop_height = min(height, round(width / low))
+        crop_height = max(1, min(height, round(width / low)))
     elif width / height > high:
-        crop_width = min(width, round(height * high))
+        crop_width = max(1, min(width, round(height * high)))
     return Crop((width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height)
 
 
@@ -88,7 +88,8 @@ def crop_boxes(
     TensorFlow's sample_distorted_bounding_box: an even aspect, then an even height among those whose area is allowed.
     Without a box the whole picture is one.
     """
-    objects = [_edges(box, width, height) for box in boxes] or [Window(0, 0, width, height)]
+    objects = [_edges(box, width, height) for box in boxes if all(map(math.isfinite, box[1:5]))]
+    objects = objects or [Window(0, 0, width, height)]
     for _ in range(attempts):
         crop = _draw_by_height(width, height, draws, area, draws.between(*aspect))
         if crop is not None and _holds_any(crop, objects, min_object_covered):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from trainstone.data.feed import Bad, Worker
-from trainstone.data.order import Place
+from trainstone.data.feeding.feed import Bad, Worker
+from trainstone.data.feeding.order import Place
 
 Memory = TypeVar("Memory")
 MAX_ROWS_AT_ONCE = 8
@@ -24,7 +24,7 @@ class Slot(Generic[Memory]):
     memory: Memory
     places: Sequence[Place] = ()
     rows_left: int = 0
-    errors: dict[int, Exception] = field(default_factory=dict)
+    errors: dict[int, BaseException] = field(default_factory=dict)
     """By row; told when the batch is taken, so that the first in order is named, not the first in time."""
     bad: list[Bad] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class Ring(Generic[Memory]):
     def take(self) -> Slot[Memory] | None:
         """Return the next batch, waiting for it; None after the last."""
         with self._lock:
-            if self._taken == self._steps:
+            if self._steps is not None and self._taken >= self._steps:
                 return None
             if self._taken - self._free >= self._keep:
                 self._free += 1
@@ -108,7 +108,7 @@ class Ring(Generic[Memory]):
             for row in rows:
                 try:
                     self._fill_row(slot.memory, row, slot.places[row], worker, slot.bad)
-                except Exception as err:  # noqa: BLE001  (raised where the batch is taken)
+                except BaseException as err:  # noqa: BLE001  (raised where the batch is taken; a dead thread fills no row)
                     slot.errors[row] = err
             with self._lock:
                 slot.rows_left -= len(rows)
@@ -121,16 +121,17 @@ class Ring(Generic[Memory]):
             while not self._closed:
                 newest = self._slot(self._begun - 1)
                 rows_open = self._row < len(newest.places)
-                if self._begun == self._steps and not rows_open:
+                if self._steps is not None and self._begun >= self._steps and not rows_open:
                     return None
                 if rows_open and not self._paused:
                     return newest, self._cut_rows(len(newest.places))
                 if self._begun - self._free < len(self._slots) and not self._paused:
                     self._begin_batch()
                     continue
-                begin = time.perf_counter()
+                begin = worker.waits_since = time.perf_counter()
                 self._work_to_do.wait()
                 worker.wait_seconds += time.perf_counter() - begin
+                worker.waits_since = None
         return None
 
     def _begin_batch(self) -> None:

@@ -11,16 +11,16 @@ from PIL import Image
 
 from small_sets import JPEGS, Listed, to_classify
 from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data import dali
-from trainstone.data.cache import Cache
-from trainstone.data.crops import Crop, window_centre
-from trainstone.data.dali import Cut, Dali, plan_cut
-from trainstone.data.draws import make_key
-from trainstone.data.feed import Bad, Feed, Worker
-from trainstone.data.order import Place
+from trainstone.data.feeding import dali
+from trainstone.data.feeding.cache import Cache
+from trainstone.data.feeding.crops import Crop, window_centre
+from trainstone.data.feeding.dali import Cut, Dali, plan_cut
+from trainstone.data.feeding.draws import make_key
+from trainstone.data.feeding.feed import Bad, Feed, Worker
+from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.transform import View, make_transform
 from trainstone.data.picture.look import Look, look
 from trainstone.data.sample import Sample
-from trainstone.data.transform import View, make_transform
 from trainstone.errors import ConfigError, DataError, MachineError
 
 SIZE = 16
