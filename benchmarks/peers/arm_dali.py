@@ -1,5 +1,7 @@
 """NVIDIA DALI on the CPU: its own decoder of random crops, then resize and flip, in pixels of one byte."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from nvidia import dali
 from nvidia.dali import fn, pipeline_def, types
@@ -9,13 +11,13 @@ from turns import serve
 VARIANTS = ["resize and flip", "resize_crop_mirror"]
 
 
-def open_batches(variant, job):
+def open_batches(variant, job) -> Iterator:
     size = (job["size"], job["size"])
-    # Averaging all pixels under a new one (antialias) costs DALI 15 %; tf.data, MXNet and trainstone do not do it either.
+    # Averaging all pixels under a new one (antialias) costs 15 %; tf.data, MXNet and trainstone do not do it, either.
     how = {"size": size, "interp_type": types.INTERP_LINEAR, "antialias": False}
 
     @pipeline_def(batch_size=job["batch"], num_threads=job["threads"], device_id=None, prefetch_queue_depth=2)
-    def describe():
+    def describe() -> tuple:
         encoded, labels = fn.readers.mxnet(
             path=job["recordio"], index_path=job["index"], random_shuffle=True, initial_fill=512
         )

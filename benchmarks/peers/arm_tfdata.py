@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Iterator
 
 import tensorflow as tf
 from turns import serve
@@ -17,7 +18,7 @@ LOG_ASPECT = math.log(4 / 3)
 VARIANTS = ["threads", "AUTOTUNE"]
 
 
-def open_batches(variant, job):
+def open_batches(variant, job) -> Iterator:
     calls, ahead = (AUTOTUNE, AUTOTUNE) if variant == "AUTOTUNE" else (job["threads"], 2)
     # Shuffled as bytes, before decoding; after repeat, so that no epoch's end empties the buffer.
     records = tf.data.TFRecordDataset(job["tfrecord"], num_parallel_reads=len(job["tfrecord"])).repeat().shuffle(512)
@@ -31,7 +32,7 @@ def open_batches(variant, job):
         yield images.numpy(), labels.numpy()  # shares TensorFlow's memory: no copy
 
 
-def prepare(record, size):
+def prepare(record, size) -> tuple:
     """Turn one Example into a picture and its label."""
     parsed = tf.io.parse_single_example(record, FEATURES)
     encoded = parsed["image/encoded"]
@@ -42,7 +43,7 @@ def prepare(record, size):
     return tf.cast(image, tf.uint8), parsed["image/class/label"]
 
 
-def draw_crop(sides):
+def draw_crop(sides) -> tf.Tensor:
     """Return top, left, height, width by the law of the others, its ten attempts at once.
 
     TensorFlow's own sample_distorted_bounding_box draws evenly among heights, not areas: smaller crops, less work.
@@ -58,7 +59,7 @@ def draw_crop(sides):
     return tf.cast(tf.concat([place, extent], 0), tf.int32)
 
 
-def main():
+def main() -> None:
     threads = json.loads(sys.argv[1])["threads"]
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     tf.config.threading.set_intra_op_parallelism_threads(threads)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,16 @@ BILINEAR, MIRROR = Image.Resampling.BILINEAR, Image.Transpose.FLIP_LEFT_RIGHT
 class Pictures(Dataset):
     """Files of class folders, each time cropped and mirrored anew."""
 
-    def __init__(self, folder, size):
+    def __init__(self, folder, size) -> None:
         self.paths = sorted(Path(folder).glob("*/*"))
         names = sorted({path.parent.name for path in self.paths})
         self.labels = [names.index(path.parent.name) for path in self.paths]
         self.size = (size, size)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, number):
+    def __getitem__(self, number) -> tuple:
         with Image.open(self.paths[number]) as opened:
             # Not `draft`, which decodes at half the size: a usual loader does not.
             picture = opened.convert("RGB")
@@ -35,7 +36,7 @@ class Pictures(Dataset):
         return torch.from_numpy(np.array(picture)), self.labels[number]
 
 
-def draw_crop(width, height):
+def draw_crop(width, height) -> tuple:
     """Return left, top, right, bottom: torchvision's law."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
@@ -48,7 +49,7 @@ def draw_crop(width, height):
     return (width - side) // 2, (height - side) // 2, (width + side) // 2, (height + side) // 2
 
 
-def open_batches(_, job):
+def open_batches(_, job) -> Iterator:
     loader = DataLoader(
         Pictures(job["folder"], job["size"]),
         batch_size=job["batch"],

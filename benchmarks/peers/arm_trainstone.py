@@ -1,5 +1,6 @@
 """trainstone's own loader, as `trainstone bench --data` uses it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from turns import serve
@@ -10,7 +11,7 @@ from trainstone.data.loader import open_loader
 from trainstone.data.recognise import open_dataset
 
 
-def open_batches(_, job):
+def open_batches(_, job) -> Iterator:
     splits = {split.name: split.source for split in open_dataset(Path(job["records"])).splits}
     how = LoaderConfig(threads=job["threads"])
     sizes = {"image_size": job["size"], "batch_size": job["batch"]}

@@ -14,29 +14,26 @@ import time
 WARM_UP_BATCHES = 8  # AUTOTUNE of tf.data begins with one thread
 
 
-def serve(system, variants, open_batches):
+def serve(system, variants, open_batches) -> None:
     """Obey lines until stdin ends; `open_batches(variant, job)` is a generator of (images, labels) without end."""
     job = json.loads(sys.argv[1])
     answer({"system": system, "variants": variants})
     for line in sys.stdin:
         word, variant, value = line.rstrip("\n").split("\t")
         batches = open_batches(variant, job)
-        if word == "go":
-            done = {"seconds": measure(batches, int(value), job)}
-        else:
-            done = {"saved": save(next(batches), value)}
+        seconds = measure(batches, int(value), job) if word == "go" else save(next(batches), value)
         # Ends threads and workers: nothing may be fetched ahead during another arm's turn.
         batches.close()
         del batches
         gc.collect()
-        answer(done)
+        answer({"seconds": seconds})
 
 
-def answer(said):
+def answer(said) -> None:
     print(json.dumps(said), flush=True)
 
 
-def measure(batches, num_batches, job):
+def measure(batches, num_batches, job) -> float:
     """Return the seconds from one batch in hand to the one `num_batches` later."""
     for _ in range(WARM_UP_BATCHES):
         touch(next(batches), job)
@@ -46,7 +43,7 @@ def measure(batches, num_batches, job):
     return time.perf_counter() - begin
 
 
-def touch(batch, job):
+def touch(batch, job) -> None:
     """Look at a few bytes of a batch, so that nothing can be put off."""
     images, labels = batch
     assert sorted(images.shape) == sorted((job["batch"], job["size"], job["size"], 3)), images.shape
@@ -55,7 +52,7 @@ def touch(batch, job):
     assert float(labels[-1].sum()) >= 0
 
 
-def save(batch, path):
+def save(batch, path) -> None:
     """Write the pictures of a batch as uint8, channels last."""
     import numpy as np
 
@@ -63,4 +60,3 @@ def save(batch, path):
     if images.shape[1] == 3:
         images = images.transpose(0, 2, 3, 1)
     np.save(path, images.round().clip(0, 255).astype(np.uint8))
-    return path

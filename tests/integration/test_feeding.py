@@ -12,7 +12,8 @@ from small_sets import make_set
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
-TINY = [*tiny_arguments(), "--set", "model.num_classes=10"]
+# One torch thread: several would wait for each other wherever another process takes a core.
+TINY = [*tiny_arguments(), "--set", "model.num_classes=10", "--set", "engine.threads=1"]
 
 
 def only_run(folder: Path, out: str = "runs") -> Path:
