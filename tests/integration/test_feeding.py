@@ -27,15 +27,16 @@ def make_slow_pictures(root: Path) -> Path:
     for name in ("a", "b"):
         (root / "train" / name).mkdir(parents=True)
         for number in range(4):
-            pixels = cv2.resize(rng.integers(0, 256, (300, 300, 3), dtype=np.uint8), (2400, 2400))
+            pixels = cv2.resize(rng.integers(0, 256, (300, 300, 3), dtype=np.uint8), (2000, 2000))
             assert cv2.imwrite(str(root / "train" / name / f"{number}.jpg"), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
     return root
 
 
 def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(trainstone, tmp_path: Path):
     data = make_slow_pictures(tmp_path / "set")
-    slow = ["--set", "loader.threads=1", "--set", "augment.resize=antialias", "--set", "loader.shrink=false"]
-    done = trainstone("bench", *TINY, "--data", str(data), *slow, "--iterations", "24", "--json")
+    slow = ["loader.threads=1", "augment.resize=antialias", "loader.shrink=false", "loader.prefetch=1"]
+    settings = [part for setting in (*slow, "train.batch_size=12") for part in ("--set", setting)]
+    done = trainstone("bench", *TINY, "--data", str(data), *settings, "--iterations", "10", "--json")
     assert done.code == 0, done.err
     result = done.json()
     loader = result["loader"]

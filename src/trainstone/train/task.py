@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainstone.config.schema import Config, OptimizerConfig
+from trainstone.data.feeding.transform import make_transform
 from trainstone.data.loader import KEEP, Loader
 from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import MachineError
@@ -52,6 +53,7 @@ def open_data(config: Config) -> OpenSplit | None:
     if config.data.source != "files":
         return None
     assert config.data.root is not None  # config/schema.py saw to it
+    make_transform(config.augment, config.loader, config.data.image_size, train=True)  # wishes that exclude each other
     opened = open_split(Path(config.data.root), "train")
     WORKLOADS[config.workload].check_classes(config, opened.dataset)
     return opened
