@@ -7,9 +7,14 @@ from trainstone.units import format_percent, format_rate
 NOISE = 1.05
 
 
-def is_data_bound(real: float, synthetic: float, data_share: float) -> bool:
-    """Say whether data costs more than a tenth: by waiting, or by work on cores that train."""
-    return data_share > DATA_BOUND_SHARE or real < (1 - DATA_BOUND_SHARE) * synthetic
+def is_data_bound(real: float, synthetic: float, data_share: float, *, median_ratio: float) -> bool:
+    """Say whether data costs more than a tenth: by waiting, or by work on cores that train.
+
+    `median_ratio`: median synthetic step / median real one. Without waiting both it and the speeds must say so: a burst
+    of other people's work in one of them would move the speed alone.
+    """
+    least = 1 - DATA_BOUND_SHARE
+    return data_share > DATA_BOUND_SHARE or (real < least * synthetic and median_ratio < least)
 
 
 def tell_feeding(loader: Loader, real: float, data_share: float) -> str:

@@ -58,7 +58,7 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
     rate = summary.throughput.images_per_second
     fed = None
     if seen.loader and seen.alone:
-        fed = judge_feeding(fitted.config, seen.loader, seen.alone, real=rate, data_share=summary.data_share)
+        fed = judge_feeding(fitted.config, seen.loader, seen.alone, summary)
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed)
     noise = grade_noise(
         *seen.pressure,

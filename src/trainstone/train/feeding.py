@@ -20,6 +20,7 @@ from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema, stats
 from trainstone.results.databound import is_data_bound
 from trainstone.results.progress import Progress
+from trainstone.results.summary import StepSummary
 from trainstone.train.fit import Fitted
 from trainstone.train.loop import train_steps
 from trainstone.train.task import Task, build_task, feed_synthetic
@@ -119,9 +120,7 @@ def keep_stages(loader: Loader, alone: Alone) -> None:
     alone.pictures += stages.pictures
 
 
-def judge_feeding(
-    config: Config, loader: Loader, alone: Alone, *, real: float, data_share: float
-) -> schema.Loader | None:
+def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSummary) -> schema.Loader | None:
     """Return what goes into the result; None where a run was stopped before there was anything."""
     if not alone.batch_seconds or not alone.counted:
         return None
@@ -131,13 +130,20 @@ def judge_feeding(
     seconds = np.asarray(alone.batch_seconds)
     by_loader = stats.throughput_within(seconds, np.full(len(seconds), float(batch)))
     columns = alone.recorder.columns()
-    synthetic = stats.throughput_within(columns["step_seconds"][alone.counted], columns["images"][alone.counted])
+    synthetic_seconds = columns["step_seconds"][alone.counted]
+    synthetic = stats.throughput_within(synthetic_seconds, columns["images"][alone.counted])
+    data_bound = is_data_bound(
+        summary.throughput.images_per_second,
+        synthetic.images_per_second,
+        summary.data_share,
+        median_ratio=float(np.median(synthetic_seconds)) / summary.step_seconds.median,
+    )
     return schema.Loader(
         images_per_second=by_loader.images_per_second,
         ci95=by_loader.ci95,
         synthetic_images_per_second=synthetic.images_per_second,
         synthetic_ci95=synthetic.ci95,
-        data_bound=is_data_bound(real, synthetic.images_per_second, data_share),
+        data_bound=data_bound,
         engine=config.loader.engine,
         threads=config.loader.threads,
         storage=loader.feed.storage,

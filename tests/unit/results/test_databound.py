@@ -12,17 +12,20 @@ def make_loader(**changes: object) -> Loader:
 
 
 @pytest.mark.parametrize(
-    ("real", "data_share", "bound"),
+    ("real", "data_share", "median_ratio", "bound"),
     [
-        (395.0, 0.0, False),
-        (361.0, 0.09, False),
-        (361.0, 0.11, True),  # it waits
-        (359.0, 0.0, True),  # it does not wait, but the loader takes the cores
-        (800.0, 0.02, False),
+        (395.0, 0.0, 1.0, False),
+        (361.0, 0.09, 0.9, False),
+        (361.0, 0.11, 0.9, True),  # it waits
+        (359.0, 0.0, 0.89, True),  # it does not wait, but the loader takes the cores
+        (200.0, 0.0, 0.97, False),  # a few very slow steps: somebody else's burst
+        (800.0, 0.02, 2.0, False),
     ],
 )
-def test_waiting_or_losing_more_than_a_tenth_is_data_bound(real: float, data_share: float, bound: bool):
-    assert is_data_bound(real, 400.0, data_share) is bound
+def test_waiting_or_losing_more_than_a_tenth_is_data_bound(
+    real: float, data_share: float, median_ratio: float, bound: bool
+):
+    assert is_data_bound(real, 400.0, data_share, median_ratio=median_ratio) is bound
 
 
 def test_the_sentence_says_by_how_much():

@@ -65,7 +65,7 @@ def draw_speeds(rows: list[dict[str, Any]]) -> Figure:
     rates = [row["rate"] for row in rows]
     far = max(rates) > SPREAD * min(rates)
     scale = alt.Scale(type="log", nice=True) if far else alt.Scale(zero=True)
-    title = "images/s (each step of the axis the same factor)" if far else "images/s"
+    title = "images/s, logarithmic" if far else "images/s"
     place = alt.Y("what:N", title=None, sort=[row["what"] for row in rows], axis=alt.Axis(labelLimit=220))
     axis = alt.X("rate:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5, labelOverlap=True))
     spread = (
