@@ -1,7 +1,7 @@
 # make bench    measure this machine                       make check    lint, types, version
 # make test     everything CI runs                         make format   rewrite sources in the house style
 # make soak     trials that take long: memory over 100,000 batches
-# make interop  data formats against the real TensorFlow, MXNet and DALI (3 GB in .interop)
+# make interop  data formats against the real TensorFlow, MXNet and DALI (5 GB in .interop)
 #
 # Each makes the virtual environment .venv when it is missing or stale. Variables:
 #   PYTHON=python3.12         another interpreter (3.11 or later)

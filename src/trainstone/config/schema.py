@@ -124,7 +124,7 @@ class LoaderConfig(Section):
     decode: Literal["fast", "exact"] = "fast"
     """Training JPEGs: quick or accurate inverse cosine transform (validation: always accurate)."""
     shrink: bool = True
-    """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it."""
+    """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it. Not with DALI."""
     on_bad: Literal["error", "skip"] = "error"
     """A picture that cannot be decoded: stop, or take another in its place and count it (loader.skipped)."""
     last: Literal["carry", "drop"] = "carry"

@@ -22,6 +22,7 @@ class Kept:
 
     sample: Sample
     seen: Look
+    stored_bytes: int
     pixels: Pixels | None = None
 
 
@@ -51,9 +52,9 @@ class Cache:
         if self.keeps == "pixels":
             if not region.owned:
                 return
-            kept, size = Kept(replace(sample, image=b""), seen, region.pixels), region.pixels.nbytes
+            kept, size = Kept(replace(sample, image=b""), seen, len(sample.image), region.pixels), region.pixels.nbytes
         else:
-            kept, size = Kept(sample, seen), len(sample.image)
+            kept, size = Kept(sample, seen, len(sample.image)), len(sample.image)
         size += OVERHEAD_BYTES
         with self._lock:
             if index in self._kept or self.used_bytes + size > self.limit_bytes:

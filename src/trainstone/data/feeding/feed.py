@@ -117,7 +117,7 @@ class Feed:
         worker.decode_seconds += decoded - was_read
         worker.resize_seconds += resized - decoded
         worker.pictures += 1
-        worker.read_bytes += len(sample.image)
+        worker.read_bytes += kept.stored_bytes if kept else len(sample.image)
         return label
 
     def check_label(self, sample: Sample) -> int:

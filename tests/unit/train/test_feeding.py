@@ -1,0 +1,69 @@
+"""The speeds a run on real pictures is held against."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from small_sets import make_set
+from trainstone.config.load import load_config
+from trainstone.data.splits import open_split
+from trainstone.machine.interrupt import Interrupt
+from trainstone.results.steps import read_columns
+from trainstone.results.summary import summarise_steps
+from trainstone.train.feeding import FILE_NAME, count_share, judge_feeding, measure_after, measure_before, open_alone
+from trainstone.train.fit import CPU, fit_to_machine
+from trainstone.train.task import build_task
+
+TINY = [
+    *("device=cpu", "model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32"),
+    *("engine.threads=1", "loader.threads=1", "measure.iterations=12"),
+]
+
+
+def test_a_share_of_steps_is_never_too_few():
+    assert count_share(None, 1 / 6) is None
+    assert count_share(12, 1 / 6) == 6
+    assert count_share(600, 1 / 6) == 100
+
+
+def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
+    torch.manual_seed(0)
+    data = make_set(tmp_path / "set", "recordio", count=10)
+    config = load_config("resnet50", settings=TINY, flags={"data.source": "files", "data.root": str(data)})
+    fitted, opened = fit_to_machine(config, strict=True), open_split(data, "train")
+    with Interrupt() as interrupt, ExitStack() as files:
+        alone = open_alone(opened, tmp_path, fitted.config, files)
+        before = [progress.phase for progress in measure_before(fitted, alone, interrupt)]
+        assert before == ["loader alone"] * 6 + ["synthetic data"] * 6
+        task = build_task(fitted.config, CPU, opened)
+        after = [progress.phase for progress in measure_after(task, fitted, alone, interrupt)]
+        assert after == ["synthetic data"] * 6 + ["loader alone"] * 6
+        assert alone.counted == [2, 3, 4, 5, 8, 9, 10, 11]  # the first two of each half do not count
+        assert len(alone.batch_seconds) == 12
+        assert task.loader is not None
+        columns = {**alone.recorder.columns()}
+        summary = summarise_steps(columns, compiled=False)
+        judged = judge_feeding(fitted.config, task.loader, alone, summary)
+    assert judged is not None
+    assert judged.images_per_second == pytest.approx(2 * 12 / sum(alone.batch_seconds))
+    counted = columns["step_seconds"][alone.counted]
+    assert judged.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())
+    assert (judged.storage, judged.pictures, judged.threads) == ("RecordIO", 10, 1)
+    assert read_columns(tmp_path / FILE_NAME)["step"].tolist() == list(range(12))
+
+
+def test_a_run_stopped_before_anything_was_measured_is_not_judged(tmp_path: Path):
+    data = make_set(tmp_path / "set", "folder", count=4)
+    config = load_config("resnet50", settings=TINY, flags={"data.source": "files", "data.root": str(data)})
+    opened = open_split(data, "train")
+    with ExitStack() as files, build_loader(config, opened) as loader:
+        alone = open_alone(opened, tmp_path, config, files)
+        assert judge_feeding(config, loader, alone, None) is None  # type: ignore[arg-type]  (not looked at)
+
+
+def build_loader(config, opened):
+    task = build_task(config, CPU, opened)
+    assert task.loader is not None
+    return task.loader
