@@ -71,9 +71,9 @@ def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_pictures_are_cou
         assert columns["epoch"].tolist() == [8 * step // 20 for step in range(10)]
         result = read_result(run)
         assert result.loader is not None
-        assert result.loader.skipped == 4  # four epochs of 20 pictures in 10 steps of 8
+        assert (result.loader.skipped, result.loader.skipped_pictures) == (4, 1)  # 10 steps of 8 are four epochs of 20
         assert "pictures-skipped" in {finding.code for finding in result.findings}
-        assert "left out:" in (run / "log.txt").read_text()
+        assert (run / "log.txt").read_text().count("left out:") == 3  # the run's own loader, and that alone, twice
     assert seen[0] == seen[1]
 
 
@@ -151,7 +151,13 @@ def test_data_bench_measures_what_this_machine_takes(trainstone, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(["--threads", "0"], "--threads 0"), (["--threads", "one"], "--threads one"), (["--recipe", "none"], "unknown")],
+    [
+        (["--threads", "0"], "--threads 0"),
+        (["--threads", "one"], "--threads one"),
+        (["--demand", "inf"], "--demand"),
+        (["--page", "no/p.html"], "--page"),
+        (["--recipe", "none"], "unknown"),
+    ],
 )
 def test_data_bench_refuses_nonsense(trainstone, tmp_path: Path, arguments: list[str], told: str):
     data = make_set(tmp_path / "set", "folder", count=4)

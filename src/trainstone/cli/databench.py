@@ -1,5 +1,6 @@
 """trainstone data bench: how fast a data set feeds, by threads and stages, and how many cores devices would need."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +54,10 @@ def bench(
     flags = options.collect_flags(seed=seed, device=device, data=path)
     config = load_config(recipe, settings=settings, flags=flags)
     counts = parse_threads(threads)
+    if demand is not None and not math.isfinite(demand):
+        raise ConfigError(f"--demand {demand}: it takes a number of images a second")
+    if page is not None and not page.absolute().parent.is_dir():
+        raise ConfigError(f"--page {page}: there is no folder {page.parent}")
     with interruptible(""):
         feeding = run_bench(config, counts, seconds, demand, quiet=bool(quiet))
     if page is not None:
@@ -91,7 +96,7 @@ def run_bench(
 
         asked = None
         if demand is not None:
-            asked = Demand(device="given", devices=1, images_per_second=demand, how="given")
+            asked = Demand(device="", devices=1, images_per_second=demand, how="given")
         going = measure_feeding(config, counts, seconds, asked)
         while True:
             try:

@@ -42,7 +42,6 @@ def collect_flags(
 ) -> dict[str, Any]:
     """Flags that are short for recipe keys, as dotted keys."""
     flags = {
-        "data.source": "files" if data is not None else None,
         "data.root": str(data.absolute()) if data is not None else None,
         "measure.seconds": seconds,
         "seed": seed,

@@ -113,7 +113,8 @@ def _rate_rows(result: Result) -> Iterator[tuple[str, str]]:
         alone = f"loader alone {describe_rate(loader.images_per_second, loader.ci95)}"
         yield "feeding", f"{synthetic}; {alone} images/s ({format_count(loader.threads, 'thread')}, {loader.storage})"
     if loader and loader.skipped:
-        yield "left out", f"{format_count(loader.skipped, 'damaged picture')}"
+        times = format_count(loader.skipped, "time")
+        yield "left out", f"{format_count(loader.skipped_pictures, 'damaged picture')}, {times} in all"
     if result.points:
         yield "runs", f"{len(result.points)} in points/"
 

@@ -69,6 +69,14 @@ class DataConfig(Section):
     num_synthetic_batches: Annotated[int, Field(ge=1, le=1024)] = 4
     """Different batches, used in turn."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def follow_root(cls, values: Any) -> Any:
+        """Who says where files lie means them, unless a source is named."""
+        if isinstance(values, dict) and values.get("root") is not None and "source" not in values:
+            return {**values, "source": "files"}
+        return values
+
     @model_validator(mode="after")
     def check_root(self) -> "DataConfig":
         """Files must lie somewhere."""

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 KEEP = 2
 """A batch stays valid until so many more were asked for: the copy to a device may lag behind."""
-TOLD_BAD = 10
+TOLD_BAD = 100
 
 
 @dataclass
@@ -100,11 +100,13 @@ class Loader:
     ) -> None:
         cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
         self.feed, self.order = feed, order
-        self.prefetch, self.first_step = prefetch, first_step
+        self.num_slots, self.first_step = prefetch + KEEP, first_step
         self.step = first_step
         """The step that comes next: what to go on from."""
         self.skipped = 0
-        slots = [allocate(order.batch_size, feed.transform.size, pinned=pinned) for _ in range(prefetch + KEEP)]
+        """How often a damaged picture was left out; bad_pictures says which."""
+        self.bad_pictures: set[str] = set()
+        slots = [allocate(order.batch_size, feed.transform.size, pinned=pinned) for _ in range(self.num_slots)]
         self._began = time.perf_counter()
         self._dali = dali
         self._ring = Ring(
@@ -133,8 +135,9 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End the threads; batches taken stay as they are."""
+        """End the threads and let go of what is cached; batches taken stay as they are."""
         self._ring.close()
+        self.feed.cache.clear()
         if self._dali:
             self._dali.close()
 
@@ -173,10 +176,11 @@ class Loader:
         memory.classes[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
 
     def _tell_skipped(self, bad: list[Bad]) -> None:
+        self.skipped += len(bad)
         for one in sorted(bad):
-            if self.skipped < TOLD_BAD:
+            if one.where not in self.bad_pictures and len(self.bad_pictures) < TOLD_BAD:
                 log.warning("left out: %s: %s", printable(one.where), printable(one.why))
-            self.skipped += 1
+            self.bad_pictures.add(one.where)
 
 
 def open_loader(

@@ -1,5 +1,6 @@
 """Opens one part of a data set for training or validation."""
 
+import hashlib
 import logging
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from trainstone.data.sample import DataSet, Source
 from trainstone.errors import DataError
 
 log = logging.getLogger(__name__)
+
+DIGESTED = 32
 
 
 class OpenSplit(NamedTuple):
@@ -25,7 +28,7 @@ def open_split(path: Path, name: str) -> OpenSplit:
     sources = {split.name: split.source for split in dataset.splits}
     if len(sources) == 1 and name not in sources:
         only = next(iter(sources))
-        log.info("%s has one split, %s: took it for %s", path, only, name)
+        log.warning("%s has one split, %s: took it for %s", path, only, name)
         name = only
     if name not in sources:
         there = ", ".join(sources) or "none"
@@ -34,3 +37,17 @@ def open_split(path: Path, name: str) -> OpenSplit:
     if not len(source):
         raise DataError(f"split {name} of {path} holds no picture", hint="trainstone data verify tells what is wrong")
     return OpenSplit(dataset, name, source)
+
+
+def digest_samples(source: Source) -> str:
+    """Return what tells this set from others: a hash of some evenly spaced pictures with their labels."""
+    digest = hashlib.sha256(f"{len(source)}".encode())
+    for number in range(min(DIGESTED, len(source))):
+        index = number * len(source) // min(DIGESTED, len(source))
+        try:
+            sample = source.read(index)
+        except DataError:  # told elsewhere
+            continue
+        digest.update(f"{sample.label} {len(sample.image)} ".encode())
+        digest.update(sample.image)
+    return digest.hexdigest()[:16]

@@ -57,7 +57,7 @@ def measure_threads(
 
 def take_turn(loader: Loader, turns: Turns, seconds: float) -> Iterator[Progress]:
     """Take batches as fast as they come. Those made before anybody waited do not count."""
-    for _ in range(loader.prefetch + 1):
+    for _ in range(loader.num_slots):
         next(loader)
     begin = last = time.perf_counter()
     cpu = time.process_time()
@@ -67,7 +67,7 @@ def take_turn(loader: Loader, turns: Turns, seconds: float) -> Iterator[Progress
         turns.batch_seconds.append(now - last)
         rate, last = images / (now - last), now
         yield Progress(f"{turns.threads} threads" if turns.threads > 1 else "1 thread", images_per_second=rate)
-        if now - begin >= seconds and loader.step >= loader.first_step + loader.prefetch + 1 + MIN_BATCHES:
+        if now - begin >= seconds and loader.step >= loader.first_step + loader.num_slots + MIN_BATCHES:
             break
     turns.wall_seconds += last - begin
     turns.cpu_seconds += time.process_time() - cpu

@@ -2,30 +2,28 @@
 
 from trainstone.results.checks import DATA_BOUND_SHARE, finding
 from trainstone.results.schema import Finding, Loader
-from trainstone.units import format_percent, format_rate
+from trainstone.units import format_count, format_percent, format_rate
 
 NOISE = 1.05
 
 
-def is_data_bound(real: float, synthetic: float, data_share: float, *, median_ratio: float) -> bool:
+def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:
     """Say whether data costs more than a tenth: by waiting, or by work on cores that train.
 
-    `median_ratio`: median synthetic step / median real one. Without waiting both it and the speeds must say so: a burst
-    of other people's work in one of them would move the speed alone.
+    By median steps: a burst of somebody else's work in one of the two would move its mean speed alone.
     """
-    least = 1 - DATA_BOUND_SHARE
-    return data_share > DATA_BOUND_SHARE or (real < least * synthetic and median_ratio < least)
+    return data_share > DATA_BOUND_SHARE or share_of_synthetic < 1 - DATA_BOUND_SHARE
 
 
-def tell_feeding(loader: Loader, real: float, data_share: float) -> str:
+def tell_feeding(loader: Loader, data_share: float) -> str:
     """One clause with the numbers: data-bound or not, and by how much."""
-    synthetic = loader.synthetic_images_per_second
-    if synthetic is None:
+    synthetic, share = loader.synthetic_images_per_second, loader.share_of_synthetic
+    if synthetic is None or share is None:
         return ""
     alone = f"the loader alone gives {format_rate(loader.images_per_second)}"
     waits = f"the device waits {format_percent(data_share, 0)} of the time"
-    against = f"{format_percent(real / synthetic, 0)} of the {format_rate(synthetic)} with synthetic data"
-    if real > NOISE * synthetic:  # real pictures cannot make it faster
+    against = f"{format_percent(share, 0)} of the speed with synthetic data ({format_rate(synthetic)})"
+    if share > NOISE:  # real pictures cannot make it faster
         against = f"no slower than with synthetic data ({format_rate(synthetic)}; the machine was not quiet)"
     if not loader.data_bound:
         return f"not data-bound: {against}; {alone}"
@@ -36,13 +34,15 @@ def tell_feeding(loader: Loader, real: float, data_share: float) -> str:
     )
 
 
-def check_feeding(loader: Loader, real: float, data_share: float) -> list[Finding]:
+def check_feeding(loader: Loader, data_share: float) -> list[Finding]:
     """What is worth a finding: data-bound, pictures left out."""
     findings = []
     if loader.data_bound:
-        findings.append(finding("data-bound", tell_feeding(loader, real, data_share), hint=advise(loader, data_share)))
+        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=advise(loader, data_share)))
     if loader.skipped:
-        message = f"{loader.skipped} damaged pictures were left out, others taken in their place; log.txt names them"
+        pictures = format_count(loader.skipped_pictures, "damaged picture")
+        times = format_count(loader.skipped, "time")
+        message = f"{pictures} left out, {times} in all; others were taken in their place; log.txt names them"
         findings.append(finding("pictures-skipped", message))
     return findings
 

@@ -57,7 +57,7 @@ class Demand(Record):
     """What a training takes."""
 
     device: str
-    """Its name; where the CPU trains the same as `Feeding.cpu`."""
+    """Its name; where the CPU trains the same as `Feeding.cpu`; empty where nobody said."""
     devices: Positive
     images_per_second: Rate
     """Of all devices."""
@@ -159,6 +159,8 @@ def _judge_demand(feeding: Feeding, demand: Demand, workload: str) -> str:
         return f"feeding {who} at {rate} would take {whose}"
     if reached:
         return f"enough: {who} takes {rate}, which {cores} cores feed"
+    if needed <= feeding.cores:  # threads that wait for each other: idle cores do not help
+        return f"not enough: {who} takes {rate}, and all {format_count(feeding.cores, 'core')} here do not reach it"
     return f"feeding {who} at {rate} would take {cores} cores: {count_here(feeding)}"
 
 
@@ -188,6 +190,9 @@ def describe_cores(feeding: Feeding) -> str:
     known = ", ".join(part for part in (describe_target(feeding), feeding.demand.how) if part)
     rate = f"{format_rate(feeding.demand.images_per_second)} images/s ({known})"
     taken = "of the cores that train" if is_trained_here(feeding) else "cores"
+    reached = best_point(feeding).images_per_second >= feeding.demand.images_per_second
+    if not reached and needed <= feeding.cores:
+        return f"{core} {rate} were not reached with all cores here: the threads wait for something else."
     return f"{core} So {rate} take {format_cores(needed)} {taken}; {count_here(feeding)}."
 
 

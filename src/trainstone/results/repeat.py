@@ -29,6 +29,9 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
     noise: Noise | None = max(noises, key=lambda noise: noise.grade, default=None)
     title = (measured[0].verdict or measured[0].recipe.name).partition(":")[0]
     verdict = f"{title}: {format_rate(combined.images_per_second)} images/s {describe_interval(combined)}"
+    fed = [child.loader for child in measured if child.loader is not None]
+    if fed:
+        verdict += f"; data-bound in {sum(loader.data_bound for loader in fed)} of {len(fed)} runs"
     if noise is not None:
         verdict += f"; worst noise grade {noise.grade}"
     return {

@@ -145,6 +145,8 @@ class Loader(Record):
     synthetic_images_per_second: Rate | None = None
     """Training on synthetic batches."""
     synthetic_ci95: tuple[float, float] | None = None
+    share_of_synthetic: Rate | None = None
+    """Median step on synthetic batches / median step on real pictures: 1 where real pictures cost nothing."""
     data_bound: bool = False
     """Waiting for data, or the loader's own work, costs more than a tenth."""
     engine: str = "threads"
@@ -152,8 +154,12 @@ class Loader(Record):
     storage: str = ""
     pictures: Count
     """In the training set."""
+    digest: str = ""
+    """Of some of its pictures: the same set has the same, wherever it lies."""
     skipped: Count = 0
-    """Damaged pictures in whose place others were taken."""
+    """How often a damaged picture was left out and another taken in its place."""
+    skipped_pictures: Count = 0
+    """How many pictures that were."""
     stage_seconds_per_image: dict[str, float] = {}
     """Thread time of read, decode, crop-resize, batch, measured with the loader alone."""
 

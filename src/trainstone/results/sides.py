@@ -134,7 +134,7 @@ def read_executed(result: Result) -> dict[str, str]:
     for section in HASHED_SECTIONS:
         facts |= _flatten(section, result.config.get(section))
     if result.loader:
-        facts |= {"data set": f"{result.loader.pictures} pictures, {result.loader.storage}"}
+        facts |= {"data set": f"{result.loader.pictures} pictures, {result.loader.storage}, {result.loader.digest}"}
     facts |= {"world.ranks": str(result.world.ranks), "world.nodes": str(result.world.nodes)}
     return {key: facts[key] for key in sorted(facts) if key not in OF_THE_MACHINE}
 

@@ -14,6 +14,7 @@ import torch
 
 from trainstone.config.schema import Config
 from trainstone.data.loader import Loader
+from trainstone.data.splits import OpenSplit
 from trainstone.log import log_into
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.facts import read_facts, read_software
@@ -44,6 +45,7 @@ def run_against(a: Config, b: Config, run: RunFolder, *, same_recipe: bool, stri
     with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run):
         yield Progress("reading machine facts")
         run.write_machine(read_facts(), read_software())
+        opened = {name: open_data(config) for name, config in (("A", a), ("B", b))}
         yield Progress("fitting both to this machine")
         stop_if(interrupt)
         fitted = fit_pair(a, b, same_recipe=same_recipe, strict=strict)
@@ -55,7 +57,9 @@ def run_against(a: Config, b: Config, run: RunFolder, *, same_recipe: bool, stri
             loaders: dict[str, Loader] = {}
             with ExitStack() as files:
                 variants = {
-                    name: build_variant(name, asked, fitted[name], folders[name], files, loaders, clock_start)
+                    name: build_variant(
+                        name, asked, fitted[name], opened[name], folders[name], files, loaders, clock_start
+                    )
                     for name, asked in (("A", a), ("B", b))
                 }
                 seen = yield from measure_turns(run, variants, done, interrupt, clock_start)
@@ -108,6 +112,7 @@ def build_variant(
     name: str,
     asked: Config,
     fitted: Fitted,
+    opened: OpenSplit | None,
     folder: RunFolder,
     files: ExitStack,
     loaders: dict[str, Loader],
@@ -116,7 +121,7 @@ def build_variant(
     """Build one variant's model and loop, and open its step file."""
     config = fitted.config
     with naming(name):
-        task = files.enter_context(closing(build_task(config, fitted.device, open_data(config))))
+        task = files.enter_context(closing(build_task(config, fitted.device, opened)))
     recorder = files.enter_context(
         StepRecorder(folder.path / "steps-rank0000.csv", split_phases=config.engine.split_phases)
     )

@@ -87,7 +87,7 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
             *fitted.findings,
             *check_throughput(summary.throughput, summary.step_seconds),
             *check_limits(utilisation, None if fed else summary.data_share, throttled),
-            *(check_feeding(fed, rate, summary.data_share) if fed else ()),
+            *(check_feeding(fed, summary.data_share) if fed else ()),
             *check_setting(fitted, noise, memory),
             *tell_unmeasured(seen.reader.unsupported),
             *tell_interruption(seen.interrupted, len(recorder)),
@@ -111,7 +111,7 @@ def tell_verdict(
         noise,
         device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
         precision=fitted.config.train.precision,
-        feeding=tell_feeding(fed, summary.throughput.images_per_second, summary.data_share) if fed else "",
+        feeding=tell_feeding(fed, summary.data_share) if fed else "",
     )
 
 

@@ -3,6 +3,7 @@
 Each is measured half before and half after the run itself, so that a machine that grows slower hits all three alike.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -13,7 +14,7 @@ import numpy as np
 
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.data.loader import Loader
-from trainstone.data.splits import OpenSplit
+from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
@@ -32,7 +33,7 @@ MIN_STEPS = 6
 # A half begins with memory to be got and kernels to be tuned: at least so many of its steps do not count.
 WARM_UP_STEPS, WARM_UP_SHARE = 2, 0.2
 FILE_NAME = "steps-synthetic-rank0000.csv"
-# The loader alone reads other pictures than training will: those would lie in memory already.
+# The loader alone reads in another order than training will: the first pictures would lie in memory already.
 OTHER_SEED = 0x5EED
 
 
@@ -47,6 +48,10 @@ class Alone:
     batch_seconds: list[float] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
     pictures: int = 0
+    next_step: int = 0
+    """Where the loader alone goes on: its second half has other pictures."""
+    synthetic_seconds: float = 0.0
+    """Of the halves so far, for start_seconds of the second."""
 
 
 def open_alone(opened: OpenSplit, folder: Path, config: Config, files: ExitStack) -> Alone:
@@ -74,14 +79,16 @@ def measure_after(task: Task, fitted: Fitted, alone: Alone, interrupt: Interrupt
 def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
     """Train on synthetic batches for a share of the run's time or steps."""
     timer = choose_timer(task.device)
-    begin, num_steps = timer.now(), count_share(measure.iterations, SYNTHETIC_SHARE)
-    first = len(alone.recorder)
-    for record in train_steps(task, timer, num_steps=num_steps, origin=begin):
+    origin, num_steps = timer.now() - alone.synthetic_seconds, count_share(measure.iterations, SYNTHETIC_SHARE)
+    first, begin = len(alone.recorder), math.inf
+    for record in train_steps(task, timer, num_steps=num_steps, origin=origin):
+        begin = min(begin, timer.now())  # the first step may have to compile for minutes
         alone.recorder.add(record._replace(step=first + record.step))
         yield Progress("synthetic data", record.step + 1, record.images / record.step_seconds)
         over = record.step + 1 >= MIN_STEPS and timer.now() - begin >= measure.seconds * SYNTHETIC_SHARE
         if interrupt.asked or (num_steps is None and over):
             break
+    alone.synthetic_seconds = timer.now() - origin
     warm_up = max(WARM_UP_STEPS, round(WARM_UP_SHARE * (len(alone.recorder) - first)))
     alone.counted += range(first + warm_up, len(alone.recorder))
 
@@ -91,8 +98,10 @@ def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterat
     config = fitted.config
     other = config.model_copy(update={"seed": config.seed ^ OTHER_SEED})
     measure, num_batches = config.measure, count_share(config.measure.iterations, LOADER_SHARE)
-    with closing(WORKLOADS[config.workload].open_training(other, alone.opened, fitted.device, 0)) as loader:
-        for _ in range(loader.prefetch + 1):  # made while nobody waited
+    with closing(
+        WORKLOADS[config.workload].open_training(other, alone.opened, fitted.device, alone.next_step)
+    ) as loader:
+        for _ in range(loader.num_slots):  # made while nobody waited
             next(loader)
         begin = last = time.perf_counter()
         for taken in range(1, 2**62):
@@ -105,6 +114,7 @@ def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterat
             if interrupt.asked or (over if num_batches is None else taken >= num_batches):
                 break
         keep_stages(loader, alone)
+        alone.next_step = loader.step
 
 
 def count_share(iterations: int | None, share: float) -> int | None:
@@ -132,22 +142,20 @@ def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSum
     columns = alone.recorder.columns()
     synthetic_seconds = columns["step_seconds"][alone.counted]
     synthetic = stats.throughput_within(synthetic_seconds, columns["images"][alone.counted])
-    data_bound = is_data_bound(
-        summary.throughput.images_per_second,
-        synthetic.images_per_second,
-        summary.data_share,
-        median_ratio=float(np.median(synthetic_seconds)) / summary.step_seconds.median,
-    )
+    share = float(np.median(synthetic_seconds)) / summary.step_seconds.median
     return schema.Loader(
         images_per_second=by_loader.images_per_second,
         ci95=by_loader.ci95,
         synthetic_images_per_second=synthetic.images_per_second,
         synthetic_ci95=synthetic.ci95,
-        data_bound=data_bound,
+        share_of_synthetic=share,
+        data_bound=is_data_bound(share, summary.data_share),
         engine=config.loader.engine,
         threads=config.loader.threads,
         storage=loader.feed.storage,
         pictures=len(loader.feed.source),
+        digest=digest_samples(loader.feed.source),
         skipped=loader.skipped,
+        skipped_pictures=len(loader.bad_pictures),
         stage_seconds_per_image={name: spent / alone.pictures for name, spent in alone.stages.items()},
     )

@@ -15,7 +15,7 @@ from small_sets import CLASSES, Listed, write_set
 from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.feed import IGNORED, Worker
 from trainstone.data.feeding.order import TrainOrder
-from trainstone.data.loader import KEEP, STAGES, TOLD_BAD, Loader, open_loader
+from trainstone.data.loader import KEEP, STAGES, Loader, open_loader
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import DataSet, Sample, Source, Split
 from trainstone.errors import ConfigError, DataError
@@ -221,7 +221,7 @@ def test_bad_pictures_are_replaced_alike_by_all(caplog: pytest.LogCaptureFixture
         expected = take(first, 12)
     told = [record.getMessage() for record in caplog.records]
     assert first.skipped >= 6  # three a epoch, and what they were replaced by
-    assert len(told) == min(first.skipped, TOLD_BAD)
+    assert len(told) == len(first.bad_pictures)
     assert told[0].startswith("left out: listed ")
     for threads in (2, 5):
         loader = make(source, threads=threads, on_bad="skip")

@@ -112,7 +112,8 @@ def test_enough_is_only_what_was_reached():
     waiting = make_feeding([make_point(2, 1000, 0.5)], demand=A100.model_copy(update={"images_per_second": 1100.0}))
     told = write_verdict(waiting)
     assert cores_needed(waiting) == pytest.approx(0.55)
-    assert "enough" not in told
+    assert "not enough" in told
+    assert "were not reached" in describe_cores(waiting)
     assert "only 0.5 of 2 cores busy" in told
 
 

@@ -40,6 +40,12 @@ class Cache:
         """Return a picture that is kept."""
         return self._kept.get(index)
 
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._kept.clear()
+            self.used_bytes = 0
+
     def wants_pixels(self, seen: Look) -> bool:
         """Say whether this picture should be decoded whole, to be kept."""
         size = seen.width * seen.height * 3 + OVERHEAD_BYTES

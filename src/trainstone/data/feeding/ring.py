@@ -15,6 +15,7 @@ from trainstone.data.feeding.order import Place
 
 Memory = TypeVar("Memory")
 MAX_ROWS_AT_ONCE = 8
+JOIN_SECONDS = 5.0
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Ring(Generic[Memory]):
             self._work_to_do.notify_all()
             self._batch_ready.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(JOIN_SECONDS)  # one that a dead disk holds cannot be ended; it does not hold the process
 
     def _slot(self, step: int) -> Slot[Memory]:
         return self._slots[step % len(self._slots)]

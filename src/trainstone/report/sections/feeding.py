@@ -22,13 +22,13 @@ def build(view: RunView) -> Section | None:
     if loader is None or result.throughput is None or loader.synthetic_images_per_second is None:
         return None
     share = wait_share(result)
-    told = tell_feeding(loader, result.throughput.images_per_second, share)
+    told = tell_feeding(loader, share)
     blocks: list[Block] = [draw_speeds(speeds(result, loader))]
     if loader.stage_seconds_per_image:
         blocks.append(tabulate_stages(loader))
     threads = f"{format_count(loader.threads, 'loader thread')} ({loader.engine})"
     how = f"{threads}; {format_count(loader.pictures, 'picture')}, {loader.storage}"
-    left_out = f"; {format_count(loader.skipped, 'damaged picture')} left out" if loader.skipped else ""
+    left_out = f"; {format_count(loader.skipped_pictures, 'damaged picture')} left out" if loader.skipped else ""
     return Section("feeding", "Is it fed fast enough?", blocks, f"{told[:1].upper()}{told[1:]}. {how}{left_out}.")
 
 
