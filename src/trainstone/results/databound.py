@@ -17,14 +17,14 @@ def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:
 
 def tell_feeding(loader: Loader, data_share: float) -> str:
     """One clause with the numbers: data-bound or not, and by how much."""
-    synthetic, share = loader.synthetic_images_per_second, loader.share_of_synthetic
-    if synthetic is None or share is None:
+    share = loader.share_of_synthetic
+    if share is None:
         return ""
     alone = f"the loader alone gives {format_rate(loader.images_per_second)}"
     waits = f"the device waits {format_percent(data_share, 0)} of the time"
-    against = f"{format_percent(share, 0)} of the speed with synthetic data ({format_rate(synthetic)})"
+    against = f"{format_percent(share, 0)} of the speed with synthetic data (median steps)"
     if share > NOISE:  # real pictures cannot make it faster
-        against = f"no slower than with synthetic data ({format_rate(synthetic)}; the machine was not quiet)"
+        against = "no slower than with synthetic data (the machine was not quiet)"
     if not loader.data_bound:
         return f"not data-bound: {against}; {alone}"
     if data_share > DATA_BOUND_SHARE:

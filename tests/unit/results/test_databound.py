@@ -27,7 +27,7 @@ def test_waiting_or_losing_more_than_a_tenth_is_data_bound(share: float, data_sh
 
 def test_the_sentence_says_by_how_much():
     told = tell_feeding(make_loader(data_bound=True, share_of_synthetic=0.5), 0.48)
-    assert told.startswith("data-bound: 50 % of the speed with synthetic data (400)")
+    assert told.startswith("data-bound: 50 % of the speed with synthetic data (median steps)")
     assert "waits 48 % of the time" in told
     assert "loader alone gives 500" in told
     assert tell_feeding(make_loader(), 0.01).startswith("not data-bound: 98 % of the speed")
@@ -46,7 +46,7 @@ def test_real_pictures_that_seem_faster_are_not_believed():
 
 
 def test_without_a_synthetic_speed_nothing_is_said():
-    assert tell_feeding(make_loader(synthetic_images_per_second=None), 0.0) == ""
+    assert tell_feeding(make_loader(share_of_synthetic=None), 0.0) == ""
 
 
 def test_findings_name_what_is_scarce_and_what_was_left_out():
