@@ -30,7 +30,9 @@ METHOD = (
     "The cores that a training needs are its images/s over the images/s a core with the most threads measured, "
     "because the rate a core usually falls as threads get more: they share caches, memory and power.",
 )
-STAGES_METHOD = "A stage's time is that of one picture on one thread; shares are of the sum of all stages."
+STAGES_METHOD = (
+    "A stage's time is that of one picture on a thread, with the fewest threads measured; shares are of the sum of all."
+)
 
 
 def write_feeding_page(feeding: Feeding, target: Path, scripts: Scripts) -> Page:
