@@ -19,13 +19,17 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainstone.config.schema import Config, Section, System
+from trainstone.config.schema import Config, System
+from trainstone.config.section import Section
 from trainstone.errors import ConfigError
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
 # Sections that decide what is executed; two configurations that agree in them ask for the same work.
-HASHED_SECTIONS = ("workload", "model", "data", "augment", "loader", "train", "optimizer", "engine")
+HASHED_SECTIONS = (
+    *("workload", "model", "data", "augment", "loader"),
+    *("train", "optimizer", "schedule", "parallel", "engine"),
+)
 
 
 def list_shipped(kind: str) -> list[str]:
@@ -71,6 +75,13 @@ def load_config(
         fitted_to = load_system(system)
         _merge(values, fitted_to.recipe.get(str(values.get("name", name)), {}))
         values |= fitted_to.model_dump(include={"nodes", "devices_per_node"}) | {"system": fitted_to.name}
+    return change_config(values, where, settings=settings, flags=flags)
+
+
+def change_config(
+    values: dict[str, Any], where: str, *, settings: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+) -> Config:
+    """Check the values of a configuration, which came from `where`, after flags and each `--set` changed them."""
     for key, value in (flags or {}).items():
         _assign(values, key, value)
     for setting in settings:
@@ -133,9 +144,10 @@ def list_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[tuple
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ', did you mean ...?' for the nearest known words, or nothing."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if not close:  # a key given without its section: batch_size for train.batch_size
-        tails = {key: key.rpartition(".")[2] for key in known}
+    tails = {key: key.rpartition(".")[2] for key in known}
+    close = [key for key, tail in tails.items() if tail == word][:2]  # given without its section
+    close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if not close:
         nearest = difflib.get_close_matches(word.rpartition(".")[2], tails.values(), n=1, cutoff=0.75)
         close = [key for key, tail in tails.items() if tail in nearest][:2]
     return f", did you mean {' or '.join(close)}?" if close else ""

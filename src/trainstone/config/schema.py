@@ -5,36 +5,19 @@ A function elsewhere takes the section it needs, never the whole Config. Loading
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-
-
-def check_range(ends: tuple[float, float]) -> tuple[float, float]:
-    """Refuse a range whose ends are in the wrong order, or not above zero."""
-    if not 0 < ends[0] <= ends[1]:
-        raise ValueError("a range is [low, high], 0 < low <= high")
-    return ends
-
-
-def check_share(ends: tuple[float, float]) -> tuple[float, float]:
-    """Refuse a range of shares that goes beyond the whole."""
-    if ends[1] > 1:
-        raise ValueError("a share is at most 1")
-    return check_range(ends)
-
-
-# TOML has lists only, which strict models would refuse; the numbers in them stay strict.
-Range = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_range)]
-ShareRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_share)]
-
-
-class Section(BaseModel):
-    """Strict (no text where a number belongs), frozen, no unknown keys."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+from trainstone.config.learning import (
+    CheckpointConfig,
+    EvalConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    StopConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+from trainstone.config.section import Range, Section, ShareRange
 
 
 class ModelConfig(Section):
@@ -44,8 +27,8 @@ class ModelConfig(Section):
     """Network family."""
     depth: Literal[18, 34, 50, 101, 152] = 50
     """Number of layers; the v1.5 form (stride on the 3x3 convolution)."""
-    num_classes: Annotated[int, Field(ge=2)] = 1000
-    """Outputs: 1000, or 1001 with a background class as the TensorFlow originals have."""
+    num_classes: Annotated[int, Field(ge=2)] | Literal["auto"] = 1000
+    """Outputs: 1000, or 1001 with a background class as the TensorFlow originals have. auto: the data set's classes."""
     conv_init: Literal["normal_fan_in", "truncated_fan_in", "normal_fan_out", "truncated_fan_out"] = "normal_fan_out"
     """Initial convolution weights, standard deviation sqrt(2 / fan)."""
     fc_init: Literal["normal_001", "torch_default", "truncated_fan_out"] = "torch_default"
@@ -54,20 +37,30 @@ class ModelConfig(Section):
     """Start the last batch-norm scale of every residual block at 0."""
     pool_padding: Literal["symmetric", "same"] = "symmetric"
     """Padding of the first max-pool: 1 on each side, or TensorFlow's SAME."""
+    stem: Literal["imagenet", "small"] = "imagenet"
+    """How it begins. imagenet: 7x7 with stride 2, max-pool. small: 3x3 with stride 2, for pictures of 32 to 64."""
+    width: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 64
+    """Channels of the first stage; each later one has twice as many."""
+    norm: Literal["batch", "group"] = "batch"
+    """batch: over a rank's batch, or over parallel.bn_ranks. group: within each picture (at most 32 groups)."""
 
 
 class DataConfig(Section):
     """What is fed."""
 
-    source: Literal["synthetic", "files"] = "synthetic"
+    source: Literal["synthetic", "files", "generated"] = "synthetic"
     """synthetic: uint8 images from a seeded generator, made before the clock starts, fed from host memory.
-    files: real pictures, the data set at data.root."""
+    files: real pictures, the data set at data.root. generated: drawn pictures, stored once under $TRAINSTONE_CACHE."""
     root: Annotated[str, Field(min_length=1)] | None = None
     """A data set: class folders, COCO, RecordIO, TFRecord, WebDataset. `--data DIR` sets this and data.source."""
     image_size: Annotated[int, Field(ge=32, le=4096)] = 224
     """Height and width in pixels."""
     num_synthetic_batches: Annotated[int, Field(ge=1, le=1024)] = 4
     """Different batches, used in turn."""
+    generated_train: Annotated[int, Field(ge=1, le=10**7)] = 4000
+    """Generated: pictures to train on."""
+    generated_val: Annotated[int, Field(ge=1, le=10**7)] = 1000
+    """Generated: pictures to validate with."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,33 +132,6 @@ class LoaderConfig(Section):
     """Pictures that do not fill an epoch's last batch: the next epoch fills it up, or they are left out."""
 
 
-class TrainConfig(Section):
-    """The arithmetic of a step."""
-
-    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Images a device and step. auto: CPU: one image a thread (2 to 64), fewer if 50 steady steps would not fit
-    into the time; other devices: 256, halved until it fits into memory."""
-    precision: Precision | Literal["auto"] = "auto"
-    """auto: the fastest that this device really executes, found by a short trial."""
-    loss_scale: Annotated[float, Field(gt=0)] | Literal["dynamic"] = "dynamic"
-    """fp16 only: a fixed factor, or adapted to overflows."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target spread evenly over all classes (a/K)."""
-
-
-class OptimizerConfig(Section):
-    """How weights move."""
-
-    name: Literal["sgd"] = "sgd"
-    """SGD with momentum, torch's fused kernel where there is one."""
-    learning_rate: Annotated[float, Field(ge=0)] = 0.01
-    """Constant learning rate."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum (no Nesterov)."""
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-5
-    """L2 decay on every parameter."""
-
-
 class EngineConfig(Section):
     """How the step is executed: may change speed, not the mathematics."""
 
@@ -229,6 +195,12 @@ class Config(Section):
     loader: LoaderConfig = LoaderConfig()
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    eval: EvalConfig = EvalConfig()
+    stop: StopConfig = StopConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    tracking: TrackingConfig = TrackingConfig()
     engine: EngineConfig = EngineConfig()
     measure: MeasureConfig = MeasureConfig()
 
@@ -244,5 +216,5 @@ class System(Section):
     """Number of hosts."""
     devices_per_node: Annotated[int, Field(ge=1)] = 1
     """Devices a host."""
-    recipe: dict[str, dict[str, Any]] = {}
+    recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """One table for each recipe: the keys it changes on this system."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainstone.results.schema import Count, Record
+from trainstone.results.record import Count, Record
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

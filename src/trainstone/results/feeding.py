@@ -8,7 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainstone.results.schema import Count, Finding, Rate, Record, Seconds
+from trainstone.results.record import Count, Rate, Record, Seconds
+from trainstone.results.schema import Finding
 from trainstone.units import format_count, format_percent, format_rate
 
 # History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):

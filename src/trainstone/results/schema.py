@@ -5,28 +5,25 @@ The meaning of each key is in docs/results-format.md; how runs are written and r
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from trainstone.machine.health import Noise
+from trainstone.results.quality import Quality
+from trainstone.results.record import Count, Rate, Record, Seconds
 
 # History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
 #   1  (trainstone 0.1.0) the first
 FORMAT = 1
 
+SECTIONS = (
+    *("model", "data", "augment", "loader", "train", "optimizer", "schedule", "eval", "stop", "checkpoint"),
+    *("parallel", "tracking", "engine", "measure"),
+)
+"""Tables of a configuration."""
+
 Kind = Literal["bench", "train", "profile", "sweep", "scale", "eval", "import"]
 Status = Literal["running", "ok", "target_reached", "target_missed", "interrupted", "failed", "killed"]
 Severity = Literal["info", "warning", "error"]
-
-
-Count = Annotated[int, Field(ge=0, le=2**62)]
-Rate = Annotated[float, Field(gt=0)]
-Seconds = Annotated[float, Field(ge=0)]
-
-
-class Record(BaseModel):
-    """Frozen; keys that a newer trainstone of the same format added are passed over."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Recipe(Record):
@@ -58,6 +55,7 @@ class Device(Record):
     host: str
     name: str
     label: str
+    rank: Count | None = None
     images_per_second: float | None = None
     step_seconds_median: float | None = None
     data_wait_seconds: float | None = None
@@ -249,6 +247,7 @@ class Result(Record):
     memory: Memory | None = None
     energy: Energy | None = None
     loader: Loader | None = None
+    quality: Quality | None = None
     devices: list[Device] = []
     points: list[Point] = []
     comparison: Comparison | None = None
@@ -262,7 +261,7 @@ class Result(Record):
     @classmethod
     def check_sections(cls, config: dict[str, Any]) -> dict[str, Any]:
         """What readers look into is a table, or absent."""
-        for name in ("model", "data", "augment", "loader", "train", "optimizer", "engine", "measure"):
+        for name in SECTIONS:
             if not isinstance(config.get(name, {}), dict):
                 raise ValueError(f"{name} is not a table")
         return config

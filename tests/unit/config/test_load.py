@@ -79,7 +79,7 @@ def test_settings_that_are_none(text: str):
     ("setting", "words"),
     [
         ("train.batchsize=8", "unknown key 'train.batchsize', did you mean train.batch_size?"),
-        ("batch_size=8", "did you mean train.batch_size?"),
+        ("batch_size=8", "did you mean train.batch_size or eval.batch_size?"),
         ("zzz.qqq=1", "unknown key"),
         ("train.batch_size=x", "train.batch_size = 'x': input should be a valid integer; or input should be 'auto'"),
         ("train.batch_size=0", "greater than or equal to 1"),

@@ -1,0 +1,32 @@
+"""What every section of a recipe is: a frozen record that refuses unknown keys; and values that several take."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def check_range(ends: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a range whose ends are in the wrong order, or not above zero."""
+    if not 0 < ends[0] <= ends[1]:
+        raise ValueError("a range is [low, high], 0 < low <= high")
+    return ends
+
+
+def check_share(ends: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a range of shares that goes beyond the whole."""
+    if ends[1] > 1:
+        raise ValueError("a share is at most 1")
+    return check_range(ends)
+
+
+# TOML has lists only, which strict models would refuse; the numbers in them stay strict.
+Range = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_range)]
+ShareRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_share)]
+
+
+class Section(BaseModel):
+    """Strict (no text where a number belongs), frozen, no unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
