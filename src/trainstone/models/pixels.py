@@ -29,18 +29,19 @@ NORMALISATIONS = {
 class Normaliser:
     """A normalisation whose numbers lie on the device."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, *, channels_last: bool = True) -> None:
         chosen = NORMALISATIONS[name]
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._scale = chosen.scale
         self._mean = torch.tensor(chosen.mean, device=device)
         self._deviation = torch.tensor(chosen.deviation, device=device) if set(chosen.deviation) != {1.0} else None
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 (batch, height, width, 3) to float32 (batch, 3, height, width); its bytes stay NHWC: channels-last."""
+        """uint8 (batch, height, width, 3) to float32 (batch, 3, height, width), in the memory format asked for."""
         pixels = images.float()
         if self._scale != 1.0:
             pixels.div_(self._scale)
         pixels.sub_(self._mean)
         if self._deviation is not None:
             pixels.div_(self._deviation)
-        return pixels.permute(0, 3, 1, 2)
+        return pixels.permute(0, 3, 1, 2).contiguous(memory_format=self._format)

@@ -3,6 +3,7 @@ Module names equal torchvision's, so published weights load. Chooses no device, 
 is the caller's) and casts no logits (that is the loss's)."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,18 +13,29 @@ from torch import Tensor, nn
 CONV_INITS = ("normal_fan_in", "truncated_fan_in", "normal_fan_out", "truncated_fan_out")
 FC_INITS = ("normal_001", "torch_default", "truncated_fan_out")
 POOL_PADDINGS = ("symmetric", "same")
+STEMS = ("imagenet", "small")
 TRUNCATED_NORMAL_STD = 0.87962566103423978  # of N(0, 1) cut at +-2; TensorFlow and Keras divide by it
 
-_norm = partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1)  # torch's sense: new = 0.9 * old + 0.1 * batch
+Norm = Callable[[int], nn.Module]
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(math.gcd(32, channels), channels)
+
+
+NORMS: dict[str, Norm] = {
+    "batch": partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1),  # torch's sense: new = 0.9 * old + 0.1 * batch
+    "group": _group_norm,
+}
 
 
 def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
 
 
-def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+def _shortcut(in_channels: int, out_channels: int, stride: int, norm: Norm) -> nn.Sequential | None:
     same = stride == 1 and in_channels == out_channels
-    return None if same else nn.Sequential(_conv(in_channels, out_channels, 1, stride), _norm(out_channels))
+    return None if same else nn.Sequential(_conv(in_channels, out_channels, 1, stride), norm(out_channels))
 
 
 class BasicBlock(nn.Module):
@@ -31,11 +43,11 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1, self.bn1 = _conv(in_channels, width, 3, stride), _norm(width)
-        self.conv2, self.bn2 = _conv(width, width, 3), _norm(width)
-        self.downsample = _shortcut(in_channels, width, stride)
+        self.conv1, self.bn1 = _conv(in_channels, width, 3, stride), norm(width)
+        self.conv2, self.bn2 = _conv(width, width, 3), norm(width)
+        self.downsample = _shortcut(in_channels, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         # In place is legal here and below: neither BatchNorm nor a sum needs its output for backward.
@@ -50,13 +62,13 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, in_channels: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         out_channels = width * self.expansion
-        self.conv1, self.bn1 = _conv(in_channels, width, 1), _norm(width)
-        self.conv2, self.bn2 = _conv(width, width, 3, stride), _norm(width)
-        self.conv3, self.bn3 = _conv(width, out_channels, 1), _norm(out_channels)
-        self.downsample = _shortcut(in_channels, out_channels, stride)
+        self.conv1, self.bn1 = _conv(in_channels, width, 1), norm(width)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), norm(width)
+        self.conv3, self.bn3 = _conv(width, out_channels, 1), norm(out_channels)
+        self.downsample = _shortcut(in_channels, out_channels, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn1(self.conv1(x)).relu_()
@@ -77,9 +89,9 @@ _LAYOUTS: dict[int, tuple[BlockClass, tuple[int, int, int, int]]] = {
 DEPTHS = tuple(_LAYOUTS)
 
 
-def _stage(block: BlockClass, in_channels: int, width: int, stride: int, units: int) -> nn.Sequential:
-    rest = [block(width * block.expansion, width, 1) for _ in range(units - 1)]
-    return nn.Sequential(block(in_channels, width, stride), *rest)
+def _stage(block: BlockClass, in_channels: int, width: int, stride: int, units: int, norm: Norm) -> nn.Sequential:
+    rest = [block(width * block.expansion, width, 1, norm) for _ in range(units - 1)]
+    return nn.Sequential(block(in_channels, width, stride, norm), *rest)
 
 
 def max_pool(x: Tensor, padding: str) -> Tensor:
@@ -99,19 +111,21 @@ def average_pool(x: Tensor) -> Tensor:
 
 
 class ResNet(nn.Module):
-    def __init__(self, depth: int, num_classes: int, pool_padding: str) -> None:
+    def __init__(self, depth: int, num_classes: int, pool_padding: str, stem: str, width: int, norm: Norm) -> None:
         super().__init__()
         block, units = _LAYOUTS[depth]
-        self.pool_padding = pool_padding
-        self.conv1, self.bn1 = _conv(3, 64, 7, 2), _norm(64)
-        self.layer1 = _stage(block, 64, 64, 1, units[0])
-        self.layer2 = _stage(block, 64 * block.expansion, 128, 2, units[1])
-        self.layer3 = _stage(block, 128 * block.expansion, 256, 2, units[2])
-        self.layer4 = _stage(block, 256 * block.expansion, 512, 2, units[3])
-        self.fc = nn.Linear(512 * block.expansion, num_classes)
+        self.pool_padding, self.stem = pool_padding, stem
+        self.conv1, self.bn1 = _conv(3, width, 7 if stem == "imagenet" else 3, 2), norm(width)
+        self.layer1 = _stage(block, width, width, 1, units[0], norm)
+        self.layer2 = _stage(block, width * block.expansion, 2 * width, 2, units[1], norm)
+        self.layer3 = _stage(block, 2 * width * block.expansion, 4 * width, 2, units[2], norm)
+        self.layer4 = _stage(block, 4 * width * block.expansion, 8 * width, 2, units[3], norm)
+        self.fc = nn.Linear(8 * width * block.expansion, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:  # (batch, 3, height, width) to (batch, num_classes)
-        x = max_pool(self.bn1(self.conv1(images)).relu_(), self.pool_padding)
+        x = self.bn1(self.conv1(images)).relu_()
+        if self.stem == "imagenet":
+            x = max_pool(x, self.pool_padding)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(average_pool(x))
 
@@ -156,13 +170,18 @@ def build_resnet(
     fc_init: str = "torch_default",
     zero_gamma: bool = False,
     pool_padding: str = "symmetric",
+    stem: str = "imagenet",
+    width: int = 64,
+    norm: str = "batch",
 ) -> nn.Module:
     """Build a ResNet on torch's default device, from its default generator (torch.manual_seed decides)."""
     _require("depth", depth, DEPTHS)
     _require("conv_init", conv_init, CONV_INITS)
     _require("fc_init", fc_init, FC_INITS)
     _require("pool_padding", pool_padding, POOL_PADDINGS)
-    model = ResNet(depth, num_classes, pool_padding)
+    _require("stem", stem, STEMS)
+    _require("norm", norm, tuple(NORMS))
+    model = ResNet(depth, num_classes, pool_padding, stem, width, NORMS[norm])
     if not model.fc.weight.is_meta:
         _initialise(model, conv_init, fc_init, zero_gamma)
     return model

@@ -1,0 +1,158 @@
+"""How weights move: SGD, LARS, and what decays. Many tensors at a time, and the host never waits for the device."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainstone.config.learning import OptimizerConfig
+
+Named = list[tuple[str, nn.Parameter]]
+Decay = Literal["all", "not_norm", "weights"]
+
+NORM_CLASS = re.compile(r"Norm(\dd)?$")  # BatchNorm2d, SyncBatchNorm, GroupNorm, LayerNorm, a network's own
+FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+class Lars(torch.optim.Optimizer):
+    """SGD whose momentum holds the rate, m = momentum x m + rate x local x (g + d w); w -= m, as MXNet and Keras do.
+
+    In groups with `trust`, local = eta |w| / (|g| + d |w| + epsilon), and 1 where a norm is 0 (LARS, arXiv 1708.03888);
+    in others it is 1. With `correction`, momentum is times rate / previous rate while the rate changes.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        correction: bool,
+        eta: float,
+        epsilon: float,
+    ) -> None:
+        # previous_lr: 0 before the first update. In the group, so that it is saved with the state.
+        options = {"momentum": momentum, "correction": correction, "eta": eta, "epsilon": epsilon, "previous_lr": 0.0}
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "trust": False, **options})
+        start_momentum(self)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Update all parameters that have a gradient."""
+        assert closure is None  # the loop computes gradients
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            if weights:
+                with torch.no_grad():
+                    self._update(group, weights)
+                group["previous_lr"] = group["lr"]
+
+    def _update(self, group: dict[str, Any], weights: list[nn.Parameter]) -> None:
+        gradients = [p.grad for p in weights]
+        moments = [self.state[p]["momentum_buffer"] for p in weights]
+        rate, decay = group["lr"], group["weight_decay"]
+        change = rate / group["previous_lr"] if group["correction"] and group["previous_lr"] else 1.0
+        torch._foreach_mul_(moments, group["momentum"] * change)
+        # Decay is added by itself: no copy of all gradients.
+        if group["trust"]:
+            local = trust(weights, gradients, decay, group["eta"], group["epsilon"])
+            torch._foreach_addcmul_(moments, gradients, local, rate)
+            if decay:
+                torch._foreach_addcmul_(moments, weights, local, rate * decay)
+        else:
+            torch._foreach_add_(moments, gradients, alpha=rate)
+            if decay:
+                torch._foreach_add_(moments, weights, alpha=rate * decay)
+        torch._foreach_sub_(weights, moments)
+
+
+def trust(
+    weights: list[nn.Parameter], gradients: list[Tensor], decay: float, eta: float, epsilon: float
+) -> list[Tensor]:
+    """Return the local rate of each tensor, on the device."""
+    weight_norms = torch.stack(torch._foreach_norm(weights))
+    gradient_norms = torch.stack(torch._foreach_norm(gradients))
+    local = eta * weight_norms / (gradient_norms + decay * weight_norms + epsilon)
+    return list(torch.where((weight_norms > 0) & (gradient_norms > 0), local, 1.0).unbind())
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, device: torch.device, *, rate: float
+) -> torch.optim.Optimizer:
+    """Return the recipe's optimiser at a rate; plain SGD is torch's, in one fused kernel where torch has one."""
+    groups = group_parameters(model, config)
+    if config.name == "lars" or not config.momentum_correction:
+        return Lars(
+            groups,
+            lr=rate,
+            momentum=config.momentum,
+            correction=config.momentum_correction,
+            eta=config.lars_eta,
+            epsilon=config.lars_epsilon,
+        )
+    fused = device.type in FUSED_DEVICES or None
+    optimizer = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=fused)
+    if config.momentum:
+        start_momentum(optimizer)
+    return optimizer
+
+
+def group_parameters(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Sort parameters into the fewest groups that are treated alike."""
+    decayed = {name for name, _ in split_parameters(model, config.decay)[0]}
+    weights = {name for name, _ in split_parameters(model, "weights")[0]}
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        decays = name in decayed and config.decay_in == "optimizer"
+        group: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay if decays else 0.0}
+        trusted = config.name == "lars" and name in weights
+        if trusted:
+            group["trust"] = True
+        groups.setdefault((decays, trusted), group)["params"].append(parameter)
+    return list(groups.values())
+
+
+def split_parameters(model: nn.Module, decay: Decay) -> tuple[Named, Named]:
+    """Return the parameters that decay and those that do not; what normalises is told by its class, not its name."""
+    norms = {id(p) for module in model.modules() if normalises(module) for p in module.parameters(recurse=False)}
+    decayed: Named = []
+    spared: Named = []
+    for name, parameter in model.named_parameters():
+        spare = (decay != "all" and id(parameter) in norms) or (decay == "weights" and parameter.ndim <= 1)
+        (spared if spare else decayed).append((name, parameter))
+    return decayed, spared
+
+
+def normalises(module: nn.Module) -> bool:
+    """Tell whether a module is a normalisation: its class, or one it descends from, is called so."""
+    return any(NORM_CLASS.search(kind.__name__) for kind in type(module).__mro__)
+
+
+def start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Begin with zeros."""
+    # torch would make them without content in the first step; if a loss scale skips that step, what lay in memory
+    # stays as momentum. From zeros the first update is the same.
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give all groups a rate."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def keep_rate_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Make the rate a tensor: a captured graph reads it anew at each replay, where a number would stay for ever."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+
+
+def decay_term(parameters: Iterable[Tensor], factor: float) -> Tensor:
+    """Return factor / 2 x sum of squares, a term for the loss; its gradient is factor x w."""
+    return torch.stack(torch._foreach_norm(list(parameters))).square().sum() * (factor / 2)

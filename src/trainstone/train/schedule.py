@@ -1,0 +1,82 @@
+"""The learning rate of each step, a pure function of its number: a run that goes on needs no state of the schedule.
+
+Also the peak that a recipe's rate means for a batch, and whether that peak is a usual one. Sets no optimiser's rate.
+"""
+
+import math
+from collections.abc import Callable
+
+from trainstone.config.learning import OptimizerConfig, ScheduleConfig
+
+Rate = Callable[[int], float]
+
+ROUNDING = 1e-9  # 0.57 x 100 is 56.99999999999999
+SGD_RATE, SGD_BATCH = 0.1, 256  # Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677): grows evenly
+LARS_RATE, LARS_BATCH = 10.5, 3264  # MLPerf's ResNet-50; its 3.0 at 408 and 21.9 at 35840 lie near the square root
+# Small batches bear a rate above the rule, and users' sets are smaller than ImageNet: only what is far off is told.
+SGD_HIGH, LARS_HIGH, LOW = 16, 8, 1 / 100
+
+
+def build_rate(schedule: ScheduleConfig, peak: float, *, steps_per_epoch: float, epochs: float, ranks: int = 1) -> Rate:
+    """Return the rate of steps 0, 1, 2, ...
+
+    The warm-up lasts the whole steps of its epochs, the schedule steps_per_epoch x epochs rounded to a whole step. The
+    step that the warm-up ends at is the first of the rest. After the schedule the rate stays as it is there.
+    """
+    by_epoch = schedule.by == "epoch"
+    # Positions are counted in steps, or in epochs begun.
+    epoch_length = 1.0 if by_epoch else steps_per_epoch
+    warm_up = schedule.warm_up_epochs if by_epoch else math.floor(steps_per_epoch * schedule.warm_up_epochs + ROUNDING)
+    total = epochs if by_epoch else round(steps_per_epoch * epochs)
+    begin = 1 / ranks if schedule.warm_up_from == "rank" else schedule.warm_up_from
+
+    def rate(step: int) -> float:
+        counted: float = step + schedule.first_step
+        position = min(math.floor(counted / steps_per_epoch + ROUNDING) if by_epoch else counted, total)
+        if position < warm_up:
+            return peak * (begin + (1 - begin) * position / warm_up)
+        if schedule.name == "steps":
+            fallen = sum(epoch * epoch_length <= position + ROUNDING for epoch in schedule.decay_epochs)
+            return peak * schedule.decay_factor**fallen
+        start = warm_up if schedule.warm_up_offset else 0
+        # A schedule that is all warm-up ends at the peak.
+        left = shape(schedule, (position - start) / (total - start) if total > start else 0.0)
+        return peak * left + schedule.end_rate * (1 - left)
+
+    return rate
+
+
+def shape(schedule: ScheduleConfig, progress: float) -> float:
+    """Return how much of the way from the end rate up to the peak is left, 1 to 0."""
+    if schedule.name == "polynomial":
+        return float((1 - progress) ** schedule.power)
+    if schedule.name == "cosine":
+        return (1 + math.cos(math.pi * progress)) / 2
+    return 1.0
+
+
+def peak_rate(optimizer: OptimizerConfig, *, global_batch: int, ranks: int) -> float:
+    """Return the schedule's highest rate for a run of so many images a step and ranks."""
+    if optimizer.rate_for == "run":
+        return optimizer.learning_rate
+    if optimizer.rate_for == "rank":
+        return optimizer.learning_rate * ranks
+    return optimizer.learning_rate * global_batch / optimizer.rate_for
+
+
+def check_rate(optimizer: OptimizerConfig, *, peak: float, global_batch: int) -> str | None:
+    """Return a sentence where the peak is far from what so many images a step usually take."""
+    if optimizer.name == "lars":
+        usual, high = LARS_RATE * math.sqrt(global_batch / LARS_BATCH), LARS_HIGH
+        source = f"MLPerf's ResNet-50 takes {LARS_RATE} for {LARS_BATCH}"
+    else:
+        usual, high = SGD_RATE * global_batch / SGD_BATCH, SGD_HIGH
+        source = f"ResNets take {SGD_RATE} for {SGD_BATCH}"
+    share = peak / usual
+    if LOW * (1 - ROUNDING) <= share <= high * (1 + ROUNDING):
+        return None
+    images = "1 image" if global_batch == 1 else f"{global_batch} images"
+    return (
+        f"the peak learning rate {peak:g} is {share:.2g} times the {usual:.2g} usual for {optimizer.name.upper()} "
+        f"at {images} a step ({source})"
+    )
