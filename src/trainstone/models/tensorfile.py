@@ -1,0 +1,169 @@
+"""Safetensors files: read into own memory and checked, written whole or not at all; and trainstone's document in them.
+
+Such a file holds no code. A bad one is a ValueError here; its reader knows whether it is data or a result.
+"""
+
+import errno
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trainstone.errors import ResultError
+from trainstone.files import sync_path, write_atomically
+from trainstone.text import printable
+
+# History: 1: {"format", "step", ...}. What "sha256" covers must never change: it is checked before the format is.
+FORMAT = 1
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class TensorFile(NamedTuple):
+    """All that a safetensors file holds."""
+
+    metadata: dict[str, str]
+    tensors: dict[str, Tensor]
+
+
+def read_tensors(path: Path) -> TensorFile:
+    """Read a file wholly; a ValueError says what is wrong with it, in words that follow its name."""
+    try:
+        if not path.exists():
+            raise ValueError("does not exist")
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise ValueError("is no ordinary file")
+        # pread: what is checked is what is used. A mapped file may change, or shrink and kill the process, later on.
+        with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
+            return TensorFile(file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except OSError as err:
+        raise ValueError(f"cannot be read: {err.strerror or err}") from err
+    except (SafetensorError, RuntimeError, TypeError, OverflowError, MemoryError) as err:
+        raise ValueError(_explain(path, str(err))) from err
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a file and bring it to disk; after a crash it is there as it was, or as it is now.
+
+    safetensors' own writer leaves files of another name when it is killed, and readable by their owner alone.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, _pieces(tensors, metadata))
+        sync_path(path.parent)
+    except OSError as err:
+        raise explain_write(path, err) from err
+
+
+def explain_write(path: Path, err: OSError) -> ResultError:
+    """Return the error for a file that cannot be written."""
+    full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    hint = (
+        "free some space, or choose another folder with --out DIR" if full else "choose another folder with --out DIR"
+    )
+    return ResultError(f"cannot write {path}: {err.strerror or err}", hint=hint)
+
+
+def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return them on the CPU, row by row, none in the memory of another; copied only where that is needed."""
+    gathered = {}
+    memories = set()
+    for name, tensor in tensors.items():
+        ready = tensor.detach().to("cpu").contiguous()
+        if ready.untyped_storage().data_ptr() in memories:
+            ready = ready.clone()
+        memories.add(ready.untyped_storage().data_ptr())
+        gathered[name] = ready
+    return gathered
+
+
+def seal(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the metadata of a checkpoint: the document, and a checksum of it and of the gathered tensors."""
+    text = json.dumps({**document, "format": FORMAT}, allow_nan=False)
+    return {"trainstone": text, "sha256": _hash(text, tensors)}
+
+
+def open_document(file: TensorFile) -> dict[str, Any] | None:
+    """Return the document of a checkpoint after checking the whole file against its checksum; None if it has none."""
+    text = file.metadata.get("trainstone")
+    if text is None:
+        return None
+    if file.metadata.get("sha256") != _hash(text, file.tensors):
+        raise ValueError("is damaged: its content and its checksum differ")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise ValueError(f"has a document that is no JSON: {err}") from err
+    if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+        raise ValueError("has a document without a format number")
+    return document
+
+
+def _hash(document: str, tensors: Mapping[str, Tensor]) -> str:
+    """Cover the document and each tensor's name, type, shape and bytes, wherever they lie in the file."""
+    digest = hashlib.sha256(json.dumps(document).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        # One line of ASCII, which also says how many bytes follow: no two contents give the same sequence.
+        digest.update(f"\n{json.dumps([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
+        digest.update(_bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterable[bytes]:
+    """Yield length of the header, header and tensors; wide types first, so that all lie at multiples of their size."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name in names:
+        end = at + tensors[name].nbytes
+        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
+        header[name]["data_offsets"] = [at, end]
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for name in names:
+        yield _bytes_of(tensors[name])
+
+
+def _explain(path: Path, reason: str) -> str:
+    """Say what a file is that safetensors does not take."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+        size = path.stat().st_size
+    except OSError as err:
+        return f"cannot be read: {err.strerror or err}"
+    if not head:
+        return "is empty"
+    # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
+    if head.startswith((b"PK\x03\x04", b"\x80")) and head[8:] not in (b"", b"{"):
+        return "is a pickle, which may hold code: it is not opened"
+    if "header too large" in reason:
+        return "is no safetensors file: the length of its header makes no sense"
+    if len(head) < 8 or int.from_bytes(head[:8], "little") > size - 8:
+        return "is cut off, or no safetensors file: it ends within its header"
+    if "not fully covered" in reason:
+        return "is cut off, or has bytes too many: its length is not what its header says"
+    return f"is no whole safetensors file: {printable(reason.splitlines()[0])[:200]}"

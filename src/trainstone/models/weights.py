@@ -1,0 +1,207 @@
+"""Weights of a network: read from safetensors, trainstone's checkpoints and torch's files, put into a model, written.
+
+No code in a file ever runs: torch's pickles are opened as weights alone, or not at all.
+"""
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainstone.errors import DataError
+from trainstone.models.tensorfile import FORMAT, gather_tensors, open_document, read_tensors, write_tensors
+from trainstone.text import printable
+
+WRAPPERS = ("state_dict", "model", "model_state_dict")
+PREFIXES = ("module.", "_orig_mod.")  # DistributedDataParallel's and torch.compile's
+ZIP = b"PK\x03\x04"
+# What lies where weights should be, by its first bytes
+OTHERS = {
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"\x89HDF": "an HDF5 file",
+    b"\x1f\x8b": "compressed with gzip",
+    b"<": "a web page or XML",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
+}
+SAVE_AGAIN = "where it comes from, save the tensors alone: torch.save(model.state_dict(), FILE), or as safetensors"
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by the names that the model gave them; of a checkpoint the averaged ones, if any."""
+    head = _read_head(path)
+    # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
+    if head.startswith(ZIP) or (head.startswith(b"\x80") and head[8:9] != b"{"):
+        weights = _unwrap(path, _load_torch(path))
+    elif head[8:9] == b"{" or path.suffix == ".safetensors":
+        weights = _read_safetensors(path)
+    else:
+        kind = next((f": it is {kind}" for start, kind in OTHERS.items() if head.startswith(start)), "")
+        raise DataError(f"{path} holds no weights: neither safetensors nor a file of torch.save{kind}")
+    if not weights:
+        raise DataError(f"{path} holds no tensors")
+    return _strip_prefixes(weights)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Copy weights into the model, in the model's types; all names and shapes must agree, or nothing is changed."""
+    state = model.state_dict()
+    optional = {name for name in state if name.endswith("num_batches_tracked")}
+    missing = [name for name in state if name not in weights and name not in optional]
+    unknown = [name for name in weights if name not in state]
+    both = [name for name in state if name in weights]
+    shapes = [name for name in both if weights[name].shape != state[name].shape]
+    kinds = [name for name in both if weights[name].is_floating_point() != state[name].is_floating_point()]
+    faults = [
+        _list_names("missing", missing),
+        _list_names("unknown", unknown),
+        _list_names("of another shape", [_contrast(n, weights[n].shape, state[n].shape) for n in shapes]),
+        _list_names("of another type", [_contrast(n, weights[n].dtype, state[n].dtype) for n in kinds]),
+    ]
+    if any(faults):
+        found = "; ".join(fault for fault in faults if fault)
+        hint = None if missing or unknown or kinds else _hint_classes(shapes, list(state), weights)
+        raise DataError(f"{where} does not fit the model: {found}", hint=hint)
+    with torch.no_grad():
+        for name in both:
+            state[name].copy_(weights[name])
+
+
+def write_weights(path: Path, model_state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a plain safetensors file for other tools, names as the model has them, whole or not at all."""
+    write_tensors(path, gather_tensors(model_state), {"format": "pt", **metadata})  # "pt" is what others look for
+
+
+def _read_head(path: Path) -> bytes:
+    try:
+        if not path.exists():
+            raise DataError(f"{path} does not exist")
+        if not path.is_file():
+            raise DataError(f"{path} is no ordinary file; weights are one file")
+        with path.open("rb") as file:
+            head = file.read(32)
+    except OSError as err:
+        raise DataError(f"cannot read {path}: {err.strerror or err}") from err
+    if not head:
+        raise DataError(f"{path} is empty")
+    return head
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        file = read_tensors(path)
+        document = open_document(file)
+    except ValueError as err:
+        raise DataError(f"{path} {err}") from err
+    if document is None:
+        return file.tensors
+    if document["format"] > FORMAT:
+        raise DataError(
+            f"{path} is a checkpoint of format {document['format']}; this trainstone reads up to {FORMAT}",
+            hint="update trainstone",
+        )
+    # An average of parameters alone takes the rest from the model.
+    parts = [{n.removeprefix(p): t for n, t in file.tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
+    return parts[0] | parts[1]
+
+
+def _load_torch(path: Path) -> Any:
+    """Open a file of torch.save as weights alone; whatever else it asks for is refused before it happens."""
+    try:
+        if zipfile.is_zipfile(path):
+            _refuse_swollen(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols: the error says enough
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
+    except pickle.UnpicklingError as err:
+        raise _explain_pickle(path, str(err)) from err
+    except Exception as err:  # a damaged file makes torch raise anything: struct.error, KeyError, ...
+        reason = printable((str(err).splitlines() or [""])[0])[:200]
+        raise DataError(f"{path} is cut off, damaged or no file of torch.save: {reason}") from err
+
+
+def _refuse_swollen(path: Path) -> None:
+    """Refuse a small file that would fill the memory; torch never compresses."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked_bytes = sum(member.file_size for member in archive.infolist())
+    if unpacked_bytes > path.stat().st_size:
+        raise DataError(
+            f"{path} unpacks to {unpacked_bytes} bytes, more than it has; torch.save does not compress", hint=SAVE_AGAIN
+        )
+
+
+def _explain_pickle(path: Path, reason: str) -> DataError:
+    wanted = re.search(r"GLOBAL (\S+)", reason)
+    if wanted:
+        name = printable(wanted[1])[:100]
+        return DataError(
+            f"{path} holds code, or objects other than tensors: it asks for {name}; it was not opened", hint=SAVE_AGAIN
+        )
+    told = re.search(r"Unsupported operand \d+|Trying to [^\n]{1,120}|Can only [^\n]{1,120}", reason)
+    return DataError(
+        f"{path} is damaged, or a pickle that is more than weights; it was not opened"
+        + (f" (torch: {printable(told[0])})" if told else ""),
+        hint=SAVE_AGAIN,
+    )
+
+
+def _unwrap(path: Path, found: Any) -> dict[str, Tensor]:
+    """Take the tensors out of the dicts that training scripts put around them."""
+    for _ in WRAPPERS:  # no deeper: a dict may hold itself
+        inner = [found[name] for name in WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
+        found = inner[0] if inner else found
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds no weights but one {type(found).__name__}", hint=SAVE_AGAIN)
+    others = [name for name, value in found.items() if not isinstance(name, str) or not _is_plain(value)]
+    if others:
+        raise DataError(
+            f"{path} holds more than plain tensors by name: {_list_names('other', map(str, others))}; "
+            f"weights may lie under {', '.join(WRAPPERS)}",
+            hint=SAVE_AGAIN,
+        )
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )
+
+
+def _strip_prefixes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in weights)), None):
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights
+
+
+def _contrast(name: str, of_file: object, of_model: object) -> str:
+    shown = [str(tuple(each)) if isinstance(each, torch.Size) else str(each) for each in (of_file, of_model)]
+    return f"{name} is {shown[0]}, the model's {shown[1]}"
+
+
+def _list_names(what: str, names: Iterable[str]) -> str:
+    """Return "7 missing (a, b, c, ...)"; nothing for none."""
+    shown = [printable(name)[:200] for name in names]
+    more = ", ..." if len(shown) > 3 else ""
+    return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})" if shown else ""
+
+
+def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, Tensor]) -> str | None:
+    """Tell how to make the model's last layer like the file's, if that is all that differs."""
+    last = names[-1].rpartition(".")[0]
+    classes = {weights[name].shape[:1] for name in differing if name.rpartition(".")[0] == last}
+    only_last = all(name.rpartition(".")[0] == last for name in differing)
+    if not only_last or len(classes) != 1 or not (shape := classes.pop()):
+        return None
+    return f"--set model.num_classes={shape[0]}"

@@ -1,0 +1,307 @@
+import os
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from damage import damaged, quick, read_damaged
+from trainstone.errors import DataError
+from trainstone.models.resnet import build_resnet
+from trainstone.models.tensorfile import FORMAT, seal, write_tensors
+from trainstone.models.weights import load_weights, read_weights, write_weights
+
+SMALL = {"conv.weight": torch.arange(6.0).reshape(2, 3), "bn.num_batches_tracked": torch.tensor(4)}
+
+
+class Call:
+    """A pickle of it calls the function when it is opened."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def test_all_forms_of_the_same_resnet_load_to_equal_weights(tmp_path: Path):
+    original = build_resnet(18, num_classes=3)
+    original(torch.rand(2, 3, 32, 32))  # running statistics that are not the initial ones
+    state = original.state_dict()
+    torch.save(state, tmp_path / "plain.pth")
+    torch.save(prefixed("module.", state), tmp_path / "ddp.pth")
+    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    save_file(state, tmp_path / "other.safetensors")
+    write_weights(tmp_path / "ours.safetensors", state, {"step": "12"})
+    for name in ("plain.pth", "ddp.pth", "legacy.pt", "other.safetensors", "ours.safetensors"):
+        model = build_resnet(18, num_classes=3).to(memory_format=torch.channels_last)
+        load_weights(model, read_weights(tmp_path / name), name)
+        assert same(model.state_dict(), state), name
+        assert model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "content",
+    [
+        SMALL,
+        OrderedDict(SMALL),
+        {"state_dict": SMALL, "epoch": 3, "optimizer": {"lr": 0.1}},
+        {"model": SMALL},
+        {"model_state_dict": SMALL},
+        {"model": {"state_dict": prefixed("module.", SMALL)}},
+        prefixed("module._orig_mod.module.", SMALL),
+        prefixed("_orig_mod.module.", SMALL),
+        {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in SMALL.items()},
+    ],
+)
+def test_tensors_are_found_under_all_usual_wrappings(tmp_path: Path, content: Any, zipped: bool):
+    torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
+    assert same(read_weights(tmp_path / "w.pth"), SMALL)
+
+
+def test_a_prefix_of_some_names_alone_is_theirs(tmp_path: Path):
+    mixed = {"module.weight": torch.zeros(1), "fc.weight": torch.ones(1)}
+    save_file(mixed, tmp_path / "w.safetensors")
+    assert same(read_weights(tmp_path / "w.safetensors"), mixed)
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], **document: int) -> None:
+    write_tensors(path, tensors, seal(document, tensors))
+
+
+def test_of_a_checkpoint_the_averaged_weights_are_taken(tmp_path: Path):
+    path = tmp_path / "step-00000001.safetensors"
+    others = {"optimizer.0": torch.zeros(3)} | prefixed("model.", SMALL)
+    write_checkpoint(path, others)
+    assert same(read_weights(path), SMALL)
+    average = SMALL | {"conv.weight": torch.ones(2, 3)}
+    write_checkpoint(path, others | prefixed("ema.", average))
+    assert same(read_weights(path), average)
+    write_checkpoint(path, others | {"ema.conv.weight": torch.ones(2, 3)})
+    assert same(read_weights(path), average)
+
+
+def test_a_damaged_or_newer_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "step-00000001.safetensors"
+    write_checkpoint(path, prefixed("model.", SMALL))
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"\x99")
+    with pytest.raises(DataError, match="checksum differ"):
+        read_weights(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainstone.models.tensorfile.FORMAT", FORMAT + 1)
+        write_checkpoint(path, prefixed("model.", SMALL))
+    with pytest.raises(DataError, match=f"reads up to {FORMAT}"):
+        read_weights(path)
+    write_checkpoint(path, {"optimizer.0": torch.zeros(1)})
+    with pytest.raises(DataError, match="holds no tensors"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_code_in_a_pickle_never_runs(tmp_path: Path, zipped: bool, nested: bool, protocol: int):
+    path, mark = tmp_path / "w.pth", tmp_path / "touched"
+    evil = Call(os.system, f"touch {mark}")
+    content = {"state_dict": {**SMALL, "fc.weight": [evil]}} if nested else evil
+    torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(DataError, match="was not opened") as caught:
+        read_weights(path)
+    assert protocol == 4 or "holds code" in caught.value.message
+    assert protocol == 4 or f"{os.name}.system" in caught.value.message
+    assert "torch.save(model.state_dict()" in str(caught.value.hint)
+    assert not mark.exists()
+
+
+def test_code_in_bare_pickles_never_runs(tmp_path: Path):
+    path, mark = tmp_path / "w.pth", tmp_path / "touched"
+    command = f"touch {mark}"
+    bare = [
+        f"cos\nsystem\n(S'{command}'\ntR.".encode(),
+        b"\x80\x02cos\nsystem\n(X" + struct.pack("<I", len(command)) + command.encode() + b"tR.",
+        b"\x80\x02cbuiltins\neval\n(X\x04\x00\x00\x001/0)tR.",
+        pickle.dumps(Call(os.system, command)),
+        pickle.dumps({"state_dict": Call(Path.touch, mark)}, protocol=2),
+    ]
+    for content in bare:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"w\.pth (holds|is damaged)"):
+            read_weights(path)
+        assert not mark.exists()
+    path.write_bytes(bare[1])
+    with pytest.raises(DataError, match=r"holds code.*os\.system; it was not opened"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (torch.nn.Linear(2, 2), r"asks for torch\.nn\.modules\.linear\.Linear"),
+        ({"state_dict": SMALL, "best": np.float64(1)}, r"asks for numpy\S+scalar"),
+        ([torch.zeros(1)], "no weights but one list"),
+        (torch.zeros(1), "no weights but one Tensor"),
+        ({"net": SMALL, "epoch": 3}, r"2 other \(net, epoch\); weights may lie under state_dict"),
+        ({3: torch.zeros(1)}, r"1 other \(3\)"),
+        ({"a": torch.eye(2).to_sparse()}, r"1 other \(a\)"),
+        ({"a": torch.zeros(2, device="meta")}, r"1 other \(a\)"),
+        ({}, "holds no tensors"),
+    ],
+)
+def test_what_is_more_or_less_than_tensors_by_name_is_refused(tmp_path: Path, content: Any, words: str):
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(DataError, match=words):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_a_dict_that_holds_itself_ends(tmp_path: Path):
+    content: dict[str, Any] = {}
+    content["model"] = content
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(DataError, match=r"1 other \(model\)"):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_a_file_that_would_swell_is_refused(tmp_path: Path):
+    torch.save({"a": torch.zeros(100_000)}, tmp_path / "w.pth")
+    with zipfile.ZipFile(tmp_path / "w.pth") as plain, zipfile.ZipFile(tmp_path / "z.pth", "w", 8) as small:
+        for name in plain.namelist():
+            small.writestr(name, plain.read(name))
+    with pytest.raises(DataError, match=r"torch\.save does not compress"):
+        read_weights(tmp_path / "z.pth")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "it is a PNG picture"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(50), "it is an HDF5 file"),
+        (b"<!DOCTYPE html><html>", "it is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+        (b"some text\n", "neither safetensors nor a file of torch.save$"),
+        (b"x", "neither safetensors"),
+        (b"PK\x03\x04" + bytes(50), "cut off, damaged or no file of torch.save"),
+        (b"\x80", "cut off, damaged|is damaged"),
+        (struct.pack("<Q", 2**62) + b"{}", "the length of its header makes no sense"),
+        (struct.pack("<Q", 99_999_999) + b"{}", "ends within its header"),
+    ],
+)
+@pytest.mark.parametrize("name", ["w.pth", "w"])
+def test_foreign_files_are_named(tmp_path: Path, name: str, data: bytes, words: str):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=words) as caught:
+        read_weights(tmp_path / name)
+    assert str(tmp_path / name) in caught.value.message
+
+
+def test_an_absurd_header_length_is_refused_whatever_follows(tmp_path: Path):
+    (tmp_path / "w.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(DataError, match="the length of its header makes no sense"):
+        read_weights(tmp_path / "w.safetensors")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in {"none": "does not exist", ".": "no ordinary file", "pipe": "no ordinary file"}.items():
+        with pytest.raises(DataError, match=words):
+            read_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
+def test_a_cut_file_is_refused(tmp_path: Path, form: str):
+    path = tmp_path / "w"
+    if form == "safetensors":
+        save_file(SMALL, path)
+    else:
+        torch.save(SMALL, path, _use_new_zipfile_serialization=form == "zip")
+    data = path.read_bytes()
+    for length in [*range(1, len(data), 29), len(data) - 1]:
+        path.write_bytes(data[:length])
+        with pytest.raises(DataError, match="w "):
+            read_weights(path)
+
+
+@quick
+@given(form=st.sampled_from(["zip", "legacy", "safetensors"]), data=st.data())
+def test_bytes_changed_at_random_give_tensors_or_a_data_error(tmp_path: Path, form: str, data: st.DataObject):
+    path = tmp_path / "w.pth"
+    if form == "safetensors":
+        save_file(SMALL, path)
+    else:
+        torch.save(SMALL, path, _use_new_zipfile_serialization=form == "zip")
+    read_damaged(path, data.draw(damaged(path.read_bytes())), read_weights, place="")
+
+
+def test_weights_must_fit_the_model(tmp_path: Path):
+    model = build_resnet(18, num_classes=3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = {name: torch.zeros_like(tensor) for name, tensor in before.items() if not name.startswith("layer4")}
+    weights |= {f"extra.{n}": torch.zeros(1) for n in range(5)} | {"conv1.weight": torch.zeros(64, 3, 3, 3)}
+    with pytest.raises(DataError) as caught:
+        load_weights(model, weights, "w.pth")
+    assert caught.value.message.startswith("w.pth does not fit the model: 25 missing (layer4.0.conv1.weight, ")
+    assert "; 5 unknown (extra.0, extra.1, extra.2, ...); 1 of another shape (conv1.weight is (64, 3, 3, 3), " in str(
+        caught.value
+    )
+    assert "the model's (64, 3, 7, 7))" in caught.value.message
+    assert caught.value.hint is None
+    assert same(model.state_dict(), before)
+
+
+def test_another_number_of_classes_is_hinted_at():
+    weights = build_resnet(18, num_classes=7).state_dict()
+    with pytest.raises(DataError, match=r"2 of another shape \(fc.weight is \(7, 512\)") as caught:
+        load_weights(build_resnet(18, num_classes=3), weights, "w.pth")
+    assert caught.value.hint == "--set model.num_classes=7"
+
+
+def test_counters_of_batches_may_be_missing_and_types_follow_the_model():
+    source = build_resnet(18, num_classes=3)
+    weights = {n: t.half() for n, t in source.state_dict().items() if not n.endswith("num_batches_tracked")}
+    model = build_resnet(18, num_classes=3)
+    load_weights(model, weights, "w.pth")
+    assert model.fc.weight.dtype == torch.float32
+    assert model.fc.weight.requires_grad
+    assert torch.equal(model.fc.weight, source.fc.weight.half().float())
+
+
+def test_whole_numbers_are_not_taken_for_weights():
+    weights = build_resnet(18, num_classes=3).state_dict()
+    weights["fc.bias"] = torch.zeros(3, dtype=torch.int8)
+    with pytest.raises(DataError, match=r"1 of another type \(fc.bias is torch.int8, the model's torch.float32\)"):
+        load_weights(build_resnet(18, num_classes=3), weights, "w.pth")
+
+
+def test_names_from_a_file_cannot_steer_the_terminal():
+    with pytest.raises(DataError) as caught:
+        load_weights(torch.nn.Linear(1, 1), {"\x1b[31m": torch.zeros(1)}, "w.pth")
+    assert caught.value.message.isprintable()
+
+
+def test_weights_are_written_for_other_tools(tmp_path: Path):
+    model = build_resnet(18, num_classes=3).to(memory_format=torch.channels_last)
+    write_weights(tmp_path / "new" / "w.safetensors", model.state_dict(), {"recipe": "demo"})
+    assert same(load_file(tmp_path / "new" / "w.safetensors"), model.state_dict())
+    with safe_open(tmp_path / "new" / "w.safetensors", framework="np") as file:
+        assert file.metadata() == {"format": "pt", "recipe": "demo"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["w.safetensors"]

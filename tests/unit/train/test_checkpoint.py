@@ -1,0 +1,476 @@
+import errno
+import json
+import os
+import pickle
+import random
+import resource
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from damage import quick
+from trainstone.errors import ResultError
+from trainstone.models.tensorfile import FORMAT, _hash
+from trainstone.train import checkpoint as module
+from trainstone.train.checkpoint import (
+    find_latest,
+    keep_best,
+    list_checkpoints,
+    prune,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+DOCUMENT = {"epoch": 1.5, "seed": 7, "text": "ä\u202e\n", "nested": {"rate": [0.1, None]}}
+TENSORS = {
+    "model.a": torch.arange(6.0).reshape(2, 3),
+    "model.count": torch.tensor(3),
+    "optimizer.half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "random": torch.arange(5, dtype=torch.uint8),
+    "flags": torch.tensor([True, False, True]),
+    "empty": torch.zeros(0, 3),
+}
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "checkpoints", 1234, DOCUMENT, TENSORS)
+
+
+def content(path: Path) -> tuple[dict[str, object], dict[str, tuple[str, list[int], list[float]]]]:
+    found = read_checkpoint(path)
+    tensors = {n: (str(t.dtype), list(t.shape), t.flatten().tolist()) for n, t in found.tensors.items()}
+    return found.document, tensors
+
+
+def content_of(path: Path, data: bytes) -> object:
+    """Content of a file that may be damaged; None if it is refused."""
+    path.write_bytes(data)
+    try:
+        return content(path)
+    except ResultError:
+        return None
+
+
+def rewrite(path: Path, metadata: dict[str, str]) -> None:
+    save_file(load_file(path), path, metadata=metadata)
+
+
+def test_what_is_written_is_read_back(sound: Path):
+    assert sound.name == "step-00001234.safetensors"
+    found = read_checkpoint(sound)
+    assert found.path == sound
+    assert found.document == DOCUMENT | {"format": FORMAT, "step": 1234}
+    assert found.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+    assert [path.name for path in sound.parent.iterdir()] == [sound.name]
+
+
+def test_safetensors_itself_reads_it(sound: Path):
+    assert all(torch.equal(tensor, TENSORS[name]) for name, tensor in load_file(sound).items())
+
+
+def test_others_may_read_it_as_far_as_the_umask_says(sound: Path):
+    (sound.parent / "plain").touch()
+    assert sound.stat().st_mode == (sound.parent / "plain").stat().st_mode
+
+
+def test_channels_last_parameters_and_shared_memory_are_written_as_they_look(tmp_path: Path):
+    pixels = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    flat = torch.arange(10.0)
+    tensors = {
+        "pixels": torch.nn.Parameter(pixels),
+        "transposed": torch.rand(3, 4).t(),
+        "whole": flat,
+        "same": flat,
+        "front": flat[:4],
+        "middle": flat[2:6],
+        "strided": flat[::2],
+        "expanded": torch.tensor(2.0).expand(3),
+    }
+    found = read_checkpoint(write_checkpoint(tmp_path, 1, {}, tensors)).tensors
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].is_contiguous()
+
+
+def test_the_checksum_does_not_depend_on_the_order_in_the_file(sound: Path, tmp_path: Path):
+    other = write_checkpoint(tmp_path / "other", 1234, DOCUMENT, dict(reversed(TENSORS.items())))
+    assert other.read_bytes() == sound.read_bytes()
+    metadata = dict(pairs_of(sound)["__metadata__"])
+    rewrite(sound, metadata)  # by safetensors' own writer
+    assert read_checkpoint(sound).document["seed"] == 7
+
+
+def pairs_of(path: Path) -> dict[str, dict[str, str]]:
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+
+
+def test_memory_read_is_not_the_file(sound: Path):
+    found = read_checkpoint(sound)
+    with sound.open("r+b") as file:
+        file.truncate(10)
+    assert torch.equal(found.tensors["model.a"], TENSORS["model.a"])
+
+
+def test_a_cut_anywhere_is_refused(sound: Path):
+    data = sound.read_bytes()
+    for length in range(len(data)):
+        sound.write_bytes(data[:length])
+        with pytest.raises(ResultError, match="step-00001234"):
+            read_checkpoint(sound)
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(sound: Path):
+    expected, data = content(sound), sound.read_bytes()
+    choose = random.Random(0)
+    accepted = 0
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << choose.randrange(8)
+        found = content_of(sound, bytes(damaged))
+        assert found in (None, expected), f"byte {at}"
+        accepted += found is not None
+    assert accepted < 12  # spaces after the header, an escaped letter's case
+
+
+def test_a_space_of_the_header_that_became_another_space_is_no_damage(sound: Path):
+    data = sound.read_bytes()
+    end = 8 + struct.unpack("<Q", data[:8])[0]
+    assert data[end - 1 : end] == b" "
+    sound.write_bytes(data[: end - 1] + b"\n" + data[end:])
+    assert read_checkpoint(sound).document["seed"] == 7
+
+
+@quick
+@given(changes=st.data())
+def test_bytes_changed_at_random_are_refused_or_change_nothing(tmp_path: Path, changes: st.DataObject):
+    path = write_checkpoint(tmp_path, 1, DOCUMENT, TENSORS)
+    expected, data = content(path), bytearray(path.read_bytes())
+    for _ in range(changes.draw(st.integers(1, 3))):
+        at = changes.draw(st.integers(0, len(data) - 1))
+        data[at : at + 1] = changes.draw(st.binary(max_size=3))
+    assert content_of(path, bytes(data)) in (None, expected)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model.b": TENSORS["model.a"]},
+        {"model.a": TENSORS["model.a"].reshape(3, 2)},
+        {"model.a": TENSORS["model.a"].view(torch.int32)},
+        {"model.a": TENSORS["model.a"] + 1},
+        {"model.a": TENSORS["model.a"], "more": torch.zeros(1)},
+        {"model.a": TENSORS["model.a"], "more": torch.zeros(0)},
+        {},
+    ],
+)
+def test_other_tensors_under_the_same_checksum_are_refused(sound: Path, changed: dict[str, torch.Tensor]):
+    rest = {name: tensor for name, tensor in load_file(sound).items() if name != "model.a"}
+    save_file(rest | changed, sound, metadata=pairs_of(sound)["__metadata__"])
+    with pytest.raises(ResultError, match="checksum differ"):
+        read_checkpoint(sound)
+
+
+@pytest.mark.parametrize("change", [("epoch", "epocH"), ("1.5", "1.6"), ('"format": 1', '"format": 9')])
+def test_another_document_under_the_same_checksum_is_refused(sound: Path, change: tuple[str, str]):
+    metadata = pairs_of(sound)["__metadata__"]
+    assert change[0] in metadata["trainstone"]
+    rewrite(sound, metadata | {"trainstone": metadata["trainstone"].replace(*change)})
+    with pytest.raises(ResultError, match="checksum differ"):
+        read_checkpoint(sound)
+
+
+def test_a_missing_checksum_is_refused(sound: Path):
+    rewrite(sound, {"trainstone": pairs_of(sound)["__metadata__"]["trainstone"]})
+    with pytest.raises(ResultError, match="checksum differ"):
+        read_checkpoint(sound)
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "{", '{"step": 1}', '{"format": "1"}', "[" * 100_000])
+def test_a_document_that_is_none_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "step-00000001.safetensors"
+    digest = _hash(text, {})
+    save_file({}, path, metadata={"trainstone": text, "sha256": digest})
+    with pytest.raises(ResultError, match="has a document"):
+        read_checkpoint(path)
+
+
+def write_newer(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as patch:
+        patch.setattr("trainstone.models.tensorfile.FORMAT", FORMAT + 1)
+        return write_checkpoint(folder, step, DOCUMENT, TENSORS)
+
+
+def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_checkpoint(tmp_path, 1, DOCUMENT, TENSORS)
+    path = write_newer(tmp_path, 2, monkeypatch)
+    for read in (lambda: read_checkpoint(path), lambda: find_latest(tmp_path)):
+        with pytest.raises(ResultError, match=f"has format {FORMAT + 1}.*up to {FORMAT}") as caught:
+            read()
+        assert caught.value.hint == "update trainstone"
+
+
+def test_weights_of_another_tool_are_told_apart(tmp_path: Path):
+    save_file({"fc.weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ResultError, match="is no checkpoint of trainstone") as caught:
+        read_checkpoint(tmp_path / "weights.safetensors")
+    assert "trainstone eval" in str(caught.value.hint)
+
+
+class Touch:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "plain"])
+def test_a_pickle_is_named_and_not_opened(tmp_path: Path, form: str):
+    path, mark = tmp_path / "step-00000001.safetensors", tmp_path / "touched"
+    if form == "plain":
+        path.write_bytes(pickle.dumps({"a": Touch(mark)}))
+    else:
+        torch.save({"a": Touch(mark)}, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(ResultError, match="is a pickle, which may hold code: it is not opened"):
+        read_checkpoint(path)
+    assert not mark.exists()
+
+
+def test_a_header_whose_length_looks_like_a_pickle_is_none(tmp_path: Path):
+    for length in range(400):
+        path = write_checkpoint(tmp_path, 1, {"n": "x" * length}, {})
+        if path.read_bytes().startswith(b"\x80"):
+            break
+    assert path.read_bytes().startswith(b"\x80")
+    assert read_checkpoint(path).document["n"] == "x" * length
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ResultError, match="cut off"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"abc", "cut off"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "the length of its header makes no sense"),
+        (struct.pack("<Q", 2**63) + b"{}", "the length of its header makes no sense"),
+        (struct.pack("<Q", 100) + b"{}", "ends within its header"),
+        (struct.pack("<Q", 2) + b"{}xxxx", "bytes too many"),
+        (struct.pack("<Q", 2) + b"[]", "no whole safetensors file"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, data: bytes, words: str):
+    path = tmp_path / "step-00000001.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ResultError, match=words) as caught:
+        read_checkpoint(path)
+    assert str(path) in caught.value.message
+
+
+def header_of(tensor: dict[str, object]) -> bytes:
+    text = json.dumps({"a": tensor}).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
+        {"dtype": "F99", "shape": [0], "data_offsets": [0, 0]},
+        {"dtype": "F6_E2M3", "shape": [0], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 0]},
+    ],
+)
+def test_tensors_that_cannot_be_are_refused(tmp_path: Path, tensor: dict[str, object]):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(header_of(tensor))
+    with pytest.raises(ResultError, match=r"x\.safetensors is no whole safetensors file"):
+        read_checkpoint(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in {"none": "does not exist", "pipe": "no ordinary file", ".": "no ordinary file"}.items():
+        with pytest.raises(ResultError, match=words):
+            read_checkpoint(tmp_path / name)
+
+
+def test_checkpoints_are_listed_by_number(tmp_path: Path):
+    for step in (9, 100_000_000, 10):
+        write_checkpoint(tmp_path, step, {}, {})
+    keep_best(tmp_path, tmp_path / "step-00000009.safetensors")
+    (tmp_path / "step-00000011.safetensors").mkdir()
+    (tmp_path / "step-00000012.safetensors").symlink_to("nowhere")
+    for name in ("step-13.safetensors", "step-00000014.safetensors.ab.partial", f"step-{'9' * 5000}"[:200], "x"):
+        (tmp_path / name).touch()
+    assert [module._step_of(path) for path in list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
+
+
+def test_a_folder_that_is_not_there_has_no_checkpoints(tmp_path: Path):
+    assert list_checkpoints(tmp_path / "none") == []
+    assert find_latest(tmp_path / "none") == (None, [])
+    prune(tmp_path / "none", 1)
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultError, match="cannot read"):
+        list_checkpoints(tmp_path / "file")
+
+
+def test_the_latest_whole_one_is_found_and_damaged_ones_are_told(tmp_path: Path):
+    paths = [write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
+    paths[3].write_bytes(b"")
+    paths[2].write_bytes(paths[2].read_bytes()[:-1])
+    found, sentences = find_latest(tmp_path)
+    assert found is not None
+    assert found.document["n"] == 2
+    assert len(sentences) == 2
+    assert sentences[0] == f"checkpoint {paths[3]} is empty; passed over"
+    assert "step-00000003.safetensors is cut off" in sentences[1]
+    for path in paths[:2]:
+        path.write_bytes(b"")
+    assert find_latest(tmp_path)[0] is None
+    assert len(find_latest(tmp_path)[1]) == 4
+
+
+def test_one_removed_while_it_is_looked_for_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_checkpoint(tmp_path, 1, {}, {})
+    read = module.read_tensors
+
+    def overtaken(path: Path):
+        if path.name == "step-00000001.safetensors":  # between listing and reading the run went on
+            write_checkpoint(tmp_path, 2, {}, {})
+            prune(tmp_path, 1)
+        return read(path)
+
+    monkeypatch.setattr(module, "read_tensors", overtaken)
+    found, sentences = find_latest(tmp_path)
+    assert found is not None
+    assert found.document["step"] == 2
+    assert sentences == []
+
+
+def test_pruning_keeps_the_latest_and_the_best(tmp_path: Path):
+    paths = [write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
+    keep_best(tmp_path, paths[0])
+    (tmp_path / "step-00000005.safetensors.0a1b2c3d.partial").write_bytes(b"x")
+    (tmp_path / "best.safetensors.0a1b2c3d.partial").write_bytes(b"x")
+    (tmp_path / "result.json.0a1b2c3d.partial").write_bytes(b"not ours")
+    prune(tmp_path, 2)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {paths[2].name, paths[3].name, "best.safetensors", "result.json.0a1b2c3d.partial"}
+    assert read_checkpoint(tmp_path / "best.safetensors").document["n"] == 1
+    prune(tmp_path, 5)
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_best_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
+    if not links:
+
+        def refuse(self: Path, target: Path) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    paths = [write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2)]
+    best = tmp_path / "best.safetensors"
+    for path in (paths[0], paths[1], paths[1]):  # the same again, too
+        keep_best(tmp_path, path)
+        assert best.read_bytes() == path.read_bytes()
+        assert best.samefile(path) == links
+        assert len(list(tmp_path.iterdir())) == 3
+    write_checkpoint(tmp_path, 2, {"n": 3}, TENSORS)
+    assert read_checkpoint(best).document["n"] == 2
+
+
+def test_a_best_that_cannot_be_made_leaves_the_old_one(tmp_path: Path):
+    keep_best(tmp_path, write_checkpoint(tmp_path, 1, {}, {}))
+    with pytest.raises(ResultError, match=r"cannot write .*best\.safetensors"):
+        keep_best(tmp_path, tmp_path / "step-00000002.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000001.safetensors", "best.safetensors"}
+
+
+def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
+    path = write_checkpoint(tmp_path, 1, {"n": 1}, TENSORS)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(ResultError, match=r"cannot write .*step-00000001") as caught:
+            write_checkpoint(tmp_path, 1, {"n": 2}, {"a": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "free some space" in str(caught.value.hint)
+    assert read_checkpoint(path).document["n"] == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultError, match="cannot write") as caught:
+        write_checkpoint(tmp_path / "file", 1, {}, {})
+    assert "--out" in str(caught.value.hint)
+    (tmp_path / "step-00000001.safetensors").mkdir()
+    with pytest.raises(ResultError, match="not an ordinary file"):
+        write_checkpoint(tmp_path, 1, {}, {})
+
+
+# torch is loaded once; each writer is a fork that is killed in the middle of its work.
+WRITERS = """
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
+
+folder, choose = Path(sys.argv[1]), random.Random(1)
+tensors = {f"model.{n}": torch.full((300_000,), float(n)) for n in range(5)}
+for turn in (1, 2, 3):
+    child = os.fork()
+    if child == 0:
+        for step in range(turn * 1000, turn * 1000 + 1000):
+            keep_best(folder, write_checkpoint(folder, step, {"step": step}, tensors))
+            prune(folder, 3)
+    while not any(int(path.stem[5:]) >= turn * 1000 + 2 for path in list_checkpoints(folder)):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        time.sleep(0.002)
+    time.sleep(choose.random() * 0.03)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(*(path.name for path in folder.iterdir()), flush=True)
+"""
+
+
+def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WRITERS), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    assert len(done.stdout.splitlines()) == 3
+    for name in done.stdout.split():
+        assert name == "best.safetensors" or module.NAME.fullmatch(name) or name.endswith(".partial")
+    found, sentences = find_latest(folder)
+    assert found is not None
+    assert found.document["step"] > 3000
+    assert sentences == []
+    for path in [*list_checkpoints(folder), folder / "best.safetensors"]:
+        assert torch.equal(read_checkpoint(path).tensors["model.4"], torch.full((300_000,), 4.0))
+    prune(folder, 1)
+    assert len(list(folder.iterdir())) == 2
