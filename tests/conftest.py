@@ -14,12 +14,13 @@ from command import ROOT, Finished, command_line
 
 SCRUBBED = (
     "RANK",
-    "LOCAL_RANK",
+    "LOCAL_",
     "WORLD_SIZE",
     "MASTER_",
     "SLURM_",
     "OMPI_",
     "PMI",
+    "MPI_",
     "CUDA_",
     "NO_COLOR",
     "TRAINSTONE_CPUS",

@@ -1,0 +1,298 @@
+"""Many ranks: how they meet, average gradients and agree between steps. Alone, everything here costs nothing.
+
+What ranks tell each other travels as tensors or JSON, never as pickled objects.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainstone.config.learning import ParallelConfig
+from trainstone.errors import ConfigError, LaunchError, MachineError
+from trainstone.machine.ranks import Meeting, Rank, read_meeting, read_rank
+from trainstone.text import printable
+
+TORCH_BUCKET_BYTES = 25 * 2**20
+COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# What gloo and NCCL say when another rank is gone or does not answer.
+PEER_SIGNS = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "connection was likely closed",
+    "timed out waiting",
+    "caused pair closure",
+    "collective operation timeout",
+    "communicator was aborted",
+    "ncclremoteerror",
+    "remote process exited",
+    "socket timeout",
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among the others."""
+
+    rank: Rank
+    device: torch.device
+    control: Any = None
+    """gloo group for small messages between CPUs, beside that of gradients; None: alone."""
+    timeout: timedelta = timedelta(minutes=10)
+
+    @property
+    def alone(self) -> bool:
+        """No other ranks: nobody to ask."""
+        return self.control is None
+
+
+@contextmanager
+def join_world(parallel: ParallelConfig, device: torch.device) -> Iterator[World]:
+    """Meet the other ranks that the launcher started, and part when done. Alone: no process group at all."""
+    rank, timeout = read_rank(), timedelta(seconds=parallel.timeout_seconds)
+    if rank.world == 1:
+        yield World(rank, device)
+        return
+    device = place_device(device, rank)
+    backend = choose_backend(parallel, device)
+    control = meet(rank, read_meeting(), backend, timeout, device)
+    unhurt = False
+    try:
+        yield World(rank, device, control, timeout)
+        unhurt = True
+    finally:
+        # After an error NCCL might wait for ever for kernels whose peers are gone; the process ends soon anyway.
+        if unhurt or backend == "gloo":
+            dist.destroy_process_group()
+
+
+def place_device(device: torch.device, rank: Rank) -> torch.device:
+    """Return the rank's own CUDA device: that of its number on its host, or the only one that it sees."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    seen = torch.cuda.device_count()
+    # Slurm may show each rank its own device only.
+    index = 0 if seen == 1 else rank.local
+    if index >= seen:
+        raise MachineError(
+            f"rank {rank.number} is number {rank.local} on its host, which has {seen} CUDA devices",
+            hint="start at most one rank a device, or --device cpu",
+        )
+    return torch.device("cuda", index)
+
+
+def choose_backend(parallel: ParallelConfig, device: torch.device) -> str:
+    """Return nccl for CUDA devices and gloo for others, unless told; refuse what cannot work."""
+    backend = parallel.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+    if backend == "nccl" and device.type != "cuda":
+        raise ConfigError(
+            f"parallel.backend = nccl is for CUDA devices, not for {device.type}", hint="--set parallel.backend=gloo"
+        )
+    if not dist.is_backend_available(backend):
+        raise MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
+    return backend
+
+
+def meet(rank: Rank, meeting: Meeting, backend: str, timeout: timedelta, device: torch.device) -> Any:
+    """Open the process group and return the one for small messages."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    host = f"[{meeting.host}]" if ":" in meeting.host else meeting.host
+    try:
+        dist.init_process_group(
+            backend,
+            # torchrun's agent may be the one who listens there; torch finds that out from its environment.
+            init_method=f"tcp://{host}:{meeting.port}",
+            rank=rank.number,
+            world_size=rank.world,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+        return dist.new_group(backend="gloo", timeout=timeout)
+    except RuntimeError as err:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise explain_meeting(rank, meeting, err) from err
+
+
+def explain_meeting(rank: Rank, meeting: Meeting, err: RuntimeError) -> LaunchError:
+    """Say who could not meet whom, where and why."""
+    hint = (
+        f"are all {rank.world} ranks started, and can each reach {meeting.host}? "
+        "MASTER_ADDR and MASTER_PORT choose another place, parallel.timeout_seconds how long to wait"
+    )
+    if "EADDRINUSE" in str(err):
+        hint = "another program uses this port: set MASTER_PORT to a free one, the same for all ranks"
+    place = f"{printable(meeting.host)}:{meeting.port}"
+    return LaunchError(
+        f"rank {rank.number} of {rank.world} could not meet the others at {place}: {_first_line(err)}", hint=hint
+    )
+
+
+def explain_peer_error(err: RuntimeError) -> LaunchError | None:
+    """Return what to tell if this error comes from another rank that died or hangs; None: it has another cause."""
+    text = str(err).lower()
+    if not any(sign in text for sign in PEER_SIGNS):
+        return None
+    return LaunchError(
+        f"another rank died or does not answer: {_first_line(err)}",
+        hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
+    )
+
+
+def _first_line(err: RuntimeError) -> str:
+    """Return what happened, without the place in gloo's source and without its good wishes."""
+    line = (str(err).splitlines() or [type(err).__name__])[0]
+    return printable(re.sub(r"^\[\S+\.cc:\d+\] |\. This is typically caused .*", "", line)[:300])
+
+
+def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.Module:
+    """Let backward average gradients over ranks; all begin with the weights and buffers of rank 0."""
+    if world.alone:
+        return model
+    # Only by its own default torch makes the first bucket small (1 MiB), which starts sending earlier.
+    bucket = None if parallel.bucket_bytes == TORCH_BUCKET_BYTES else parallel.bucket_bytes / 2**20
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        bucket_cap_mb=bucket,
+        static_graph=parallel.static_graph,
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,  # running statistics are averaged when they are needed
+    )
+    if parallel.compression != "none":
+        wrapped.register_comm_hook(COMPRESSED[parallel.compression], send_compressed)
+    return wrapped
+
+
+def send_compressed(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket of gradients in 16 bits. torch's own hook for bf16 is for NCCL only; gloo can do it as well."""
+    gradients = bucket.buffer()
+    sent = gradients.to(dtype).div_(dist.get_world_size())  # first, so that the sum of fp16 does not overflow
+    future = dist.all_reduce(sent, async_op=True).get_future()
+    return future.then(lambda done: gradients.copy_(done.value()[0]))
+
+
+def settle_buckets(model: nn.Module, run_once: Callable[[], None]) -> None:
+    """Bring gradients into the order that stays, by a forward and backward (two, if static) that leave no trace.
+
+    After its first backward DistributedDataParallel regroups gradients by when they came, and above two ranks another
+    grouping adds them up in another order. A run that is resumed would differ from one that never stopped by its first
+    step; with this before the first step of both they are the same bit for bit. Buffers, gradients and random numbers
+    are as before; optimisers must not move in run_once. Alone: nothing is run.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    device = next(model.parameters()).device
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        # A static graph counts in its first backward how often gradients come, and looks at their order in its second.
+        for _ in range(2 if model.static_graph else 1):
+            run_once()
+            model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+
+class Agreement:
+    """The largest of what ranks say, known one call later, so that no rank waits between steps.
+
+    Every rank must call post and take at the same steps.
+    """
+
+    def __init__(self, world: World, size: int) -> None:
+        self._world = world
+        self._size = size
+        self._posted: tuple[Any, Tensor] | None = None
+
+    def post(self, values: list[int]) -> None:
+        """Send this rank's values on their way."""
+        assert len(values) == self._size, "all ranks must post as many values"
+        assert self._posted is None, "take what was posted before"
+        tensor = torch.tensor(values, dtype=torch.int64)
+        work = None
+        if not self._world.alone:
+            work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
+        self._posted = work, tensor
+
+    def take(self) -> list[int]:
+        """Return the maxima of what was posted before; zeros if nothing was."""
+        if self._posted is None:
+            return [0] * self._size
+        (work, tensor), self._posted = self._posted, None
+        if work is not None:
+            work.wait()
+        values: list[int] = tensor.tolist()
+        return values
+
+
+def average_buffers(model: nn.Module, world: World) -> None:
+    """Give all ranks the mean of their running statistics, in one message. Counters stay as they are."""
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if world.alone or not buffers:
+        return
+    flat = torch.cat([buffer.flatten().to(torch.promote_types(buffer.dtype, torch.float32)) for buffer in buffers])
+    mean = sum_over(world, flat) / world.rank.world
+    for buffer, part in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(part.view_as(buffer))
+
+
+def sum_over(world: World, tensor: Tensor) -> Tensor:
+    """Return the sum over all ranks, on every rank; the argument stays as it is."""
+    total = tensor.detach().clone()
+    if not world.alone:
+        dist.all_reduce(total, group=world.control if total.device.type == "cpu" else None)
+    return total
+
+
+def gather(world: World, document: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the documents of all ranks, in their order, on rank 0; None on others. They must be JSON-able."""
+    if world.alone:
+        return [document]
+    text = json.dumps(document).encode()
+    length = torch.tensor([len(text)])
+    dist.all_reduce(length, dist.ReduceOp.MAX, group=world.control)
+    mine = _to_bytes(text.ljust(int(length)))  # JSON may end in spaces
+    first = world.rank.number == 0
+    parts = [torch.empty_like(mine) for _ in range(world.rank.world)] if first else None
+    dist.gather(mine, parts, dst=0, group=world.control)
+    return None if parts is None else [json.loads(part.numpy().tobytes()) for part in parts]
+
+
+def broadcast_dict(world: World, document: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the document of rank 0 on every rank; what the others give is not looked at. It must be JSON-able."""
+    first = world.rank.number == 0
+    assert document is not None or not first, "rank 0 has the document"
+    if world.alone:
+        return document or {}
+    text = json.dumps(document).encode() if first else b""
+    length = torch.tensor([len(text)])
+    dist.broadcast(length, src=0, group=world.control)
+    tensor = _to_bytes(text) if first else torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(tensor, src=0, group=world.control)
+    received: dict[str, Any] = json.loads(tensor.numpy().tobytes())
+    return received
+
+
+def _to_bytes(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def barrier(world: World) -> None:
+    """Wait until all ranks are here."""
+    if not world.alone:
+        dist.barrier(group=world.control)

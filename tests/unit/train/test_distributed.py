@@ -1,0 +1,398 @@
+"""Three real ranks that talk through gloo, the same ones started anew to resume, and one that is alone."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from ranks import find_free_port, run_ranks
+from trainstone.config.learning import ParallelConfig
+from trainstone.errors import ConfigError, LaunchError, MachineError
+from trainstone.machine.ranks import Rank
+from trainstone.train.distributed import (
+    Agreement,
+    World,
+    average_buffers,
+    barrier,
+    broadcast_dict,
+    choose_backend,
+    explain_peer_error,
+    gather,
+    join_world,
+    place_device,
+    settle_buckets,
+    sum_over,
+    wrap_model,
+)
+
+CPU = torch.device("cpu")
+SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
+# How gradients travel, and how many batches they are gathered over. Each must be resumable bit for bit.
+WAYS: dict[str, tuple[dict[str, Any], int]] = {
+    "plain": ({}, 1),
+    "static": ({"static_graph": True}, 1),
+    "accumulated and compressed": ({"compression": "bf16"}, 2),
+}
+State = dict[str, list[Any]]
+
+
+def make_network() -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 10),
+    )
+
+
+def lose(model: nn.Module, number: int) -> torch.Tensor:
+    numbers = torch.Generator().manual_seed(number)
+    images = torch.randn(4, 3, 10, 10, generator=numbers)
+    return nn.functional.cross_entropy(model(images), torch.randint(10, (4,), generator=numbers))
+
+
+class Trained(NamedTuple):
+    halfway: State
+    end: State
+
+
+def train(
+    world: World, parallel: dict[str, Any], accumulate: int = 1, start: State | None = None, settled: bool = True
+) -> Trained:
+    """Steps 0 to 5, or 3 to 5 from a saved state; the state after steps 2 and 5."""
+    network = make_network()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    if start:
+        load_state(network, optimizer, start)
+    model = wrap_model(network, world, ParallelConfig(**SMALL, **parallel))
+    torch.manual_seed(100 + world.rank.number)
+    if settled:
+        settle_buckets(model, lambda: lose(model, 0).backward())
+    halfway = start or {}
+    for step in range(3 if start else 0, 6):
+        torch.manual_seed(1000 * step + world.rank.number)
+        for part in range(accumulate):
+            last = part == accumulate - 1
+            with nullcontext() if last else model.no_sync():
+                (lose(model, 100 * step + 10 * part + world.rank.number) / accumulate).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            average_buffers(model, world)
+            halfway = save_state(network, optimizer)
+    return Trained(halfway, save_state(network, optimizer))
+
+
+def save_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    momenta = [optimizer.state[parameter]["momentum_buffer"].tolist() for parameter in network.parameters()]
+    return {"momenta": momenta, "tensors": [tensor.tolist() for tensor in network.state_dict().values()]}
+
+
+def load_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+    tensors = zip(network.state_dict().values(), state["tensors"], strict=True)
+    for parameter, momentum in zip(network.parameters(), state["momenta"], strict=True):
+        optimizer.state[parameter]["momentum_buffer"] = torch.tensor(momentum)
+    for tensor, values in tensors:
+        tensor.copy_(torch.tensor(values, dtype=tensor.dtype))
+
+
+def learned(state: State) -> State:
+    """Without running statistics, which are each rank's own between averages."""
+    names = make_network().state_dict()
+    kept = [values for name, values in zip(names, state["tensors"], strict=True) if "running" not in name]
+    return {**state, "tensors": kept}
+
+
+def check_talk(world: World) -> dict[str, Any]:
+    number = world.rank.number
+    counts = torch.tensor([number, 2**40])
+    norm = nn.BatchNorm2d(2)
+    norm.running_mean.fill_(number)
+    norm.running_var.copy_(torch.tensor([1.0, 4.0]) * number)
+    norm.num_batches_tracked.fill_(number)
+    average_buffers(norm, world)
+    barrier(world)
+    return {
+        "place": [world.rank, str(world.device), world.alone],
+        "counts": [sum_over(world, counts).tolist(), counts.tolist()],
+        "shares": sum_over(world, torch.tensor([0.1 * number], dtype=torch.float64)).tolist(),
+        "gathered": gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
+        "heard": [broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None), broadcast_dict(world, {})],
+        "norm": [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)],
+    }
+
+
+def check_agreement(world: World) -> list[list[int]]:
+    """Rank 1 asks to stop at step 2."""
+    agreement = Agreement(world, 2)
+    taken = []
+    for step in range(4):
+        taken.append(agreement.take())
+        agreement.post([step * 10 + world.rank.number, int(step == 2 and world.rank.number == 1)])
+    return [*taken, agreement.take(), agreement.take()]
+
+
+def check_gradients(world: World) -> dict[str, Any]:
+    """Gradients of one backward, wrapped in several ways, beside the mean of every rank's own."""
+    found = {}
+    for compression in ("none", "fp16", "bf16"):
+        network = make_network().eval()
+        with torch.no_grad():
+            network[0].weight.add_(world.rank.number)  # wrapping makes them equal again
+        model = wrap_model(network, world, ParallelConfig(**SMALL, compression=compression))
+        lose(model, world.rank.number).backward()
+        found[compression] = network[0].weight.grad.flatten().tolist()
+    own = make_network().eval()
+    lose(own, world.rank.number).backward()
+    found["mean"] = (sum_over(world, own[0].weight.grad) / world.rank.world).flatten().tolist()
+    return found
+
+
+def check_settling(world: World) -> dict[str, Any]:
+    """What settle_buckets leaves behind: nothing."""
+    network = make_network()
+    model = wrap_model(network, world, ParallelConfig(**SMALL))
+    before = [tensor.tolist() for tensor in network.state_dict().values()]
+    torch.manual_seed(5)
+    settle_buckets(model, lambda: lose(model, 0).backward())
+    drawn = torch.rand(3).tolist()
+    torch.manual_seed(5)
+    return {
+        "same": before == [tensor.tolist() for tensor in network.state_dict().values()],
+        "gradients": sum(parameter.grad is not None for parameter in network.parameters()),
+        "random": drawn == torch.rand(3).tolist(),
+    }
+
+
+def talk_and_train(folder: str) -> Any:
+    """All checks of one world; rank 2 dies at the end, rank 0 answers for all."""
+    with join_world(ParallelConfig(**SMALL), CPU) as world:
+        found = {
+            "talk": check_talk(world),
+            "agreement": check_agreement(world),
+            "gradients": check_gradients(world),
+            "settling": check_settling(world),
+            "trained": {name: train(world, *way)._asdict() for name, way in WAYS.items()},
+        }
+        answers = gather(world, found)
+        if answers:
+            Path(folder, "checkpoint.json").write_text(json.dumps(answers[0]["trained"]))
+        barrier(world)
+        if world.rank.number == 2:
+            os._exit(0)
+        try:
+            sum_over(world, torch.ones(1))
+        except RuntimeError as err:
+            explained = explain_peer_error(err)
+            return {"answers": answers, "peer": [explained.message, explained.hint] if explained else str(err)}
+        return None
+
+
+def resume(folder: str) -> Any:
+    saved = json.loads(Path(folder, "checkpoint.json").read_text())
+    with join_world(ParallelConfig(**SMALL), CPU) as world:
+        ends = {name: train(world, *way, start=saved[name]["halfway"]).end for name, way in WAYS.items()}
+        unsettled = train(world, {}, start=saved["plain"]["halfway"], settled=False).end
+        return {**ends, "unsettled": unsettled}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def returned(folder: Path) -> list[Any]:
+    return run_ranks(3, talk_and_train, folder, str(folder))
+
+
+@pytest.fixture(scope="module")
+def answers(returned: list[Any]) -> list[Any]:
+    """What each rank found."""
+    answers: list[Any] = returned[0]["answers"]
+    assert len(answers) == 3
+    return answers
+
+
+@pytest.fixture(scope="module")
+def resumed(folder: Path, answers: list[Any]) -> list[Any]:
+    return run_ranks(3, resume, folder / "resumed", str(folder))
+
+
+@pytest.fixture
+def alone() -> Iterator[World]:
+    with join_world(ParallelConfig(), CPU) as world:
+        yield world
+
+
+def test_ranks_sum_gather_and_hear(answers: list[Any]):
+    talks = [answer["talk"] for answer in answers]
+    assert [talk["place"] for talk in talks] == [[[number, 3, number], "cpu", False] for number in range(3)]
+    assert [talk["counts"] for talk in talks] == [[[3, 3 * 2**40], [number, 2**40]] for number in range(3)]
+    assert all(talk["shares"] == [pytest.approx(0.3)] for talk in talks)
+    documents = [{"name": "ä" * number, "rank": number, "loss": [1.5, None]} for number in range(3)]
+    assert [talk["gathered"] for talk in talks] == [documents, None, None]
+    assert all(talk["heard"] == [{"run": "ö", "seed": 3}, {}] for talk in talks)
+
+
+def test_running_statistics_are_averaged_and_counters_left(answers: list[Any]):
+    norms = [answer["talk"]["norm"] for answer in answers]
+    assert norms == [[[1.0, 1.0], [1.0, 4.0], number] for number in range(3)]
+
+
+def test_ranks_agree_one_call_later(answers: list[Any]):
+    for answer in answers:
+        assert answer["agreement"] == [[0, 0], [2, 0], [12, 0], [22, 1], [32, 0], [0, 0]]
+
+
+def test_gradients_are_the_mean_over_ranks(answers: list[Any]):
+    found = [answer["gradients"] for answer in answers]
+    assert found[0] == found[1] == found[2]
+    gradients = {name: torch.tensor(values) for name, values in found[0].items()}
+    size = gradients["mean"].abs().max()
+    assert torch.allclose(gradients["none"], gradients["mean"], atol=1e-6 * size)
+    for compression, error in (("fp16", 1e-3), ("bf16", 1e-2)):
+        assert not torch.equal(gradients[compression], gradients["none"])  # it was compressed
+        assert torch.allclose(gradients[compression], gradients["mean"], atol=error * size)
+
+
+def test_settling_leaves_no_trace(answers: list[Any]):
+    assert [answer["settling"] for answer in answers] == [{"same": True, "gradients": 0, "random": True}] * 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_is_the_run_that_never_stopped(way: str, answers: list[Any], resumed: list[Any]):
+    for straight, again in zip(answers, resumed, strict=True):
+        assert straight["trained"][way]["end"] != straight["trained"][way]["halfway"]
+        assert again[way] == straight["trained"][way]["end"]
+    assert all(learned(again[way]) == learned(resumed[0][way]) for again in resumed)  # all ranks have one model
+
+
+def test_without_settling_it_would_not_be(answers: list[Any], resumed: list[Any]):
+    assert learned(resumed[0]["unsettled"]) != learned(answers[0]["trained"]["plain"]["end"])
+
+
+def test_a_rank_that_died_is_told(returned: list[Any]):
+    assert returned[2] is None
+    for answer in returned[:2]:
+        message, hint = answer["peer"]
+        assert message.startswith("another rank died or does not answer: ")
+        assert "--resume" in hint
+
+
+@pytest.mark.parametrize(
+    ("text", "recognised"),
+    [
+        ("[pair.cc:537] Read error [127.0.0.1]:42375: Connection reset by peer. GLHF!", True),
+        ("[pair.cc:534] Connection closed by peer [127.0.0.1]:42375", True),
+        ("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete", True),
+        ("NCCL error: ncclRemoteError: A call failed possibly due to a network error or a remote process exited", True),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", True),
+        ("CUDA out of memory", False),
+        ("mat1 and mat2 shapes cannot be multiplied (4x5 and 6x7)", False),
+    ],
+)
+def test_errors_of_peers_are_told_from_our_own(text: str, recognised: bool):
+    explained = explain_peer_error(RuntimeError(text))
+    assert (explained is not None) == recognised
+
+
+def test_an_error_of_gloo_is_told_in_short():
+    explained = explain_peer_error(
+        RuntimeError(
+            "[/__w/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:42375: Connection reset by peer. This is "
+            "typically caused by a remote worker hanging or bugs in the application.\nException raised from x"
+        )
+    )
+    assert explained is not None
+    assert explained.message == (
+        "another rank died or does not answer: Read error [127.0.0.1]:42375: Connection reset by peer"
+    )
+
+
+def test_alone_nothing_is_opened_or_sent(alone: World):
+    assert alone == World(Rank(), CPU)
+    assert alone.alone
+    assert not torch.distributed.is_initialized()
+    model = nn.BatchNorm2d(2)
+    assert wrap_model(model, alone, ParallelConfig(compression="bf16")) is model
+    settle_buckets(model, pytest.fail)
+    average_buffers(model, alone)
+    barrier(alone)
+    assert sum_over(alone, torch.tensor([3])).tolist() == [3]
+    assert gather(alone, {"a": 1}) == [{"a": 1}]
+    assert broadcast_dict(alone, {"a": 1}) == {"a": 1}
+    agreement = Agreement(alone, 2)
+    assert agreement.take() == [0, 0]
+    agreement.post([3, 0])
+    assert agreement.take() == [3, 0]
+    assert agreement.take() == [0, 0]
+
+
+def start_world(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> LaunchError:
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(LaunchError) as caught, join_world(ParallelConfig(timeout_seconds=1.0), CPU):
+        pass
+    assert not torch.distributed.is_initialized()
+    return caught.value
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = start_world(monkeypatch, 0, port)
+    assert error.message.startswith(f"rank 0 of 2 could not meet the others at 127.0.0.1:{port}: ")
+    assert "MASTER_PORT to a free one" in (error.hint or "")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_do_not_come_are_told(rank: int, monkeypatch: pytest.MonkeyPatch):
+    port = find_free_port()
+    error = start_world(monkeypatch, rank, port)
+    assert error.message.startswith(f"rank {rank} of 2 could not meet the others at 127.0.0.1:{port}: ")
+    assert "are all 2 ranks started" in (error.hint or "")
+
+
+def test_nccl_is_refused_where_it_cannot_work():
+    assert choose_backend(ParallelConfig(), CPU) == "gloo"
+    with pytest.raises(ConfigError, match=r"parallel\.backend = nccl is for CUDA devices, not for cpu"):
+        choose_backend(ParallelConfig(backend="nccl"), CPU)
+
+
+def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    cuda, rank = torch.device("cuda"), Rank(5, 8, 1)
+    assert place_device(CPU, rank) == CPU
+    assert place_device(torch.device("cuda:3"), rank) == torch.device("cuda:3")
+    for seen, index in ((4, 1), (1, 0)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
+        assert place_device(cuda, rank) == torch.device("cuda", index)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(MachineError, match="rank 6 is number 2 on its host, which has 2 CUDA devices"):
+        place_device(cuda, Rank(6, 8, 2))
+
+
+def test_posting_twice_or_too_much_is_our_own_mistake(alone: World):
+    agreement = Agreement(replace(alone), 1)
+    with pytest.raises(AssertionError):
+        agreement.post([1, 2])
+    agreement.post([1])
+    with pytest.raises(AssertionError):
+        agreement.post([1])
