@@ -51,6 +51,7 @@ SURFACE = {
     "doctor": (["recipe"], {"--aa", "--set", "--seconds", "--device", "--out", "--json"} | LOUDNESS),
     "recipes": (["name"], {"--json"}),
     "report": (["runs"], {"--page", "--png", "--svg", "--pdf", "--json"}),
+    "train": (["recipe"], COMMON - {"--runs"} | LOUDNESS | {"--iterations", "--data", "--resume", "--require-target"}),
 }
 
 

@@ -8,11 +8,14 @@ TrainstoneError       1   never raised itself; an unexpected bug keeps its trace
  ├ RunError           6   NaN loss, out of memory, time-out
  └ ResultError        7   unreadable, unwritable or unlike result files
 
-Further codes are no errors: 9 a gate said no (compare --fail-below), 130 interrupted.
+Further codes are no errors: 8 target not reached (train --require-target), 9 a gate said no (compare --fail-below),
+75 interrupted but resumable (a checkpoint was written), 130 interrupted by Ctrl-C.
 A message says what happened, the value seen and what is allowed; `hint` is the next thing to type.
 """
 
+EXIT_TARGET = 8
 EXIT_GATE = 9
+EXIT_RESUMABLE = 75
 EXIT_INTERRUPTED = 130
 
 

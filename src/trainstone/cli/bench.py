@@ -170,7 +170,14 @@ def print_plan(config: "Config", rival: Rival | None, out: Path, runs: int, *, s
 
 
 def finish(run: "RunFolder", *, as_json: bool) -> None:
-    """Write the page, print the product and leave with the run's exit code."""
+    """Show the product and leave with the run's exit code."""
+    show(run, as_json=as_json)
+    if run.result.status == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def show(run: "RunFolder", *, as_json: bool) -> None:
+    """Write the page and print the product."""
     from trainstone.cli.output import print_json
     from trainstone.cli.summary import print_result
 
@@ -179,8 +186,6 @@ def finish(run: "RunFolder", *, as_json: bool) -> None:
         print_json(run.result.model_dump(mode="json", exclude_none=True))
     else:
         print_result(run.result, run.path)
-    if run.result.status == "interrupted":
-        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def write_page(run: "RunFolder") -> None:

@@ -162,20 +162,22 @@ def make(
     quiet: options.Quiet = 0,
 ) -> None:
     """Generate pictures that a network can learn from: shapes, textures, scenes; as real JPEGs."""
-    from trainstone.data.generated.source import generate
-    from trainstone.data.plan import make_plan
-    from trainstone.machine.cache import cache_folder
+    from trainstone.data.generated.stored import plan_stored
 
     start_work(quiet)
     width, height = parse_size(size or ("96" if kind == "classify" else "300"))
-    number = classes or (10 if kind == "classify" else 8)
-    counts = {"train": count, "val": val} if val else {"train": count}
-    found = generate(kind, counts, width=width, height=height, num_classes=number, seed=seed)
-    if target is None:
-        told = f"{kind}-{number}-classes-{width}x{height}-{count}-{val}-seed-{seed}-{storage}"
-        target = cache_folder() / "data" / told
-    plan = make_plan(found, storage, shuffle=False, shards=parse_shards(shards, storage))
-    run_plan(plan, target, workers, as_json=as_json, quiet=quiet)
+    plan, place = plan_stored(
+        kind,
+        train=count,
+        val=val,
+        width=width,
+        height=height,
+        num_classes=classes or (10 if kind == "classify" else 8),
+        seed=seed,
+        storage=storage,
+        shards=parse_shards(shards, storage),
+    )
+    run_plan(plan, target or place, workers, as_json=as_json, quiet=quiet)
 
 
 @app.command()

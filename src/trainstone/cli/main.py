@@ -13,6 +13,7 @@ from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
 from trainstone.cli.recipes import recipes
 from trainstone.cli.report import report
+from trainstone.cli.train import train
 from trainstone.errors import TrainstoneError
 from trainstone.machine.affinity import remember_affinity
 from trainstone.text import printable_lines
@@ -29,6 +30,7 @@ app.command(cls=CompareCommand)(compare)
 app.command()(doctor)
 app.command()(recipes)
 app.command()(report)
+app.command()(train)
 app.add_typer(data)
 
 

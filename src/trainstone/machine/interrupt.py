@@ -1,21 +1,29 @@
-"""Ctrl-C and SIGTERM as a question the loop asks between steps, so that what was measured is written before the end."""
+"""Signals as a question the loop asks between steps, so that what there is is written before the end."""
 
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
+USUAL = (signal.SIGINT, signal.SIGTERM)
+# What schedulers send ahead of a job's end, and a closed terminal.
+RESUMABLE = (*USUAL, signal.SIGUSR1, signal.SIGHUP)
+
 
 class Interrupt:
-    """While in force, the first SIGINT or SIGTERM only sets `asked`; the second SIGINT ends the program at once."""
+    """While in force, the first of some signals only sets `asked`; the second SIGINT ends the program at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = USUAL) -> None:
         self.asked: str | None = None
+        self._signals = signals
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self._signals:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup: a closed terminal is no reason to stop
                 self._previous[number] = signal.signal(number, self._note)
         return self
 

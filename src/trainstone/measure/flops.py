@@ -122,10 +122,7 @@ def count_work(run_step: Callable[[], Tensor]) -> Work:
         forward_flops = counter.flops()
         parameters = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in _leaves(loss)}
         loss.backward()
-    ops = tuple(
-        Op(call.name, call.input_shapes, count, call.flops * count, call.bytes_moved * count)
-        for call, count in counter.calls.items()
-    )
+    ops = list_ops(counter)
     return Work(
         flops=counter.flops(),
         forward_flops=forward_flops,
@@ -134,6 +131,23 @@ def count_work(run_step: Callable[[], Tensor]) -> Work:
         parameter_bytes=sum(parameters.values()),
         ops=ops,
     )
+
+
+def list_ops(counter: "_CallCounter") -> tuple[Op, ...]:
+    """Return what was called, with what all calls of it did."""
+    return tuple(
+        Op(call.name, call.input_shapes, count, call.flops * count, call.bytes_moved * count)
+        for call, count in counter.calls.items()
+    )
+
+
+def count_forward(run_forward: Callable[[], Tensor]) -> Work:
+    """Count what a forward pass alone does: nothing is kept for a backward pass. Otherwise as count_work."""
+    with _CallCounter() as counter, torch.no_grad():
+        run_forward()
+    ops = list_ops(counter)
+    flops, moved = counter.flops(), sum(op.bytes_moved for op in ops)
+    return Work(flops, flops, moved, saved_tensor_bytes=(), parameter_bytes=0, ops=ops)
 
 
 def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: float) -> Roofline:

@@ -12,18 +12,23 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.results.steps import COLUMNS, PHASE_COLUMNS, StepRecord, StepWriter
+from trainstone.results.steps import COLUMNS, PHASE_COLUMNS, StepRecord, StepWriter, cut_steps
 
 
 class StepRecorder:
-    """Step records of one rank, with the page faults each one cost."""
+    """Step records of one rank, with the page faults each one cost (those of an earlier start: not known, 0)."""
 
-    def __init__(self, path: Path, *, split_phases: bool) -> None:
-        self._writer = StepWriter(path, split_phases=split_phases)
+    def __init__(self, path: Path, *, split_phases: bool, first_step: int = 0) -> None:
+        """Begin a file, or go on with one whose steps before `first_step` are kept."""
+        kept = cut_steps(path, first_step, split_phases=split_phases) if first_step else None
+        self._writer = StepWriter(path, split_phases=split_phases, go_on=kept is not None)
         self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())
         self._values = array("d")  # record after record: one append a step, 8 bytes a value
         self._page_faults = array("d")
         self._faults_before = _count_page_faults()
+        if kept is not None:
+            self._values.extend(np.stack(list(kept.values()), axis=1).ravel())
+            self._page_faults.extend([0.0] * first_step)
 
     def __enter__(self) -> Self:
         return self

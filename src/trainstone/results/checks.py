@@ -45,6 +45,11 @@ CODES = {
     "precision-slow": Code("warning", "use --set train.precision=auto"),
     "batch-fitted": Code("info", "fix it with --set train.batch_size=N to compare with other machines"),
     "engine-adapted": Code("info", "--strict refuses instead of adapting"),
+    "learning-rate": Code(
+        "warning", "set optimizer.learning_rate for this batch, or optimizer.rate_for to let it follow the batch"
+    ),
+    "resumed": Code("info", "steps after that checkpoint were done again; the run's clock stood still in between"),
+    "checkpoint-damaged": Code("warning", "look after the disk; checkpoint.keep says how many are kept"),
     "not-measured": Code("info", "trainstone doctor says what would be needed"),
     "interrupted": Code("warning", "run it again for the full time: trainstone bench RUN/config.toml"),
     "killed": Code("error", "run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out"),

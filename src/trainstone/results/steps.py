@@ -47,14 +47,17 @@ COLUMNS = tuple(name for name in StepRecord._fields if name not in PHASE_COLUMNS
 class StepWriter:
     """Appends step records to a CSV file; at most FLUSH_SECONDS of them are ever unwritten."""
 
-    def __init__(self, path: Path, *, split_phases: bool, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path, *, split_phases: bool, go_on: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())
         self._line = ",".join("%d" if name in WHOLE_NUMBERS else "%.9g" for name in self._columns) + "\n"
         self._now = now
         self._flushed_at = now()
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._file.write(",".join(self._columns) + "\n")
-        self._file.flush()
+        self._file = path.open("a" if go_on else "w", encoding="utf-8", newline="")
+        if not go_on:
+            self._file.write(",".join(self._columns) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +73,22 @@ class StepWriter:
         if self._now() - self._flushed_at >= FLUSH_SECONDS:
             self._file.flush()
             self._flushed_at = self._now()
+
+
+def cut_steps(path: Path, first_step: int, *, split_phases: bool) -> Columns | None:
+    """Keep the steps before `first_step` and return them; None, the file untouched, where they are not all there."""
+    wanted = COLUMNS + (PHASE_COLUMNS if split_phases else ())
+    try:
+        columns = read_columns(path)
+    except ResultError:
+        return None
+    if tuple(columns) != wanted or list(columns["step"][:first_step]) != list(range(first_step)):
+        return None
+    with path.open("r+b") as file:
+        for _ in range(first_step + 1):  # and the header
+            file.readline()
+        file.truncate()
+    return {name: values[:first_step] for name, values in columns.items()}
 
 
 def read_blocks(path: Path, names: Sequence[str] | None = None) -> Iterator[Columns]:

@@ -26,28 +26,33 @@ STALE_SECONDS = 60.0
 
 
 class RunFolder:
-    """One run's folder; `result` is what result.json holds now."""
+    """One run's folder; `result` is what result.json holds now. Of many ranks only the first writes it."""
 
-    def __init__(self, path: Path, result: Result) -> None:
+    def __init__(self, path: Path, result: Result, *, writes: bool = True) -> None:
         self.path = path
         self.result = result
+        self._writes = writes
 
     def update(self, **changes: Any) -> None:
         """Change top-level keys of the result and rewrite result.json atomically."""
         self.result = self.result.model_copy(update=changes)
+        if not self._writes:
+            return
         files = sorted(str(p.relative_to(self.path)) for p in self.path.rglob("*") if p.is_file())
         self.result = self.result.model_copy(update={"files": [f for f in files if not f.endswith(".partial")]})
         write_atomically(self.path / "result.json", dump_json(self.result.model_dump(mode="json", exclude_none=True)))
 
     def write_config(self, config: Config) -> None:
         """Write config.toml and take the resolved configuration into the result."""
-        write_atomically(self.path / "config.toml", write_toml(config))
+        if self._writes:
+            write_atomically(self.path / "config.toml", write_toml(config))
         recipe = Recipe(name=config.name, version=config.version, sha256=hash_config(config))
         self.update(config=config.model_dump(mode="json", exclude_none=True), recipe=recipe, system=config.system)
 
     def write_machine(self, machine: dict[str, Any], software: dict[str, Any]) -> None:
         """Write machine.json and take it into the result."""
-        write_atomically(self.path / "machine.json", dump_json({"machine": machine, "software": software}))
+        if self._writes:
+            write_atomically(self.path / "machine.json", dump_json({"machine": machine, "software": software}))
         self.update(machine=machine, software=software)
 
 
@@ -81,6 +86,24 @@ def create_run(
         raise ResultError(
             f"cannot write run folder {path}: {reason}", hint="choose another folder with --out DIR"
         ) from err
+    return run
+
+
+def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
+    """Take up a run of that kind that has ended in whatever way; what it wrote stays."""
+    result = read_result(path)
+    if result.kind != kind:
+        raise ResultError(f"{path} is a run of {result.kind}, which cannot be resumed", hint=f"{kind} runs can")
+    if result.status == "running":
+        writer = result.process
+        raise ResultError(
+            f"{path} is still running: process {writer.pid} on {writer.host}", hint="wait for it, or stop it first"
+        )
+    process = Process(
+        host=socket.gethostname(), pid=os.getpid(), started_utc=datetime.now(UTC).isoformat(timespec="seconds")
+    )
+    run = RunFolder(path, result)
+    run.update(status="running", process=process, command=command, findings=[], verdict=None)
     return run
 
 

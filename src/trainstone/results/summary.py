@@ -150,6 +150,9 @@ def describe_setting(result: schema.Result) -> str:
 def describe_repeat(result: schema.Result, path: Path) -> str:
     """Return the command that does the same again, from where this one was given."""
     config = shlex.quote(str(path / "config.toml"))
+    if result.kind == "train":
+        unfinished = result.status in ("interrupted", "killed", "failed")
+        return f"trainstone train --resume {shlex.quote(str(path))}" if unfinished else f"trainstone train {config}"
     if result.comparison is not None:
         rival = shlex.quote(str(path / "points" / "b" / "config.toml"))
         return f"trainstone bench {config} --against {rival}"

@@ -33,7 +33,7 @@ from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, Turn, interleave, naming
 from trainstone.train.loop import train_steps
 from trainstone.train.run import keep_record, stop_if
-from trainstone.train.task import apply_process_settings, build_task, open_data
+from trainstone.train.task import apply_process_settings, build_task, open_data, settle_classes
 from trainstone.train.variants import fit_pair, label_pair
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ def run_against(a: Config, b: Config, run: RunFolder, *, same_recipe: bool, stri
         yield Progress("reading machine facts")
         run.write_machine(read_facts(), read_software())
         opened = {name: open_data(config) for name, config in (("A", a), ("B", b))}
+        a, b = settle_classes(a, opened["A"]), settle_classes(b, opened["B"])
         yield Progress("fitting both to this machine")
         stop_if(interrupt)
         fitted = fit_pair(a, b, same_recipe=same_recipe, strict=strict)

@@ -9,7 +9,7 @@ from trainstone.results.feeding import Demand
 from trainstone.results.progress import Progress
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.loop import train_steps
-from trainstone.train.task import build_task
+from trainstone.train.task import build_task, settle_classes
 
 WARM_UP_STEPS = 3
 MIN_STEPS = 5
@@ -19,8 +19,9 @@ def measure_demand(config: Config, seconds: float) -> Generator[Progress, None, 
     """Train one device for some seconds; others of its kind are taken to be as fast."""
     data = config.data.model_copy(update={"source": "synthetic"})
     measure = config.measure.model_copy(update={"seconds": seconds, "iterations": None})
+    changed = config.model_copy(update={"data": data, "measure": measure})
     yield Progress("fitting the recipe to this machine")
-    fitted = fit_to_machine(config.model_copy(update={"data": data, "measure": measure}), strict=False)
+    fitted = fit_to_machine(settle_classes(changed, None), strict=False)
     task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
     images, spent, begin = 0, 0.0, timer.now()
     for record in train_steps(task, timer):

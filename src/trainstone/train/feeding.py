@@ -16,6 +16,7 @@ from trainstone.config.schema import Config, MeasureConfig
 from trainstone.data.loader import Loader
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema, stats
@@ -99,7 +100,7 @@ def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterat
     other = config.model_copy(update={"seed": config.seed ^ OTHER_SEED})
     measure, num_batches = config.measure, count_share(config.measure.iterations, LOADER_SHARE)
     with closing(
-        WORKLOADS[config.workload].open_training(other, alone.opened, fitted.device, alone.next_step)
+        WORKLOADS[config.workload].open_training(other, alone.opened, fitted.device, ALONE, alone.next_step)
     ) as loader:
         for _ in range(loader.num_slots):  # made while nobody waited
             next(loader)

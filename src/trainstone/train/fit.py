@@ -15,11 +15,19 @@ from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores, memory_available_bytes
+from trainstone.machine.ranks import ALONE, Rank, count_sharing_ranks
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.devices import candidate_precisions, choose_device, free_device_bytes, is_out_of_memory
+from trainstone.measure.devices import (
+    candidate_precisions,
+    choose_device,
+    free_device_bytes,
+    is_out_of_memory,
+    list_devices,
+)
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
+from trainstone.train.distributed import place_device
 from trainstone.train.loop import train_steps
 from trainstone.train.precision import autocast
 from trainstone.train.task import apply_process_settings, build_task
@@ -30,6 +38,7 @@ from trainstone.workloads.registry import WORKLOADS
 # Steps wanted within the time budget: 50 steady ones for an interval, and some warm-up.
 WANTED_STEPS = 65
 MAX_CPU_BATCH = 64
+CPU_LEARNING_BATCH = 32
 FIRST_ACCELERATOR_BATCH = 256
 CPU = torch.device("cpu")
 
@@ -45,33 +54,64 @@ class Fitted:
     findings: tuple[Finding, ...]
 
 
-def fit_to_machine(config: Config, *, strict: bool) -> Fitted:
-    """Resolve every auto and adapt what this machine cannot do."""
-    device = choose_device(config.device)
+def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measured: bool = True) -> Fitted:
+    """Resolve every auto and adapt what this machine cannot do.
+
+    `measured`: an automatic batch is small enough for many steps in the time budget; else it is one to learn with.
+    """
+    config, device, findings = fit_engine(config, strict=strict, world=world)
+    config, fitted = fit_batch(config, device, measured=measured)
+    assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
+    work = count_step_work(config, config.train.batch_size)
+    return Fitted(config, device, work, (*findings, *fitted))
+
+
+def fit_engine(
+    config: Config, *, strict: bool = False, world: Rank = ALONE
+) -> tuple[Config, torch.device, list[Finding]]:
+    """Resolve device, threads and precision, and adapt what this machine cannot do; batches are left as they are."""
+    device = choose_rank_device(config.device, world)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)  # events, graphs and streams are made on the current device
-    threads = available_cores().threads if config.engine.threads == "auto" else config.engine.threads
+    cores = max(1, available_cores().threads // count_sharing_ranks())
+    threads = cores if config.engine.threads == "auto" else config.engine.threads
     config = _change(config, "engine", threads=threads).model_copy(update={"device": str(device)})
     if config.loader.threads == "auto":
-        config = _change(config, "loader", threads=available_cores().threads)
-    config, adapted = adapt_engine(config, device)
+        config = _change(config, "loader", threads=cores)
+    config, adapted = adapt_engine(config, device, world)
     if strict and adapted:
         raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
     config, chosen = fit_precision(config, device, threads)
     apply_process_settings(config)
-    config, fitted = fit_batch(config, device)
-    assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
-    work = count_step_work(config, config.train.batch_size)
-    return Fitted(config, device, work, (*adapted, *chosen, *fitted))
+    return config, device, [*adapted, *chosen]
 
 
-def adapt_engine(config: Config, device: torch.device) -> tuple[Config, list[Finding]]:
+def choose_rank_device(asked: str, world: Rank) -> torch.device:
+    """Return the device of this rank: of many on a host, each has the CUDA device of its number there."""
+    if world.world > 1 and asked in ("auto", "cuda") and list_devices()[0].startswith("cuda"):
+        return place_device(torch.device("cuda"), world)
+    return choose_device(asked)
+
+
+def refuse_contradictions(config: Config) -> None:
+    """Refuse wishes that exclude each other."""
+    engine, train = config.engine, config.train
+    apart = [
+        (engine.cuda_graphs and engine.split_phases, "engine.split_phases", "a replayed graph has no phases"),
+        (engine.cuda_graphs and train.accumulate > 1, "train.accumulate", "a graph holds one batch"),
+        (engine.cuda_graphs and config.optimizer.name == "lars", "optimizer.name=lars", "its rates are the host's"),
+    ]
+    for both, key, why in apart:
+        if both:
+            raise ConfigError(f"engine.cuda_graphs and {key} exclude each other: {why}")
+    if engine.split_phases and train.accumulate > 1:
+        raise ConfigError("engine.split_phases and train.accumulate exclude each other: the phases alternate")
+
+
+def adapt_engine(config: Config, device: torch.device, world: Rank = ALONE) -> tuple[Config, list[Finding]]:
     """Switch off what this device has not, and say so."""
+    refuse_contradictions(config)
     findings = []
-    if config.engine.cuda_graphs and config.engine.split_phases:
-        raise ConfigError(
-            "engine.cuda_graphs and engine.split_phases exclude each other: a replayed graph has no phases"
-        )
     for key in ("cuda_graphs", "nvtx"):
         if getattr(config.engine, key) and device.type != "cuda":
             config = _change(config, "engine", **{key: False})
@@ -81,10 +121,11 @@ def adapt_engine(config: Config, device: torch.device) -> tuple[Config, list[Fin
     if config.train.precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
         config = _change(config, "train", precision="fp32")
         findings.append(finding("engine-adapted", "tf32 needs an NVIDIA device of 2020 or later: took fp32"))
-    if config.nodes * config.devices_per_node > 1:
+    if config.nodes * config.devices_per_node not in (1, world.world):
         geometry = f"{config.nodes} x {config.devices_per_node} devices"
-        findings.append(finding("engine-adapted", f"system {config.system} has {geometry}; this run uses one"))
-        config = config.model_copy(update={"nodes": 1, "devices_per_node": 1})
+        used = "one" if world.world == 1 else str(world.world)
+        findings.append(finding("engine-adapted", f"system {config.system} has {geometry}; this run uses {used}"))
+        config = config.model_copy(update={"nodes": 1, "devices_per_node": world.world})
     return config, findings
 
 
@@ -126,8 +167,8 @@ def count_step_work(config: Config, batch_size: int) -> Work:
         return count_work(forward)
 
 
-def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Finding]]:
-    """Check the asked batch against memory, or choose one that fits into memory and time."""
+def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:
+    """Check the asked batch against memory, or choose one that fits into memory (and, to be measured, time)."""
     asked = config.train.batch_size
     smallest = 2 if config.data.image_size <= 32 else 1  # batch norm wants two values a channel
     if asked != "auto" and asked < smallest:
@@ -138,13 +179,15 @@ def fit_batch(config: Config, device: torch.device) -> tuple[Config, list[Findin
     if asked != "auto":
         check_memory(config, device, asked)
         return config, []
-    if device.type == "cpu":
+    if device.type == "cpu" and not measured:
+        batch = CPU_LEARNING_BATCH
+    elif device.type == "cpu":
         assert isinstance(config.engine.threads, int)
         batch = min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
     else:
         batch = FIRST_ACCELERATOR_BATCH
     first = batch
-    while not (_fits_memory(config, device, batch) and _fits_time(config, device, batch)):
+    while not (_fits_memory(config, device, batch) and (not measured or _fits_time(config, device, batch))):
         if batch == smallest:
             check_memory(config, device, batch)  # it may only be slow: then one image a step is what there is
             break

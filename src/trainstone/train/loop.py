@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainstone.measure.clock import Timer
 from trainstone.results.steps import StepRecord
+from trainstone.train.optim import keep_rate_on_device, set_rate
 from trainstone.train.task import Task
 from trainstone.workloads.workload import Batch
 
@@ -29,6 +30,8 @@ class StepMarks:
     forward: Any = None
     backward: Any = None
     end: Any = None
+    later_waits: list[tuple[Any, Any]] = field(default_factory=list)
+    """Begin and end of waiting for further batches of the same step."""
 
 
 Update = Callable[[Task, Batch, Timer, StepMarks], Tensor]
@@ -53,25 +56,38 @@ class LateLosses:
 
 
 def train_steps(
-    task: Task, timer: Timer, *, num_steps: int | None = None, origin: float | None = None
+    task: Task,
+    timer: Timer,
+    *,
+    num_steps: int | None = None,
+    origin: float | None = None,
+    first_step: int = 0,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[StepRecord]:
     """Train, yielding each step when the device has finished it: `timer.lag` steps late.
 
-    `origin` is the host time that start_seconds counts from. A consumer that stops early loses the steps under
-    way, at most `timer.lag`.
+    `origin` is the host time that start_seconds counts from. `go_on` is asked before each step but the first; when it
+    says no, the steps under way are finished, yielded, and the row ends. A consumer that stops by itself loses them, at
+    most `timer.lag`.
     """
     pinned = task.device.type == "cuda"
     losses = LateLosses(torch.zeros(timer.lag + 1, pin_memory=pinned) if timer.lag else None)
     pending: deque[tuple[int, StepMarks, Tensor]] = deque()
     update: Update = update_weights
     origin = timer.now() if origin is None else origin
-    for step in itertools.count() if num_steps is None else range(num_steps):
+    for step in itertools.count(first_step) if num_steps is None else range(first_step, first_step + num_steps):
+        if step > first_step and not go_on():
+            break
         marks = StepMarks(started=timer.now() - origin, begin=timer.mark())
         batch = next(task.batches)
         marks.batch_ready = timer.mark()
+        set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
+            keep_rate_on_device(task.optimizer, task.device)
             update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
         loss = losses.put(update(task, batch, timer, marks))
+        if task.average:
+            task.average.update(step)
         marks.end = timer.mark()
         pending.append((step, marks, loss))
         if len(pending) > timer.lag:
@@ -81,34 +97,53 @@ def train_steps(
 
 
 def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> Tensor:
-    """Forward, backward, optimiser: one update. Returns the loss, still on the device."""
-    with nvtx_range(task, "forward"), task.autocast():
-        loss = task.loss(task.model, batch)
-    if task.split_phases:
-        marks.forward = timer.mark()
-    with nvtx_range(task, "backward"):
-        task.scale.backward(loss)
-    if task.split_phases:
-        marks.backward = timer.mark()
+    """Forward and backward of one batch or several, optimiser: one update. Returns the loss, still on the device."""
+    loss = None
+    for part in range(task.accumulate):
+        if part:
+            begin = timer.mark()
+            batch = next(task.batches)
+            marks.later_waits.append((begin, timer.mark()))
+        # Ranks exchange gradients once, with the last part.
+        with nullcontext() if part == task.accumulate - 1 else task.without_exchange():
+            one = add_gradients(task, batch, timer, marks)
+        loss = one if loss is None else loss + one
+    assert loss is not None  # accumulate is at least 1
     with nvtx_range(task, "optimizer"):
         task.scale.step(task.optimizer)
         task.optimizer.zero_grad(set_to_none=True)
     return loss
 
 
+def add_gradients(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> Tensor:
+    """Forward and backward of one batch; returns its share of the step's loss."""
+    with nvtx_range(task, "forward"), task.autocast():
+        loss = task.loss(task.model, batch)
+        if task.accumulate > 1:
+            loss = loss / task.accumulate
+    if task.split_phases:
+        marks.forward = timer.mark()
+    with nvtx_range(task, "backward"):
+        task.scale.backward(loss)
+    if task.split_phases:
+        marks.backward = timer.mark()
+    return loss.detach()
+
+
 def settle(task: Task, timer: Timer, step: int, marks: StepMarks, loss: Tensor) -> StepRecord:
     """Wait for the step's end and turn its marks into seconds."""
     timer.wait(marks.end)
     split = marks.forward is not None
+    waits = [(marks.begin, marks.batch_ready), *marks.later_waits]
     return StepRecord(
         step=step,
         epoch=task.epoch_of(step),
         start_seconds=marks.started,
-        data_seconds=timer.seconds(marks.begin, marks.batch_ready),
+        data_seconds=sum(timer.seconds(begin, end) for begin, end in waits),
         step_seconds=timer.seconds(marks.begin, marks.end),
         images=task.images_per_step,
         loss=loss.item(),
-        lr=float(task.optimizer.param_groups[0]["lr"]),
+        lr=task.rate(step),
         forward_seconds=timer.seconds(marks.batch_ready, marks.forward) if split else None,
         backward_seconds=timer.seconds(marks.forward, marks.backward) if split else None,
         optimizer_seconds=timer.seconds(marks.backward, marks.end) if split else None,

@@ -1,7 +1,7 @@
 """Precision of a run: autocast, TF32 switches, loss scale. Which precision to take is decided in train/fit.py."""
 
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,3 +43,19 @@ class LossScale:
             torch._foreach_mul_(gradients, 1 / self._fixed)
         self._dynamic.step(optimizer)
         self._dynamic.update()
+
+    @property
+    def value(self) -> float | None:
+        """The factor now; None where there is none. Waits for the device."""
+        if self._fixed is not None:
+            return self._fixed
+        return float(self._dynamic.get_scale()) if self._dynamic.is_enabled() else None
+
+    def state(self) -> dict[str, Any]:
+        """What an adapted scale has learned, in plain numbers; nothing for others."""
+        return dict(self._dynamic.state_dict())
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        if self._dynamic.is_enabled() and state:
+            self._dynamic.load_state_dict(state)

@@ -15,7 +15,7 @@ from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.health import read_pressure
 from trainstone.machine.interrupt import Interrupt
-from trainstone.measure.clock import choose_timer
+from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.devices import (
     choose_reader,
     is_out_of_memory,
@@ -33,10 +33,11 @@ from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder
 from trainstone.train.conclude import Observed, conclude
+from trainstone.train.distributed import explain_peer_error
 from trainstone.train.feeding import measure_after, measure_before, open_alone
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.loop import train_steps
-from trainstone.train.task import Task, build_task, open_data
+from trainstone.train.task import Task, build_task, open_data, provide_data, settle_classes
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,11 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
     with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run), ExitStack() as files:
         yield Progress("reading machine facts")
         run.write_machine(read_facts(), read_software())
-        if config.data.source == "files":
+        if config.data.source != "synthetic":
             yield Progress("opening the data set")
+            yield from provide_data(config)
         opened = open_data(config)
+        config = settle_classes(config, opened)
         yield Progress("fitting the recipe to this machine")
         stop_if(interrupt)
         fitted = fit_to_machine(config, strict=strict)
@@ -102,10 +105,28 @@ def measure_steps(
     The time counts from the end of the first step, which may have to compile for minutes.
     """
     timer = choose_timer(task.device)
+    steps = train_steps(task, timer, num_steps=measure.iterations, origin=clock_start)
+    yield from record_steps(steps, timer, measure, recorder, interrupt)
+
+
+def record_steps(
+    steps: Iterator[StepRecord],
+    timer: Timer,
+    measure: MeasureConfig,
+    recorder: StepRecorder,
+    interrupt: Interrupt,
+    *,
+    learns: bool = True,
+) -> Iterator[Progress]:
+    """Take steps until the interval is narrow enough, the time is over, there are no more or somebody asks.
+
+    `learns`: a step has a loss, which must be a number.
+    """
     begin, next_check, half_width = float("inf"), stats.MIN_STEADY_STEPS, None
-    for record in train_steps(task, timer, num_steps=measure.iterations, origin=clock_start):
+    for record in steps:
         recorder.add(record)
-        check_loss(record)
+        if learns:
+            check_loss(record)
         begin = min(begin, timer.now())
         seconds_left = measure.seconds - (timer.now() - begin) if measure.iterations is None else None
         yield Progress("measuring", record.step + 1, record.images / record.step_seconds, half_width, seconds_left)
@@ -163,16 +184,30 @@ def keep_record(run: RunFolder) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Turn what torch says into an error with a hint, where no record is kept: on all ranks but the first."""
+    try:
+        yield
+    except RuntimeError as err:
+        known = explain_torch_error(err)
+        if known is None:
+            raise
+        raise known from err
+
+
 def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
-    """Recognise what torch says when memory is out or a model cannot be compiled; None: not known."""
+    """Recognise what torch says when memory is out, a rank is gone or a model cannot be compiled; None: not known."""
     text = str(err)
     if is_out_of_memory(err):
         first = text.splitlines()[0]
-        return RunError(f"out of memory: {first}", hint="take a smaller train.batch_size, or leave it to auto")
+        return RunError(
+            f"out of memory: {first}", hint="take a smaller train.batch_size (eval.batch_size to evaluate), or auto"
+        )
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
         told = next((line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text)
         return MachineError(f"torch.compile does not work here: {told}", hint="--set engine.compile=false")
-    return None
+    return explain_peer_error(err)
 
 
 def _write_failure(run: RunFolder, message: str, hint: str | None) -> None:

@@ -14,7 +14,7 @@ from trainstone.results.progress import Progress
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.interleave import Arm, Interleaved, interleave, sum_blocks
 from trainstone.train.loop import train_steps
-from trainstone.train.task import apply_process_settings, build_task
+from trainstone.train.task import apply_process_settings, build_task, settle_classes
 
 MIN_PAIRS = 6
 
@@ -33,7 +33,7 @@ class SameTwice:
 def run_same_twice(config: Config, outcome: SameTwice) -> Iterator[Progress]:
     """Train two equal models in turn, block by block, for the recipe's seconds; fills `outcome`."""
     yield Progress("fitting the recipe to this machine")
-    fitted = fit_to_machine(config, strict=False)
+    fitted = fit_to_machine(settle_classes(config, None), strict=False)
     outcome.config = fitted.config
     timer = choose_timer(fitted.device)
     arms = {}

@@ -3,21 +3,36 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from trainstone.config.schema import Config, OptimizerConfig
+from trainstone.config.learning import OptimizerConfig
+from trainstone.config.schema import Config
 from trainstone.data.feeding.transform import make_transform
+from trainstone.data.generated.stored import find_stored, provide_stored
 from trainstone.data.loader import KEEP, Loader
 from trainstone.data.splits import OpenSplit, open_split
-from trainstone.errors import MachineError
+from trainstone.errors import ConfigError, MachineError
+from trainstone.machine.affinity import read_affinity
+from trainstone.machine.ranks import ALONE
+from trainstone.results.progress import Progress
+from trainstone.train.average import WeightAverage
+from trainstone.train.distributed import World, wrap_model
+from trainstone.train.optim import build_optimizer, decay_term, split_parameters
 from trainstone.train.precision import LossScale, autocast, switch_tf32
+from trainstone.train.schedule import Rate, build_rate, peak_rate
+from trainstone.train.span import span_batch_norm
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, Loss
+
+# Synthetic batches have no epochs; a schedule that counts in epochs takes them for ImageNet's.
+IMAGENET_PICTURES = 1_281_167
+IMAGENET_CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -26,21 +41,34 @@ class Task:
 
     device: torch.device
     model: nn.Module
+    """What is called: the network, compiled or shared among ranks where asked for."""
+    plain: nn.Module
+    """The network itself: its weights have their own names."""
     loss: Loss
     optimizer: torch.optim.Optimizer
+    rate: Rate
     scale: LossScale
     autocast: Callable[[], AbstractContextManager[None]]
     batches: Iterator[Batch]
     loader: Loader | None
     """Where batches are real."""
     images_per_step: int
-    split_phases: bool
-    nvtx: bool
-    cuda_graphs: bool
+    """Of this rank."""
+    split_phases: bool = False
+    nvtx: bool = False
+    cuda_graphs: bool = False
+    accumulate: int = 1
+    """Batches a step."""
+    steps_per_epoch: float = 1.0
+    average: WeightAverage | None = None
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch that a step belongs to; synthetic batches have none."""
-        return self.loader.order.epoch_of(step) if self.loader else 0
+        """Return the epoch that a step begins in; synthetic batches have none."""
+        return self.loader.order.epoch_of(step * self.accumulate) if self.loader else 0
+
+    def without_exchange(self) -> AbstractContextManager[None]:
+        """While in force, gradients are added up on this rank alone."""
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def close(self) -> None:
         """End the loader's threads."""
@@ -48,42 +76,112 @@ class Task:
             self.loader.close()
 
 
-def open_data(config: Config) -> OpenSplit | None:
-    """Open the training pictures where they are real; those of another kind than the workload's are refused."""
-    if config.data.source != "files":
+def open_data(config: Config, split: str = "train") -> OpenSplit | None:
+    """Open pictures where they are real; those of another kind than the workload's are refused."""
+    if config.data.source == "synthetic":
         return None
-    assert config.data.root is not None  # config/schema.py saw to it
-    make_transform(config.augment, config.loader, config.data.image_size, train=True)  # wishes that exclude each other
-    opened = open_split(Path(config.data.root), "train")
+    # Wishes that exclude each other are told before anything is opened.
+    make_transform(config.augment, config.loader, config.data.image_size, train=split == "train")
+    opened = open_split(find_data(config), split)
     WORKLOADS[config.workload].check_classes(config, opened.dataset)
     return opened
 
 
-def build_task(config: Config, device: torch.device, opened: OpenSplit | None = None) -> Task:
-    """Seed everything and build the parts; the same seed gives the same losses. `opened`: real pictures to train on."""
+def provide_data(config: Config) -> Iterator[Progress]:
+    """Make the recipe's generated pictures where they are missing."""
+    if config.data.source == "generated":
+        for made in provide_stored(config, len(read_affinity()) or 1):
+            yield Progress("drawing pictures", images=made.done, total_images=made.total)
+
+
+def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
+    """Resolve model.num_classes = auto: as many as the data set has, ImageNet's where pictures are synthetic."""
+    if config.model.num_classes != "auto":
+        return config
+    number = len(opened.dataset.classes) if opened else IMAGENET_CLASSES
+    if number < 2:
+        raise ConfigError(f"{find_data(config)} does not say how many classes it has", hint="--set model.num_classes=N")
+    return config.model_copy(update={"model": config.model.model_copy(update={"num_classes": number})})
+
+
+def find_data(config: Config) -> Path:
+    """Return where a recipe's pictures lie."""
+    if config.data.source == "generated":
+        return find_stored(config).target
+    if config.data.root is None:
+        raise ConfigError(f"recipe {config.name} needs pictures", hint="give --data DIR")
+    return Path(config.data.root)
+
+
+def build_task(
+    config: Config,
+    device: torch.device,
+    opened: OpenSplit | None = None,
+    *,
+    world: World | None = None,
+    first_step: int = 0,
+) -> Task:
+    """Seed everything and build the parts; the same seed gives the same losses. `opened`: real pictures to train on.
+
+    `world`: the ranks that train together; they start from the same weights. `first_step`: where batches begin.
+    """
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
-    engine, precision = config.engine, config.train.precision
+    engine, train, rank = config.engine, config.train, world.rank if world else ALONE
     torch.manual_seed(config.seed)
     apply_process_settings(config)
     workload = WORKLOADS[config.workload]
-    model = workload.build_model(config).to(device).train()
-    if engine.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    loader = workload.open_training(config, opened, device, 0) if opened else None
+    model = build_network(config, device, world)
+    global_batch = train.batch_size * train.accumulate * rank.world
+    loader, pictures = None, IMAGENET_PICTURES
+    if opened:
+        loader = workload.open_training(config, opened, device, rank, first_step * train.accumulate)
+        pictures = loader.order.epoch_pictures
+    rate = build_rate(
+        config.schedule,
+        peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * train.accumulate),
+        steps_per_epoch=pictures / global_batch,
+        epochs=config.stop.epochs,
+        ranks=rank.world,
+    )
+    called = compile_model(model) if engine.compile else model
+    batches = loader or synthetic_batches(config, device)
     return Task(
         device=device,
-        model=compile_model(model) if engine.compile else model,
-        loss=workload.build_loss(config, device),
-        optimizer=build_optimizer(model, config.optimizer, device),
-        scale=LossScale(device, precision, config.train.loss_scale),
-        autocast=lambda: autocast(device, precision),
-        batches=feed_device(loader, device) if loader else feed_synthetic(config, device),
+        model=wrap_model(called, world, config.parallel) if world else called,
+        plain=model,
+        loss=add_decay(workload.build_loss(config, device), model, config.optimizer),
+        optimizer=build_optimizer(model, config.optimizer, device, rate=rate(first_step)),
+        rate=rate,
+        scale=LossScale(device, train.precision, train.loss_scale),
+        autocast=lambda: autocast(device, train.precision),
+        batches=feed_device(workload.mix(config, batches, rank, first_step * train.accumulate), device),
         loader=loader,
-        images_per_step=config.train.batch_size,
+        images_per_step=train.batch_size * train.accumulate,
         split_phases=engine.split_phases,
         nvtx=engine.nvtx,
         cuda_graphs=engine.cuda_graphs,
+        accumulate=train.accumulate,
+        steps_per_epoch=pictures / global_batch,
+        average=WeightAverage(model, train.ema) if train.ema else None,
     )
+
+
+def build_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:
+    """Return the network on its device, in its memory format."""
+    model = WORKLOADS[config.workload].build_model(config).to(device).train()
+    if config.engine.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if world and config.parallel.bn_ranks > 1:
+        model = span_batch_norm(model, world, config.parallel.bn_ranks)
+    return model
+
+
+def add_decay(loss: Loss, model: nn.Module, config: OptimizerConfig) -> Loss:
+    """Weight decay as a term of the loss, where it is asked for."""
+    if config.decay_in != "loss" or not config.weight_decay:
+        return loss
+    decayed = [parameter for _, parameter in split_parameters(model, config.decay)[0]]
+    return lambda called, batch: loss(called, batch) + decay_term(decayed, config.weight_decay)
 
 
 def apply_process_settings(config: Config) -> None:
@@ -96,23 +194,6 @@ def apply_process_settings(config: Config) -> None:
     switch_tf32(config.train.precision)
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
-    """SGD with momentum, all parameters in one fused kernel where torch has one."""
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=device.type in ("cpu", "cuda", "mps", "xpu") or None,
-    )
-    if config.momentum:
-        # torch would make them without content in the first step; if a loss scale skips that step, what lay in memory
-        # stays as momentum. From zeros the first update is the same.
-        for parameter in model.parameters():
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
-
-
 def compile_model(model: nn.Module) -> nn.Module:
     """Wrap the model in torch.compile; compiling happens in the first step."""
     try:
@@ -122,10 +203,15 @@ def compile_model(model: nn.Module) -> nn.Module:
 
 
 def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:
-    """Yield the same few random batches for ever."""
+    """Yield the same few random batches for ever, on the device."""
+    return feed_device(WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), ALONE, 0), device)
+
+
+def synthetic_batches(config: Config, device: torch.device) -> Iterator[Batch]:
+    """Yield the same few random batches for ever, in host memory."""
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     batches = WORKLOADS[config.workload].synthetic_batches(config, config.train.batch_size)
-    return feed_device(itertools.cycle(pin(batches, device)), device)
+    return itertools.cycle(pin(batches, device))
 
 
 def pin(batches: list[Batch], device: torch.device) -> list[Batch]:

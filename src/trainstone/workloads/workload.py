@@ -1,6 +1,6 @@
 """The Workload record: all the loop must know of what is trained. A new one: a file and a line in registry.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +10,13 @@ from trainstone.config.schema import Config
 from trainstone.data.loader import Loader
 from trainstone.data.sample import DataSet
 from trainstone.data.splits import OpenSplit
+from trainstone.machine.ranks import Rank
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch], Tensor]
+Judge = Callable[[nn.Module, Batch], Tensor]
+Scores = Callable[[nn.Module, Tensor], Tensor]
+MIN_EVAL_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,27 @@ class Workload:
     """Host batches of the given size from the seed."""
     check_classes: Callable[[Config, DataSet], None]
     """Raise DataError where a data set is not of this workload's kind."""
-    open_training: Callable[[Config, OpenSplit, torch.device, int], Loader]
-    """Real batches of a data set, begun at a step."""
+    open_training: Callable[[Config, OpenSplit, torch.device, Rank, int], Loader]
+    """A rank's real batches of a data set, begun at a batch."""
+    open_validation: Callable[[Config, OpenSplit, torch.device, Rank], Loader]
+    """A rank's share of the pictures to validate with, each once."""
+    mix: Callable[[Config, Iterable[Batch], Rank, int], Iterator[Batch]]
+    """Batches as the loss wants them, begun at a batch: with the draws of mixup, where it is on."""
     build_loss: Callable[[Config, torch.device], Loss]
     """Loss of a model on a batch that lies on the device, normalisation included."""
+    build_judge: Callable[[Config, torch.device], Judge]
+    """Sums over a validation batch, float64, that may be added up over batches and ranks."""
+    build_scores: Callable[[Config, torch.device], Scores]
+    """What a network gives for pictures that lie on the device, normalisation included; no labels, no loss."""
+    finish_eval: Callable[[Tensor], tuple[dict[str, float], int]]
+    """Metrics and number of pictures of those sums."""
     empty_batch: Callable[[Config, int], Batch]
     """A batch of that size without content, for counting work."""
+
+
+def choose_eval_batch(config: Config) -> int:
+    """Return how many pictures a rank judges at a time."""
+    asked, trained = config.eval.batch_size, config.train.batch_size
+    if asked != "auto":
+        return asked
+    return MIN_EVAL_BATCH if trained == "auto" else max(MIN_EVAL_BATCH, trained)

@@ -48,8 +48,10 @@ def make_task(clock: ScriptedClock, *, split: bool = False) -> Task:
     return Task(
         device=CPU,
         model=model,
+        plain=model,
         loss=loss,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        rate=lambda _step: 0.1,
         scale=Scale(CPU, "fp32", "dynamic"),
         autocast=nullcontext,
         batches=batches(),

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainstone.config.schema import OptimizerConfig
+from trainstone.config.learning import OptimizerConfig
 from trainstone.train.precision import LossScale, autocast
-from trainstone.train.task import build_optimizer
+from trainstone.train.optim import build_optimizer
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def test_a_dynamic_scale_skips_an_overflow_and_gets_smaller():
 def test_a_skipped_first_step_leaves_no_rubbish_in_the_momentum():
     """torch makes momentum without content in the first step; build_optimizer gives it zeros instead."""
     layer = nn.Linear(64, 64)
-    optimizer = build_optimizer(layer, OptimizerConfig(momentum=0.9, weight_decay=0.0), CPU)
+    optimizer = build_optimizer(layer, OptimizerConfig(momentum=0.9, weight_decay=0.0), CPU, rate=0.01)
     scale = LossScale(CPU, "fp16", "dynamic")
     scale.backward(layer(torch.full((1, 64), float("inf"))).sum())
     scale.step(optimizer)
@@ -65,7 +65,7 @@ def test_momentum_from_zeros_is_the_same_as_torchs():
         return layer.weight.detach()
 
     config = OptimizerConfig(learning_rate=0.01, momentum=0.9, weight_decay=1e-4)
-    ours = train(lambda layer: build_optimizer(layer, config, CPU))
+    ours = train(lambda layer: build_optimizer(layer, config, CPU, rate=0.01))
     plain = train(lambda layer: torch.optim.SGD(layer.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4))
     assert torch.allclose(ours, plain, rtol=1e-6)
 

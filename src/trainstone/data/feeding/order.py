@@ -103,6 +103,11 @@ class EvalOrder:
         """Steps of each rank."""
         return math.ceil(math.ceil(self.count / self.rank.world) / self.batch_size)
 
+    @property
+    def epoch_pictures(self) -> int:
+        """Pictures of all ranks."""
+        return self.count
+
     def epoch_of(self, _step: int) -> int:
         """There is one."""
         return 0

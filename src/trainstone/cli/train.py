@@ -1,0 +1,140 @@
+"""trainstone train: train until the target is reached, honestly timed; survives being killed."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainstone.cli import options
+from trainstone.cli.bench import print_plan, show
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ConfigError
+
+if TYPE_CHECKING:
+    from trainstone.config.schema import Config
+    from trainstone.results.store import RunFolder
+    from trainstone.train.to_target import Ended
+
+
+def train(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="A recipe's name, a .toml file, or the config.toml of a run.", show_default="resnet50"),
+    ] = None,
+    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    system: options.SystemName = None,
+    data: options.Data = None,
+    out: options.Out = Path("runs"),
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with this run from its last checkpoint.")
+    ] = None,
+    require_target: Annotated[
+        bool, typer.Option("--require-target", help="Exit with 8 where the target was not reached.")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="Stop after this time, target or not.", show_default="no limit")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", help="Stop after so many steps.", show_default="the recipe's epochs")
+    ] = None,
+    seed: options.Seed = None,
+    device: options.DeviceName = None,
+    strict: options.Strict = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+    quiet: options.Quiet = 0,
+) -> None:
+    """Train to the target and stop there; say how long it took and where the time went."""
+    from trainstone.log import configure_terminal
+    from trainstone.machine.allocator import restart_keeping_memory
+    from trainstone.machine.ranks import read_rank
+
+    flags = options.collect_flags(seed=seed, device=device, data=data)
+    flags |= {key: value for key, value in (("stop.seconds", seconds), ("stop.steps", iterations)) if value is not None}
+    config = load_asked(recipe, resume, settings, system, flags)
+    if dry_run:
+        print_plan(config, None, out, 1, strict=strict, as_json=as_json)
+        return
+    if config.engine.keep_memory:
+        restart_keeping_memory()
+    first = read_rank().number == 0
+    configure_terminal(verbose=verbose, quiet=quiet)
+    if resume and not settings and not flags and tell_over(resume, as_json=as_json, first=first):
+        return
+    run = open_run(config, resume, out) if first else None
+    try:
+        ended = run_here(config, run, strict=strict, quiet=bool(quiet) or not first, resume=resume is not None)
+    except KeyboardInterrupt as err:
+        if run:
+            print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
+        raise typer.Exit(code_of_signal(str(err) or "SIGINT")) from None
+    if run:
+        show(run, as_json=as_json)
+    if ended.status == "interrupted":
+        raise typer.Exit(code_of_signal(ended.signal))
+    if require_target and ended.status == "target_missed":
+        raise typer.Exit(EXIT_TARGET)
+
+
+def load_asked(
+    recipe: str | None, resume: Path | None, settings: list[str], system: str | None, flags: dict[str, Any]
+) -> "Config":
+    """Resolve the recipe; that of the run which is resumed, with what is to be changed from there on."""
+    from trainstone.config.load import load_config
+
+    if resume is None:
+        return load_config(recipe or "resnet50", settings=settings, system=system, flags=flags)
+    if recipe is not None:
+        raise ConfigError(
+            f"--resume {resume} has its recipe: {recipe} is one too many", hint="change keys of it with --set"
+        )
+    for fixed in ("seed", "data.root"):
+        if fixed in flags:
+            raise ConfigError(f"a run that is resumed keeps its {fixed}", hint="start a new run to change it")
+    return load_config(str(resume / "config.toml"), settings=settings, system=system, flags=flags)
+
+
+def open_run(config: "Config", resume: Path | None, out: Path) -> "RunFolder":
+    """Make a run folder, or take up the one that is resumed."""
+    from trainstone.results.store import create_run, reopen_run
+
+    command = shlex.join(["trainstone", *sys.argv[1:]])
+    return create_run(out, "train", config, command) if resume is None else reopen_run(resume, "train", command)
+
+
+def tell_over(resume: Path, *, as_json: bool, first: bool) -> bool:
+    """Say so where a run has come to its end: there is nothing to resume."""
+    from trainstone.results.store import RunFolder, read_result
+
+    result = read_result(resume)
+    if result.status not in ("ok", "target_reached", "target_missed"):
+        return False
+    if first:
+        print(f"{resume} has come to its end; --set stop.epochs=N gives it more", file=sys.stderr)
+        show(RunFolder(resume, result), as_json=as_json)
+    return True
+
+
+def run_here(config: "Config", run: "RunFolder | None", *, strict: bool, quiet: bool, resume: bool) -> "Ended":
+    """Train in this process."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.results.progress import Progress
+
+    with ProgressLine(quiet=quiet) as line:
+        line.show(Progress("loading torch"))
+        from trainstone.train.to_target import run_train
+
+        going = run_train(config, run, strict=strict, resume=resume)
+        while True:
+            try:
+                line.show(next(going))
+            except StopIteration as end:
+                ended: Ended = end.value
+                return ended
+
+
+def code_of_signal(name: str | None) -> int:
+    """Ctrl-C was a person; any other signal a scheduler that may start the run again."""
+    return EXIT_INTERRUPTED if name == "SIGINT" else EXIT_RESUMABLE

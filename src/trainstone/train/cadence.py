@@ -1,0 +1,62 @@
+"""After which steps a training run evaluates, writes a checkpoint, ends: whole-number arithmetic of pictures.
+
+Steps are counted as done: after the first there is 1. An epoch ends with the step that takes its last picture.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from trainstone.config.learning import CheckpointConfig, EvalConfig, StopConfig
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """The rhythm of one run."""
+
+    pictures: int
+    """An epoch's."""
+    global_batch: int
+    """Pictures a step, of all ranks."""
+    eval: EvalConfig
+    stop: StopConfig
+    checkpoint: CheckpointConfig
+
+    @property
+    def last_step(self) -> int:
+        """Steps after which training ends, target or not."""
+        steps = self._steps_for(Fraction(self.stop.epochs))
+        return steps if self.stop.steps is None else min(steps, self.stop.steps)
+
+    def epochs_after(self, done: int) -> float:
+        """Return the epochs of so many steps, with their fraction."""
+        return done * self.global_batch / self.pictures
+
+    def evaluates_after(self, done: int) -> bool:
+        """Say whether the validation pictures are due after so many steps."""
+        every = self.eval.every_epochs
+        offset = every - 1 if self.eval.offset is None else self.eval.offset
+        ended = range(self._parts(done - 1, Fraction(1)), self._parts(done, Fraction(1)))
+        return done == self.last_step or any(epoch % every == offset for epoch in ended)
+
+    def checkpoints_after(self, done: int) -> bool:
+        """Say whether a checkpoint is due after so many steps."""
+        by_epochs, by_steps = self.checkpoint.every_epochs, self.checkpoint.every_steps
+        if done == self.last_step or (by_steps and done % by_steps == 0):
+            return True
+        return bool(by_epochs) and self._parts(done - 1, Fraction(by_epochs)) < self._parts(done, Fraction(by_epochs))
+
+    def next_event(self, done: int) -> int:
+        """Return after how many steps something may be due next: the loop runs until there."""
+        units = [Fraction(1)] + ([Fraction(self.checkpoint.every_epochs)] if self.checkpoint.every_epochs else [])
+        ends = [self._steps_for((self._parts(done, unit) + 1) * unit) for unit in units]
+        if self.checkpoint.every_steps:
+            ends.append((done // self.checkpoint.every_steps + 1) * self.checkpoint.every_steps)
+        return min(self.last_step, *ends)
+
+    def _parts(self, done: int, unit: Fraction) -> int:
+        """How many times `unit` epochs are complete."""
+        return math.floor(Fraction(done * self.global_batch, self.pictures) / unit)
+
+    def _steps_for(self, epochs: Fraction) -> int:
+        return math.ceil(epochs * self.pictures / self.global_batch)

@@ -1,0 +1,145 @@
+"""How far a training run has come: steps, evaluations, times over all its starts; what a checkpoint remembers of it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainstone.config.learning import EvalConfig
+from trainstone.errors import ResultError
+from trainstone.results.quality import Evaluation, Quality
+from trainstone.results.schema import Phases
+from trainstone.results.steps import StepRecord
+
+MOVES = 0.05
+"""How fast loss and step time of the progress line follow the steps."""
+HISTORY = TypeAdapter(list[Evaluation])
+
+
+@dataclass
+class Course:
+    """The state of a run that is no tensor. Seconds are of the run's clock, which stands still between two starts."""
+
+    metric: str
+    pictures: int
+    """Of an epoch."""
+    global_batch: int
+    parameters: int = 0
+    done: int = 0
+    """Steps."""
+    history: list[Evaluation] = field(default_factory=list)
+    starts: int = 1
+    train_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    seconds_before: float = 0.0
+    """On the clock when this start began."""
+    saved_at_seconds: float = 0.0
+    ended: bool = False
+    reached: bool = False
+    stopped: bool = False
+    loss: float | None = None
+    seconds_per_step: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+
+    def clock(self) -> float:
+        """Seconds since the first touch of training data."""
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def add_step(self, record: StepRecord) -> None:
+        """Take in a step."""
+        self.done = record.step + 1
+        self.train_seconds += record.step_seconds
+        self.data_wait_seconds += record.data_seconds
+        first = self.loss is None
+        self.loss = record.loss if self.loss is None else self.loss + MOVES * (record.loss - self.loss)
+        # The first step of a start is longer than the others.
+        slow = first or self.seconds_per_step > 2 * record.step_seconds
+        self.seconds_per_step += (1.0 if slow else MOVES) * (record.step_seconds - self.seconds_per_step)
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation."""
+        self.history.append(evaluation)
+        self.eval_seconds += evaluation.eval_seconds
+
+    def add_checkpoint(self, seconds: float) -> None:
+        """Take in that a checkpoint was written."""
+        self.checkpoint_seconds += seconds
+        self.saved_at_seconds = self.clock()
+
+    def end(self, *, reached: bool, stopped: bool) -> None:
+        """No step follows."""
+        self.ended, self.reached, self.stopped = True, reached, stopped
+
+    def best(self, metric: str) -> Evaluation | None:
+        """Return the first of the best evaluations."""
+        return max(self.history, key=lambda one: one.metrics[metric], default=None)
+
+    @property
+    def judged_now(self) -> bool:
+        """Whether the network as it is now was judged."""
+        return bool(self.history) and self.history[-1].step == self.done
+
+    @property
+    def is_best_now(self) -> bool:
+        """Whether the network as it is now was judged, and better than ever."""
+        best = self.best(self.metric)
+        return best is not None and best.step == self.done
+
+    def has_reached(self, target: float | None) -> bool:
+        """Whether the network as it is now was judged to be at the target."""
+        return target is not None and self.judged_now and self.history[-1].metrics[self.metric] >= target
+
+    def quality(self, config: EvalConfig) -> Quality | None:
+        """What result.json says; None before the first evaluation."""
+        best = self.best(self.metric)
+        if best is None:
+            return None
+        first = next((one for one in self.history if config.target and one.metrics[self.metric] >= config.target), None)
+        return Quality(
+            metric=self.metric,
+            value=(first or best).metrics[self.metric],
+            target=config.target,
+            seconds_to_target=first.seconds if first else None,
+            epochs=self.done * self.global_batch / self.pictures,
+            history=self.history,
+            starts=self.starts,
+            parameters=self.parameters,
+            global_batch=self.global_batch,
+        )
+
+    def phases(self) -> Phases:
+        """Where the time went so far."""
+        return Phases(
+            train_seconds=self.train_seconds,
+            data_wait_seconds=self.data_wait_seconds,
+            eval_seconds=self.eval_seconds,
+            checkpoint_seconds=self.checkpoint_seconds,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """What a later start needs to know."""
+        return {
+            "step": self.done,
+            "starts": self.starts,
+            "seconds": self.clock(),
+            "train_seconds": self.train_seconds,
+            "data_wait_seconds": self.data_wait_seconds,
+            "eval_seconds": self.eval_seconds,
+            "checkpoint_seconds": self.checkpoint_seconds,
+            "history": [one.model_dump(mode="json") for one in self.history],
+        }
+
+    def go_on_from(self, document: Mapping[str, Any], where: str) -> None:
+        """Take up what an earlier start came to."""
+        try:
+            self.done, self.starts = int(document["step"]), int(document["starts"]) + 1
+            self.seconds_before = self.saved_at_seconds = float(document["seconds"])
+            for name in ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds"):
+                setattr(self, name, float(document[name]))
+            self.history = HISTORY.validate_python(document["history"])
+        except (KeyError, TypeError, ValueError, ValidationError) as err:
+            raise ResultError(f"{where} does not say how far the run was: {err}") from err

@@ -1,0 +1,211 @@
+"""Trains until the target, the end or a signal: steps, evaluations, checkpoints, in the rhythm of train/cadence.py.
+
+All ranks run this alike. What only one of them knows (a signal, the time, a loss that is no number) they agree upon
+between steps, so that all stop after the same one.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainstone.config.schema import Config
+from trainstone.data.splits import OpenSplit
+from trainstone.errors import RunError
+from trainstone.machine.interrupt import Interrupt
+from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.recorder import StepRecorder
+from trainstone.results.progress import Progress
+from trainstone.results.quality import Evaluation
+from trainstone.results.steps import StepRecord
+from trainstone.results.store import RunFolder
+from trainstone.train.cadence import Cadence
+from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
+from trainstone.train.course import Course
+from trainstone.train.distributed import Agreement, World, average_buffers
+from trainstone.train.evaluate import evaluate
+from trainstone.train.loop import train_steps
+from trainstone.train.snapshot import is_finite, take_tensors, take_values
+from trainstone.train.task import Task
+from trainstone.train.tracking import Trackers
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run learns with; nothing of it changes on the way."""
+
+    config: Config
+    run: RunFolder
+    world: World
+    task: Task
+    cadence: Cadence
+    validation: OpenSplit
+    recorder: StepRecorder
+    trackers: Trackers
+    interrupt: Interrupt
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints."""
+        return self.run.path / CHECKPOINTS
+
+
+@dataclass
+class Wishes:
+    """What ranks have agreed upon since the last event; 0: nothing."""
+
+    bad_step: int = 0
+    """1 + the step whose loss is no number."""
+    stop: int = 0
+    time_over: int = 0
+    checkpoint: int = 0
+
+    def take(self, agreement: Agreement) -> None:
+        """Take in what was agreed upon."""
+        bad, stop, time_over, checkpoint = agreement.take()
+        self.bad_step, self.stop = max(self.bad_step, bad), max(self.stop, stop)
+        self.time_over, self.checkpoint = max(self.time_over, time_over), max(self.checkpoint, checkpoint)
+
+    @property
+    def pause(self) -> bool:
+        """Something is to be done before the next step."""
+        return bool(self.bad_step or self.stop or self.time_over or self.checkpoint)
+
+
+def learn(setting: Setting, course: Course) -> Iterator[Progress]:
+    """Go on from where the course is to the end; the course then says how it ended."""
+    timer, last = choose_timer(setting.task.device), setting.cadence.last_step
+    if course.has_reached(setting.config.eval.target):
+        course.end(reached=True, stopped=False)
+    while not course.ended:
+        wishes = Wishes()
+        if course.done < last:
+            yield from run_steps(setting, course, timer, wishes)
+        if wishes.bad_step:
+            raise diverged(setting, wishes.bad_step - 1)
+        average_buffers(setting.task.plain, setting.world)
+        over = bool(wishes.time_over) or course.done >= last
+        due = over or setting.cadence.evaluates_after(course.done)
+        if due and not wishes.stop and not course.judged_now:
+            yield from run_evaluation(setting, course)
+        reached = course.has_reached(setting.config.eval.target)
+        ending = over or reached or bool(wishes.stop)
+        if ending or wishes.checkpoint or course.is_best_now or setting.cadence.checkpoints_after(course.done):
+            yield Progress("writing a checkpoint")
+            save(setting, course)
+        if ending:
+            course.end(reached=reached, stopped=bool(wishes.stop))
+
+
+def run_steps(setting: Setting, course: Course, timer: Timer, wishes: Wishes) -> Iterator[Progress]:
+    """Train until something is due."""
+    task, agreement = setting.task, Agreement(setting.world, 4)
+    steps = train_steps(
+        task,
+        timer,
+        first_step=course.done,
+        num_steps=setting.cadence.next_event(course.done) - course.done,
+        origin=timer.now() - course.clock(),
+        go_on=lambda: not wishes.pause,
+    )
+    for record in steps:
+        setting.recorder.add(record)
+        setting.trackers.step(record)
+        course.add_step(record)
+        wishes.take(agreement)
+        agreement.post(list_wishes(setting, course, record))
+        yield tell_progress(setting, course, record)
+    wishes.take(agreement)
+
+
+def list_wishes(setting: Setting, course: Course, record: StepRecord) -> list[int]:
+    """What this rank wants, in the order of Wishes."""
+    limit, old = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
+    return [
+        0 if math.isfinite(record.loss) else record.step + 1,
+        int(setting.interrupt.asked is not None),
+        int(limit is not None and course.clock() >= limit),
+        int(bool(old) and course.clock() - course.saved_at_seconds >= old),
+    ]
+
+
+def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
+    """Judge the validation pictures and write down what came of it."""
+    began = time.perf_counter()
+    judged = yield from evaluate(setting.task, setting.config, setting.validation, setting.world)
+    spent = time.perf_counter() - began
+    evaluation = Evaluation(
+        epoch=setting.cadence.epochs_after(course.done),
+        step=course.done,
+        seconds=course.clock(),
+        eval_seconds=spent,
+        metrics=judged.metrics,
+        images=judged.images,
+    )
+    course.add_evaluation(evaluation)
+    setting.trackers.evaluation(evaluation)
+    told = ", ".join(f"{name} {value:.4f}" for name, value in judged.metrics.items())
+    log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, judged.images)
+    setting.run.update(quality=course.quality(setting.config.eval), phases=course.phases())
+
+
+def save(setting: Setting, course: Course) -> None:
+    """Write a checkpoint, the best one too where this is it; the first rank does it for all."""
+    began = time.perf_counter()
+    if not is_finite(setting.task.plain):
+        raise diverged(setting, course.done - 1)
+    if setting.world.rank.number == 0:
+        setting.checkpoints.mkdir(exist_ok=True)
+        document = {
+            **course.document(),
+            **take_values(setting.task),
+            "run_id": setting.run.result.run_id,
+            "global_batch": setting.cadence.global_batch,
+            "config": setting.config.model_dump(mode="json", exclude_none=True),
+        }
+        path = write_checkpoint(setting.checkpoints, course.done, document, take_tensors(setting.task))
+        if setting.config.checkpoint.best and course.is_best_now:
+            keep_best(setting.checkpoints, path)
+        prune(setting.checkpoints, setting.config.checkpoint.keep)
+    course.add_checkpoint(time.perf_counter() - began)
+
+
+def diverged(setting: Setting, step: int) -> RunError:
+    """Say where it went wrong, with what, and from where to go on."""
+    scale = setting.task.scale.value
+    scaled = f", loss scale {scale:g}" if scale is not None else ""
+    saved = [path for path in list_checkpoints(setting.checkpoints) if path.exists()]
+    rate = setting.task.rate(step)
+    good = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint yet"
+    lower = f"--set optimizer.learning_rate={setting.config.optimizer.learning_rate / 4:g}"
+    go_on = f"trainstone train --resume {setting.run.path} {lower}" if saved else f"try {lower}"
+    return RunError(
+        f"the loss is no number any more at step {step} (learning rate {rate:g}{scaled}); {good}",
+        hint=f"{go_on}; or a longer schedule.warm_up_epochs, or train.precision=fp32",
+    )
+
+
+def tell_progress(setting: Setting, course: Course, record: StepRecord) -> Progress:
+    """Where the run is, and how long it will last at most."""
+    left = (setting.cadence.last_step - course.done) * course.seconds_per_step
+    limit = setting.config.stop.seconds
+    if limit is not None:
+        left = min(left, limit - course.clock())
+    best = course.best(setting.config.eval.metric)
+    return Progress(
+        "training",
+        step=record.step + 1,
+        images_per_second=record.images * setting.world.rank.world / course.seconds_per_step,
+        seconds_left=max(0.0, left),
+        epoch=setting.cadence.epochs_after(course.done),
+        epochs=setting.cadence.epochs_after(setting.cadence.last_step),
+        loss=course.loss,
+        metric=setting.config.eval.metric,
+        accuracy=best.metrics[setting.config.eval.metric] if best else None,
+    )

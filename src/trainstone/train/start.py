@@ -1,0 +1,138 @@
+"""What happens before the first step of a training run: ranks agree, data is there, a checkpoint is taken up."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from trainstone.config.schema import Config
+from trainstone.data.feeding.order import TrainOrder
+from trainstone.data.splits import OpenSplit
+from trainstone.errors import ConfigError
+from trainstone.machine.ranks import Rank
+from trainstone.results import schema
+from trainstone.results.checks import finding
+from trainstone.results.progress import Progress
+from trainstone.results.store import RunFolder
+from trainstone.train.checkpoint import Checkpoint, find_latest, read_checkpoint
+from trainstone.train.course import Course
+from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
+from trainstone.train.fit import Fitted
+from trainstone.train.learn import CHECKPOINTS
+from trainstone.train.schedule import check_rate, peak_rate
+from trainstone.train.snapshot import restore
+from trainstone.train.task import Task, build_task, open_data, provide_data
+from trainstone.workloads.registry import WORKLOADS
+
+log = logging.getLogger(__name__)
+
+
+def share_run(run: RunFolder | None, world: World) -> RunFolder:
+    """Tell all ranks where the run is written; only the first writes its result."""
+    hosts = gather(world, {"host": os.uname().nodename})
+    told = None
+    if run:
+        assert hosts is not None  # the first rank has all
+        nodes = len({one["host"] for one in hosts})
+        run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
+        told = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
+    told = broadcast_dict(world, told)
+    return run or RunFolder(Path(told["path"]), schema.Result.model_validate(told["result"]), writes=False)
+
+
+def provide_for_all(config: Config, world: World) -> Iterator[Progress]:
+    """Let the first rank make what pictures are missing, while the others wait."""
+    if world.rank.number == 0:
+        yield from provide_data(config)
+    barrier(world)
+
+
+class Pictures(NamedTuple):
+    """What is trained on, and what is validated with."""
+
+    training: OpenSplit
+    validation: OpenSplit
+
+
+def open_both(config: Config) -> Pictures:
+    """Open the pictures to train on and those to validate with."""
+    training, validation = open_data(config, "train"), open_data(config, "val")
+    if training is None or validation is None:
+        raise ConfigError(
+            f"recipe {config.name} has no pictures to learn from: its data is synthetic",
+            hint="give --data DIR; `trainstone train demo-classify` makes its own",
+        )
+    return Pictures(training, validation)
+
+
+def agree_on_fit(fitted: Fitted, world: World) -> Fitted:
+    """Let all ranks train with the batch and the precision that the first one found."""
+    mine = fitted.config
+    told = broadcast_dict(world, {"batch_size": mine.train.batch_size, "precision": mine.train.precision})
+    train = mine.train.model_copy(update=told)
+    return Fitted(mine.model_copy(update={"train": train}), fitted.device, fitted.work, fitted.findings)
+
+
+def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[schema.Finding]]:
+    """Return the latest whole checkpoint of a run, the same on all ranks, and what is to be said of it."""
+    folder = run.path / CHECKPOINTS
+    document = None
+    if world.rank.number == 0:
+        latest, damaged = find_latest(folder)
+        document = {"path": str(latest.path) if latest else None, "damaged": damaged}
+    told = broadcast_dict(world, document)
+    findings = [finding("checkpoint-damaged", message) for message in told["damaged"]]
+    if told["path"] is None:
+        begun = "the run has no checkpoint yet: it starts from the beginning"
+        return None, [*findings, finding("resumed", begun)]
+    checkpoint = read_checkpoint(Path(told["path"]))
+    step = checkpoint.document["step"]
+    return checkpoint, [*findings, finding("resumed", f"went on from {checkpoint.path.name}, after step {step:,}")]
+
+
+def begin_course(config: Config, training: OpenSplit, rank: Rank, checkpoint: Checkpoint | None) -> Course:
+    """Start the run's clock, or let it go on."""
+    train = config.train
+    assert isinstance(train.batch_size, int)  # train/fit.py resolved it
+    order = TrainOrder(len(training.source), train.batch_size, config.seed, rank, drop=config.loader.last == "drop")
+    course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate)
+    if checkpoint:
+        course.go_on_from(checkpoint.document, str(checkpoint.path))
+        before = checkpoint.document.get("global_batch")
+        if before != course.global_batch:
+            raise ConfigError(
+                f"the run has {before} images a step so far; {rank.world} ranks with train.batch_size = "
+                f"{train.batch_size} have {course.global_batch}",
+                hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
+            )
+    return course
+
+
+def start_task(
+    fitted: Fitted, training: OpenSplit, world: World, course: Course, checkpoint: Checkpoint | None
+) -> Task:
+    """Build what is trained, as it was when the checkpoint was written."""
+    task = build_task(fitted.config, fitted.device, training, world=world, first_step=course.done)
+    course.parameters = sum(parameter.numel() for parameter in task.plain.parameters())
+    if checkpoint:
+        restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
+    batch = WORKLOADS[fitted.config.workload].empty_batch(fitted.config, task.images_per_step // task.accumulate)
+    on_device = tuple(torch.zeros_like(tensor, device=task.device) for tensor in batch)
+
+    def run_once() -> None:
+        with task.autocast():
+            loss = task.loss(task.model, on_device)
+        loss.backward()
+
+    settle_buckets(task.model, run_once)
+    return task
+
+
+def check_learning_rate(config: Config, global_batch: int, rank: Rank) -> list[schema.Finding]:
+    """A finding where the learning rate does not fit the batch."""
+    peak = peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * config.train.accumulate)
+    told = check_rate(config.optimizer, peak=peak, global_batch=global_batch)
+    return [finding("learning-rate", told)] if told else []

@@ -1,0 +1,154 @@
+"""How `train` flows: data, fit, start or resume, learn, judge, write. The table of contents, the same on every rank.
+
+The first rank writes the result; each writes its own steps and log. Killed at any moment, the folder can be read and
+the run goes on from its last checkpoint.
+"""
+
+import logging
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing
+from typing import NamedTuple
+
+from trainstone.config.learning import TrackingConfig
+from trainstone.config.schema import Config
+from trainstone.log import log_into
+from trainstone.machine.facts import read_facts, read_software
+from trainstone.machine.health import read_pressure
+from trainstone.machine.interrupt import RESUMABLE, Interrupt
+from trainstone.machine.ranks import Rank, read_rank
+from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.measure.peaks import measure_peaks
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.telemetry import Telemetry
+from trainstone.results.progress import Progress
+from trainstone.results.schema import Status
+from trainstone.results.store import RunFolder
+from trainstone.train.cadence import Cadence
+from trainstone.train.conclude import Observed
+from trainstone.train.course import Course
+from trainstone.train.distributed import World, join_world
+from trainstone.train.fit import Fitted, choose_rank_device, fit_to_machine
+from trainstone.train.learn import Setting, learn
+from trainstone.train.learned import conclude_training
+from trainstone.train.run import explaining, keep_record, stop_if
+from trainstone.train.start import (
+    Pictures,
+    agree_on_fit,
+    begin_course,
+    check_learning_rate,
+    find_start,
+    open_both,
+    provide_for_all,
+    share_run,
+    start_task,
+)
+from trainstone.train.task import settle_classes
+from trainstone.train.tracking import Trackers, open_trackers
+
+log = logging.getLogger(__name__)
+
+
+class Ended(NamedTuple):
+    """How a run ended on this rank, and by which signal."""
+
+    status: Status
+    signal: str | None
+
+
+def run_train(config: Config, run: RunFolder | None, *, strict: bool, resume: bool) -> Generator[Progress, None, Ended]:
+    """Train into `run`, which the first rank has (None on others); yields progress for whoever wants to show it."""
+    started, rank = time.perf_counter(), read_rank()
+    with Interrupt(RESUMABLE) as interrupt, ExitStack() as files:
+        files.enter_context(keep_record(run) if run else explaining())
+        yield Progress("meeting the other ranks" if rank.world > 1 else "reading machine facts")
+        device = choose_rank_device(config.device, rank)
+        world = files.enter_context(join_world(config.parallel, device))
+        run = share_run(run, world)
+        files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
+        run.write_machine(read_facts(), read_software())
+        yield from provide_for_all(config, world)
+        pictures = open_both(config)
+        config = settle_classes(config, pictures.training)
+        yield Progress("fitting the recipe to this machine")
+        stop_if(interrupt)
+        fitted = agree_on_fit(fit_to_machine(config, strict=strict, world=rank, measured=False), world)
+        run.write_config(fitted.config)
+        yield Progress("building the network")
+        stop_if(interrupt)
+        yield from train_and_judge(fitted, pictures, run, world, interrupt, started, resume=resume)
+        return Ended(run.result.status, interrupt.asked)
+
+
+def train_and_judge(
+    fitted: Fitted,
+    pictures: Pictures,
+    run: RunFolder,
+    world: World,
+    interrupt: Interrupt,
+    started: float,
+    *,
+    resume: bool,
+) -> Iterator[Progress]:
+    """Start or take up the run, learn to the end, write the result."""
+    config, rank = fitted.config, world.rank
+    training, validation = pictures
+    checkpoint, told = find_start(run, world) if resume else (None, [])
+    reset_peaks(fitted.device)
+    before = read_pressure()
+    with ExitStack() as files:
+        # The run's clock starts: from here on training data is touched.
+        course = begin_course(config, training, rank, checkpoint)
+        task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint)))
+        cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
+        findings = [*fitted.findings, *told, *check_learning_rate(config, course.global_batch, rank)]
+        run.update(findings=findings)
+        recorder = files.enter_context(open_recorder(run, config, world, course))
+        trackers = files.enter_context(open_curves(run, config, rank, course))
+        with open_sampler(run, fitted, world, recorder, course) as telemetry:
+            yield from learn(
+                Setting(config, run, world, task, cadence, validation, recorder, trackers, interrupt), course
+            )
+        after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
+        yield Progress("measuring this device's peak")
+        peaks = measure_peaks(fitted.device, config.train.precision)
+        seen = Observed(
+            (before, after),
+            peaks,
+            memory,
+            telemetry.path,
+            telemetry.reader,
+            interrupt.asked or ("a signal to another rank" if course.stopped else None),
+            time.perf_counter() - started,
+            loader=task.loader,
+        )
+        conclude_training(run, fitted, world, recorder, course, seen)
+        trackers.finish(run.result.status)
+
+
+def open_curves(run: RunFolder, config: Config, rank: Rank, course: Course) -> AbstractContextManager[Trackers]:
+    """Open what else the curves are written to, on the first rank."""
+    tracking = config.tracking if rank.number == 0 else TrackingConfig()
+    told = config.model_dump(mode="json", exclude_none=True)
+    return open_trackers(tracking, run.path, run.result.run_id, told, first_step=course.done)
+
+
+def open_recorder(run: RunFolder, config: Config, world: World, course: Course) -> StepRecorder:
+    """Open this rank's step file, after the steps of earlier starts."""
+    path = run.path / f"steps-rank{world.rank.number:04d}.csv"
+    return StepRecorder(path, split_phases=config.engine.split_phases, first_step=course.done)
+
+
+def open_sampler(run: RunFolder, fitted: Fitted, world: World, recorder: StepRecorder, course: Course) -> Telemetry:
+    """Sample this rank's device; ranks that share a CPU have a file each."""
+    label = str(fitted.device).replace(":", "")
+    if fitted.device.type == "cpu" and world.rank.local:
+        label += f"-rank{world.rank.number:04d}"
+    return Telemetry(
+        run.path,
+        device_label=label,
+        reader=choose_reader(fitted.device),
+        current_step=recorder.current_step,
+        interval_seconds=fitted.config.measure.telemetry_seconds,
+        started=time.perf_counter() - course.clock(),
+    )
