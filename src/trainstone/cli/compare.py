@@ -64,7 +64,7 @@ class CompareCommand(TyperCommand):
         return super().parse_args(ctx, spread_to(args))
 
 
-def spread_to(args: list[str]) -> list[str]:
+def spread_to(args: list[str], option: str = "--to") -> list[str]:
     """Turn `--to B1 B2 --json` into `--to B1 --to B2 --json`; after -- nothing is an option."""
     spread: list[str] = []
     words = 0
@@ -73,11 +73,11 @@ def spread_to(args: list[str]) -> list[str]:
         if word == "--":
             return spread + args[position:]
         if inside and not word.startswith("-"):
-            spread += ["--to", word] if words else [word]
+            spread += [option, word] if words else [word]
             words += 1
             continue
-        inside = word == "--to" or word.startswith("--to=")
-        words = int(word.startswith("--to="))
+        inside = word == option or word.startswith(f"{option}=")
+        words = int(word.startswith(f"{option}="))
         spread.append(word)
     return spread
 

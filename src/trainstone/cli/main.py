@@ -11,6 +11,7 @@ from trainstone.cli.bench import bench
 from trainstone.cli.compare import CompareCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
+from trainstone.cli.eval import EvalCommand, evaluate
 from trainstone.cli.recipes import recipes
 from trainstone.cli.report import report
 from trainstone.cli.train import train
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(bench)
 app.command(cls=CompareCommand)(compare)
 app.command()(doctor)
+app.command("eval", cls=EvalCommand)(evaluate)
 app.command()(recipes)
 app.command()(report)
 app.command()(train)

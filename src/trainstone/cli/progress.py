@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from trainstone.results.learning import format_epoch, format_metric, name_metric
 from trainstone.results.progress import Progress
 from trainstone.text import printable
 from trainstone.units import format_bytes, format_percent, format_rate, format_seconds
@@ -72,16 +74,35 @@ class ProgressLine:
 
 
 def describe_progress(progress: Progress) -> str:
-    """Return e.g. measuring · step 57 · 4.9 images/s ± 1.3 % · 12 s left."""
-    parts = [progress.phase]
-    if progress.step is not None:
-        parts.append(f"step {progress.step}")
+    """Return e.g. measuring · step 57 · 4.9 images/s ± 1.3 % · at most 12 s left.
+
+    Or training · epoch 3.2 of 12 · step 1,250 · 143 images/s · loss 1.83 · top-1 61.2 % · 4 min 10 s left.
+    """
+    parts = [progress.phase, *_describe_place(progress)]
     if progress.images_per_second is not None:
         narrow = "" if progress.half_width is None else f" ± {format_percent(progress.half_width)}"
         parts.append(f"{format_rate(progress.images_per_second)} images/s{narrow}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3g}")
+    if progress.accuracy is not None:
+        parts.append(f"{name_metric(progress.metric)} {format_metric(progress.metric, progress.accuracy)}")
     if progress.seconds_left is not None:
-        parts.append(f"at most {format_seconds(max(0.0, progress.seconds_left))} left")
+        # Of epochs the time is reckoned; elsewhere it is a limit
+        limit = "at most " if progress.epochs is None else ""
+        parts.append(f"{limit}{format_seconds(max(0.0, progress.seconds_left))} left")
     return printable(" · ".join(parts))
+
+
+def _describe_place(progress: Progress) -> Iterator[str]:
+    """How far it is: epochs, steps, pictures."""
+    if progress.epoch is not None:
+        end = "" if progress.epochs is None else f" of {format_epoch(progress.epochs)}"
+        yield f"epoch {progress.epoch:.1f}{end}"
+    if progress.step is not None:
+        yield f"step {progress.step:,}"
+    if progress.images is not None:
+        total = "" if progress.total_images is None else f" of {progress.total_images:,}"
+        yield f"{progress.images:,}{total} images"
 
 
 def describe_work(

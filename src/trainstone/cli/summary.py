@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trainstone import __version__
 from trainstone.cli.comparison import print_comparison
+from trainstone.cli.learning import learning_rows
 from trainstone.cli.sparkline import draw_sparkline
 from trainstone.errors import ResultError
 from trainstone.results.checks import describe_first_step
@@ -34,8 +35,9 @@ def print_result(result: Result, path: Path) -> None:
     console.print()
     console.print(Text(printable(result.verdict or f"no number: {result.status}"), style="bold"))
     console.print()
-    drawn = draw_steps(result, path, min(SPARKLINE_WIDTH, console.width - 2), console.encoding)
-    print_rows(console, list(rows(result, drawn)))
+    width = min(SPARKLINE_WIDTH, console.width - 2)
+    drawn = draw_steps(result, path, width, console.encoding)
+    print_rows(console, [*learning_rows(result, width, console.encoding), *rows(result, drawn)])
     if result.comparison:
         console.print()
         print_comparison(console, result.comparison, verdict=False)

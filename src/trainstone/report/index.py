@@ -13,6 +13,7 @@ from trainstone.report.charts import PALETTE, figure, values
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.vega import Scripts
 from trainstone.report.view import relative_address
+from trainstone.results.learning import describe_metric
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
@@ -27,13 +28,14 @@ COLUMNS = (
     "device",
     "batch",
     "precision",
+    "quality",
     "images/s",
     "±",
     "step",
     "noise",
     "status",
 )
-NUMERIC = (False, False, False, False, False, True, False, True, True, True, False, False)
+NUMERIC = ("batch", "quality", "images/s", "±", "step")
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,21 @@ def build_index(entries: Sequence[Entry], base: Path) -> Page:
 def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
     """One row a run, newest first; sorted by numbers where cells are formatted."""
     newest = sorted(runs, key=lambda run: run[1].process.started_utc, reverse=True)
+    # Only trainings have a quality
+    trained = any(result.quality for _, result in runs)
+    columns = [name for name in COLUMNS if trained or name != "quality"]
     rows, keys, links = [], [], []
     for path, result in newest:
-        cells, sorted_by = tell_run(result)
-        rows.append(cells)
-        keys.append(sorted_by)
+        texts, numbers = tell_run(result)
+        rows.append([texts[name] for name in columns])
+        keys.append([numbers.get(name) or texts[name] for name in columns])
         links.append(address(path, base))
-    return Table(COLUMNS, rows, links=links, sortable=True, numeric=NUMERIC, keys=keys, filterable=True)
+    numeric = [name in NUMERIC for name in columns]
+    return Table(columns, rows, links=links, sortable=True, numeric=numeric, keys=keys, filterable=True)
 
 
-def tell_run(result: Result) -> tuple[list[str], list[float | str]]:
-    """Return a run's cells, and what each is sorted by."""
+def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
+    """Return a run's cells, and the numbers behind them to sort by."""
     throughput, train = result.throughput, result.config.get("train", {})
     rate = throughput.images_per_second if throughput else None
     half = (
@@ -108,6 +114,7 @@ def tell_run(result: Result) -> tuple[list[str], list[float | str]]:
         else None
     )
     step = result.step_seconds.median if result.step_seconds else None
+    quality = result.quality if result.quality and result.quality.history else None
     texts = {
         "run": result.run_id,
         "date": result.process.started_utc[:16].replace("T", " "),
@@ -116,15 +123,14 @@ def tell_run(result: Result) -> tuple[list[str], list[float | str]]:
         "device": name_devices(result),
         "batch": str(train.get("batch_size", "")),
         "precision": str(train.get("precision", "")),
+        "quality": "" if quality is None else describe_metric(quality.metric, quality.value, quality.target),
         "images/s": "" if rate is None else format_rate(rate),
         "±": "" if half is None else format_percent(half),
         "step": "" if step is None else format_seconds(step),
         "noise": result.noise.grade if result.noise else "",
         "status": result.status,
     }
-    numbers = {"images/s": rate, "±": half, "step": step}
-    cells = [texts[name] for name in COLUMNS]
-    return cells, [numbers.get(name) or texts[name] for name in COLUMNS]
+    return texts, {"quality": quality.value if quality else None, "images/s": rate, "±": half, "step": step}
 
 
 def name_devices(result: Result) -> str:
@@ -147,7 +153,7 @@ def draw_trends(results: Sequence[Result]) -> list[Figure]:
     for result in results:
         if result.throughput is not None:
             train = result.config.get("train", {})
-            what = f"{result.recipe.name} v{result.recipe.version}"
+            what = f"{result.recipe.name} v{result.recipe.version}{', trained' if result.kind == 'train' else ''}"
             label = f"{what}, batch {train.get('batch_size')}, {train.get('precision')}"
             groups.setdefault(label, []).append(result)
     often = sorted((item for item in groups.items() if len(item[1]) > 1), key=lambda item: -len(item[1]))
@@ -158,8 +164,10 @@ def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
     """Throughput over dates."""
     rows = [row for result in results if (row := _trend_row(result)) is not None]
     when = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
-    colour = alt.Color("machine:N", title=None, legend=alt.Legend(columns=1, labelLimit=300))
     machines = sorted({row["machine"] for row in rows})
+    legend = alt.Legend(columns=1, labelLimit=300)
+    # The same domain as the shape's, else they would have a legend each
+    colour = alt.Color("machine:N", title=None, legend=legend, scale=alt.Scale(domain=machines))
     # Beyond the number of colours the shape tells machines apart.
     shapes = [SHAPES[place // len(PALETTE) % len(SHAPES)] for place in range(len(machines))]
     shape = alt.Shape("machine:N", title=None, scale=alt.Scale(domain=machines, range=shapes))

@@ -153,6 +153,8 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
     if result.kind == "train":
         unfinished = result.status in ("interrupted", "killed", "failed")
         return f"trainstone train --resume {shlex.quote(str(path))}" if unfinished else f"trainstone train {config}"
+    if result.kind == "eval":
+        return result.command
     if result.comparison is not None:
         rival = shlex.quote(str(path / "points" / "b" / "config.toml"))
         return f"trainstone bench {config} --against {rival}"

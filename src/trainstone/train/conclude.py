@@ -43,8 +43,8 @@ class Observed:
     alone: Alone | None = None
 
 
-def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Observed) -> None:
-    """Turn records into the final result and write it."""
+def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Observed, *, title: str = "") -> None:
+    """Turn records into the final result and write it. `title`: how its sentence calls what was run, if not usual."""
     if not len(recorder):
         stopped = finding("interrupted", "stopped before the first step ended")
         run.update(status="interrupted", findings=[*fitted.findings, stopped])
@@ -92,7 +92,7 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
             *tell_unmeasured(seen.reader.unsupported),
             *tell_interruption(seen.interrupted, len(recorder)),
         ],
-        verdict=tell_verdict(fitted, summary, utilisation, noise, fed),
+        verdict=tell_verdict(fitted, summary, utilisation, noise, fed, title=title),
     )
 
 
@@ -102,10 +102,12 @@ def tell_verdict(
     utilisation: schema.Utilisation | None,
     noise: Noise,
     fed: schema.Loader | None = None,
+    *,
+    title: str = "",
 ) -> str:
     """The sentence of a run of this configuration."""
     return write_verdict(
-        WORKLOADS[fitted.config.workload].title(fitted.config),
+        title or WORKLOADS[fitted.config.workload].title(fitted.config),
         summary.throughput,
         utilisation,
         noise,

@@ -17,6 +17,14 @@ from trainstone.results.progress import Progress
         (Progress("steps", 57, 4.91, 0.013, 12.3), "steps · step 57 · 4.91 images/s ± 1.3 % · at most 12.3 s left"),
         (Progress("steps", 57, 4.91, None, -1.0), "steps · step 57 · 4.91 images/s · at most 0 µs left"),
         (Progress(EVIL), EVIL_SHOWN),
+        (
+            Progress("training", 1250, 143.2, seconds_left=250.0, epoch=3.21, epochs=12.0, loss=1.834, accuracy=0.612),
+            "training · epoch 3.2 of 12 · step 1,250 · 143 images/s · loss 1.83 · top-1 61.2 % · 4 min 10 s left",
+        ),
+        (Progress("training", 3, epoch=0.0, loss=float("nan")), "training · epoch 0.0 · step 3 · loss nan"),
+        (Progress("evaluating", images=400, total_images=1000), "evaluating · 400 of 1,000 images"),
+        (Progress("evaluating", images=400), "evaluating · 400 images"),
+        (Progress("training", metric=EVIL, accuracy=0.5), f"training · {EVIL_SHOWN} 0.500"),
     ],
 )
 def test_what_is_told(progress: Progress, told: str):

@@ -1,4 +1,4 @@
-"""The numbers people quote: throughput with its interval, step time, utilisation, noise."""
+"""The numbers people quote: quality of a training, throughput with its interval, step time, utilisation, noise."""
 
 import math
 from typing import Any
@@ -8,18 +8,28 @@ import altair as alt
 from trainstone.report.blocks import Block, Facts, Figure, Section
 from trainstone.report.charts import BLUE, ORANGE, figure, height_of, values
 from trainstone.report.view import RunView
+from trainstone.results.learning import list_facts
 from trainstone.results.schema import Result
 from trainstone.results.summary import describe_interval
 from trainstone.units import format_percent, format_rate, format_seconds
 
 
 def build(view: RunView) -> Section | None:
-    """Tiles, and the interval drawn."""
+    """Tiles, and the interval drawn; of a training its quality first."""
+    result = view.result
+    if result.throughput is None and result.quality is None:
+        return None
+    learned = list_facts(result.quality, result.status) if result.quality else []
+    drawn = draw_interval(view)
+    blocks: list[Block] = [Facts([*learned, *_tiles(result)], big=True), *([drawn] if drawn else [])]
+    title = "Quality and throughput" if learned else "Throughput"
+    return Section("numbers", title, blocks, _tell_rate(view))
+
+
+def _tell_rate(view: RunView) -> str:
     result = view.result
     if result.throughput is None:
-        return None
-    drawn = draw_interval(view)
-    blocks: list[Block] = [Facts(_tiles(result), big=True), *([drawn] if drawn else [])]
+        return ""
     rate = format_rate(result.throughput.images_per_second)
     if result.points:
         how = f"the mean of {len(view.children)} runs"
@@ -27,7 +37,7 @@ def build(view: RunView) -> Section | None:
         how = "images over time of the steady window"
     else:
         how = "images over time of a window that is not steady: a number of this run, not of the machine"
-    return Section("numbers", "Throughput", blocks, f"{rate} images/s {describe_interval(result.throughput)}, {how}.")
+    return f"{rate} images/s {describe_interval(result.throughput)}, {how}."
 
 
 def _tiles(result: Result) -> list[tuple[str, str]]:

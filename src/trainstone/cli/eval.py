@@ -1,0 +1,193 @@
+"""trainstone eval: what saved weights are worth. Quality, single pictures, inference speed, or a file for others."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from trainstone.cli import options
+from trainstone.cli.bench import finish
+from trainstone.cli.compare import spread_to
+from trainstone.errors import EXIT_INTERRUPTED, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from trainstone.config.schema import Config
+    from trainstone.results.store import RunFolder
+    from trainstone.train.saved import Saved
+
+
+class EvalCommand(TyperCommand):
+    """Gives --predict every word up to the next option, so that a shell pattern can stand after it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write --predict before each of its words."""
+        return super().parse_args(ctx, spread_to(args, "--predict"))
+
+
+def evaluate(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint, a run folder (its best one), or weights of other tools: .safetensors, .pth, .pt.",
+            show_default=False,
+        ),
+    ],
+    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="Which network weights of other tools are of, and how it sees pictures."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Judge by the pictures of this data set.", show_default="the checkpoint's"),
+    ] = None,
+    out: options.Out = Path("runs"),
+    images: Annotated[
+        list[Path],
+        typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show.", show_default=False),
+    ] = [],  # noqa: B006
+    top: Annotated[int, typer.Option("--top", min=1, help="How many guesses for each picture of --predict.")] = 5,
+    bench: Annotated[bool, typer.Option("--bench", help="Measure inference speed (synthetic unless --data).")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", help="Time budget of --bench.", show_default="the recipe's: 60"),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Write plain safetensors for other tools.", show_default=False),
+    ] = None,
+    device: options.DeviceName = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+    quiet: options.Quiet = 0,
+) -> None:
+    """Judge saved weights by the validation pictures; or predict, measure inference, export."""
+    from trainstone.log import configure_terminal
+    from trainstone.machine.ranks import read_rank
+
+    mode = choose_mode(predict=bool(images), bench=bench, export=export is not None, seconds=seconds)
+    flags = options.collect_flags(seconds=seconds, device=device, data=data)
+    if data is not None or mode == "bench":
+        flags["data.source"] = "files" if data is not None else "synthetic"
+    configure_terminal(verbose=verbose, quiet=quiet)
+    first = read_rank().number == 0
+    saved, config = open_asked(checkpoint, recipe, settings, flags, quiet=bool(quiet) or not first)
+    if dry_run:
+        print_eval_plan(config, mode, out, as_json=as_json)
+    elif mode == "predict":
+        predict_here(config, saved, images, top, as_json=as_json, first=first)
+    elif export is not None:
+        export_here(config, saved, export, as_json=as_json, first=first)
+    else:
+        judge_here(config, saved, mode, out, as_json=as_json, quiet=bool(quiet) or not first, first=first)
+
+
+def choose_mode(*, predict: bool, bench: bool, export: bool, seconds: float | None) -> str:
+    """Return quality, predict, bench or export; two at once are refused."""
+    asked = [name for name, given in (("predict", predict), ("bench", bench), ("export", export)) if given]
+    if len(asked) > 1:
+        named = " and ".join(f"--{name}" for name in asked)
+        raise ConfigError(f"{named} are different things to do", hint="give the command once for each")
+    if seconds is not None and not bench:
+        raise ConfigError("--seconds is the time of --bench; to judge takes as long as there are pictures")
+    return asked[0] if asked else "quality"
+
+
+def open_asked(
+    checkpoint: Path, recipe: str | None, settings: list[str], flags: dict[str, Any], *, quiet: bool
+) -> "tuple[Saved, Config]":
+    """Read the weights, and the configuration that they or the recipe bring."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.results.progress import Progress
+
+    with ProgressLine(quiet=quiet) as line:
+        line.show(Progress("loading torch"))
+        from trainstone.train.saved import open_saved, resolve_config
+
+        line.show(Progress("reading the weights"))
+        saved = open_saved(checkpoint)
+        return saved, resolve_config(saved, recipe, settings, flags)
+
+
+def print_eval_plan(config: "Config", mode: str, out: Path, *, as_json: bool) -> None:
+    """--dry-run: the configuration, and what would be written."""
+    from trainstone.cli.output import print_json
+    from trainstone.config.load import write_toml
+
+    if as_json:
+        print_json({"config": config.model_dump(mode="json", exclude_none=True), "mode": mode, "out": str(out)})
+        return
+    print(write_toml(config))
+    if mode in ("quality", "bench"):
+        print(f"# would write a run folder RUN under {out}/")
+
+
+def judge_here(
+    config: "Config", saved: "Saved", mode: str, out: Path, *, as_json: bool, quiet: bool, first: bool
+) -> None:
+    """Judge or measure into a run folder, which the first rank makes; print what came of it."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.machine.allocator import restart_keeping_memory
+    from trainstone.machine.ranks import read_rank
+    from trainstone.results.store import create_run
+
+    if mode == "bench" and read_rank().world > 1:
+        raise ConfigError("eval --bench measures one device", hint="start it without a launcher")
+    if mode == "bench" and config.engine.keep_memory:
+        restart_keeping_memory()
+    run = create_run(out, "eval", config, shlex.join(["trainstone", *sys.argv[1:]])) if first else None
+    try:
+        with ProgressLine(quiet=quiet) as line:
+            for progress in start(config, run, saved, mode):
+                line.show(progress)
+    except KeyboardInterrupt:
+        if run:
+            print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if run:
+        finish(run, as_json=as_json)
+
+
+def start(config: "Config", run: "RunFolder | None", saved: "Saved", mode: str) -> Iterator[Any]:
+    """Return the work to do, step by step."""
+    if mode == "bench":
+        from trainstone.train.inference import run_inference
+
+        assert run is not None  # one device, one rank
+        return run_inference(config, run, saved)
+    from trainstone.train.evaluation import run_eval
+
+    return run_eval(config, run, saved)
+
+
+def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool, first: bool) -> None:
+    """Print what pictures show; one that cannot be looked at makes the exit code that of bad data."""
+    from trainstone.cli.prediction import describe_predictions, print_prediction
+    from trainstone.train.predict import predict
+
+    if not first:
+        return
+    seen = []
+    for prediction in predict(config, saved, images, top):
+        seen.append(prediction)
+        print_prediction(prediction, as_json=as_json)
+    if as_json:
+        from trainstone.cli.output import print_json
+
+        print_json(describe_predictions(saved, seen))
+    if any(prediction.error for prediction in seen):
+        raise typer.Exit(DataError.exit_code)
+
+
+def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool, first: bool) -> None:
+    """Write weights for other tools and say so."""
+    from trainstone.cli.prediction import print_export
+    from trainstone.train.predict import export_weights
+
+    if first:
+        print_export(export_weights(config, saved, target), saved, target, as_json=as_json)

@@ -1,0 +1,172 @@
+"""What a training run learned, in words and numbers: its verdict, where its time went, its evaluations. Pure."""
+
+from trainstone.results.quality import Evaluation, Quality
+from trainstone.results.schema import Phases, Status
+from trainstone.units import format_percent, format_seconds
+
+METRIC_NAMES = {"top1": "top-1", "top5": "top-5"}
+SHARES = tuple(METRIC_NAMES)
+"""Metrics that are a share of the pictures and are told in percent."""
+LEAST_SHARE = 0.005
+"""Parts of the time below it are not told in a sentence."""
+MOST_DIGITS = 4
+
+
+def name_metric(metric: str) -> str:
+    """Return top-1 for top1."""
+    return METRIC_NAMES.get(metric, metric)
+
+
+def format_metric(metric: str, value: float, target: float | None = None) -> str:
+    """Return 92.4 %, or 0.231 where the metric is no share; never rounded to the other side of the target."""
+    scale, digits, unit = (100, 1, " %") if metric in SHARES else (1, 3, "")
+    while target is not None and digits < MOST_DIGITS:
+        if (round(scale * value, digits) >= scale * target) == (value >= target):
+            break
+        digits += 1
+    return f"{scale * value:.{digits}f}{unit}"
+
+
+def describe_metric(metric: str, value: float, target: float | None = None) -> str:
+    """Return 92.4 % top-1."""
+    return f"{format_metric(metric, value, target)} {name_metric(metric)}"
+
+
+def format_target(metric: str, target: float) -> str:
+    """Return 90 % or 75.9 %: as it was given."""
+    return f"{100 * target:.6g} %" if metric in SHARES else f"{target:.6g}"
+
+
+def format_epochs(epochs: float) -> str:
+    """Return 6 epochs, 3.4 epochs or 1 epoch."""
+    number = format_epoch(epochs)
+    return f"{number} epoch{'' if number == '1' else 's'}"
+
+
+def format_epoch(epoch: float) -> str:
+    """Return 6 or 3.4."""
+    return f"{round(epoch, 1):,.10g}" if epoch >= 1 else f"{epoch:.2g}"
+
+
+def split_time(phases: Phases, total_seconds: float) -> dict[str, float]:
+    """Return training, data wait, evaluation, checkpoints and the rest in seconds; none is negative.
+
+    They sum up to the total, or to more where the parts themselves are more.
+    """
+    steps, waiting = phases.train_seconds or 0.0, phases.data_wait_seconds or 0.0
+    parts = {
+        "training": max(0.0, steps - waiting),
+        "data wait": max(0.0, min(waiting, steps)),
+        "evaluation": max(0.0, phases.eval_seconds or 0.0),
+        "checkpoints": max(0.0, phases.checkpoint_seconds or 0.0),
+    }
+    return parts | {"other": max(0.0, total_seconds - sum(parts.values()))}
+
+
+def total_time(quality: Quality, phases: Phases) -> float:
+    """Return the time to the target; without one, what the program took, or what is known of that."""
+    if quality.seconds_to_target is not None:
+        return quality.seconds_to_target
+    last = quality.history[-1].seconds if quality.history else 0.0
+    return phases.program_seconds if phases.program_seconds is not None else last
+
+
+def tell_split(phases: Phases, total_seconds: float) -> str:
+    """Return training 84 %, evaluation 9 %, other 7 %; parts that hardly count are left out."""
+    parts = split_time(phases, total_seconds)
+    total = sum(parts.values())
+    if total <= 0:
+        return ""
+    shares = {name: seconds / total for name, seconds in parts.items()}
+    return ", ".join(f"{name} {format_percent(share, 0)}" for name, share in shares.items() if share >= LEAST_SHARE)
+
+
+def write_learning_verdict(
+    quality: Quality | None,
+    status: Status,
+    phases: Phases | None,
+    title: str,
+    *,
+    stopped_by: str = "a signal",
+    run: str = "RUN",
+) -> str:
+    """One sentence that can be quoted; of an interrupted run with what to type to go on."""
+    best = _tell_best(quality, status)
+    how = _tell_end(quality, status, stopped_by, run)
+    if not how and quality is not None and phases is not None:
+        how = _tell_time(quality, phases)
+        return f"{title}: {best}{how}"
+    return f"{title}: {best}; {how}" if how else f"{title}: {best}"
+
+
+def _tell_best(quality: Quality | None, status: Status) -> str:
+    if quality is None or not quality.history:
+        return "not evaluated yet"
+    value = describe_metric(quality.metric, quality.value, quality.target)
+    if status == "target_reached" and quality.target is not None:
+        target = format_target(quality.metric, quality.target)
+        return f"{value} (target {target}) after {format_epochs(quality.epochs)}"
+    after = f" after {format_epochs(quality.epochs)}" if status in ("ok", "target_missed") else ""
+    return f"best {value}{after}"
+
+
+def _tell_end(quality: Quality | None, status: Status, stopped_by: str, run: str) -> str:
+    """Say how it ended where that is not the usual end."""
+    where = f" after epoch {format_epoch(quality.epochs)}" if quality is not None else ""
+    if status == "target_missed" and quality is not None and quality.target is not None:
+        return f"the target of {format_target(quality.metric, quality.target)} was not reached"
+    if status == "interrupted":
+        return f"stopped by {stopped_by}{where}; go on with trainstone train --resume {run}"
+    if status == "killed":
+        return f"killed{where}; go on with trainstone train --resume {run}"
+    if status == "failed":
+        return f"failed{where}"
+    return f"going on{where}" if status == "running" else ""
+
+
+def _tell_time(quality: Quality, phases: Phases) -> str:
+    total = total_time(quality, phases)
+    split = tell_split(phases, total)
+    reached = "reached in" if quality.seconds_to_target is not None else "in"
+    return f", {reached} {format_seconds(total)}: {split}" if split else ""
+
+
+def list_facts(quality: Quality, status: Status) -> list[tuple[str, str]]:
+    """Names and values, the most important first: for tiles and tables."""
+    facts = []
+    if quality.history:
+        best = format_metric(quality.metric, quality.value, quality.target)
+        facts.append((name_metric(quality.metric) + (", best" if status != "target_reached" else ""), best))
+    if quality.target is not None:
+        reached = {"target_reached": "reached", "target_missed": "not reached"}.get(status, "not reached yet")
+        facts.append((f"target {format_target(quality.metric, quality.target)}", reached))
+    if quality.seconds_to_target is not None:
+        facts.append(("time to target", format_seconds(quality.seconds_to_target)))
+    facts.append(("epochs", format_epoch(quality.epochs)))
+    return facts
+
+
+def find_best(quality: Quality) -> int | None:
+    """Return the place of the best evaluation, the first of equal ones; None without any."""
+    values = [found.metrics.get(quality.metric) for found in quality.history]
+    known = [value for value in values if value is not None]
+    return values.index(max(known)) if known else None
+
+
+def find_reached(quality: Quality) -> int | None:
+    """Return the place of the first evaluation that reached the target."""
+    if quality.target is None:
+        return None
+    values = (found.metrics.get(quality.metric) for found in quality.history)
+    return next((place for place, value in enumerate(values) if value is not None and value >= quality.target), None)
+
+
+def thin_history(quality: Quality, most: int) -> list[Evaluation]:
+    """Return at most so many evaluations, evenly chosen; the first, best, last and the one at the target stay."""
+    history = quality.history
+    if len(history) <= most:
+        return list(history)
+    wanted = {0, len(history) - 1, find_best(quality), find_reached(quality)} - {None}
+    room = most - len(wanted)
+    wanted |= {round(place * (len(history) - 1) / (room + 1)) for place in range(1, room + 1)}
+    return [found for place, found in enumerate(history) if place in wanted]

@@ -1,0 +1,110 @@
+"""The training loss and the learning rate over a run, thinned to a picture's worth while the steps are read.
+
+Memory stays bounded whatever the run's length. A loss that is not finite is counted and left out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.results.steps import Columns, read_blocks
+
+Array = NDArray[np.float64]
+
+NAMES = ("step", "loss", "lr")
+NUM_POINTS = 500
+SMOOTH_SHARE = 0.03
+"""Share of the run that a smoothed point averages over."""
+
+HIGHEST = 1e30
+"""Beyond it training has long gone astray, and sums would overflow: taken for not finite."""
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Arrays over buckets of neighbouring steps; up to twice NUM_POINTS steps, a bucket is one step."""
+
+    num_steps: int
+    bucket_steps: int
+    """How many steps a point stands for."""
+    step: Array
+    """Middle of the bucket."""
+    loss: Array
+    """Mean of the bucket's finite losses; nan where it has none."""
+    smooth: Array
+    """The same over some more neighbours on both sides."""
+    lr: Array
+    num_not_finite: int
+    """Losses that were no number."""
+
+
+def read_loss(path: Path) -> LossCurve | None:
+    """Read a step file; None if it holds no step."""
+    return thin_loss(read_blocks(path, NAMES))
+
+
+def smooth_loss(columns: Columns, num_points: int = NUM_POINTS) -> LossCurve | None:
+    """Thin and average the losses of a run whose columns are in memory."""
+    return thin_loss([columns], num_points)
+
+
+def thin_loss(blocks: Iterable[Columns], num_points: int = NUM_POINTS) -> LossCurve | None:
+    """Merge neighbours until at most twice num_points are left; None without a step."""
+    buckets, width, num_steps = np.empty((0, len(_ROWS))), 1, 0
+    for block in blocks:
+        buckets = _merge(np.concatenate((buckets, _as_buckets(block, num_steps))), width)
+        num_steps += len(block["step"])
+        while len(buckets) > 2 * num_points:
+            width *= 2
+            buckets = _merge(buckets, width)
+    if num_steps == 0:
+        return None
+    total = dict(zip(_ROWS, _drop_repeated(buckets).T, strict=True))
+    return LossCurve(
+        num_steps=num_steps,
+        bucket_steps=width,
+        step=total["step"] / total["count"],
+        loss=_average(total["loss"], total["finite"], 0),
+        smooth=_average(total["loss"], total["finite"], round(SMOOTH_SHARE * len(total["row"]) / 2)),
+        lr=total["lr"] / total["count"],
+        num_not_finite=int((buckets[:, 1] - buckets[:, 2]).sum()),
+    )
+
+
+# Columns of a bucket: its first row, how many steps and finite losses it has, sums.
+_ROWS = ("row", "count", "finite", "step", "loss", "lr")
+
+
+def _as_buckets(block: Columns, first_row: int) -> Array:
+    """One bucket a step."""
+    rows = np.arange(first_row, first_row + len(block["step"]), dtype=np.float64)
+    finite = np.abs(block["loss"]) < HIGHEST
+    losses = np.where(finite, block["loss"], 0.0)
+    return np.stack((rows, np.ones_like(rows), finite, block["step"], losses, block["lr"]), axis=1)
+
+
+def _merge(buckets: Array, width: int) -> Array:
+    """Merge neighbours that belong to the same `width` rows."""
+    edges = np.flatnonzero(np.diff(buckets[:, 0] // width, prepend=-1))
+    return np.column_stack((buckets[edges, 0], np.add.reduceat(buckets[:, 1:], edges, axis=0)))
+
+
+def _drop_repeated(buckets: Array) -> Array:
+    """Leave out what was trained again after a resume: the later record of a step counts."""
+    steps = buckets[:, 3] / buckets[:, 1]
+    still_to_come = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
+    return buckets[steps < still_to_come]
+
+
+def _average(sums: Array, counts: Array, half: int) -> Array:
+    """Average each with `half` neighbours on both sides; fewer towards the ends, so that it never leans to one side."""
+    averages = np.full(len(sums), np.nan)
+    for place in range(len(sums)):
+        reach = min(half, place, len(sums) - 1 - place)
+        inside = slice(place - reach, place + reach + 1)
+        if counts[inside].any():
+            averages[place] = sums[inside].sum() / counts[inside].sum()
+    return averages

@@ -1,0 +1,164 @@
+"""How `eval` flows: data, fit, weights, judge, write. The table of contents, the same on every rank.
+
+The first rank writes the result. Nothing is learned and nothing timed but the whole.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+
+from trainstone.config.schema import Config
+from trainstone.data.splits import OpenSplit
+from trainstone.errors import ConfigError, DataError
+from trainstone.log import log_into
+from trainstone.machine.facts import read_facts, read_software
+from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.ranks import read_rank
+from trainstone.measure.devices import name_device
+from trainstone.results import schema
+from trainstone.results.checks import finding
+from trainstone.results.learning import describe_metric
+from trainstone.results.progress import Progress
+from trainstone.results.quality import Evaluation, Quality
+from trainstone.results.store import RunFolder
+from trainstone.train.distributed import World, broadcast_dict, gather, join_world
+from trainstone.train.evaluate import Judged, judge_network
+from trainstone.train.fit import choose_rank_device, fit_engine
+from trainstone.train.run import explaining, keep_record, stop_if
+from trainstone.train.saved import Saved, load_network
+from trainstone.train.start import provide_for_all, share_run
+from trainstone.train.task import open_data
+from trainstone.units import format_count
+from trainstone.workloads.registry import WORKLOADS
+
+log = logging.getLogger(__name__)
+
+DATA_HINT = "give --data DIR: pictures of the classes that these weights know"
+
+
+def run_eval(config: Config, run: RunFolder | None, saved: Saved) -> Iterator[Progress]:
+    """Judge saved weights into `run`, which the first rank has (None on others)."""
+    started, rank = time.perf_counter(), read_rank()
+    with Interrupt() as interrupt, ExitStack() as files:
+        files.enter_context(keep_record(run) if run else explaining())
+        yield Progress("meeting the other ranks" if rank.world > 1 else "reading machine facts")
+        world = files.enter_context(join_world(config.parallel, choose_rank_device(config.device, rank)))
+        run = share_run(run, world)
+        files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
+        run.write_machine(read_facts(), read_software())
+        yield from provide_for_all(config, world)
+        yield Progress("opening the data set")
+        opened = open_pictures(config)
+        yield Progress("fitting the recipe to this machine")
+        stop_if(interrupt)
+        config, device, findings = fit_engine(config, world=rank)
+        config = agree_on_precision(config, world)
+        run.write_config(config)
+        findings += [finding("checkpoint-damaged", doubt) for doubt in saved.doubts]
+        run.update(findings=findings)
+        yield Progress("building the network")
+        model = load_network(config, device, saved)
+        began = time.perf_counter()
+        judged = yield from judge_until(model, config, device, opened, world, interrupt)
+        now = time.perf_counter()
+        phases = schema.Phases(eval_seconds=now - began, program_seconds=now - started)
+        conclude_eval(run, config, world, saved, opened, judged, phases, count_parameters(model))
+
+
+def open_pictures(config: Config) -> OpenSplit:
+    """Open the pictures to judge by; errors tell what to do where the network cannot change."""
+    try:
+        opened = open_data(config, "val")
+    except DataError as err:
+        asks_other_network = err.hint is not None and err.hint.startswith("--set model.num_classes")
+        raise DataError(err.message, hint=DATA_HINT if err.hint is None or asks_other_network else err.hint) from err
+    if opened is None:
+        raise ConfigError(f"recipe {config.name} has no pictures to judge by: its data is synthetic", hint=DATA_HINT)
+    return opened
+
+
+def agree_on_precision(config: Config, world: World) -> Config:
+    """Let all ranks compute with the precision that the first one found."""
+    told = broadcast_dict(world, {"precision": config.train.precision})
+    return config.model_copy(update={"train": config.train.model_copy(update=told)})
+
+
+def judge_until(
+    model: nn.Module, config: Config, device: torch.device, opened: OpenSplit, world: World, interrupt: Interrupt
+) -> Generator[Progress, None, Judged]:
+    """Evaluate, unless somebody asks for the end."""
+    going = judge_network(model, config, device, opened, world)
+    while True:
+        try:
+            yield next(going)
+        except StopIteration as end:
+            judged: Judged = end.value
+            return judged
+        stop_if(interrupt)
+
+
+def conclude_eval(
+    run: RunFolder,
+    config: Config,
+    world: World,
+    saved: Saved,
+    opened: OpenSplit,
+    judged: Judged,
+    phases: schema.Phases,
+    parameters: int,
+) -> None:
+    """Write the final result; every rank names its device."""
+    device = schema.Device(
+        host=os.uname().nodename, name=name_device(world.device), label=str(world.device), rank=world.rank.number
+    )
+    devices = gather(world, device.model_dump(mode="json")) or []
+    evaluation = Evaluation(
+        epoch=saved.epoch or 0.0,
+        step=saved.step,
+        seconds=phases.program_seconds or 0.0,
+        eval_seconds=phases.eval_seconds or 0.0,
+        # JSON has no word for a loss beyond all numbers.
+        metrics={name: value for name, value in judged.metrics.items() if math.isfinite(value)},
+        images=judged.images,
+    )
+    quality = Quality(
+        metric=config.eval.metric,
+        value=judged.metrics[config.eval.metric],
+        epochs=evaluation.epoch,
+        history=[evaluation],
+        parameters=parameters,
+    )
+    title = WORKLOADS[config.workload].title(config)
+    run.update(
+        status="ok",
+        quality=quality,
+        phases=phases,
+        devices=[schema.Device.model_validate(one) for one in devices],
+        findings=[*run.result.findings, *tell_left_out(len(opened.source) - judged.images)],
+        verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
+    )
+
+
+def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: str) -> str:
+    """Return ResNet-18: 92.4 % top-1, 99.1 % top-5 on 1,000 pictures (from step 1,250 of RUN)."""
+    shown = [metric, *(name for name in evaluation.metrics if name not in (metric, "loss"))]
+    told = ", ".join(describe_metric(name, evaluation.metrics[name]) for name in shown)
+    return f"{title}: {told} on {format_count(evaluation.images, 'picture')} (from {origin})"
+
+
+def tell_left_out(pictures: int) -> list[schema.Finding]:
+    """A finding where damaged pictures were not judged."""
+    if not pictures:
+        return []
+    return [finding("pictures-skipped", f"{format_count(pictures, 'damaged picture')} not judged; log.txt names them")]
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return how many numbers are trained."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,199 @@
+"""How `eval --bench` flows: fit, weights, peak, forward passes timed like steps of training, judge, write.
+
+One device. A step is a batch of eval.batch_size pictures: wait for it, normalise, forward. No labels are looked at.
+"""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainstone.config.schema import Config
+from trainstone.data.feeding.feed import IGNORED
+from trainstone.data.splits import OpenSplit
+from trainstone.errors import ConfigError
+from trainstone.log import log_into
+from trainstone.machine.facts import read_facts, read_software
+from trainstone.machine.health import read_pressure
+from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.ranks import ALONE
+from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.measure.flops import Work, count_forward
+from trainstone.measure.peaks import measure_peaks
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.telemetry import Telemetry
+from trainstone.results.progress import Progress
+from trainstone.results.schema import Phases
+from trainstone.results.steps import StepRecord
+from trainstone.results.store import RunFolder
+from trainstone.train.conclude import Observed, conclude
+from trainstone.train.evaluation import open_pictures
+from trainstone.train.fit import Fitted, fit_engine
+from trainstone.train.precision import autocast
+from trainstone.train.run import keep_record, record_steps, stop_if
+from trainstone.train.saved import Saved, load_network
+from trainstone.train.task import compile_model, feed_device, provide_data, synthetic_batches
+from trainstone.workloads.registry import WORKLOADS
+from trainstone.workloads.workload import Batch, choose_eval_batch
+
+CPU = torch.device("cpu")
+
+
+def run_inference(config: Config, run: RunFolder, saved: Saved) -> Iterator[Progress]:
+    """Measure how fast the network judges pictures, into `run`."""
+    started = time.perf_counter()
+    with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run):
+        yield Progress("reading machine facts")
+        run.write_machine(read_facts(), read_software())
+        yield from provide_data(config)
+        opened = open_enough(config)
+        yield Progress("fitting the recipe to this machine")
+        stop_if(interrupt)
+        fitted = fit_inference(config)
+        run.write_config(fitted.config)
+        run.update(findings=list(fitted.findings))
+        yield Progress("building the network")
+        model = load_network(fitted.config, fitted.device, saved)
+        yield Progress("measuring this device's peak")
+        peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+        stop_if(interrupt)
+        reset_peaks(fitted.device)
+        before, clock_start = read_pressure(), time.perf_counter()
+        with (
+            StepRecorder(run.path / "steps-rank0000.csv", split_phases=False) as recorder,
+            Telemetry(
+                run.path,
+                device_label=str(fitted.device).replace(":", ""),
+                reader=choose_reader(fitted.device),
+                current_step=recorder.current_step,
+                interval_seconds=fitted.config.measure.telemetry_seconds,
+                started=clock_start,
+            ) as telemetry,
+        ):
+            yield from measure_batches(fitted, model, opened, recorder, interrupt, clock_start)
+        after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
+        yield Progress("measuring this device's peak again")
+        peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
+        spent = time.perf_counter() - started
+        beside = (before, after), peaks, memory, telemetry.path, telemetry.reader, interrupt.asked, spent
+        title = f"{WORKLOADS[config.workload].title(config)}, inference"
+        conclude(run, fitted, recorder, Observed(*beside), title=title)
+        run.update(phases=rename_phases(run.result.phases))
+
+
+def open_enough(config: Config) -> OpenSplit | None:
+    """Open pictures where they are real; there must be enough for a batch."""
+    if config.data.source == "synthetic":
+        return None
+    opened, batch = open_pictures(config), choose_eval_batch(config)
+    if len(opened.source) < batch:
+        raise ConfigError(
+            f"split {opened.name} has {len(opened.source)} pictures, fewer than the {batch} of a batch",
+            hint=f"--set eval.batch_size={len(opened.source)}",
+        )
+    return opened
+
+
+def fit_inference(config: Config) -> Fitted:
+    """Resolve every auto; both batch sizes become that of inference, so that all that reads a result sees it."""
+    config, device, findings = fit_engine(config)
+    batch = choose_eval_batch(config)
+    changes = {
+        "train": config.train.model_copy(update={"batch_size": batch}),
+        "eval": config.eval.model_copy(update={"batch_size": batch}),
+        # What is timed here has neither phases nor an optimiser.
+        "engine": config.engine.model_copy(update={"split_phases": False, "cuda_graphs": False}),
+    }
+    config = config.model_copy(update=changes)
+    return Fitted(config, device, count_forward_work(config, batch), tuple(findings))
+
+
+def count_forward_work(config: Config, batch_size: int) -> Work:
+    """Count FLOPs and bytes of a forward pass at the run's precision; nothing is computed."""
+    workload = WORKLOADS[config.workload]
+    with FakeTensorMode():
+        model = workload.build_model(config).eval()
+        score, images = workload.build_scores(config, CPU), workload.empty_batch(config, batch_size)[0]
+
+        def forward() -> Tensor:
+            with autocast(CPU, config.train.precision):
+                return score(model, images)
+
+        return count_forward(forward)
+
+
+def measure_batches(
+    fitted: Fitted,
+    model: nn.Module,
+    opened: OpenSplit | None,
+    recorder: StepRecorder,
+    interrupt: Interrupt,
+    clock_start: float,
+) -> Iterator[Progress]:
+    """Judge batches until the stop rule of bench says that it is enough."""
+    config, timer = fitted.config, choose_timer(fitted.device)
+    called = compile_model(model) if config.engine.compile else model
+    with closing(repeat_batches(config, opened, fitted.device)) as batches:
+        steps = infer_steps(called, config, fitted.device, feed_device(batches, fitted.device), timer, clock_start)
+        if config.measure.iterations is not None:
+            steps = itertools.islice(steps, config.measure.iterations)
+        yield from record_steps(steps, timer, config.measure, recorder, interrupt, learns=False)
+
+
+def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:
+    """Yield full batches for ever: random ones, or real pictures, the same at each pass."""
+    if opened is None:
+        yield from synthetic_batches(config, device)
+        return
+    while True:
+        with closing(WORKLOADS[config.workload].open_validation(config, opened, device, ALONE)) as loader:
+            for batch in loader:
+                if batch[1][-1] != IGNORED:  # the last batch of a pass may be filled up with nothing
+                    yield batch
+
+
+def infer_steps(
+    model: nn.Module,
+    config: Config,
+    device: torch.device,
+    batches: Iterable[Batch],
+    timer: Timer,
+    origin: float,
+) -> Iterator[StepRecord]:
+    """Judge batch after batch, yielding each when the device has finished it: `timer.lag` batches late."""
+    score = WORKLOADS[config.workload].build_scores(config, device)
+    pending: deque[tuple[int, float, int, list[Any]]] = deque()
+    batches = iter(batches)
+    for step in itertools.count():
+        started, marks = timer.now() - origin, [timer.mark()]
+        images = next(batches)[0]
+        marks.append(timer.mark())
+        with torch.inference_mode(), autocast(device, config.train.precision):
+            score(model, images)
+        marks.append(timer.mark())
+        pending.append((step, started, len(images), marks))
+        if len(pending) > timer.lag:
+            yield settle(timer, *pending.popleft())
+
+
+def settle(timer: Timer, step: int, started: float, images: int, marks: list[Any]) -> StepRecord:
+    """Wait for the batch's end and turn its marks into seconds; there is no loss and no rate."""
+    begin, ready, end = marks
+    timer.wait(end)
+    waited, spent = timer.seconds(begin, ready), timer.seconds(begin, end)
+    return StepRecord(step, 0, started, waited, spent, images, loss=math.nan, lr=0.0)
+
+
+def rename_phases(phases: Phases | None) -> Phases | None:
+    """Time of batches is time of evaluation, not of training."""
+    if phases is None:
+        return None
+    return phases.model_copy(update={"eval_seconds": phases.train_seconds, "train_seconds": None})

@@ -1,0 +1,168 @@
+"""Saved weights to be judged: found, read with what is known of their training, and put into a network again.
+
+A checkpoint of trainstone brings its configuration; of other weights a recipe must say which network they are of.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainstone.config.load import change_config, load_config
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError, DataError, ResultError
+from trainstone.models.weights import load_weights, read_weights
+from trainstone.train.checkpoint import BEST, Checkpoint, find_latest, read_checkpoint
+from trainstone.train.course import HISTORY
+from trainstone.train.learn import CHECKPOINTS
+from trainstone.train.snapshot import AVERAGE, MODEL
+from trainstone.train.task import build_network
+from trainstone.workloads.registry import WORKLOADS
+
+# Of the machine that trained, not of the network: chosen anew where it is judged.
+MACHINE_SECTIONS = {"engine": {"threads": "auto"}, "loader": {"threads": "auto"}}
+MACHINE_KEYS = {"device": "auto", "nodes": 1, "devices_per_node": 1}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Weights, and what their file says of where they come from."""
+
+    path: Path
+    weights: dict[str, Tensor]
+    config: dict[str, Any] | None = None
+    """Of a checkpoint, not checked yet; None: weights alone."""
+    run_id: str | None = None
+    step: int = 0
+    epoch: float | None = None
+    """None: not known."""
+    averaged: bool = False
+    recipe: str | None = None
+    """Its name, where the file says it beside weights alone."""
+    doubts: tuple[str, ...] = ()
+    """Damaged checkpoints that were passed over."""
+
+    @property
+    def origin(self) -> str:
+        """Where a sentence says they are from: step 1,250 of a run, or a file."""
+        return self.path.name if self.run_id is None else f"step {self.step:,} of {self.run_id}"
+
+
+def open_saved(path: Path) -> Saved:
+    """Read a checkpoint, the best (else the latest) of a run folder, or weights of other tools."""
+    file, doubts = find_file(path)
+    metadata = read_metadata(file)
+    if "trainstone" in metadata:
+        return describe_checkpoint(read_checkpoint(file), doubts)
+    return Saved(file, read_weights(file), recipe=metadata.get("recipe"))
+
+
+def find_file(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return the file that is meant, and a sentence for each damaged one that was passed over."""
+    if not path.is_dir():
+        return path, ()
+    folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+    if (folder / BEST).is_file():
+        return folder / BEST, ()
+    latest, doubts = find_latest(folder)
+    if latest is None:
+        found = f": {'; '.join(doubts)}" if doubts else ""
+        raise DataError(
+            f"{path} holds no whole checkpoint{found}",
+            hint="give a checkpoint, a file of weights, or the folder of a run of trainstone train",
+        )
+    return latest.path, tuple(doubts)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what a safetensors file says beside its tensors; nothing for other files, whatever is wrong with them."""
+    try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            return {}
+        with safe_open(path, framework="np") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, RuntimeError, TypeError, OverflowError, MemoryError):
+        return {}
+
+
+def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) -> Saved:
+    """Take out of a checkpoint what judging needs: averaged weights where there are any."""
+    document, where = checkpoint.document, checkpoint.path
+    try:
+        history = HISTORY.validate_python(document.get("history", []))
+        step, run_id, config = document["step"], document["run_id"], document["config"]
+    except (KeyError, ValidationError, RecursionError) as err:
+        raise ResultError(f"{where} does not say where it comes from: {str(err).splitlines()[0]}") from err
+    if not (type(step) is int and step >= 0 and isinstance(run_id, str) and isinstance(config, dict)):
+        raise ResultError(f"{where} does not say where it comes from: step, run_id and config make no sense")
+    judged = [one for one in history if one.step > 0]
+    epoch = step * judged[-1].epoch / judged[-1].step if judged else None
+    own, average = (
+        {name.removeprefix(part): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(part)}
+        for part in (MODEL, AVERAGE)
+    )
+    return Saved(where, own | average, config, run_id, step, epoch, bool(average), doubts=doubts)
+
+
+def resolve_config(saved: Saved, recipe: str | None, settings: Sequence[str], flags: Mapping[str, Any]) -> Config:
+    """Return the configuration of a checkpoint, or the recipe that says which network weights are of; changed."""
+    if saved.config is None:
+        if recipe is None:
+            known = f"--recipe {saved.recipe}" if saved.recipe else "--recipe NAME"
+            raise ConfigError(
+                f"{saved.path} holds weights alone: it does not say which network they are of",
+                hint=f"{known} says it, --set model.depth=N and others change it; `trainstone recipes` lists them",
+            )
+        return count_classes(load_config(recipe, settings=settings, flags=flags), saved.weights)
+    if recipe is not None:
+        raise ConfigError(
+            f"{saved.path} is a checkpoint of trainstone and has its recipe: --recipe {recipe} is one too many",
+            hint="change keys of it with --set",
+        )
+    try:
+        return change_config(forget_machine(saved.config), str(saved.path), settings=settings, flags=flags)
+    except RecursionError as err:
+        raise ConfigError(f"{saved.path}: its configuration is nested too deep") from err
+
+
+def count_classes(config: Config, weights: Mapping[str, Tensor]) -> Config:
+    """Resolve model.num_classes = auto: as many as the last layer of the weights has."""
+    if config.model.num_classes != "auto":
+        return config
+    small = config.model_copy(update={"model": config.model.model_copy(update={"num_classes": 2})})
+    with FakeTensorMode():
+        last = list(WORKLOADS[config.workload].build_model(small).state_dict())[-1]
+    number = len(weights[last]) if last in weights and weights[last].dim() else 0
+    if number < 2:
+        return small  # putting the weights in will say what does not fit
+    return config.model_copy(update={"model": config.model.model_copy(update={"num_classes": number})})
+
+
+def forget_machine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without what was chosen for the machine that trained."""
+    values = {name: dict(value) if isinstance(value, dict) else value for name, value in config.items()}
+    for name, forgotten in MACHINE_SECTIONS.items():
+        if isinstance(values.get(name), dict):
+            values[name] |= forgotten
+    values.pop("system", None)
+    return values | MACHINE_KEYS
+
+
+def load_network(config: Config, device: torch.device, saved: Saved) -> nn.Module:
+    """Build the network, give it the weights and make it ready to judge."""
+    where = str(saved.path)
+    # First without memory: a configuration that asks for a far larger network than the file's shall not get it.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        load_weights(WORKLOADS[config.workload].build_model(config), saved.weights, where)
+    model = build_network(config, device)
+    load_weights(model, saved.weights, where)
+    bad = [name for name, tensor in saved.weights.items() if not tensor.isfinite().all()]
+    if bad:
+        raise DataError(f"{where} holds weights that are no numbers: {len(bad)} tensors, first {bad[0]}")
+    return model.eval()

@@ -1,0 +1,264 @@
+"""Writes the curves of a training run for other viewers, TensorBoard and MLflow (extra `tracking`), while it goes on.
+
+A library that is missing or a server that is not there is an error before training begins; one that goes away later is
+a warning, and training goes on. Only rank 0 opens it.
+"""
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from trainstone.config.learning import TrackingConfig
+from trainstone.errors import MachineError
+from trainstone.files import dump_json, write_atomically
+from trainstone.results.quality import Evaluation
+from trainstone.results.schema import Status
+from trainstone.results.steps import StepRecord
+
+log = logging.getLogger(__name__)
+
+STEP_SECONDS = 0.5
+"""On the run's clock between two points of a curve; steps between are averaged, so that it costs nothing."""
+SEND_SECONDS = 2.0
+"""MLflow: points are sent together."""
+CLOSE_SECONDS = 30.0
+"""MLflow: how long the end waits for what is still to be sent."""
+MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000
+"""MLflow's limits of a request. https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch"""
+STATUS_FILE = "tracking.json"
+EXPERIMENT = "trainstone"
+HINT = "pip install 'trainstone[tracking]'"
+ENDS = {"interrupted": "KILLED", "killed": "KILLED", "failed": "FAILED"}
+
+
+class TensorBoard:
+    """Event files in a folder of the run."""
+
+    def __init__(self, folder: Path, params: Mapping[str, str], first_step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as err:
+            raise MachineError(f"tracking.tensorboard needs TensorBoard: {err}", hint=HINT) from err
+        # What was written after the checkpoint that a resumed run begins from is shown no more
+        purge = first_step + 1 if first_step else None
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        if params and not first_step:
+            self._writer.add_text("config", "\n".join(f"    {name} = {value}" for name, value in params.items()))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write some values of a step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, status: Status) -> None:
+        """Write what is left."""
+        del status
+        self._writer.close()
+
+
+class Mlflow:
+    """One run on an MLflow server or in its database, sent by a thread of its own.
+
+    MLflow's asynchronous logging would do it with twenty threads and an error line for every request that fails.
+    """
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
+        self._entities = import_module("mlflow.entities")
+        self._waiting: list[tuple[int, int, str, float]] = []
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._broken = False
+        self._thread = threading.Thread(target=self._send_all, name="mlflow", daemon=True)
+        self._thread.start()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Take some values of a step, to be sent soon."""
+        now = int(time.time() * 1000)
+        with self._lock:
+            self._waiting += [(now, step, name, value) for name, value in values.items()]
+
+    def close(self, status: Status) -> None:
+        """Send what is left and say how the run ended."""
+        self._stop.set()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            log.warning("MLflow did not take all points within %.0f s; the rest is lost", CLOSE_SECONDS)
+        elif not self._broken:
+            try:
+                self._client.set_terminated(self._run_id, ENDS.get(status, "FINISHED"))
+            except Exception as err:  # noqa: BLE001  stores are plug-ins and raise what they like
+                log.warning("MLflow was not told the end of the run: %s", tell_error(err))
+
+    def _send_all(self) -> None:
+        while not self._stop.wait(SEND_SECONDS):
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        with self._lock:
+            points, self._waiting = self._waiting, []
+        if self._broken:
+            return
+        try:
+            for begin in range(0, len(points), MOST_METRICS):
+                part = points[begin : begin + MOST_METRICS]
+                metrics = [self._entities.Metric(name, value, now, step) for now, step, name, value in part]
+                self._client.log_batch(self._run_id, metrics=metrics)
+        except Exception as err:  # noqa: BLE001  as above
+            self._broken = True
+            log.warning("MLflow takes no more points, training goes on: %s", tell_error(err))
+
+
+class Trackers:
+    """Where the curves go; with none of them every call does nothing."""
+
+    def __init__(self) -> None:
+        self.sinks: list[TensorBoard | Mlflow] = []
+        self._told_at = float("-inf")
+        self._losses: list[float] = []
+        self._images, self._seconds = 0, 0.0
+        self._status: Status = "ok"
+
+    def step(self, record: StepRecord) -> None:
+        """Take a step; a few times a second the mean of those since is written."""
+        if not self.sinks:
+            return
+        self._losses.append(record.loss)
+        self._images += record.images
+        self._seconds += record.step_seconds
+        now = record.start_seconds + record.step_seconds
+        if now - self._told_at < STEP_SECONDS:
+            return
+        values = {"train/loss": sum(self._losses) / len(self._losses), "train/learning_rate": record.lr}
+        if self._seconds > 0:
+            values["train/images_per_second"] = self._images / self._seconds
+        self._add(record.step + 1, values | {"train/epoch": float(record.epoch)})
+        self._told_at, self._losses, self._images, self._seconds = now, [], 0, 0.0
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Write what an evaluation found."""
+        values = {f"val/{name}": value for name, value in evaluation.metrics.items()}
+        self._add(evaluation.step, values | {"val/epoch": evaluation.epoch, "val/seconds": evaluation.seconds})
+
+    def finish(self, status: Status) -> None:
+        """Remember how the run ended, for viewers that show it."""
+        self._status = status
+
+    def close(self) -> None:
+        """Write what is left."""
+        for sink in self.sinks:
+            sink.close(self._status)
+        self.sinks = []
+
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
+        for sink in list(self.sinks):
+            try:
+                sink.add(step, values)
+            except OSError as err:  # a full disk
+                log.warning("%s takes no more points, training goes on: %s", type(sink).__name__, err)
+                self.sinks.remove(sink)
+
+
+@contextmanager
+def open_trackers(
+    config: TrackingConfig, run_path: Path, run_name: str, params: dict[str, Any], *, first_step: int = 0
+) -> Iterator[Trackers]:
+    """Open what the configuration asks for; `first_step` is that of a resumed run, whose curves go on."""
+    told = dict(flatten(params))
+    trackers = Trackers()
+    try:
+        if config.tensorboard:
+            trackers.sinks.append(TensorBoard(run_path / "tensorboard", told, first_step))
+        if config.mlflow is not None:
+            trackers.sinks.append(open_mlflow(config.mlflow, run_path / STATUS_FILE, run_name, told))
+        yield trackers
+    except BaseException as err:
+        trackers.finish("interrupted" if isinstance(err, KeyboardInterrupt) else "failed")
+        raise
+    finally:
+        trackers.close()
+
+
+def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) -> Mlflow:
+    """Go on with the run that the file names, or begin one and name it there."""
+    # A benchmark tells nobody of itself, and an absent server is told in seconds instead of minutes
+    for name, value in {
+        "DISABLE_TELEMETRY": "true",
+        "HTTP_REQUEST_MAX_RETRIES": "2",
+        "HTTP_REQUEST_TIMEOUT": "10",
+    }.items():
+        os.environ.setdefault(f"MLFLOW_{name}", value)
+    try:
+        mlflow = import_module("mlflow")
+    except ImportError as err:
+        raise MachineError(f"tracking.mlflow needs MLflow: {err}", hint=HINT) from err
+    try:
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        run_id = find_run(client, file) or begin_run(client, run_name, params)
+    except Exception as err:  # stores are plug-ins and raise what they like
+        message = f"MLflow at {hide_password(uri)} cannot be used: {tell_error(err)}"
+        raise MachineError(
+            message, hint="tracking.mlflow is e.g. sqlite:///mlflow.db or http://localhost:5000"
+        ) from err
+    write_atomically(file, dump_json({"mlflow_run_id": run_id}))
+    return Mlflow(client, run_id)
+
+
+def find_run(client: Any, file: Path) -> str | None:
+    """Return the run of an earlier start, going on again; None where there is none, or it is not there any more."""
+    try:
+        run_id = json.loads(file.read_text(encoding="utf-8"))["mlflow_run_id"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        log.warning("%s is not readable, MLflow gets a new run: %s", file, err)
+        return None
+    try:
+        client.update_run(str(run_id), status="RUNNING")
+    except import_module("mlflow.exceptions").MlflowException as err:
+        if err.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        log.warning("MLflow does not know run %s any more, it gets a new one", run_id)
+        return None
+    return str(run_id)
+
+
+def begin_run(client: Any, run_name: str, params: Mapping[str, str]) -> str:
+    """Begin a run in the experiment that MLflow's variable names, or in ours."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    experiment = client.get_experiment_by_name(name)
+    experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
+    run_id = str(client.create_run(experiment_id, run_name=run_name).info.run_id)
+    param = import_module("mlflow.entities").Param
+    told = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
+    for begin in range(0, len(told), MOST_PARAMS):
+        client.log_batch(run_id, params=told[begin : begin + MOST_PARAMS])
+    return run_id
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Return train.batch_size = 8 for {"train": {"batch_size": 8}}."""
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", hide_password(str(value))
+
+
+def tell_error(err: Exception) -> str:
+    """Return the first line of an error, not too long and without a password."""
+    lines = str(err).strip().splitlines() or [type(err).__name__]
+    return hide_password(lines[0])[:300]
+
+
+def hide_password(text: str) -> str:
+    """Leave out who logs in how from the addresses in a text."""
+    return re.sub(r"//[^/@\s]*@", "//...@", text)

@@ -1,0 +1,210 @@
+"""Quick real processes of the command line: a parent that has imported torch once forks them.
+
+Importing torch takes seconds; a run that is killed and resumed, on several ranks, is many processes. The children are
+ordinary: own process groups, own signals, `trainstone`'s own main. Two things are left out: measuring the device's peak
+and drawing the report page.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from command import ROOT, Finished
+from ranks import find_free_port
+
+TRAIN = {
+    "device": "cpu",
+    "engine.threads": 1,
+    "engine.keep_memory": False,
+    "loader.threads": 1,
+    "data.generated_train": 96,
+    "data.generated_val": 43,
+    "data.image_size": 32,
+    "model.width": 8,
+    "train.batch_size": 8,
+    "stop.epochs": 3,
+}
+
+
+def settings(**changes: Any) -> list[str]:
+    """A tiny training run as --set arguments; a__b stands for a.b."""
+    merged = TRAIN | {name.replace("__", "."): value for name, value in changes.items()}
+    return [part for name, value in merged.items() for part in ("--set", f"{name}={json.dumps(value)}".replace('"', ""))]
+
+
+@dataclass
+class Child:
+    """One process under way."""
+
+    nursery: "Nursery"
+    pid: int
+    out: Path
+    err: Path
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 120) -> Finished:
+        code = self.nursery.ask({"wait": self.pid, "timeout": timeout})["code"]
+        assert code is not None, f"took too long: {self.err.read_text()[-2000:]}"
+        return Finished(code, self.out.read_text(), self.err.read_text())
+
+
+class Nursery:
+    """The parent. Use it by `with`; children that are left are killed."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._count = 0
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+        self._parent = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        self._parent.wait(30)
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        self._parent.stdin.write(json.dumps(question) + "\n")
+        self._parent.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._parent.stdout.readline())
+        return answer
+
+    def start(self, *arguments: str, env: dict[str, str] | None = None, ignore: Sequence[int] = ()) -> Child:
+        """Start `trainstone` with arguments."""
+        self._count += 1
+        out, err = (self.folder / f"{self._count}.{kind}" for kind in ("out", "err"))
+        question = {
+            "arguments": arguments,
+            "env": {"TRAINSTONE_CACHE": str(self.folder / "cache"), **(env or {})},
+            "cwd": str(self.folder),
+            "out": str(out),
+            "err": str(err),
+            "ignore": list(ignore),
+        }
+        return Child(self, self.ask(question)["pid"], out, err)
+
+    def start_ranks(self, world: int, *arguments: str) -> list[Child]:
+        """Start `trainstone` as so many ranks of one world, with torchrun's environment."""
+        if world == 1:
+            return [self.start(*arguments)]
+        port = str(find_free_port())
+        same = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+        return [
+            self.start(*arguments, env={**same, "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(world)
+        ]
+
+    def run(self, *arguments: str, world: int = 1) -> Finished:
+        """Run to the end; what the first rank said. All ranks must end alike."""
+        ended = [child.wait() for child in self.start_ranks(world, *arguments)]
+        assert {one.code for one in ended} == {ended[0].code}, ended
+        return ended[0]
+
+
+def wait_until(true: Callable[[], bool], timeout: float = 60) -> None:
+    """Look every few milliseconds."""
+    end = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.003)
+
+
+def serve() -> None:
+    """Be the parent: a question a line, an answer a line."""
+    import torch._inductor
+
+    import trainstone.cli.progress
+    import trainstone.cli.train
+    import trainstone.train.to_target as to_target
+    from trainstone.cli.main import main
+    from trainstone.measure.peaks import Peaks
+
+    to_target.measure_peaks = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)  # type: ignore[assignment]
+    trainstone.cli.train.show = tell_alone  # type: ignore[assignment]
+    children: set[int] = set()
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "wait" in question:
+            answer = {"code": wait_for(question["wait"], question["timeout"])}
+            children.discard(question["wait"])
+        else:
+            pid = os.fork()
+            if pid == 0:
+                be_child(question, main)
+            children.add(pid)
+            answer = {"pid": pid}
+        print(json.dumps(answer), flush=True)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def tell_alone(run: Any, *, as_json: bool) -> None:
+    """Print the product; draw no page."""
+    from trainstone.cli.output import print_json
+    from trainstone.cli.summary import print_result
+
+    if as_json:
+        print_json(run.result.model_dump(mode="json", exclude_none=True))
+    else:
+        print_result(run.result, run.path)
+
+
+def wait_for(pid: int, timeout: float) -> int | None:
+    """Return a child's exit code, minus the signal that killed it; None: it still runs."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
+def be_child(question: dict[str, Any], main: Callable[[], None]) -> None:
+    """Run the command line in this fork, and end."""
+    code = 1
+    try:
+        os.setsid()
+        for number in question["ignore"]:
+            signal.signal(number, signal.SIG_IGN)
+        for descriptor, path in ((1, question["out"]), (2, question["err"])):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(question["cwd"])
+        os.environ |= question["env"]
+        sys.argv = ["trainstone", *question["arguments"]]
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

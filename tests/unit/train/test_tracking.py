@@ -1,0 +1,209 @@
+"""Curves for other viewers: read back with the viewers' own readers; what is missing is told before training."""
+
+import builtins
+import importlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_learning import make_evaluations, make_steps
+from trainstone.config.learning import TrackingConfig
+from trainstone.errors import MachineError
+from trainstone.results.steps import StepRecord
+from trainstone.train import tracking
+from trainstone.train.tracking import Trackers, flatten, open_trackers
+
+PARAMS = {"name": "demo", "train": {"batch_size": 64}, "tracking": {"mlflow": "http://me:secret@host/"}}
+NEEDS = "needs the extra tracking"
+BOARD = TrackingConfig(tensorboard=True)
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, dict[str, float]]] = []
+        self.ended = ""
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        self.told.append((step, values))
+
+    def close(self, status: str) -> None:
+        self.ended = status
+
+
+class FullDisk(Sink):
+    def add(self, step: int, values: dict[str, float]) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def watch(*sinks: Any) -> Trackers:
+    trackers = Trackers()
+    trackers.sinks += sinks
+    return trackers
+
+
+def quick_steps(number: int, seconds: float) -> Iterator[StepRecord]:
+    for step in range(number):
+        yield StepRecord(step, 0, step * seconds, 0.0, seconds, 8, float(step), 0.1)
+
+
+def test_quick_steps_are_averaged_between_points():
+    trackers = watch(sink := Sink())
+    for record in quick_steps(1001, 1 / 1024):
+        trackers.step(record)
+    assert [step for step, _ in sink.told] == [1, 513]
+    assert sink.told[1][1]["train/loss"] == sum(range(1, 513)) / 512
+    assert sink.told[1][1]["train/images_per_second"] == 8 * 1024
+
+
+def test_slow_steps_are_all_told():
+    trackers = watch(sink := Sink())
+    for record in quick_steps(5, 1.0):
+        trackers.step(record)
+    assert [step for step, _ in sink.told] == [1, 2, 3, 4, 5]
+
+
+def test_an_evaluation_is_told_where_it_was():
+    trackers = watch(sink := Sink())
+    trackers.evaluation(make_evaluations()[1])
+    ((step, values),) = sink.told
+    assert step == 100
+    assert values["val/top1"] == 0.405
+    assert values["val/epoch"] == 2
+
+
+def test_a_full_disk_ends_tracking_and_not_training(caplog: pytest.LogCaptureFixture):
+    trackers = watch(FullDisk(), sink := Sink())
+    for record in quick_steps(3, 1.0):
+        trackers.step(record)
+    assert len(sink.told) == 3
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "FullDisk takes no more points, training goes on" in caplog.text
+
+
+def test_nothing_asked_for_opens_nothing(tmp_path: Path):
+    with open_trackers(TrackingConfig(), tmp_path, "run", PARAMS) as trackers:
+        trackers.step(next(quick_steps(1, 1.0)))
+        trackers.evaluation(make_evaluations()[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def fail_within(folder: Path, sink: Any, error: type[BaseException]) -> None:
+    with open_trackers(TrackingConfig(), folder, "run", {}) as trackers:
+        trackers.sinks.append(sink)
+        raise error
+
+
+def test_how_it_ended_is_told(tmp_path: Path):
+    sinks = [Sink(), Sink(), Sink()]
+    with open_trackers(TrackingConfig(), tmp_path, "run", {}) as trackers:
+        trackers.sinks.append(sinks[0])
+        trackers.finish("target_reached")
+    for sink, error in zip(sinks[1:], (KeyboardInterrupt, ValueError), strict=True):
+        with pytest.raises(error):
+            fail_within(tmp_path, sink, error)
+    assert [sink.ended for sink in sinks] == ["target_reached", "interrupted", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("config", "missing", "message"),
+    [
+        (BOARD, "torch.utils.tensorboard", "tracking.tensorboard needs TensorBoard"),
+        (TrackingConfig(mlflow="sqlite:///x.db"), "mlflow", "tracking.mlflow needs MLflow"),
+    ],
+)
+def test_a_missing_library_is_told_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: TrackingConfig, missing: str, message: str
+):
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.startswith(missing):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(tracking, "import_module", refuse)
+    with pytest.raises(MachineError, match=message) as caught, open_trackers(config, tmp_path, "run", PARAMS):
+        pass
+    assert caught.value.hint == "pip install 'trainstone[tracking]'"
+
+
+def test_params_are_flat_and_hold_no_password():
+    assert dict(flatten(PARAMS)) == {
+        "name": "demo",
+        "train.batch_size": "64",
+        "tracking.mlflow": "http://...@host/",
+    }
+
+
+def read_events(folder: Path) -> Any:
+    try:
+        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    except ImportError:
+        pytest.skip(NEEDS)
+    events = module.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return events
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_reads_what_was_written(tmp_path: Path):
+    pytest.importorskip("tensorboard", reason=NEEDS)
+    with open_trackers(BOARD, tmp_path, "run", PARAMS) as trackers:
+        for record in make_steps():
+            trackers.step(record)
+        for found in make_evaluations():
+            trackers.evaluation(found)
+    events = read_events(tmp_path)
+    losses = events.Scalars("train/loss")
+    assert 100 < len(losses) <= 400
+    assert losses[-1].value < losses[0].value
+    assert [(found.step, round(found.value, 3)) for found in events.Scalars("val/top1")][-1] == (400, 0.924)
+    assert events.Scalars("train/learning_rate")[-1].value < 0.01
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_forgets_what_a_resumed_run_trains_again(tmp_path: Path):
+    pytest.importorskip("tensorboard", reason=NEEDS)
+    for first, last in ((0, 20), (10, 15)):
+        with open_trackers(BOARD, tmp_path, "run", PARAMS, first_step=first) as trackers:
+            for record in list(quick_steps(last, 1.0))[first:]:
+                trackers.step(record)
+    steps = [found.step for found in read_events(tmp_path).Scalars("train/loss")]
+    assert steps == list(range(1, 16))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_goes_on_with_the_same_run(tmp_path: Path):
+    mlflow = pytest.importorskip("mlflow", reason=NEEDS)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    config = TrackingConfig(mlflow=uri)
+    with open_trackers(config, tmp_path, "run", PARAMS) as trackers:
+        trackers.step(StepRecord(0, 0, 0.0, 0.0, 1.0, 8, math.nan, 0.1))
+        trackers.evaluation(make_evaluations()[0])
+        trackers.finish("interrupted")
+    run_id = json.loads((tmp_path / "tracking.json").read_text())["mlflow_run_id"]
+    client = mlflow.MlflowClient(uri)
+    assert client.get_run(run_id).info.status == "KILLED"
+    with open_trackers(config, tmp_path, "run", PARAMS, first_step=50) as trackers:
+        trackers.evaluation(make_evaluations()[1])
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.batch_size"] == "64"
+    assert [found.value for found in client.get_metric_history(run_id, "val/top1")] == [0.212, 0.405]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_that_cannot_be_used_is_told_before_training(tmp_path: Path):
+    pytest.importorskip("mlflow", reason=NEEDS)
+    config = TrackingConfig(mlflow="nonsense://me:secret@host")
+    with pytest.raises(MachineError, match="cannot be used") as caught, open_trackers(config, tmp_path, "run", {}):
+        pass
+    assert "secret" not in caught.value.message
