@@ -19,24 +19,7 @@ from typing import Any, Self
 from command import ROOT, Finished
 from ranks import find_free_port
 
-TRAIN = {
-    "device": "cpu",
-    "engine.threads": 1,
-    "engine.keep_memory": False,
-    "loader.threads": 1,
-    "data.generated_train": 96,
-    "data.generated_val": 43,
-    "data.image_size": 32,
-    "model.width": 8,
-    "train.batch_size": 8,
-    "stop.epochs": 3,
-}
-
-
-def settings(**changes: Any) -> list[str]:
-    """A tiny training run as --set arguments; a__b stands for a.b."""
-    merged = TRAIN | {name.replace("__", "."): value for name, value in changes.items()}
-    return [part for name, value in merged.items() for part in ("--set", f"{name}={json.dumps(value)}".replace('"', ""))]
+LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "TRAINSTONE_")
 
 
 @dataclass
@@ -64,7 +47,9 @@ class Nursery:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._count = 0
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+        # No launcher of this machine reaches the children.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+        environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
         self._parent = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],
             env=environment,
@@ -77,9 +62,10 @@ class Nursery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._parent.stdin is not None
-        self._parent.stdin.close()
-        self._parent.wait(30)
+        with self._parent as parent:
+            assert parent.stdin is not None
+            parent.stdin.close()  # it ends its children, and itself
+            parent.wait(30)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._parent.stdin is not None
@@ -93,6 +79,8 @@ class Nursery:
         """Start `trainstone` with arguments."""
         self._count += 1
         out, err = (self.folder / f"{self._count}.{kind}" for kind in ("out", "err"))
+        out.touch()
+        err.touch()
         question = {
             "arguments": arguments,
             "env": {"TRAINSTONE_CACHE": str(self.folder / "cache"), **(env or {})},
@@ -131,7 +119,7 @@ def wait_until(true: Callable[[], bool], timeout: float = 60) -> None:
 
 def serve() -> None:
     """Be the parent: a question a line, an answer a line."""
-    import torch._inductor
+    import torch._inductor  # noqa: F401  (torch imports it later, which takes seconds)
 
     import trainstone.cli.progress
     import trainstone.cli.train
@@ -139,8 +127,8 @@ def serve() -> None:
     from trainstone.cli.main import main
     from trainstone.measure.peaks import Peaks
 
-    to_target.measure_peaks = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)  # type: ignore[assignment]
-    trainstone.cli.train.show = tell_alone  # type: ignore[assignment]
+    vars(to_target)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
+    vars(trainstone.cli.train)["show"] = tell_alone
     children: set[int] = set()
     for line in sys.stdin:
         question = json.loads(line)
@@ -198,7 +186,7 @@ def be_child(question: dict[str, Any], main: Callable[[], None]) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # noqa: BLE001
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

@@ -49,6 +49,11 @@ SURFACE = {
     ),
     "data verify": (["path"], WORK | {"--fix"}),
     "doctor": (["recipe"], {"--aa", "--set", "--seconds", "--device", "--out", "--json"} | LOUDNESS),
+    "eval": (
+        ["checkpoint"],
+        (COMMON | LOUDNESS | {"--recipe", "--data", "--predict", "--top", "--bench", "--export"})
+        - {"--system", "--runs", "--seed", "--strict"},
+    ),
     "recipes": (["name"], {"--json"}),
     "report": (["runs"], {"--page", "--png", "--svg", "--pdf", "--json"}),
     "train": (["recipe"], COMMON - {"--runs"} | LOUDNESS | {"--iterations", "--data", "--resume", "--require-target"}),

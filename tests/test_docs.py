@@ -48,13 +48,13 @@ COMMANDS = [line for line in shell_lines() if line.startswith("trainstone ") and
 def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
     """Benches are only planned (--dry-run, the same parsing and loading); the noise floor gets a tiny model."""
     arguments = shlex.split(line)[1:]
-    if arguments[0] in ("report", "compare"):
+    if arguments[0] in ("report", "compare") or "runs/a" in arguments:
         run = golden("data-starved")
         for name in ("a", "b"):
             copy = shutil.copytree(run, tmp_path / "runs" / name)
             text = (copy / "result.json").read_text()
             (copy / "result.json").write_text(text.replace('"run_id": "', f'"run_id": "{name}-'))
-    if arguments[0] == "bench":
+    if arguments[0] in ("bench", "train", "eval"):
         arguments.append("--dry-run")
     if "--aa" in arguments:
         # Enough for six pairs of blocks even where another process takes a core.

@@ -73,11 +73,11 @@ def test_the_gate_says_no_where_something_is_gone(trainstone, tmp_path):
 
     write_runs(tmp_path / "more", "more", [100.0], settings=bf16)
     only_a = trainstone("compare", "a", "more", "--to", "b", *gate)
-    assert (only_a.code, only_a.err) == (0, "warning: not compared: resnet50 v1 · bf16 · batch 8: only in A, 1 run\n")
+    assert (only_a.code, only_a.err) == (0, "warning: not compared: resnet50 v2 · bf16 · batch 8: only in A, 1 run\n")
 
     only_b = trainstone("compare", "a", "--to", "b", "more", *gate)
     assert only_b.code == 9
-    told = "resnet50 v1 · bf16 · batch 8: only in B, 1 run"
+    told = "resnet50 v2 · bf16 · batch 8: only in B, 1 run"
     assert only_b.err == f"warning: not compared: {told}\ngate:    {told}; the gate cannot pass without it\n"
 
     write_run(tmp_path / "a", make_result("broken", None, status="failed"))

@@ -107,11 +107,13 @@ def open_asked(
 
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
-        from trainstone.train.saved import open_saved, resolve_config
+        from trainstone.train.saved import check_weights, open_saved, resolve_config
 
         line.show(Progress("reading the weights"))
         saved = open_saved(checkpoint)
-        return saved, resolve_config(saved, recipe, settings, flags)
+        config = resolve_config(saved, recipe, settings, flags)
+        check_weights(config, saved)
+        return saved, config
 
 
 def print_eval_plan(config: "Config", mode: str, out: Path, *, as_json: bool) -> None:

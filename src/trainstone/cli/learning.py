@@ -32,6 +32,8 @@ def learning_rows(result: Result, width: int, encoding: str | None) -> Iterator[
         yield "over epochs", drawn
     if quality.target is not None:
         yield "target", Text(printable(tell_target(quality)))
+    if result.kind == "eval":
+        return
     starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
     yield "epochs", Text(f"{format_epoch(quality.epochs)}{starts}")
     if result.phases is not None:
@@ -52,7 +54,8 @@ def tell_quality(quality: Quality) -> str:
         for name, value in found.metrics.items()
         if name != quality.metric
     ]
-    return "; ".join([f"{told} after epoch {format_epoch(found.epoch)}", *([", ".join(beside)] if beside else [])])
+    after = f" after epoch {format_epoch(found.epoch)}" if found.step else ""
+    return "; ".join([f"{told}{after}", *([", ".join(beside)] if beside else [])])
 
 
 def tell_target(quality: Quality) -> str:

@@ -43,6 +43,7 @@ def collect_flags(
     """Flags that are short for recipe keys, as dotted keys."""
     flags = {
         "data.root": str(data.absolute()) if data is not None else None,
+        "data.source": "files" if data is not None else None,  # a recipe may name another
         "measure.seconds": seconds,
         "seed": seed,
         "device": device,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def print_prediction(prediction: "Prediction", *, as_json: bool) -> None:
     """Print a picture's guesses, or why there are none: an error is told in either form, on stderr."""
     if prediction.error is not None:
-        print(printable(f"error: {prediction.image}: {prediction.error}"), file=sys.stderr)
+        named = str(prediction.image) in prediction.error
+        told = prediction.error if named else f"{prediction.image}: {prediction.error}"
+        print(printable(f"error: {told}"), file=sys.stderr)
     elif not as_json:
         print(printable(str(prediction.image)))
         for guess in prediction.guesses:

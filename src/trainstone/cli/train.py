@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,15 @@ from trainstone.cli.bench import print_plan, show
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainstone.config.schema import Config
+    from trainstone.results.schema import Result
     from trainstone.results.store import RunFolder
     from trainstone.train.to_target import Ended
+
+FIXED = ("workload", "seed", "data", "model")
+"""What a run keeps to its end, however often it is resumed."""
 
 
 def train(
@@ -50,6 +57,7 @@ def train(
     from trainstone.log import configure_terminal
     from trainstone.machine.allocator import restart_keeping_memory
     from trainstone.machine.ranks import read_rank
+    from trainstone.results.store import read_result
 
     flags = options.collect_flags(seed=seed, device=device, data=data)
     flags |= {key: value for key, value in (("stop.seconds", seconds), ("stop.steps", iterations)) if value is not None}
@@ -61,21 +69,22 @@ def train(
         restart_keeping_memory()
     first = read_rank().number == 0
     configure_terminal(verbose=verbose, quiet=quiet)
-    if resume and not settings and not flags and tell_over(resume, as_json=as_json, first=first):
-        return
+    if resume and not settings and not flags:
+        status = tell_over(resume, as_json=as_json, first=first)
+        if status:
+            raise typer.Exit(code_of_end(status, None, require_target=require_target))
+    before = read_result(resume) if resume else None
     run = open_run(config, resume, out) if first else None
     try:
-        ended = run_here(config, run, strict=strict, quiet=bool(quiet) or not first, resume=resume is not None)
+        with undone_if_refused(run, before):
+            ended = run_here(config, run, strict=strict, quiet=bool(quiet) or not first, resume=resume is not None)
     except KeyboardInterrupt as err:
         if run:
             print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
         raise typer.Exit(code_of_signal(str(err) or "SIGINT")) from None
     if run:
         show(run, as_json=as_json)
-    if ended.status == "interrupted":
-        raise typer.Exit(code_of_signal(ended.signal))
-    if require_target and ended.status == "target_missed":
-        raise typer.Exit(EXIT_TARGET)
+    raise typer.Exit(code_of_end(ended.status, ended.signal, require_target=require_target))
 
 
 def load_asked(
@@ -83,6 +92,7 @@ def load_asked(
 ) -> "Config":
     """Resolve the recipe; that of the run which is resumed, with what is to be changed from there on."""
     from trainstone.config.load import load_config
+    from trainstone.results.store import read_result
 
     if resume is None:
         return load_config(recipe or "resnet50", settings=settings, system=system, flags=flags)
@@ -90,10 +100,13 @@ def load_asked(
         raise ConfigError(
             f"--resume {resume} has its recipe: {recipe} is one too many", hint="change keys of it with --set"
         )
-    for fixed in ("seed", "data.root"):
-        if fixed in flags:
+    read_result(resume)  # says what is wrong where this is no run
+    before = load_config(str(resume / "config.toml"))
+    config = load_config(str(resume / "config.toml"), settings=settings, system=system, flags=flags)
+    for fixed in FIXED:
+        if getattr(before, fixed) != getattr(config, fixed):
             raise ConfigError(f"a run that is resumed keeps its {fixed}", hint="start a new run to change it")
-    return load_config(str(resume / "config.toml"), settings=settings, system=system, flags=flags)
+    return config
 
 
 def open_run(config: "Config", resume: Path | None, out: Path) -> "RunFolder":
@@ -104,17 +117,29 @@ def open_run(config: "Config", resume: Path | None, out: Path) -> "RunFolder":
     return create_run(out, "train", config, command) if resume is None else reopen_run(resume, "train", command)
 
 
-def tell_over(resume: Path, *, as_json: bool, first: bool) -> bool:
-    """Say so where a run has come to its end: there is nothing to resume."""
+def tell_over(resume: Path, *, as_json: bool, first: bool) -> str | None:
+    """Say so where a run has come to its end, and return how: there is nothing to resume. None: there is."""
     from trainstone.results.store import RunFolder, read_result
 
     result = read_result(resume)
-    if result.status not in ("ok", "target_reached", "target_missed"):
-        return False
+    if result.kind != "train" or result.status not in ("ok", "target_reached", "target_missed"):
+        return None
     if first:
         print(f"{resume} has come to its end; --set stop.epochs=N gives it more", file=sys.stderr)
         show(RunFolder(resume, result), as_json=as_json)
-    return True
+    return result.status
+
+
+@contextmanager
+def undone_if_refused(run: "RunFolder | None", before: "Result | None") -> "Iterator[None]":
+    """Leave a run that was to be resumed as it was where its new configuration is refused."""
+    try:
+        yield
+    except ConfigError:
+        if run and before:
+            run.result = before
+            run.update()
+        raise
 
 
 def run_here(config: "Config", run: "RunFolder | None", *, strict: bool, quiet: bool, resume: bool) -> "Ended":
@@ -133,6 +158,13 @@ def run_here(config: "Config", run: "RunFolder | None", *, strict: bool, quiet: 
             except StopIteration as end:
                 ended: Ended = end.value
                 return ended
+
+
+def code_of_end(status: str, signal: str | None, *, require_target: bool) -> int:
+    """Return the exit code of a run that ended so."""
+    if status == "interrupted":
+        return code_of_signal(signal)
+    return EXIT_TARGET if require_target and status == "target_missed" else 0
 
 
 def code_of_signal(name: str | None) -> int:

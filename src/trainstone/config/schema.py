@@ -61,6 +61,8 @@ class DataConfig(Section):
     """Generated: pictures to train on."""
     generated_val: Annotated[int, Field(ge=1, le=10**7)] = 1000
     """Generated: pictures to validate with."""
+    generated_clutter: bool = True
+    """Generated: other things around and over the object; without, it is large and alone."""
 
     @model_validator(mode="before")
     @classmethod

@@ -49,6 +49,10 @@ class StepRecorder:
         self._page_faults.append(faults - self._faults_before)
         self._faults_before = faults
 
+    def flush(self) -> None:
+        """Write all that was taken: a checkpoint may only count steps that are in the file."""
+        self._writer.flush()
+
     def current_step(self) -> int:
         """Index of the step under way, for the telemetry thread."""
         return len(self._page_faults)

@@ -80,7 +80,9 @@ def load_anchors() -> list[Anchor]:
 
 
 def anchors_for(result: Result) -> list[Anchor]:
-    """Return the figures of the model that this result trained, or none."""
+    """Return the figures of the model that this result trained, or none: they are all of training."""
+    if result.kind == "eval":
+        return []
     model = _name_model(result)
     return [anchor for anchor in load_anchors() if anchor.model == model]
 

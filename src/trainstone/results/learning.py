@@ -64,11 +64,11 @@ def split_time(phases: Phases, total_seconds: float) -> dict[str, float]:
 
 
 def total_time(quality: Quality, phases: Phases) -> float:
-    """Return the time to the target; without one, what the program took, or what is known of that."""
+    """Return the time to the target; without one, the run's clock at the last evaluation, or what is known beyond it."""
     if quality.seconds_to_target is not None:
         return quality.seconds_to_target
     last = quality.history[-1].seconds if quality.history else 0.0
-    return phases.program_seconds if phases.program_seconds is not None else last
+    return max(last, sum(split_time(phases, 0.0).values()))
 
 
 def tell_split(phases: Phases, total_seconds: float) -> str:

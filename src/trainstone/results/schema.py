@@ -23,6 +23,8 @@ SECTIONS = (
 
 Kind = Literal["bench", "train", "profile", "sweep", "scale", "eval", "import"]
 Status = Literal["running", "ok", "target_reached", "target_missed", "interrupted", "failed", "killed"]
+FINISHED = ("ok", "target_reached", "target_missed")
+"""Statuses of a run that came to its end."""
 Severity = Literal["info", "warning", "error"]
 
 
@@ -40,6 +42,8 @@ class Process(Record):
     host: str
     pid: int
     started_utc: str
+    starts: Annotated[int, Field(ge=1, le=2**31)] = 1
+    """Which start of the run this is: each --resume is one more."""
 
 
 class World(Record):

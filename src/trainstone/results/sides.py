@@ -131,6 +131,7 @@ def tell_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
 def read_executed(result: Result) -> dict[str, str]:
     """Return what was executed, key by key: recipe, its resolved sections, geometry."""
     facts = {"recipe": result.recipe.name, "recipe.version": str(result.recipe.version)}
+    facts |= {"work": "inference" if result.kind == "eval" else "training"}
     for section in HASHED_SECTIONS:
         facts |= _flatten(section, result.config.get(section))
     if result.loader:

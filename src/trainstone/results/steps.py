@@ -71,8 +71,12 @@ class StepWriter:
         """Write one record."""
         self._file.write(self._line % record[: len(self._columns)])
         if self._now() - self._flushed_at >= FLUSH_SECONDS:
-            self._file.flush()
-            self._flushed_at = self._now()
+            self.flush()
+
+    def flush(self) -> None:
+        """Let nothing be unwritten."""
+        self._file.flush()
+        self._flushed_at = self._now()
 
 
 def cut_steps(path: Path, first_step: int, *, split_phases: bool) -> Columns | None:

@@ -100,7 +100,10 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
             f"{path} is still running: process {writer.pid} on {writer.host}", hint="wait for it, or stop it first"
         )
     process = Process(
-        host=socket.gethostname(), pid=os.getpid(), started_utc=datetime.now(UTC).isoformat(timespec="seconds")
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        starts=result.process.starts + 1,
     )
     run = RunFolder(path, result)
     run.update(status="running", process=process, command=command, findings=[], verdict=None)

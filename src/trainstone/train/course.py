@@ -31,6 +31,7 @@ class Course:
     """Steps."""
     history: list[Evaluation] = field(default_factory=list)
     starts: int = 1
+    """This one included, with or without a checkpoint between them."""
     train_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     eval_seconds: float = 0.0
@@ -124,7 +125,6 @@ class Course:
         """What a later start needs to know."""
         return {
             "step": self.done,
-            "starts": self.starts,
             "seconds": self.clock(),
             "train_seconds": self.train_seconds,
             "data_wait_seconds": self.data_wait_seconds,
@@ -136,7 +136,7 @@ class Course:
     def go_on_from(self, document: Mapping[str, Any], where: str) -> None:
         """Take up what an earlier start came to."""
         try:
-            self.done, self.starts = int(document["step"]), int(document["starts"]) + 1
+            self.done = int(document["step"])
             self.seconds_before = self.saved_at_seconds = float(document["seconds"])
             for name in ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds"):
                 setattr(self, name, float(document[name]))

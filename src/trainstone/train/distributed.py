@@ -5,7 +5,7 @@ What ranks tell each other travels as tensors or JSON, never as pickled objects.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -240,9 +240,9 @@ class Agreement:
         return values
 
 
-def average_buffers(model: nn.Module, world: World) -> None:
+def average_buffers(buffers: Iterable[Tensor], world: World) -> None:
     """Give all ranks the mean of their running statistics, in one message. Counters stay as they are."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
     if world.alone or not buffers:
         return
     flat = torch.cat([buffer.flatten().to(torch.promote_types(buffer.dtype, torch.float32)) for buffer in buffers])

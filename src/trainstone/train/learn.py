@@ -24,7 +24,7 @@ from trainstone.results.store import RunFolder
 from trainstone.train.cadence import Cadence
 from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
 from trainstone.train.course import Course
-from trainstone.train.distributed import Agreement, World, average_buffers
+from trainstone.train.distributed import Agreement, World, average_buffers, barrier
 from trainstone.train.evaluate import evaluate
 from trainstone.train.loop import train_steps
 from trainstone.train.snapshot import is_finite, take_tensors, take_values
@@ -85,18 +85,20 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
         course.end(reached=True, stopped=False)
     while not course.ended:
         wishes = Wishes()
-        if course.done < last:
+        # A signal may have come when an evaluation was due: then the next start makes it before its first step.
+        owing = course.done > 0 and setting.cadence.evaluates_after(course.done) and not course.judged_now
+        if course.done < last and not owing:
             yield from run_steps(setting, course, timer, wishes)
         if wishes.bad_step:
             raise diverged(setting, wishes.bad_step - 1)
-        average_buffers(setting.task.plain, setting.world)
-        over = bool(wishes.time_over) or course.done >= last
-        due = over or setting.cadence.evaluates_after(course.done)
+        share_statistics(setting)
+        due = wishes.time_over or course.done >= last or setting.cadence.evaluates_after(course.done)
         if due and not wishes.stop and not course.judged_now:
             yield from run_evaluation(setting, course)
+            wishes.take(ask_all(setting, course))  # it may have taken long
         reached = course.has_reached(setting.config.eval.target)
-        ending = over or reached or bool(wishes.stop)
-        if ending or wishes.checkpoint or course.is_best_now or setting.cadence.checkpoints_after(course.done):
+        ending = reached or course.done >= last or bool(wishes.time_over or wishes.stop)
+        if ending or wishes.checkpoint or wants_checkpoint(setting, course):
             yield Progress("writing a checkpoint")
             save(setting, course)
         if ending:
@@ -124,11 +126,33 @@ def run_steps(setting: Setting, course: Course, timer: Timer, wishes: Wishes) ->
     wishes.take(agreement)
 
 
-def list_wishes(setting: Setting, course: Course, record: StepRecord) -> list[int]:
-    """What this rank wants, in the order of Wishes."""
+def ask_all(setting: Setting, course: Course) -> Agreement:
+    """Ask all ranks for their wishes, between two steps."""
+    agreement = Agreement(setting.world, 4)
+    agreement.post(list_wishes(setting, course, None))
+    return agreement
+
+
+def share_statistics(setting: Setting) -> None:
+    """Give all ranks the same running statistics, of the network and of its average: each saw other pictures."""
+    task = setting.task
+    average_buffers(task.plain.buffers(), setting.world)
+    if task.average:
+        names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.state()
+        average_buffers((tensor for name, tensor in averages.items() if name in names), setting.world)
+
+
+def wants_checkpoint(setting: Setting, course: Course) -> bool:
+    """Say whether one is due by the rhythm, or because the network is better than ever."""
+    best = setting.config.checkpoint.best and course.is_best_now
+    return best or setting.cadence.checkpoints_after(course.done)
+
+
+def list_wishes(setting: Setting, course: Course, record: StepRecord | None) -> list[int]:
+    """What this rank wants, in the order of Wishes; `record`: after a step."""
     limit, old = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
     return [
-        0 if math.isfinite(record.loss) else record.step + 1,
+        0 if record is None or math.isfinite(record.loss) else record.step + 1,
         int(setting.interrupt.asked is not None),
         int(limit is not None and course.clock() >= limit),
         int(bool(old) and course.clock() - course.saved_at_seconds >= old),
@@ -145,7 +169,7 @@ def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
         step=course.done,
         seconds=course.clock(),
         eval_seconds=spent,
-        metrics=judged.metrics,
+        metrics={name: value for name, value in judged.metrics.items() if math.isfinite(value)},  # JSON knows no NaN
         images=judged.images,
     )
     course.add_evaluation(evaluation)
@@ -160,6 +184,9 @@ def save(setting: Setting, course: Course) -> None:
     began = time.perf_counter()
     if not is_finite(setting.task.plain):
         raise diverged(setting, course.done - 1)
+    # A step file that lacks steps of the checkpoint would begin anew: first they are written, on every rank.
+    setting.recorder.flush()
+    barrier(setting.world)
     if setting.world.rank.number == 0:
         setting.checkpoints.mkdir(exist_ok=True)
         document = {

@@ -79,7 +79,7 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
         try:
             feed.show(index, 0, memory.pixels[0], worker)
         except DataError as err:
-            yield Prediction(image, error=err.message.removeprefix(f"{image}: "))
+            yield Prediction(image, error=err.message)
             continue
         yield Prediction(image, tuple(name_guesses(score_picture(model, config, device, memory.images), classes, top)))
 

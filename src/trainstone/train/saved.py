@@ -23,6 +23,7 @@ from trainstone.train.course import HISTORY
 from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.snapshot import AVERAGE, MODEL
 from trainstone.train.task import build_network
+from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 # Of the machine that trained, not of the network: chosen anew where it is judged.
@@ -94,13 +95,13 @@ def read_metadata(path: Path) -> dict[str, str]:
 def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) -> Saved:
     """Take out of a checkpoint what judging needs: averaged weights where there are any."""
     document, where = checkpoint.document, checkpoint.path
-    try:
-        history = HISTORY.validate_python(document.get("history", []))
-        step, run_id, config = document["step"], document["run_id"], document["config"]
-    except (KeyError, ValidationError, RecursionError) as err:
-        raise ResultError(f"{where} does not say where it comes from: {str(err).splitlines()[0]}") from err
+    step, run_id, config = (document.get(name) for name in ("step", "run_id", "config"))
     if not (type(step) is int and step >= 0 and isinstance(run_id, str) and isinstance(config, dict)):
         raise ResultError(f"{where} does not say where it comes from: step, run_id and config make no sense")
+    try:
+        history = HISTORY.validate_python(document.get("history", []))
+    except (ValidationError, RecursionError) as err:
+        raise ResultError(f"{where} does not say how far its run was: its history makes no sense") from err
     judged = [one for one in history if one.step > 0]
     epoch = step * judged[-1].epoch / judged[-1].step if judged else None
     own, average = (
@@ -154,15 +155,21 @@ def forget_machine(config: Mapping[str, Any]) -> dict[str, Any]:
     return values | MACHINE_KEYS
 
 
-def load_network(config: Config, device: torch.device, saved: Saved) -> nn.Module:
-    """Build the network, give it the weights and make it ready to judge."""
+def check_weights(config: Config, saved: Saved) -> None:
+    """Refuse weights that are not of the configured network, or no numbers; nothing is built for it.
+
+    So a file whose configuration asks for a far larger network than it holds does not get the memory.
+    """
     where = str(saved.path)
-    # First without memory: a configuration that asks for a far larger network than the file's shall not get it.
     with FakeTensorMode(allow_non_fake_inputs=True):
         load_weights(WORKLOADS[config.workload].build_model(config), saved.weights, where)
-    model = build_network(config, device)
-    load_weights(model, saved.weights, where)
     bad = [name for name, tensor in saved.weights.items() if not tensor.isfinite().all()]
     if bad:
-        raise DataError(f"{where} holds weights that are no numbers: {len(bad)} tensors, first {bad[0]}")
+        raise DataError(f"{where}: {format_count(len(bad), 'tensor')} not of finite numbers, first {bad[0]}")
+
+
+def load_network(config: Config, device: torch.device, saved: Saved) -> nn.Module:
+    """Build the network, give it the weights and make it ready to judge."""
+    model = build_network(config, device)
+    load_weights(model, saved.weights, str(saved.path))
     return model.eval()

@@ -66,8 +66,9 @@ def restore(task: Task, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 
 
 def is_finite(model: nn.Module) -> bool:
-    """Say whether every weight is a number."""
-    norms = torch._foreach_norm([parameter.detach() for parameter in model.parameters()], float("inf"))
+    """Say whether every weight is a number, and every running statistic."""
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    norms = torch._foreach_norm(tensors, float("inf"))
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
 

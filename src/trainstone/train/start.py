@@ -11,7 +11,8 @@ import torch
 from trainstone.config.schema import Config
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.splits import OpenSplit
-from trainstone.errors import ConfigError
+from trainstone.errors import ConfigError, DataError
+from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import Rank
 from trainstone.results import schema
 from trainstone.results.checks import finding
@@ -19,15 +20,18 @@ from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder
 from trainstone.train.checkpoint import Checkpoint, find_latest, read_checkpoint
 from trainstone.train.course import Course
-from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
+from trainstone.train.distributed import Agreement, World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted
 from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.schedule import check_rate, peak_rate
 from trainstone.train.snapshot import restore
-from trainstone.train.task import Task, build_task, open_data, provide_data
+from trainstone.train.task import Task, build_task, find_data, open_data, provide_data
+from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 log = logging.getLogger(__name__)
+
+OTHER_RANK = "a signal to another rank"
 
 
 def share_run(run: RunFolder | None, world: World) -> RunFolder:
@@ -41,6 +45,14 @@ def share_run(run: RunFolder | None, world: World) -> RunFolder:
         told = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
     told = broadcast_dict(world, told)
     return run or RunFolder(Path(told["path"]), schema.Result.model_validate(told["result"]), writes=False)
+
+
+def stop_together(interrupt: Interrupt, world: World) -> None:
+    """Between phases: end all ranks where one was asked to, before there is anything to save."""
+    agreement = Agreement(world, 1)
+    agreement.post([int(interrupt.asked is not None)])
+    if any(agreement.take()):
+        raise KeyboardInterrupt(interrupt.asked or OTHER_RANK)
 
 
 def provide_for_all(config: Config, world: World) -> Iterator[Progress]:
@@ -65,6 +77,11 @@ def open_both(config: Config) -> Pictures:
             f"recipe {config.name} has no pictures to learn from: its data is synthetic",
             hint="give --data DIR; `trainstone train demo-classify` makes its own",
         )
+    if training.name == validation.name:  # a set of one split is taken for either
+        raise DataError(
+            f"{find_data(config)} has one split, {training.name}: nothing is left to validate with",
+            hint="`trainstone data` makes a train and a val split of what it knows; class folders: train/ and val/",
+        )
     return Pictures(training, validation)
 
 
@@ -79,7 +96,7 @@ def agree_on_fit(fitted: Fitted, world: World) -> Fitted:
 def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[schema.Finding]]:
     """Return the latest whole checkpoint of a run, the same on all ranks, and what is to be said of it."""
     folder = run.path / CHECKPOINTS
-    document = None
+    document, latest = None, None
     if world.rank.number == 0:
         latest, damaged = find_latest(folder)
         document = {"path": str(latest.path) if latest else None, "damaged": damaged}
@@ -88,23 +105,23 @@ def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[sc
     if told["path"] is None:
         begun = "the run has no checkpoint yet: it starts from the beginning"
         return None, [*findings, finding("resumed", begun)]
-    checkpoint = read_checkpoint(Path(told["path"]))
+    checkpoint = latest or read_checkpoint(Path(told["path"]))
     step = checkpoint.document["step"]
     return checkpoint, [*findings, finding("resumed", f"went on from {checkpoint.path.name}, after step {step:,}")]
 
 
-def begin_course(config: Config, training: OpenSplit, rank: Rank, checkpoint: Checkpoint | None) -> Course:
+def begin_course(config: Config, training: OpenSplit, rank: Rank, checkpoint: Checkpoint | None, starts: int) -> Course:
     """Start the run's clock, or let it go on."""
     train = config.train
     assert isinstance(train.batch_size, int)  # train/fit.py resolved it
     order = TrainOrder(len(training.source), train.batch_size, config.seed, rank, drop=config.loader.last == "drop")
-    course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate)
+    course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate, starts=starts)
     if checkpoint:
         course.go_on_from(checkpoint.document, str(checkpoint.path))
         before = checkpoint.document.get("global_batch")
         if before != course.global_batch:
             raise ConfigError(
-                f"the run has {before} images a step so far; {rank.world} ranks with train.batch_size = "
+                f"the run has {before} images a step so far; {format_count(rank.world, 'rank')} with train.batch_size = "
                 f"{train.batch_size} have {course.global_batch}",
                 hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
             )

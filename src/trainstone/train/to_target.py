@@ -31,8 +31,9 @@ from trainstone.train.distributed import World, join_world
 from trainstone.train.fit import Fitted, choose_rank_device, fit_to_machine
 from trainstone.train.learn import Setting, learn
 from trainstone.train.learned import conclude_training
-from trainstone.train.run import explaining, keep_record, stop_if
+from trainstone.train.run import explaining, keep_record
 from trainstone.train.start import (
+    OTHER_RANK,
     Pictures,
     agree_on_fit,
     begin_course,
@@ -42,6 +43,7 @@ from trainstone.train.start import (
     provide_for_all,
     share_run,
     start_task,
+    stop_together,
 )
 from trainstone.train.task import settle_classes
 from trainstone.train.tracking import Trackers, open_trackers
@@ -71,11 +73,10 @@ def run_train(config: Config, run: RunFolder | None, *, strict: bool, resume: bo
         pictures = open_both(config)
         config = settle_classes(config, pictures.training)
         yield Progress("fitting the recipe to this machine")
-        stop_if(interrupt)
+        stop_together(interrupt, world)
         fitted = agree_on_fit(fit_to_machine(config, strict=strict, world=rank, measured=False), world)
-        run.write_config(fitted.config)
         yield Progress("building the network")
-        stop_if(interrupt)
+        stop_together(interrupt, world)
         yield from train_and_judge(fitted, pictures, run, world, interrupt, started, resume=resume)
         return Ended(run.result.status, interrupt.asked)
 
@@ -98,11 +99,14 @@ def train_and_judge(
     before = read_pressure()
     with ExitStack() as files:
         # The run's clock starts: from here on training data is touched.
-        course = begin_course(config, training, rank, checkpoint)
+        course = begin_course(config, training, rank, checkpoint, run.result.process.starts)
         task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
         findings = [*fitted.findings, *told, *check_learning_rate(config, course.global_batch, rank)]
-        run.update(findings=findings)
+        # Not before: a change that a resumed run cannot bear must not stay in its folder.
+        run.write_config(config)
+        # Evaluations after the checkpoint are to be made again.
+        run.update(findings=findings, quality=course.quality(config.eval), phases=course.phases())
         recorder = files.enter_context(open_recorder(run, config, world, course))
         trackers = files.enter_context(open_curves(run, config, rank, course))
         with open_sampler(run, fitted, world, recorder, course) as telemetry:
@@ -118,7 +122,7 @@ def train_and_judge(
             memory,
             telemetry.path,
             telemetry.reader,
-            interrupt.asked or ("a signal to another rank" if course.stopped else None),
+            interrupt.asked or (OTHER_RANK if course.stopped else None),
             time.perf_counter() - started,
             loader=task.loader,
         )

@@ -67,7 +67,7 @@ def test_a_training_without_throughput_still_tells_its_quality(tmp_path: Path):
 
 def test_all_charts_are_there_and_told_in_words(tmp_path: Path):
     page = make_page(tmp_path)
-    assert [section.id for section in page.sections].index("learning") == 1
+    assert [section.id for section in page.sections].index("learning") == 2
     figures = learning_figures(page)
     assert list(figures) == DRAWN
     told = "top-1 from 21.2 % to 92.4 % after 8 epochs and 2 min 27 s; the target of 90 % was reached."

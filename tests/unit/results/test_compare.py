@@ -24,7 +24,7 @@ def test_five_runs_a_side_ten_percent_apart(tmp_path):
     got = compare([str(a)], words(b))
     (row,) = got.rows
     assert row.judgement == "faster"
-    assert (row.label, row.a.label, row.b.label) == ("resnet50 v1 · fp32 · batch 8", "New", "Old")
+    assert (row.label, row.a.label, row.b.label) == ("resnet50 v2 · fp32 · batch 8", "New", "Old")
     assert row.ratio == pytest.approx(row.a.images_per_second / row.b.images_per_second)
     assert len(row.a.runs) == len(row.b.runs) == 5
     assert row.p_holm == row.p_value < 0.001
@@ -70,7 +70,7 @@ def test_unlike_runs_are_refused_with_every_difference(tmp_path):
         assert told in caught.value.message.splitlines()
     assert caught.value.hint.startswith("--force compares anyway; or give both the same batch")
     (row,) = compare([str(a)], [str(b)], force=True).rows
-    assert row.label == "resnet50 v1 · fp32 | bf16 · batch 8 | batch 16"
+    assert row.label == "resnet50 v2 · fp32 | bf16 · batch 8 | batch 16"
     assert row.differences[:3] == ["train.batch_size: 8 | 16", "train.precision: fp32 | bf16", "torch: 2.13.0 | 2.14.0"]
     assert (row.a.label, row.judgement) == ("train.batch_size 8", "no difference shown")
 
@@ -101,7 +101,7 @@ def test_many_rows_are_corrected_and_summed_up(tmp_path):
     b = write_grid(tmp_path / "b", "b", [100.0, 200.1, 200.0])
     got = compare(a, b)
     assert sorted(row.label for row in got.rows) == [
-        f"resnet50 v1 · {precision} · batch 8" for precision in ("bf16", "fp16", "fp32")
+        f"resnet50 v2 · {precision} · batch 8" for precision in ("bf16", "fp16", "fp32")
     ]
     by_label = {row.label.split(" · ")[1]: row.judgement for row in got.rows}
     assert by_label == {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
@@ -116,8 +116,8 @@ def test_groups_without_a_partner_are_named(tmp_path):
     got = compare(a, words(b))
     assert len(got.rows) == 1
     assert sorted(got.left_out) == [
-        "resnet50 v1 · fp16 · batch 8: only in A, 3 runs",
-        "resnet50 v1 · fp32 · batch 8: only in A, 3 runs",
+        "resnet50 v2 · fp16 · batch 8: only in A, 3 runs",
+        "resnet50 v2 · fp32 · batch 8: only in A, 3 runs",
     ]
 
 
@@ -130,7 +130,7 @@ def test_nothing_in_common_is_refused_by_the_nearest_and_forced_to_it(tmp_path):
         compare(a, words(b))
     got = compare(a, words(b), force=True)
     assert [row.b.runs for row in got.rows] == [[str(b[1])]] * 3
-    assert got.left_out == ["resnet50 v1 · fp32 · batch 16: only in B, 1 run"]
+    assert got.left_out == ["resnet50 v2 · fp32 · batch 16: only in B, 1 run"]
 
 
 def test_rows_that_look_alike_are_told_apart_by_their_keys(tmp_path):
@@ -139,7 +139,7 @@ def test_rows_that_look_alike_are_told_apart_by_their_keys(tmp_path):
             write_runs(tmp_path / side, f"{side}{depth}-", [100.0, 101.0], settings=(f"model.depth={depth}",))
     got = compare([str(tmp_path / "a")], [str(tmp_path / "b")])
     assert [row.label for row in got.rows] == [
-        f"resnet50 v1 · fp32 · batch 8 · model.depth={depth}" for depth in (18, 50)
+        f"resnet50 v2 · fp32 · batch 8 · model.depth={depth}" for depth in (18, 50)
     ]
 
 
@@ -218,7 +218,7 @@ def test_other_models_are_left_out_or_refused(tmp_path):
         compare([str(small)], ["published"])
     got = compare([str(small), str(gpu_run(tmp_path))], ["a10-lambda-amp"])
     assert len(got.rows) == 1
-    assert got.left_out == ["resnet50 v1 · fp32 · batch 8: no published figures"]
+    assert got.left_out == ["resnet50 v2 · fp32 · batch 8: no published figures"]
 
 
 def test_runs_and_a_published_figure_at_once(tmp_path):

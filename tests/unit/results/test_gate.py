@@ -59,12 +59,12 @@ def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
     assert len(comparison.rows) == 1
     assert lost == [
         f"{a}/a-broken: no throughput, its status is failed",
-        "resnet50 v1 · fp16 · batch 8: only in B, 1 run",
+        "resnet50 v2 · fp16 · batch 8: only in B, 1 run",
     ]
     assert [told for told in comparison.left_out if told not in lost] == [
         f"{a}/a-both0: given twice, counted once",
         f"{b}/b-broken: no throughput, its status is failed",
-        "resnet50 v1 · bf16 · batch 8: only in A, 1 run",
+        "resnet50 v2 · bf16 · batch 8: only in A, 1 run",
     ]
 
 

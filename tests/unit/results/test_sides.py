@@ -203,7 +203,7 @@ def test_what_is_executed_names_no_machine_and_no_seed():
     [
         ({"settings": ("train.precision=bf16",)}, "train.precision: fp32 | bf16"),
         ({"settings": ("model.depth=18",)}, "model.depth: 50 | 18"),
-        ({"settings": ("version=2",)}, "recipe.version: 1 | 2"),
+        ({"settings": ("version=3",)}, "recipe.version: 2 | 3"),
         ({"ranks": 4}, "world.ranks: 1 | 4"),
         ({"software": {"torch": "2.14.0+cpu"}}, "torch: 2.13.0 | 2.14.0"),
         ({"software": {"trainstone": "0.2.0"}}, "trainstone: 0.1.0 | 0.2.0"),

@@ -93,7 +93,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         if step == 2:
-            average_buffers(model, world)
+            average_buffers(model.buffers(), world)
             halfway = save_state(network, optimizer)
     return Trained(halfway, save_state(network, optimizer))
 
@@ -125,7 +125,7 @@ def check_talk(world: World) -> dict[str, Any]:
     norm.running_mean.fill_(number)
     norm.running_var.copy_(torch.tensor([1.0, 4.0]) * number)
     norm.num_batches_tracked.fill_(number)
-    average_buffers(norm, world)
+    average_buffers(norm.buffers(), world)
     barrier(world)
     return {
         "place": [world.rank, str(world.device), world.alone],
@@ -332,7 +332,7 @@ def test_alone_nothing_is_opened_or_sent(alone: World):
     model = nn.BatchNorm2d(2)
     assert wrap_model(model, alone, ParallelConfig(compression="bf16")) is model
     settle_buckets(model, pytest.fail)
-    average_buffers(model, alone)
+    average_buffers(model.buffers(), alone)
     barrier(alone)
     assert sum_over(alone, torch.tensor([3])).tolist() == [3]
     assert gather(alone, {"a": 1}) == [{"a": 1}]

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from trainstone.config.learning import OptimizerConfig
-from trainstone.train.precision import LossScale, autocast
 from trainstone.train.optim import build_optimizer
+from trainstone.train.precision import LossScale, autocast
 
 CPU = torch.device("cpu")
 

@@ -47,6 +47,8 @@ class GeneratedSource:
     height: int = 96
     num_classes: int = 10
     seed: int = 0
+    clutter: bool = True
+    """Draw other things around and over the object; without, it is large and alone."""
     is_drawn: ClassVar[bool] = True
     """By Python, which has one lock: processes serve better than threads."""
 
@@ -89,7 +91,7 @@ class GeneratedSource:
         label = self.label(index)
         assert label is not None
         _, _, shape, surface = list_classes(self.kind, self.num_classes)[label]
-        draw_one(rng, canvas, shape, surface)
+        draw_one(rng, canvas, shape, surface, clutter=self.clutter)
         return Sample(name, encode_jpeg(photograph(rng, canvas), quality), label=label)
 
     def name(self, index: int) -> str:
@@ -110,10 +112,19 @@ class GeneratedSource:
 
 
 def generate(
-    kind: str, counts: Mapping[str, int], *, width: int, height: int, num_classes: int, seed: int = 0
+    kind: str,
+    counts: Mapping[str, int],
+    *,
+    width: int,
+    height: int,
+    num_classes: int,
+    seed: int = 0,
+    clutter: bool = True,
 ) -> DataSet:
     """Return a data set of generated splits: generate("classify", {"train": 5000, "val": 500}, ...)."""
-    sources = [GeneratedSource(kind, name, count, width, height, num_classes, seed) for name, count in counts.items()]
+    sources = [
+        GeneratedSource(kind, name, count, width, height, num_classes, seed, clutter) for name, count in counts.items()
+    ]
     splits = [Split(source.split, source) for source in sources]
     classes = GeneratedSource(kind, "train", 0, width, height, num_classes, seed).classes
     return DataSet(kind, f"generated, seed {seed}", classes, splits, name="shapes")
@@ -136,18 +147,19 @@ def split_classes(number: int) -> tuple[int, int]:
     return min(allowed, key=lambda pair: (pair[0] * pair[1] - number, abs(pair[0] - pair[1]), -pair[0]))
 
 
-def draw_one(rng: np.random.Generator, canvas: Canvas, shape: str, surface: str) -> None:
-    """Draw clutter, the object anywhere, and clutter that hides a part of it."""
+def draw_one(rng: np.random.Generator, canvas: Canvas, shape: str, surface: str, *, clutter: bool = True) -> None:
+    """Draw clutter, the object anywhere, and clutter that hides a part of it; or the object alone, and large."""
     _, height, width = canvas.shape
     light = pick_light(rng)
-    draw_clutter(rng, canvas, int(rng.integers(2, 6)), light)
-    radius = 0.5 * rng.uniform(0.3, 0.8) * min(height, width)
+    if clutter:
+        draw_clutter(rng, canvas, int(rng.integers(2, 6)), light)
+    radius = 0.5 * rng.uniform(*((0.3, 0.8) if clutter else (0.6, 0.95))) * min(height, width)
     centre = tuple(rng.uniform(min(radius, size / 2), max(size - radius, size / 2)) for size in (width, height))
     thing = make_thing(rng, canvas, outline(shape), surface, (centre[0], centre[1]), radius)
     drawn = place_thing(thing, height, width)
     assert drawn is not None
     paint_thing(canvas, thing, drawn, light)
-    if rng.random() < 0.5:
+    if clutter and rng.random() < 0.5:
         angle = rng.uniform(0, 2 * math.pi)
         aside = (centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle))
         blob = make_thing(rng, canvas, draw_blob(rng), "plain", aside, radius * rng.uniform(0.35, 0.6))

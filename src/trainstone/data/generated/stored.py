@@ -34,13 +34,15 @@ def plan_stored(
     height: int,
     num_classes: int,
     seed: int = 0,
+    clutter: bool = True,
     storage: str = "folder",
     shards: dict[str, int] | None = None,
 ) -> Stored:
     """Plan a generated set in the cache folder."""
     counts = {"train": train, "val": val} if val else {"train": train}
-    made = generate(kind, counts, width=width, height=height, num_classes=num_classes, seed=seed)
-    name = f"{kind}-{num_classes}-classes-{width}x{height}-{train}-{val}-seed-{seed}-{storage}"
+    made = generate(kind, counts, width=width, height=height, num_classes=num_classes, seed=seed, clutter=clutter)
+    crowded = "" if clutter else "-alone"
+    name = f"{kind}-{num_classes}-classes-{width}x{height}-{train}-{val}-seed-{seed}{crowded}-{storage}"
     plan = make_plan(made, storage, shuffle=False, shards=shards or {})
     return Stored(plan, cache_folder() / "data" / name)
 
@@ -57,6 +59,7 @@ def find_stored(config: Config) -> Stored:
         width=size,
         height=size,
         num_classes=config.model.num_classes,
+        clutter=config.data.generated_clutter,
         storage="recordio",
     )
 

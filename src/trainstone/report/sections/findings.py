@@ -2,6 +2,7 @@
 
 from trainstone.report.blocks import Findings, Prose, Section
 from trainstone.report.view import RunView
+from trainstone.results.schema import FINISHED
 
 
 def build(view: RunView) -> Section | None:
@@ -10,6 +11,6 @@ def build(view: RunView) -> Section | None:
     rows = sorted(view.result.findings, key=lambda found: order[found.severity])
     if rows:
         return Section("findings", "Findings", [Findings(rows)])
-    if view.result.status == "ok":
+    if view.result.status in FINISHED:
         return Section("findings", "Findings", [Prose("None: nothing speaks against these numbers.")])
     return None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trainstone.report.blocks import Facts, Section
 from trainstone.report.view import RunView
-from trainstone.results.schema import Result
+from trainstone.results.schema import FINISHED, Result
 
 
 def build(view: RunView) -> Section | None:
@@ -22,7 +22,7 @@ def _missing(result: Result) -> Iterator[tuple[str, str]]:
     if result.points:
         yield "steps, utilisation, memory, energy", "each run under points/ has its own"
         return
-    ended = "" if result.status == "ok" else f"the run is {result.status}"
+    ended = "" if result.status in FINISHED else f"the run is {result.status}"
     if result.throughput is None:
         yield "throughput", ended or "no steps were recorded"
     elif result.throughput.ci95 is None:
@@ -37,4 +37,5 @@ def _missing(result: Result) -> Iterator[tuple[str, str]]:
         yield "energy", ended or "no counter (RAPL, NVML) was read over the window; a guess is not given"
     if result.phases and result.phases.forward_seconds is None:
         yield "forward, backward, optimiser", "not split: --set engine.split_phases=true (costs a little speed)"
-    yield "spread between runs", "one run does not show what memory layout and seeds do; --runs 5 does"
+    again = "--runs 5" if result.kind == "bench" else "the same with --seed 1, 2, ..."
+    yield "spread between runs", f"one run does not show what memory layout and seeds do; {again} does"

@@ -1,0 +1,95 @@
+"""trainstone eval through the real command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command import Finished
+from made_pictures import busy, save
+from made_saved import RUN_ID, make_checkpoint
+from trainstone.results.store import read_result
+
+HERE = ("--device", "cpu", "--set", "engine.threads=1", "--set", "loader.threads=1")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return str(make_checkpoint(tmp_path / "made" / "checkpoints"))
+
+
+def read_only(folder: Path):
+    (path,) = (folder / "runs").iterdir()
+    return path, read_result(path)
+
+
+def test_quality_is_judged_into_a_run_folder(trainstone, tmp_path: Path, checkpoint: str):
+    done: Finished = trainstone("eval", str(tmp_path / "made"), *HERE)
+    assert done.code == 0, done.err
+    path, result = read_only(tmp_path)
+    flat = " ".join(done.out.split())
+    assert f"on 31 pictures (from step 12 of {RUN_ID})" in flat
+    assert f"repeat trainstone eval {tmp_path / 'made'} --device cpu" in flat
+    assert (result.kind, result.status) == ("eval", "ok")
+    assert {"result.json", "report.html", "config.toml", "machine.json", "log.txt"} <= {p.name for p in path.iterdir()}
+    assert "Quality" in (path / "report.html").read_text()
+
+
+def test_inference_is_measured_as_bench_does(trainstone, tmp_path: Path, checkpoint: str):
+    done = trainstone("eval", checkpoint, "--bench", "--seconds", "1", "--json", *HERE)
+    assert done.code == 0, done.err
+    result = done.json()
+    path, _ = read_only(tmp_path)
+    assert result == json.loads((path / "result.json").read_text())
+    assert result["verdict"].startswith("ResNet-18, inference: ")
+    assert result["config"]["data"]["source"] == "synthetic"
+    assert {"throughput", "step_seconds", "noise", "utilisation", "devices"} <= set(result)
+    assert (path / "steps-rank0000.csv").exists()
+
+
+def test_pictures_are_named_and_damaged_ones_told(trainstone, tmp_path: Path, checkpoint: str):
+    (tmp_path / "a.jpg").write_bytes(save(busy(60, 50)))
+    (tmp_path / "b.png").write_bytes(save(busy(50, 60), "PNG"))
+    (tmp_path / "bad.jpg").write_text("no picture")
+    done = trainstone("eval", checkpoint, "--predict", "a.jpg", "bad.jpg", "b.png", "--top", "2", *HERE)
+    assert done.code == 3
+    lines = done.out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["a.jpg", "b.png"]
+    assert len(lines) == 6
+    assert all(" %  " in line and "-" in line for line in lines if line.startswith(" "))
+    assert "error: bad.jpg: not a picture" in done.err
+    assert not (tmp_path / "runs").exists()
+    done = trainstone("eval", checkpoint, "--predict", "a.jpg", "--predict", "b.png", "--json", *HERE)
+    assert done.code == 0, done.err
+    found = done.json()["predictions"]
+    assert [one["image"] for one in found] == ["a.jpg", "b.png"]
+    assert len(found[0]["guesses"]) == 5
+    assert set(found[0]["guesses"][0]) == {"class", "name", "text", "score"}
+
+
+def test_exported_weights_can_be_judged_with_a_recipe(trainstone, tmp_path: Path, checkpoint: str):
+    done = trainstone("eval", checkpoint, "--export", "w.safetensors")
+    assert done.code == 0, done.err
+    assert f"wrote averaged weights of step 12 of {RUN_ID} to w.safetensors" in done.out
+    again = trainstone("eval", "w.safetensors", "--recipe", "demo-classify", "--set", "model.width=8", "--dry-run")
+    assert again.code == 0, again.err
+    assert "width = 8" in again.out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["nowhere.safetensors"], 3, "nowhere.safetensors does not exist"),
+        (["CHECKPOINT", "--recipe", "resnet50"], 2, "--recipe resnet50 is one too many"),
+        (["CHECKPOINT", "--set", "model.num_classes=7"], 3, "hint:  --set model.num_classes=10"),
+        (["CHECKPOINT", "--data", "nowhere"], 3, "hint:  give --data DIR"),
+        (["CHECKPOINT", "--bench", "--export", "x"], 2, "--bench and --export are different things to do"),
+        (["CHECKPOINT", "--seconds", "3"], 2, "--seconds is the time of --bench"),
+    ],
+)
+def test_mistakes_are_told(trainstone, checkpoint: str, arguments: list[str], code: int, told: str):
+    done = trainstone("eval", *(checkpoint if word == "CHECKPOINT" else word for word in arguments), "-q")
+    assert done.code == code
+    assert told in done.err
+    assert "Traceback" not in done.err

@@ -1,0 +1,208 @@
+"""trainstone train through the command line: to the target and other ends, exit codes, what is refused."""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from command import ROOT, Finished, tiny_arguments
+from nursery import Nursery
+from small_sets import make_set
+from small_training import read_learned, set_arguments
+from trainstone.results.store import read_result
+from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
+
+
+def find_run(out: Path) -> Path:
+    (run,) = out.iterdir()
+    return run
+
+
+def train(nursery: Nursery, out: Path, *arguments: str, **changes: object) -> Finished:
+    return nursery.run("train", "demo-classify", *set_arguments(**changes), *arguments, "--out", str(out))
+
+
+@pytest.fixture(scope="module")
+def missed(nursery: Nursery) -> tuple[Path, Finished]:
+    """A run of five steps that did not reach its target, which was required."""
+    out = nursery.folder / "missed"
+    ended = train(nursery, out, "--iterations", "5", "--require-target")
+    return find_run(out), ended
+
+
+def test_the_target_ends_it_there(trainstone, tmp_path: Path):
+    done = trainstone("train", "demo-classify", *set_arguments(eval__target=0.01), "--json", "-q")
+    assert done.code == 0, done.err
+    result, run = done.json(), find_run(tmp_path / "runs")
+    assert result == json.loads((run / "result.json").read_text())
+    assert (result["kind"], result["status"]) == ("train", "target_reached")
+    quality = result["quality"]
+    assert quality["epochs"] == 1.0
+    assert len(quality["history"]) == 1
+    assert quality["value"] == quality["history"][0]["metrics"]["top1"] >= 0.01
+    assert 0 < quality["seconds_to_target"] == quality["history"][0]["seconds"]
+    assert quality["seconds_to_target"] < result["phases"]["program_seconds"]
+    assert len(read_learned(run).steps[0]["step"]) == 12
+    assert result["phases"]["eval_seconds"] == quality["history"][0]["eval_seconds"]
+    assert result["phases"]["checkpoint_seconds"] > 0
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.safetensors", "step-00000012.safetensors"}
+    assert "report.html" in result["files"]
+
+
+def test_a_number_of_steps_ends_it_with_an_evaluation(missed: tuple[Path, Finished]):
+    run, ended = missed
+    learned = read_learned(run)
+    assert learned.document["step"] == 5
+    assert [step for _, step, _, _ in learned.judged] == [5]
+    assert learned.result.status == "target_missed"
+    assert ended.code == 8
+    assert "the target of 90 % was not reached" in " ".join(ended.out.split())
+
+
+def test_a_run_that_is_over_says_so(nursery: Nursery, missed: tuple[Path, Finished]):
+    before = (missed[0] / "result.json").read_bytes()
+    over = nursery.run("train", "--resume", str(missed[0]))
+    assert over.code == 0
+    assert "has come to its end; --set stop.epochs=N gives it more" in over.err
+    assert "the target of 90 % was not reached" in " ".join(over.out.split())
+    assert nursery.run("train", "--resume", str(missed[0]), "--require-target").code == 8
+    assert (missed[0] / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["resnet50"], 2, "has its recipe: resnet50 is one too many"),
+        (["--seed", "3"], 2, "a run that is resumed keeps its seed"),
+        (["--set", "seed=3"], 2, "a run that is resumed keeps its seed"),
+        (["--set", "data.generated_train=100"], 2, "a run that is resumed keeps its data"),
+        (["--data", "."], 2, "a run that is resumed keeps its data"),
+        (["--set", "model.width=16"], 2, "a run that is resumed keeps its model"),
+        (["--set", "stop.epochs=4", "--set", "train.batch_size=4"], 2, "the run has 8 images a step so far"),
+        (["--set", "stop.epochs=4", "--set", "train.ema=0"], 0, ""),
+        (["--set", "stop.epochs=4", "--set", "optimizer.momentum=0", "--set", "stop.steps=6"], 0, ""),
+    ],
+)
+def test_what_a_resumed_run_may_change(
+    nursery: Nursery, missed: tuple[Path, Finished], tmp_path: Path, arguments: list[str], code: int, told: str
+):
+    run = shutil.copytree(missed[0], tmp_path / "run")
+    ended = nursery.run("train", "--resume", str(run), *arguments)
+    assert ended.code == code, ended.err
+    assert told in ended.err
+    assert "Traceback" not in ended.err
+    if code:  # nothing of it stays
+        assert (run / "config.toml").read_bytes() == (missed[0] / "config.toml").read_bytes()
+        assert read_result(run).status == "target_missed"
+
+
+def test_what_is_no_training_run_cannot_be_resumed(nursery: Nursery, golden, tmp_path: Path):
+    missing = nursery.run("train", "--resume", str(tmp_path / "nothing"))
+    assert missing.code == 7
+    assert f"error: no result in {tmp_path}/nothing: " in missing.err
+    benched = golden("good")
+    config = benched / "config.toml"
+    config.write_text(config.read_text().replace("keep_memory = true", "keep_memory = false"))
+    bench = nursery.run("train", "--resume", str(benched))
+    assert bench.code == 7
+    assert "is a run of bench, which cannot be resumed" in bench.err
+
+
+def test_time_ends_it_with_an_evaluation_and_more_time_goes_on(nursery: Nursery, tmp_path: Path):
+    ended = train(nursery, tmp_path, "--seconds", "0.1", "--json", stop__epochs=1000.0)
+    assert ended.code == 0, ended.err
+    result = ended.json()
+    assert result["status"] == "target_missed"
+    (last,) = result["quality"]["history"][-1:]
+    assert last["seconds"] >= 0.1
+    learned = read_learned(find_run(tmp_path))
+    assert learned.document["step"] == last["step"] < 300
+    more = nursery.run("train", "--resume", str(find_run(tmp_path)), "--seconds", "1.5", "--json")
+    assert more.json()["quality"]["history"][-1]["step"] > last["step"]
+    assert more.json()["quality"]["starts"] == 2
+
+
+def test_a_loss_that_is_no_number_names_step_rate_and_the_last_good_checkpoint(nursery: Nursery, tmp_path: Path):
+    ended = train(nursery, tmp_path, optimizer__learning_rate=1e12, checkpoint__every_steps=1)
+    assert ended.code == 6
+    run = find_run(tmp_path)
+    saved = list_checkpoints(run / "checkpoints")
+    assert "error: the loss is no number any more at step " in ended.err
+    assert f"the last good checkpoint is {saved[0]}" in ended.err
+    assert f"hint:  trainstone train --resume {run} --set optimizer.learning_rate=2.5e+11; or a longer" in ended.err
+    result = read_result(run)
+    assert result.status == "failed"
+    assert result.findings[-1].code == "run-failed"
+    assert "(learning rate " in result.findings[-1].message
+    checkpoint = read_checkpoint(saved[0])
+    assert all(tensor.isfinite().all() for tensor in checkpoint.tensors.values() if tensor.is_floating_point())
+
+
+def test_without_pictures_there_is_nothing_to_learn(nursery: Nursery, tmp_path: Path):
+    ended = nursery.run("train", "resnet50", *tiny_arguments(), "--set", "engine.keep_memory=false", "--out", "none")
+    assert ended.code == 2
+    assert "error: recipe resnet50 has no pictures to learn from: its data is synthetic" in ended.err
+    assert "hint:  give --data DIR" in ended.err
+
+
+def test_a_set_must_fit_the_network_and_have_something_to_validate_with(
+    nursery: Nursery, missed: tuple[Path, Finished], tmp_path: Path
+):
+    (drawn,) = (nursery.folder / "cache/data").iterdir()
+    many = train(nursery, tmp_path / "1", "--data", str(drawn), model__num_classes=5)
+    assert many.code == 3
+    assert f"{drawn} has 10 classes, the network 5" in many.err
+    whole, alone = make_set(tmp_path / "whole", "recordio", val=4), make_set(tmp_path / "alone", "recordio")
+    one = train(nursery, tmp_path / "2", "--data", str(alone))
+    assert one.code == 3
+    assert f"{alone} has one split, train: nothing is left to validate with" in one.err
+    fits = train(nursery, tmp_path / "3", "--data", str(whole), "--iterations", "2", "--json")
+    assert fits.code == 0, fits.err
+    assert fits.json()["quality"]["history"][-1]["images"] == 4
+
+
+def test_damaged_checkpoints_are_passed_over(nursery: Nursery, tmp_path: Path):
+    assert train(nursery, tmp_path, "--iterations", "9", checkpoint__every_steps=3, checkpoint__keep=2).code == 0
+    run = find_run(tmp_path)
+    newest, before = list_checkpoints(run / "checkpoints")
+    assert (newest.name, before.name) == ("step-00000009.safetensors", "step-00000006.safetensors")
+    whole = read_learned(run)
+    hurt(newest, random.Random(1))
+    again = nursery.run("train", "--resume", str(run), "--iterations", "9", "--json")
+    assert again.code == 0, again.err
+    codes = [(one["code"], one["message"]) for one in again.json()["findings"]]
+    assert ("resumed", "went on from step-00000006.safetensors, after step 6") in codes
+    assert [message for code, message in codes if code == "checkpoint-damaged" and newest.name in message]
+    mended = read_learned(run)
+    assert all(tensor.equal(whole.tensors[name]) for name, tensor in mended.tensors.items())
+    for path in list_checkpoints(run / "checkpoints"):
+        hurt(path, random.Random(2))
+    anew = nursery.run("train", "--resume", str(run), "--iterations", "9", "--json")
+    codes = [one["code"] for one in anew.json()["findings"]]
+    assert codes.count("checkpoint-damaged") == 2
+    assert "it starts from the beginning" in next(
+        one["message"] for one in anew.json()["findings"] if one["code"] == "resumed"
+    )
+    assert anew.json()["quality"]["starts"] == 3
+    begun = read_learned(run)
+    assert all(tensor.equal(whole.tensors[name]) for name, tensor in begun.tensors.items())
+    assert begun.steps[0]["loss"].tolist() == whole.steps[0]["loss"].tolist()
+
+
+def hurt(path: Path, chance: random.Random) -> None:
+    """Change one byte of the tensors. A checkpoint may be two names of one file: the best stays whole."""
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content) // 2, len(content))] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_a_dry_run_trains_nothing(nursery: Nursery, tmp_path: Path):
+    planned = train(nursery, tmp_path / "runs", "--dry-run")
+    assert planned.code == 0
+    assert 'name = "demo-classify"' in planned.out
+    assert not (tmp_path / "runs").exists()
+    assert os.fspath(ROOT) not in planned.out

@@ -1,0 +1,152 @@
+"""trainstone train on several ranks: the same learning, the same counts, one voice."""
+
+import math
+import signal
+from pathlib import Path
+
+import pytest
+
+from command import Finished
+from nursery import Nursery, wait_until
+from small_training import Learned, furthest, read_learned, set_arguments
+from trainstone.results.store import read_result
+from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
+
+
+def train(nursery: Nursery, ranks: int, name: str, **changes: object) -> Learned:
+    """Train 16 images a step on so many ranks, 6 steps."""
+    changes = {"train.batch_size": 16 // ranks, "stop.epochs": 1.0, **changes}
+    ended = run_all(nursery, ranks, name, **changes)
+    assert {one.code for one in ended} == {0}, ended
+    return read_learned(find_run(nursery, name), ranks)
+
+
+def run_all(nursery: Nursery, ranks: int, name: str, **changes: object) -> list[Finished]:
+    arguments = ["train", "demo-classify", *set_arguments(**changes), "--out", str(nursery.folder / name)]
+    return [child.wait() for child in nursery.start_ranks(ranks, *arguments)]
+
+
+def find_run(nursery: Nursery, name: str) -> Path:
+    (run,) = (nursery.folder / name).iterdir()
+    return run
+
+
+def mean_losses(learned: Learned) -> list[float]:
+    """Of each step, over ranks."""
+    return [sum(losses) / len(losses) for losses in zip(*(c["loss"].tolist() for c in learned.steps), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def grouped(nursery: Nursery) -> Learned:
+    return train(nursery, 1, "one-group", model__norm="group")
+
+
+@pytest.fixture(scope="module")
+def both(nursery: Nursery) -> tuple[Learned, list[Finished]]:
+    """Two ranks, and what each of them said."""
+    ended = run_all(nursery, 2, "two-group", model__norm="group", train__batch_size=8, stop__epochs=1.0)
+    return read_learned(find_run(nursery, "two-group"), 2), ended
+
+
+def test_two_ranks_learn_as_one_does(grouped: Learned, both: tuple[Learned, list[Finished]]):
+    assert len(grouped.steps[0]["step"]) == 6
+    assert furthest(grouped, both[0]) < 1e-5
+    assert mean_losses(both[0]) == pytest.approx(mean_losses(grouped), abs=1e-5)
+    assert both[0].judged[-1][3]["loss"] == pytest.approx(grouped.judged[-1][3]["loss"], abs=1e-5)
+
+
+def test_two_batches_a_step_learn_as_one_of_both_does(nursery: Nursery, grouped: Learned):
+    learned = train(nursery, 1, "accumulated", model__norm="group", train__batch_size=8, train__accumulate=2)
+    assert furthest(grouped, learned) < 1e-5
+    assert mean_losses(learned) == pytest.approx(mean_losses(grouped), abs=1e-5)
+    assert learned.steps[0]["images"].tolist() == [16] * 6
+
+
+def test_batch_norm_over_two_ranks_learns_as_one_rank_does(nursery: Nursery):
+    one = train(nursery, 1, "one-batch")
+    two = train(nursery, 2, "two-batch", parallel__bn_ranks=2)
+    assert any("running_var" in name for name in one.tensors)
+    assert furthest(one, two) < 1e-5
+    assert mean_losses(two) == pytest.approx(mean_losses(one), abs=1e-5)
+
+
+def test_only_the_first_rank_speaks_and_each_is_recorded(nursery: Nursery, both: tuple[Learned, list[Finished]]):
+    learned, (first, second) = both
+    assert (first.code, second.code) == (0, 0)
+    assert "ResNet-18: best" in first.out
+    assert (second.out, second.err) == ("", "")
+    result, run = learned.result, find_run(nursery, "two-group")
+    assert (result.world.ranks, result.world.nodes) == (2, 1)
+    assert [device.rank for device in result.devices] == [0, 1]
+    assert {"steps-rank0001.csv", "log-rank0001.txt"} <= set(result.files)
+    assert "top1" in (run / "log-rank0001.txt").read_text()
+    assert learned.steps[0]["images"].tolist() == learned.steps[1]["images"].tolist() == [8] * 6
+    assert result.quality.global_batch == 16
+    telemetry = [name for name in result.files if name.startswith("telemetry-")]
+    assert len(telemetry) == 2
+
+
+def test_any_number_of_ranks_judges_every_picture_once(nursery: Nursery):
+    judged = []
+    for ranks in (1, 2, 3):
+        # A rate of 0 and no batch norm: the same network on all.
+        changes = {"optimizer.learning_rate": 0.0, "model.norm": "group", "train.batch_size": 4, "eval.batch_size": 5}
+        judged.append(train(nursery, ranks, f"judged-{ranks}", stop__steps=1, **changes).judged[-1])
+    (_, _, images, counted), *others = judged
+    assert images == 43
+    assert counted["top5"] > 0
+    for _, _, seen, metrics in others:
+        assert seen == 43
+        assert (metrics["top1"], metrics["top5"]) == (counted["top1"], counted["top5"])
+        assert metrics["loss"] == pytest.approx(counted["loss"], abs=1e-5)
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks(nursery: Nursery):
+    ended = run_all(nursery, 2, "diverged", optimizer__learning_rate=1e12, checkpoint__every_steps=1)
+    assert [one.code for one in ended] == [6, 6]
+    assert "error: the loss is no number any more at step " in ended[0].err
+    run = find_run(nursery, "diverged")
+    result = read_result(run)
+    assert result.status == "failed"
+    assert result.findings[-1].code == "run-failed"
+    saved = list_checkpoints(run / "checkpoints")
+    assert str(saved[0]) in result.findings[-1].message
+    assert all(t.isfinite().all() for t in read_checkpoint(saved[0]).tensors.values() if t.is_floating_point())
+
+
+def test_a_rank_that_dies_ends_the_others_and_they_say_so(nursery: Nursery):
+    arguments = ["train", "demo-classify", *set_arguments(stop__epochs=1000.0), "--out", str(nursery.folder / "died")]
+    children = nursery.start_ranks(2, *arguments)
+    wait_until(lambda: "training ·" in children[0].err.read_text())
+    children[1].send(signal.SIGKILL)
+    assert children[1].wait().code == -signal.SIGKILL
+    first = children[0].wait()
+    assert first.code == 5, first.err
+    assert "error: another rank died or does not answer" in first.err
+    assert read_result(find_run(nursery, "died")).status == "failed"
+
+
+def test_a_signal_to_one_rank_before_the_first_step_ends_both(nursery: Nursery):
+    out = nursery.folder / "early"
+    children = nursery.start_ranks(2, "train", "demo-classify", *set_arguments(stop__epochs=1.0), "--out", str(out))
+    wait_until(lambda: "fitting the recipe" in children[0].err.read_text())
+    children[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in children] == [75, 75]
+    run = find_run(nursery, "early")
+    assert read_result(run).status == "interrupted"
+    assert nursery.run("train", "--resume", str(run), world=2).code == 0
+    learned = read_learned(run, 2)
+    assert learned.document["step"] == 6
+    assert learned.result.quality.starts == 2
+
+
+def test_another_global_batch_is_refused(nursery: Nursery, both: tuple[Learned, list[Finished]]):
+    run = find_run(nursery, "two-group")
+    refused = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2")
+    assert refused.code == 2
+    assert "the run has 16 images a step so far; 1 rank with train.batch_size = 8 have 8" in refused.err
+    went_on = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2", "--set", "train.batch_size=16")
+    assert went_on.code == 0
+    learned = read_learned(run)
+    assert learned.document["step"] == 12
+    assert math.isclose(learned.result.quality.epochs, 2.0)

@@ -1,0 +1,120 @@
+"""trainstone train killed, stopped and resumed: what comes out is what an undisturbed run gives, to the bit."""
+
+import os
+import random
+import signal
+
+import pytest
+
+from killing import STEPS, find_run, kill_and_resume, start, wait_for_steps
+from nursery import Nursery
+from small_training import Learned, assert_same, read_learned
+
+# In CI; tests/soak/test_resume.py does it more often.
+KILLS = {1: 3, 2: 3, 3: 1}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(nursery: Nursery):
+    """Runs that nobody stopped, by number of ranks."""
+    runs: dict[int, Learned] = {}
+
+    def run(ranks: int) -> Learned:
+        if ranks not in runs:
+            out = nursery.folder / f"undisturbed-{ranks}"
+            codes = {child.wait().code for child in start(nursery, ranks, "--out", str(out))}
+            assert codes == {0}
+            runs[ranks] = read_learned(find_run(out), ranks)
+        return runs[ranks]
+
+    return run
+
+
+@pytest.mark.parametrize("ranks", KILLS)
+def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bits(nursery: Nursery, undisturbed, ranks: int):
+    learned, killed = kill_and_resume(
+        nursery, ranks, KILLS[ranks], nursery.folder / f"killed-{ranks}", random.Random(ranks)
+    )
+    assert killed
+    assert_same(learned, undisturbed(ranks))
+    assert learned.document["step"] == STEPS[ranks]
+    assert learned.steps[-1]["step"].tolist() == list(range(STEPS[ranks]))
+    quality = learned.result.quality
+    assert learned.result.status == "target_missed"
+    assert quality.starts == 1 + killed
+    seconds = [one.seconds for one in quality.history]
+    assert seconds == sorted(seconds)
+    assert "resumed" in [finding.code for finding in learned.result.findings]
+
+
+def test_the_undisturbed_run_is_complete(undisturbed):
+    learned = undisturbed(1)
+    assert learned.steps[0]["step"].tolist() == list(range(96))
+    assert [step for _, step, _, _ in learned.judged] == list(range(12, 97, 12))
+    assert {images for _, _, images, _ in learned.judged} == {43}
+    assert any(name.startswith("ema.bn1") for name in learned.tensors)
+    assert any(name.startswith("optimizer.fc") for name in learned.tensors)
+
+
+def test_a_signal_ends_after_the_step_with_a_checkpoint_and_resuming_gives_the_same_bits(nursery, undisturbed):
+    out = nursery.folder / "signalled"
+    children = start(nursery, 1, "--out", str(out))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
+        wait_for_steps(children)
+        children[0].send(number)
+        ended = children[0].wait()
+        assert ended.code == (130 if number == signal.SIGINT else 75), ended.err
+        run = find_run(out)
+        stopped = read_learned(run)
+        assert stopped.result.status == "interrupted"
+        assert [f.message for f in stopped.result.findings if f.code == "interrupted"] == [
+            f"stopped by {number.name} after {stopped.document['step']} steps"
+        ]
+        assert len(stopped.steps[0]["step"]) == stopped.document["step"] < STEPS[1]
+        assert f"trainstone train --resume {run}" in "".join(ended.out.replace(" \n", " ").split("\n    "))
+        children = nursery.start_ranks(1, "train", "--resume", str(run))
+    assert children[0].wait().code == 0
+    learned = read_learned(run)
+    assert_same(learned, undisturbed(1))
+    assert learned.result.quality.starts == 5
+
+
+def test_a_signal_to_one_rank_stops_both_after_the_same_step(nursery: Nursery, undisturbed):
+    out = nursery.folder / "one-signalled"
+    children = start(nursery, 2, "--out", str(out))
+    wait_for_steps(children)
+    children[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in children] == [75, 75]
+    run = find_run(out)
+    stopped = read_learned(run, 2)
+    assert stopped.result.status == "interrupted"
+    assert stopped.steps[0]["step"].tolist() == stopped.steps[1]["step"].tolist()
+    assert len(stopped.steps[0]["step"]) == stopped.document["step"] < STEPS[2]
+    assert nursery.run("train", "--resume", str(run), world=2).code == 0
+    learned, whole = read_learned(run, 2), undisturbed(2)
+    # Running statistics were averaged once more, when it stopped; nothing trained depends on them.
+    weights = [name for name in learned.tensors if ".running_" not in name]
+    assert [name for name in weights if not learned.tensors[name].equal(whole.tensors[name])] == []
+    for name, tensor in learned.tensors.items():
+        assert tensor.float().allclose(whole.tensors[name].float(), rtol=1e-5, atol=1e-6), name
+    assert [columns["loss"].tolist() for columns in learned.steps] == [c["loss"].tolist() for c in whole.steps]
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing(nursery: Nursery, undisturbed):
+    out = nursery.folder / "nohup"
+    (child,) = start(nursery, 1, "--out", str(out), ignore=(signal.SIGHUP,))
+    wait_for_steps([child])
+    child.send(signal.SIGHUP)
+    assert child.wait().code == 0
+    assert_same(read_learned(find_run(out)), undisturbed(1))
+
+
+def test_a_run_that_lives_cannot_be_resumed(nursery: Nursery):
+    out = nursery.folder / "living"
+    (child,) = start(nursery, 1, "--out", str(out), "--set", "stop.epochs=1000")
+    wait_for_steps([child])
+    refused = nursery.run("train", "--resume", str(find_run(out)))
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert refused.code == 7
+    assert f"is still running: process {child.pid} on " in refused.err

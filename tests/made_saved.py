@@ -1,0 +1,50 @@
+"""Made-up checkpoints of an untrained tiny network, with what a training run writes beside the weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config
+from trainstone.results.quality import Evaluation
+from trainstone.train.checkpoint import write_checkpoint
+from trainstone.train.task import build_network
+
+STEP, RUN_ID = 12, "20261116-000000-demo-classify-abcd"
+SETTINGS = (
+    *("model.width=8", "data.image_size=32", "data.generated_train=20", "data.generated_val=31"),
+    *("train.batch_size=4", "eval.batch_size=4", "engine.threads=1", "loader.threads=1", "device=cpu"),
+)
+
+
+def make_config(*settings: str) -> Config:
+    return load_config("demo-classify", settings=[*SETTINGS, *settings])
+
+
+def make_network(config: Config, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return build_network(config, torch.device("cpu"))
+
+
+def make_document(config: Config) -> dict[str, Any]:
+    """After 12 of 4 pictures a step: evaluated after 10."""
+    judged = Evaluation(epoch=2.0, step=10, seconds=5.0, eval_seconds=1.0, metrics={"top1": 0.1}, images=31)
+    return {
+        "run_id": RUN_ID,
+        "global_batch": 4,
+        "history": [judged.model_dump(mode="json")],
+        "config": config.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def make_checkpoint(folder: Path, *, average: bool = True, tensors: dict[str, torch.Tensor] | None = None,
+                    **changes: Any) -> Path:  # fmt: skip
+    """Write step-00000012; its average is another network than its weights."""
+    config = make_config()
+    own, other = (make_network(config, seed).state_dict() for seed in (0, 1))
+    parts = {f"model.{name}": tensor for name, tensor in own.items()}
+    if average:
+        parts |= {f"ema.{name}": tensor for name, tensor in other.items()}
+    parts["optimizer.fc.weight.momentum_buffer"] = torch.zeros(3)
+    return write_checkpoint(folder, STEP, make_document(config) | changes, tensors or parts)

@@ -1,0 +1,96 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainstone.config.learning import CheckpointConfig, EvalConfig, StopConfig
+from trainstone.train.cadence import Cadence
+
+PARTS = (0.0, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0)
+
+
+def make_cadence(pictures: int, batch: int, *, epochs: float = 3.0, steps: int | None = None, **others) -> Cadence:
+    evaluation = EvalConfig(every_epochs=others.pop("every", 1), offset=others.pop("offset", None))
+    checkpoint = CheckpointConfig(every_epochs=others.pop("saved", 1.0), every_steps=others.pop("saved_steps", 0))
+    assert not others
+    return Cadence(pictures, batch, evaluation, StopConfig(epochs=epochs, steps=steps), checkpoint)
+
+
+@st.composite
+def cadences(draw: st.DrawFn) -> Cadence:
+    every = draw(st.integers(1, 4))
+    return make_cadence(
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 60)),
+        epochs=draw(st.sampled_from((0.1, 0.5, 1.0, 2.7, 5.0))),
+        steps=draw(st.none() | st.integers(1, 30)),
+        every=every,
+        offset=draw(st.none() | st.integers(0, every - 1)),
+        saved=draw(st.sampled_from(PARTS)),
+        saved_steps=draw(st.integers(0, 7)),
+    )
+
+
+def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
+    """Take picture after picture; return the last step, and the steps after which is evaluated and saved."""
+    evaluation, checkpoint = cadence.eval, cadence.checkpoint
+    offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
+    part = Fraction(checkpoint.every_epochs) * cadence.pictures
+    wanted = Fraction(cadence.stop.epochs) * cadence.pictures
+    evaluated, saved = set(), set()
+    taken, epochs, parts, step = 0, 0, 0, 0
+    while True:
+        step += 1
+        for _ in range(cadence.global_batch):
+            taken += 1
+            if taken % cadence.pictures == 0:
+                if epochs % evaluation.every_epochs == offset:
+                    evaluated.add(step)
+                epochs += 1
+            while part and (parts + 1) * part <= taken:
+                parts += 1
+                saved.add(step)
+        if checkpoint.every_steps and step % checkpoint.every_steps == 0:
+            saved.add(step)
+        if taken >= wanted or step == cadence.stop.steps:
+            return step, evaluated | {step}, saved | {step}
+
+
+@given(cadences())
+def test_it_agrees_with_counting_picture_by_picture(cadence: Cadence):
+    last, evaluated, saved = simulate(cadence)
+    assert cadence.last_step == last
+    steps = range(1, last + 1)
+    assert {step for step in steps if cadence.evaluates_after(step)} == evaluated
+    assert {step for step in steps if cadence.checkpoints_after(step)} == saved
+
+
+@given(cadences())
+def test_the_next_event_is_never_beyond_what_is_due(cadence: Cadence):
+    last, evaluated, saved = simulate(cadence)
+    due = sorted(evaluated | saved)
+    for done in range(last):
+        event = cadence.next_event(done)
+        assert done < event <= next(step for step in due if step > done)
+
+
+def test_mlperf_evaluates_every_fourth_epoch_from_the_third_and_after_the_last():
+    # ImageNet with 3,264 images a step: 37 epochs, epochs counted from 0, offset 2.
+    cadence = make_cadence(1_281_167, 3264, epochs=37.0, every=4, offset=2)
+    steps = [step for step in range(1, cadence.last_step + 1) if cadence.evaluates_after(step)]
+    ends = [-(-epoch * 1_281_167 // 3264) for epoch in (3, 7, 11, 15, 19, 23, 27, 31, 35, 37)]
+    assert steps == ends
+    assert cadence.last_step == 14_524  # 14,523.1 steps hold 37 epochs
+
+
+def test_a_batch_of_several_epochs_evaluates_once_a_step():
+    cadence = make_cadence(10, 25, epochs=10.0)
+    assert cadence.last_step == 4
+    assert all(cadence.evaluates_after(step) for step in range(1, 5))
+    assert cadence.epochs_after(1) == 2.5
+
+
+@pytest.mark.parametrize(("epochs", "steps", "last"), [(3.0, None, 36), (0.5, None, 6), (3.0, 5, 5), (0.01, 99, 1)])
+def test_the_first_stop_rule_counts(epochs: float, steps: int | None, last: int):
+    assert make_cadence(96, 8, epochs=epochs, steps=steps).last_step == last

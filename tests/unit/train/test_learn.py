@@ -1,0 +1,158 @@
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_training import Learned, assert_same, make_config, read_learned, train_here
+from trainstone.errors import RunError
+from trainstone.results.progress import Progress
+from trainstone.results.store import RunFolder, read_result
+from trainstone.train import learn
+from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.train.evaluate import Judged
+
+QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
+
+
+def stop_at(step: int) -> Callable[[Progress], None]:
+    """Ask for an end after so many steps: a wish is known to all a step later."""
+
+    def act(progress: Progress) -> None:
+        if progress.phase == "training" and progress.step == step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return act
+
+
+def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> RunFolder:
+    return train_here(make_config(**(QUICK | changes)), folder, monkeypatch)
+
+
+def stop_and_resume(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, **changes: Any
+) -> tuple[Learned, Learned, Learned]:
+    """Return what an undisturbed run learned, what one that was stopped had learned then and at its end."""
+    config = make_config(**(QUICK | changes))
+    whole = train_here(config, folder / "whole", monkeypatch)
+    run = train_here(config, folder / "stopped", monkeypatch, act=stop_at(step))
+    stopped = read_learned(run.path)
+    train_here(config, run.path, monkeypatch, resume=True)
+    return read_learned(whole.path), stopped, read_learned(run.path)
+
+
+def evaluated_steps(run: RunFolder) -> list[int]:
+    assert run.result.quality is not None
+    return [one.step for one in run.result.quality.history]
+
+
+def pretend(judged: Judged) -> Callable[..., Iterator[Progress]]:
+    def evaluate(*_: Any) -> Any:
+        yield Progress("evaluating")
+        return judged
+
+    return evaluate
+
+
+def test_an_evaluation_that_a_signal_took_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 12)
+    assert stopped.document["step"] == 12
+    assert stopped.judged == []
+    assert [step for _, step, _, _ in resumed.judged] == [12, 24]
+    assert_same(resumed, whole)
+
+
+def test_a_signal_at_the_very_end_leaves_the_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 24)
+    assert stopped.document["step"] == 24
+    assert stopped.result.status == "interrupted"
+    assert_same(resumed, whole)
+    assert resumed.result.status == "target_missed"
+
+
+def test_lars_with_corrected_momentum_is_resumed_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lars = {"optimizer.name": "lars", "optimizer.learning_rate": 2.0, "train.mixup": 0.2, "train.accumulate": 2}
+    whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 4, **lars)
+    assert stopped.document["optimizer_groups"][0]["previous_lr"] > 0
+    assert_same(resumed, whole)
+
+
+def test_evaluations_follow_period_and_offset_and_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    changes = {"eval.every_epochs": 3, "eval.offset": 1, "stop.epochs": 6.0, "train.batch_size": 32}
+    run = train(tmp_path, monkeypatch, **changes)
+    assert evaluated_steps(run) == [6, 15, 18]
+
+
+def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = iter([0.2, 0.4, 0.4, 0.3])
+    monkeypatch.setattr(learn, "evaluate", lambda *_: pretend(Judged({"top1": next(found), "top5": 1.0}, 11))())
+    changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
+    run = train(tmp_path, monkeypatch, **changes)
+    folder = run.path / "checkpoints"
+    assert [int(path.stem[5:]) for path in list_checkpoints(folder)] == [12, 10, 9]
+    assert read_checkpoint(folder / "best.safetensors").document["step"] == 6
+    assert run.result.quality is not None
+    assert run.result.quality.value == 0.4
+
+
+def test_who_wants_no_best_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written = []
+    write = learn.write_checkpoint
+    monkeypatch.setattr(learn, "write_checkpoint", lambda *a: (written.append(a[1]), write(*a))[1])
+    monkeypatch.setattr(learn, "evaluate", pretend(Judged({"top1": 0.5, "top5": 1.0}, 11)))
+    changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.best": False, "checkpoint.every_epochs": 2.0}
+    run = train(tmp_path, monkeypatch, **changes)
+    assert written == [6, 12]
+    assert not (run.path / "checkpoints/best.safetensors").exists()
+
+
+def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written = []
+    write = learn.write_checkpoint
+    monkeypatch.setattr(learn, "write_checkpoint", lambda *a: (written.append(a[1]), write(*a))[1])
+    changes = {"stop.epochs": 1.0, "checkpoint.every_seconds": 1e-6}
+    train(tmp_path, monkeypatch, **changes)
+    assert written == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learn, "evaluate", pretend(Judged({"top1": 0.0, "top5": 0.0, "loss": float("nan")}, 11)))
+    learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
+    assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 0.0}]
+
+
+def test_a_long_evaluation_may_use_up_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learn, "evaluate", pretend(Judged({"top1": 0.5, "top5": 1.0}, 11)))
+    config = make_config(**(QUICK | {"stop.seconds": 1e6, "stop.epochs": 5.0}))
+    clock = learn.Course.clock
+
+    def late(course: Any) -> float:
+        return clock(course) + (1e6 if course.history else 0)
+
+    monkeypatch.setattr(learn.Course, "clock", late)
+    run = train_here(config, tmp_path, monkeypatch)
+    assert evaluated_steps(run) == [12]
+    assert run.result.status == "target_missed"
+
+
+def test_more_epochs_go_on_where_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    constant = {"schedule.name": "constant", "schedule.warm_up_epochs": 0.0}
+    run = train(tmp_path / "short", monkeypatch, **{"stop.epochs": 1.0, **constant})
+    config = make_config(**(QUICK | constant))
+    train_here(config, run.path, monkeypatch, resume=True)
+    whole = train_here(config, tmp_path / "whole", monkeypatch)
+    assert_same(read_learned(run.path), read_learned(whole.path))
+
+
+def test_divergence_names_the_loss_scale_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = make_config(
+        **(QUICK | {"optimizer.learning_rate": 1e12, "train.precision": "fp16", "train.batch_size": 2})
+    )
+    with pytest.raises(
+        RunError, match=r"at step \d+ \(learning rate .*, loss scale \d+.*\); there is no checkpoint yet$"
+    ):
+        train_here(config, tmp_path, monkeypatch)
+    (run,) = tmp_path.iterdir()
+    assert read_result(run).status == "failed"
