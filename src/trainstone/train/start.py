@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,7 +37,7 @@ OTHER_RANK = "a signal to another rank"
 def share_run(run: RunFolder | None, world: World) -> RunFolder:
     """Tell all ranks where the run is written; only the first writes its result."""
     hosts = gather(world, {"host": os.uname().nodename})
-    told = None
+    told: dict[str, Any] | None = None
     if run:
         assert hosts is not None  # the first rank has all
         nodes = len({one["host"] for one in hosts})
@@ -120,9 +120,10 @@ def begin_course(config: Config, training: OpenSplit, rank: Rank, checkpoint: Ch
         course.go_on_from(checkpoint.document, str(checkpoint.path))
         before = checkpoint.document.get("global_batch")
         if before != course.global_batch:
+            ranks = format_count(rank.world, "rank")
             raise ConfigError(
-                f"the run has {before} images a step so far; {format_count(rank.world, 'rank')} with train.batch_size = "
-                f"{train.batch_size} have {course.global_batch}",
+                f"the run has {before} images a step so far; {ranks} with train.batch_size = {train.batch_size} have "
+                f"{course.global_batch}",
                 hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
             )
     return course

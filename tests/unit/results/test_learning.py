@@ -37,7 +37,7 @@ def test_without_a_target_the_whole_time_is_told():
     quality = make_quality(target=None, seconds_to_target=None)
     told = write_learning_verdict(quality, "ok", make_phases(), "ResNet-18")
     assert told.startswith("ResNet-18: best 92.4 % top-1 after 8 epochs, in 2 min 27 s: training 76 %, ")
-    assert told.endswith("other 13 %")
+    assert told.endswith("checkpoints 2 %")
     assert write_learning_verdict(quality, "ok", None, "x") == "x: best 92.4 % top-1 after 8 epochs"
 
 

@@ -13,6 +13,7 @@ from trainstone.results.store import RunFolder, read_result
 from trainstone.train import learn
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.evaluate import Judged
+from trainstone.train.precision import LossScale
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
 
@@ -147,12 +148,9 @@ def test_more_epochs_go_on_where_a_run_ended(tmp_path: Path, monkeypatch: pytest
 
 
 def test_divergence_names_the_loss_scale_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config = make_config(
-        **(QUICK | {"optimizer.learning_rate": 1e12, "train.precision": "fp16", "train.batch_size": 2})
-    )
-    with pytest.raises(
-        RunError, match=r"at step \d+ \(learning rate .*, loss scale \d+.*\); there is no checkpoint yet$"
-    ):
-        train_here(config, tmp_path, monkeypatch)
+    monkeypatch.setattr(LossScale, "value", 1024.0)
+    told = r"at step \d+ \(learning rate .*, loss scale 1024\); there is no checkpoint yet$"
+    with pytest.raises(RunError, match=told):
+        train(tmp_path, monkeypatch, **{"optimizer.learning_rate": 1e12})
     (run,) = tmp_path.iterdir()
     assert read_result(run).status == "failed"
