@@ -64,7 +64,7 @@ def split_time(phases: Phases, total_seconds: float) -> dict[str, float]:
 
 
 def total_time(quality: Quality, phases: Phases) -> float:
-    """Return the time to the target; without one, the run's clock at the last evaluation, or what is known beyond it."""
+    """Return the time to the target; without one, the run's clock at the last evaluation, or what is known beyond."""
     if quality.seconds_to_target is not None:
         return quality.seconds_to_target
     last = quality.history[-1].seconds if quality.history else 0.0

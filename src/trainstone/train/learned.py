@@ -69,7 +69,7 @@ def conclude_training(
         devices=[schema.Device.model_validate(one) for one in devices],
         findings=[
             *run.result.findings,
-            *check_throughput(throughput, summary.step_seconds),
+            *check_speed(throughput, summary.step_seconds),
             *check_limits(utilisation, summary.data_share, throttled),
             *check_setting(fitted, noise, memory),
             *tell_skipped(seen),
@@ -93,6 +93,13 @@ def scale_throughput(summary: StepSummary, ranks: int) -> schema.Throughput:
     one = summary.throughput
     ci95 = (one.ci95[0] * ranks, one.ci95[1] * ranks) if one.ci95 else None
     return one.model_copy(update={"images_per_second": one.images_per_second * ranks, "ci95": ci95})
+
+
+def check_speed(throughput: schema.Throughput, steps: schema.StepSeconds) -> list[schema.Finding]:
+    """Doubts about the speed: beside the point of a training, which is no measurement of it."""
+    hint = "trainstone bench RUN/config.toml measures the speed by itself"
+    doubts = check_throughput(throughput, steps)
+    return [doubt.model_copy(update={"severity": "info", "hint": hint}) for doubt in doubts]
 
 
 def tell_skipped(seen: Observed) -> list[schema.Finding]:

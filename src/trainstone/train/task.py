@@ -190,7 +190,8 @@ def apply_process_settings(config: Config) -> None:
     if engine.threads != "auto":
         torch.set_num_threads(engine.threads)
     torch.backends.cudnn.benchmark = engine.cudnn_benchmark and not engine.deterministic
-    torch.use_deterministic_algorithms(engine.deterministic)
+    if engine.deterministic != torch.are_deterministic_algorithms_enabled():  # saying so imports the compiler: seconds
+        torch.use_deterministic_algorithms(engine.deterministic)
     switch_tf32(config.train.precision)
 
 
