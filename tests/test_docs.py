@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
+from made_saved import make_checkpoint
 from trainstone.results.checks import CODES
 
 README = (ROOT / "README.md").read_text()
@@ -54,6 +55,9 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
             copy = shutil.copytree(run, tmp_path / "runs" / name)
             text = (copy / "result.json").read_text()
             (copy / "result.json").write_text(text.replace('"run_id": "', f'"run_id": "{name}-'))
+    if arguments[0] == "eval":
+        (tmp_path / "runs" / "a" / "checkpoints").mkdir()
+        make_checkpoint(tmp_path / "runs" / "a" / "checkpoints")
     if arguments[0] in ("bench", "train", "eval"):
         arguments.append("--dry-run")
     if "--aa" in arguments:

@@ -150,3 +150,46 @@ def test_another_global_batch_is_refused(nursery: Nursery, both: tuple[Learned, 
     learned = read_learned(run)
     assert learned.document["step"] == 12
     assert math.isclose(learned.result.quality.epochs, 2.0)
+
+
+def test_a_folder_that_the_first_rank_cannot_have_ends_all_at_once(nursery: Nursery, tmp_path: Path):
+    (tmp_path / "file").touch()
+    arguments = ["train", "demo-classify", *set_arguments(stop__steps=1), "--out", str(tmp_path / "file/runs")]
+    first, second = [child.wait(30) for child in nursery.start_ranks(2, *arguments)]
+    assert (first.code, second.code) == (7, 7)
+    assert "error: cannot write run folder " in first.err
+    assert "Traceback" not in first.err
+    assert (second.out, second.err) == ("", "")
+
+
+def test_a_signal_to_one_rank_breaks_off_the_evaluation_of_all(nursery: Nursery):
+    out, many = nursery.folder / "broken-off", {"data.generated_val": 3000, "eval.batch_size": 1, "stop.epochs": 1.0}
+    children = nursery.start_ranks(2, "train", "demo-classify", *set_arguments(**many), "--out", str(out))
+    wait_until(lambda: "evaluating" in children[0].err.read_text())
+    children[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in children] == [75, 75]
+    run = find_run(nursery, "broken-off")
+    stopped = read_learned(run, 2)
+    assert (stopped.result.status, stopped.document["step"], stopped.judged) == ("interrupted", 6, [])
+    judging = nursery.start_ranks(
+        2, "eval", str(run), "--set", "eval.batch_size=1", "--out", str(nursery.folder / "broken-eval")
+    )
+    wait_until(lambda: "evaluating" in judging[0].err.read_text())
+    judging[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in judging] == [130, 130]
+    assert read_result(find_run(nursery, "broken-eval")).status == "interrupted"
+    ended = nursery.run("train", "--resume", str(run), "--set", "eval.batch_size=64", world=2)
+    assert ended.code == 0
+    assert [(step, images) for _, step, images, _ in read_learned(run, 2).judged] == [(6, 3000)]
+
+
+def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):
+    train(nursery, 2, "lost", stop__epochs=1.0)
+    run = find_run(nursery, "lost")
+    steps = run / "steps-rank0001.csv"
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:3]))
+    assert nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2", world=2).code == 0
+    learned = read_learned(run, 2)
+    assert [columns["step"].tolist() for columns in learned.steps] == [list(range(12)), list(range(6, 12))]
+    assert [device.rank for device in learned.result.devices] == [0, 1]
+    assert (run / "steps-rank0001.csv.before-1").read_text().count("\n") == 3

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from trainstone.cli import options
 from trainstone.cli.bench import finish
 from trainstone.cli.compare import spread_to
+from trainstone.cli.train import telling_ranks
 from trainstone.errors import EXIT_INTERRUPTED, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -142,7 +143,10 @@ def judge_here(
         raise ConfigError("eval --bench measures one device", hint="start it without a launcher")
     if mode == "bench" and config.engine.keep_memory:
         restart_keeping_memory()
-    run = create_run(out, "eval", config, shlex.join(["trainstone", *sys.argv[1:]])) if first else None
+    run = None
+    if first:
+        with telling_ranks(config):
+            run = create_run(out, "eval", config, shlex.join(["trainstone", *sys.argv[1:]]))
     try:
         with ProgressLine(quiet=quiet) as line:
             for progress in start(config, run, saved, mode):

@@ -27,7 +27,7 @@ def recipes(
     width = max(len(config.name) for config in configs)
     for config in configs:
         print(printable(f"{config.name:<{width}}  v{config.version}  {config.summary}"))
-    print("\nShow one: trainstone recipes NAME      Run one: trainstone bench NAME")
+    print("\nShow one: trainstone recipes NAME      Run one: trainstone bench|train NAME")
 
 
 def show_recipe(name: str, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,10 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.bench import print_plan, show
-from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ConfigError
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ConfigError, TrainstoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from trainstone.config.learning import StopConfig
     from trainstone.config.schema import Config
     from trainstone.results.schema import Result
     from trainstone.results.store import RunFolder
@@ -31,7 +31,9 @@ def train(
     ] = None,
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
-    data: options.Data = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Train on the pictures of this data set.", show_default="the recipe's")
+    ] = None,
     out: options.Out = Path("runs"),
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with this run from its last checkpoint.")
@@ -40,10 +42,12 @@ def train(
         bool, typer.Option("--require-target", help="Exit with 8 where the target was not reached.")
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", help="Stop after this time, target or not.", show_default="no limit")
+        float | None,
+        typer.Option("--seconds", help="Stop after this time, target or not; 0: no limit.", show_default="no limit"),
     ] = None,
     iterations: Annotated[
-        int | None, typer.Option("--iterations", help="Stop after so many steps.", show_default="the recipe's epochs")
+        int | None,
+        typer.Option("--iterations", help="Stop after so many steps; 0: no limit.", show_default="the recipe's epochs"),
     ] = None,
     seed: options.Seed = None,
     device: options.DeviceName = None,
@@ -57,7 +61,6 @@ def train(
     from trainstone.log import configure_terminal
     from trainstone.machine.allocator import restart_keeping_memory
     from trainstone.machine.ranks import read_rank
-    from trainstone.results.store import read_result
 
     flags = options.collect_flags(seed=seed, device=device, data=data)
     flags |= {key: value for key, value in (("stop.seconds", seconds), ("stop.steps", iterations)) if value is not None}
@@ -70,14 +73,12 @@ def train(
     first = read_rank().number == 0
     configure_terminal(verbose=verbose, quiet=quiet)
     if resume and not settings and not flags:
-        status = tell_over(resume, as_json=as_json, first=first)
+        status = tell_over(resume, config.stop, as_json=as_json, first=first)
         if status:
             raise typer.Exit(code_of_end(status, None, require_target=require_target))
-    before = read_result(resume) if resume else None
     run = open_run(config, resume, out) if first else None
     try:
-        with undone_if_refused(run, before):
-            ended = run_here(config, run, strict=strict, quiet=bool(quiet) or not first, resume=resume is not None)
+        ended = run_here(config, run, strict=strict, quiet=bool(quiet) or not first, resume=resume is not None)
     except KeyboardInterrupt as err:
         if run:
             print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
@@ -114,10 +115,29 @@ def open_run(config: "Config", resume: Path | None, out: Path) -> "RunFolder":
     from trainstone.results.store import create_run, reopen_run
 
     command = shlex.join(["trainstone", *sys.argv[1:]])
-    return create_run(out, "train", config, command) if resume is None else reopen_run(resume, "train", command)
+    with telling_ranks(config):
+        return create_run(out, "train", config, command) if resume is None else reopen_run(resume, "train", command)
 
 
-def tell_over(resume: Path, *, as_json: bool, first: bool) -> str | None:
+@contextmanager
+def telling_ranks(config: "Config") -> Iterator[None]:
+    """Where the first rank cannot begin, say why and let the others know: they would wait for it."""
+    from trainstone.cli.main import print_error
+    from trainstone.machine.ranks import read_rank
+
+    try:
+        yield
+    except TrainstoneError as err:
+        if read_rank().world == 1:
+            raise
+        print_error(err)  # at once: to meet the others may take long
+        from trainstone.train.refusal import tell_refusal
+
+        tell_refusal(config, err)
+        raise typer.Exit(err.exit_code) from err
+
+
+def tell_over(resume: Path, stop: "StopConfig", *, as_json: bool, first: bool) -> str | None:
     """Say so where a run has come to its end, and return how: there is nothing to resume. None: there is."""
     from trainstone.results.store import RunFolder, read_result
 
@@ -125,21 +145,21 @@ def tell_over(resume: Path, *, as_json: bool, first: bool) -> str | None:
     if result.kind != "train" or result.status not in ("ok", "target_reached", "target_missed"):
         return None
     if first:
-        print(f"{resume} has come to its end; --set stop.epochs=N gives it more", file=sys.stderr)
+        print(f"{resume} has come to its end: {tell_end(result, stop)}", file=sys.stderr)
         show(RunFolder(resume, result), as_json=as_json)
     return result.status
 
 
-@contextmanager
-def undone_if_refused(run: "RunFolder | None", before: "Result | None") -> "Iterator[None]":
-    """Leave a run that was to be resumed as it was where its new configuration is refused."""
-    try:
-        yield
-    except ConfigError:
-        if run and before:
-            run.result = before
-            run.update()
-        raise
+def tell_end(result: "Result", stop: "StopConfig") -> str:
+    """Name the rule that ended a run, and what to type to let it go on."""
+    if result.status == "target_reached":
+        return "the target is reached; --set eval.target=X asks for more"
+    last = result.quality.history[-1] if result.quality and result.quality.history else None
+    if last and stop.steps and last.step >= stop.steps:
+        return f"stop.steps = {stop.steps}; --set stop.steps=0 takes the limit away"
+    if last and stop.seconds and last.epoch < stop.epochs and last.seconds >= stop.seconds:
+        return f"stop.seconds = {stop.seconds:g}; --set stop.seconds=0 takes the limit away"
+    return f"stop.epochs = {stop.epochs:g}; --set stop.epochs=N gives it more"
 
 
 def run_here(config: "Config", run: "RunFolder | None", *, strict: bool, quiet: bool, resume: bool) -> "Ended":

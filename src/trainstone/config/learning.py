@@ -122,10 +122,10 @@ class StopConfig(Section):
 
     epochs: Annotated[float, Field(gt=0)] = 90.0
     """Epochs; also the length of the schedule."""
-    steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps (`train --iterations`)."""
-    seconds: Annotated[float, Field(gt=0)] | None = None
-    """Time on the run's clock, evaluation and checkpoints included (`train --seconds`)."""
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Steps (`train --iterations`). 0: no limit."""
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Time on the run's clock, evaluation and checkpoints included (`train --seconds`). 0: no limit."""
 
 
 class CheckpointConfig(Section):

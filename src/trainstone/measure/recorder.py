@@ -12,15 +12,18 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.results.steps import COLUMNS, PHASE_COLUMNS, StepRecord, StepWriter, cut_steps
+from trainstone.results.steps import COLUMNS, PHASE_COLUMNS, StepRecord, StepWriter, cut_steps, set_aside
 
 
 class StepRecorder:
     """Step records of one rank, with the page faults each one cost (those of an earlier start: not known, 0)."""
 
     def __init__(self, path: Path, *, split_phases: bool, first_step: int = 0) -> None:
-        """Begin a file, or go on with one whose steps before `first_step` are kept."""
+        """Begin a file, or go on with one: steps before `first_step` are kept; one that lacks any is moved aside."""
         kept = cut_steps(path, first_step, split_phases=split_phases) if first_step else None
+        if first_step and kept is None:
+            set_aside(path)
+        self._first = first_step
         self._writer = StepWriter(path, split_phases=split_phases, go_on=kept is not None)
         self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())
         self._values = array("d")  # record after record: one append a step, 8 bytes a value
@@ -28,7 +31,8 @@ class StepRecorder:
         self._faults_before = _count_page_faults()
         if kept is not None:
             self._values.extend(np.stack(list(kept.values()), axis=1).ravel())
-            self._page_faults.extend([0.0] * first_step)
+            self._page_faults.extend([0.0] * len(kept["step"]))
+            self._first -= len(kept["step"])
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +59,7 @@ class StepRecorder:
 
     def current_step(self) -> int:
         """Index of the step under way, for the telemetry thread."""
-        return len(self._page_faults)
+        return self._first + len(self._page_faults)
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return one field of all steps so far."""

@@ -1,7 +1,8 @@
 """What a training run learned, in words and numbers: its verdict, where its time went, its evaluations. Pure."""
 
+from trainstone.results.checks import check_throughput
 from trainstone.results.quality import Evaluation, Quality
-from trainstone.results.schema import Phases, Status
+from trainstone.results.schema import Finding, Phases, Status, StepSeconds, Throughput
 from trainstone.units import format_percent, format_seconds
 
 METRIC_NAMES = {"top1": "top-1", "top5": "top-5"}
@@ -61,6 +62,19 @@ def split_time(phases: Phases, total_seconds: float) -> dict[str, float]:
         "checkpoints": max(0.0, phases.checkpoint_seconds or 0.0),
     }
     return parts | {"other": max(0.0, total_seconds - sum(parts.values()))}
+
+
+def check_speed(throughput: Throughput, steps: StepSeconds) -> list[Finding]:
+    """Doubts about the speed: beside the point of a training, which is no measurement of it."""
+    hint = "trainstone bench RUN/config.toml measures the speed by itself"
+    doubts = check_throughput(throughput, steps)
+    return [doubt.model_copy(update={"severity": "info", "hint": hint}) for doubt in doubts]
+
+
+def scale_throughput(one: Throughput, ranks: int) -> Throughput:
+    """All ranks' images a second: they take every step together."""
+    ci95 = (one.ci95[0] * ranks, one.ci95[1] * ranks) if one.ci95 else None
+    return one.model_copy(update={"images_per_second": one.images_per_second * ranks, "ci95": ci95})
 
 
 def total_time(quality: Quality, phases: Phases) -> float:

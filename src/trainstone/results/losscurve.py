@@ -46,11 +46,6 @@ def read_loss(path: Path) -> LossCurve | None:
     return thin_loss(read_blocks(path, NAMES))
 
 
-def smooth_loss(columns: Columns, num_points: int = NUM_POINTS) -> LossCurve | None:
-    """Thin and average the losses of a run whose columns are in memory."""
-    return thin_loss([columns], num_points)
-
-
 def thin_loss(blocks: Iterable[Columns], num_points: int = NUM_POINTS) -> LossCurve | None:
     """Merge neighbours until at most twice num_points are left; None without a step."""
     buckets, width, num_steps = np.empty((0, len(_ROWS))), 1, 0
@@ -62,7 +57,7 @@ def thin_loss(blocks: Iterable[Columns], num_points: int = NUM_POINTS) -> LossCu
             buckets = _merge(buckets, width)
     if num_steps == 0:
         return None
-    total = dict(zip(_ROWS, _drop_repeated(buckets).T, strict=True))
+    total = dict(zip(_ROWS, buckets.T, strict=True))
     return LossCurve(
         num_steps=num_steps,
         bucket_steps=width,
@@ -90,13 +85,6 @@ def _merge(buckets: Array, width: int) -> Array:
     """Merge neighbours that belong to the same `width` rows."""
     edges = np.flatnonzero(np.diff(buckets[:, 0] // width, prepend=-1))
     return np.column_stack((buckets[edges, 0], np.add.reduceat(buckets[:, 1:], edges, axis=0)))
-
-
-def _drop_repeated(buckets: Array) -> Array:
-    """Leave out what was trained again after a resume: the later record of a step counts."""
-    steps = buckets[:, 3] / buckets[:, 1]
-    still_to_come = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
-    return buckets[steps < still_to_come]
 
 
 def _average(sums: Array, counts: Array, half: int) -> Array:

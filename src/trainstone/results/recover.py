@@ -1,25 +1,29 @@
 """Judges a run that did not come to its end from the steps it left: killed, failed, interrupted or still running."""
 
 from pathlib import Path
+from typing import Any
 
 from trainstone.errors import ResultError
 from trainstone.results.checks import check_throughput, finding
-from trainstone.results.schema import Finding, Result
-from trainstone.results.steps import PHASE_COLUMNS, read_columns
+from trainstone.results.learning import check_speed, scale_throughput, write_learning_verdict
+from trainstone.results.schema import Phases, Result
+from trainstone.results.steps import PHASE_COLUMNS, Columns, read_columns
 from trainstone.results.store import read_result
-from trainstone.results.summary import summarise_steps, write_verdict
+from trainstone.results.summary import StepSummary, summarise_steps, write_verdict
 
 NEEDED = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
+RESUME = "go on with: trainstone train --resume RUN"
 
 
 def recover(path: Path) -> Result:
     """Read a run; where its result has no throughput but its step file has steps, fill in what they say."""
     result = read_result(path)
     if result.status == "killed":
-        told = "the run ended without a word: killed, out of memory, or the machine went down"
-        result = result.model_copy(update={"findings": [*result.findings, finding("killed", told)]})
+        result = tell_killed(result)
     if result.throughput is not None or result.points:
         return result
+    if result.kind == "train":
+        result = tell_learned(result)
     file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
     try:
         columns = read_columns(file, NEEDED) if file.is_file() else {}
@@ -28,7 +32,20 @@ def recover(path: Path) -> Result:
         summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
     except ResultError as err:
         return result.model_copy(update={"findings": [*result.findings, finding("damaged-file", err.message)]})
-    findings: list[Finding] = [*result.findings, *check_throughput(summary.throughput, summary.step_seconds)]
+    judge = judge_training if result.kind == "train" else judge_speed
+    found = {"throughput": summary.throughput, "step_seconds": summary.step_seconds}
+    return result.model_copy(update=found | judge(result, columns, summary))
+
+
+def tell_killed(result: Result) -> Result:
+    """Add the finding that nobody was left to write."""
+    told = "the run ended without a word: killed, out of memory, or the machine went down"
+    hint = f"{RESUME}; dmesg tells whether memory ran out" if result.kind == "train" else None
+    return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
+
+
+def judge_speed(result: Result, columns: Columns, summary: StepSummary) -> dict[str, Any]:
+    """What a measurement gets that was not completed."""
     title = f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then"
     verdict = write_verdict(
         title,
@@ -38,12 +55,35 @@ def recover(path: Path) -> Result:
         device_kind="device",
         precision=str(result.config.get("train", {}).get("precision")),
     )
-    return result.model_copy(
-        update={
-            "throughput": summary.throughput,
-            "step_seconds": summary.step_seconds,
-            "phases": summary.phases,
-            "findings": findings,
-            "verdict": verdict,
-        }
-    )
+    findings = [*result.findings, *check_throughput(summary.throughput, summary.step_seconds)]
+    return {"phases": summary.phases, "findings": findings, "verdict": verdict}
+
+
+def tell_learned(result: Result) -> Result:
+    """Give a training without a verdict the one of what it had learned."""
+    if result.verdict is not None:
+        return result
+    verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
+    return result.model_copy(update={"verdict": verdict})
+
+
+def judge_training(result: Result, _columns: Columns, summary: StepSummary) -> dict[str, Any]:
+    """What a training gets whose speed was not judged."""
+    throughput = scale_throughput(summary.throughput, result.world.ranks)
+    findings = [*result.findings, *check_speed(throughput, summary.step_seconds)]
+    return {"throughput": throughput, "phases": add_phases(result, summary.phases), "findings": findings}
+
+
+def add_phases(result: Result, stepped: Phases) -> Phases:
+    """Let steps after the last evaluation count; where a run has come to its end, its phases are what they are."""
+    known = result.phases
+    if known is None:
+        return stepped
+    if result.status in ("ok", "target_reached", "target_missed", "interrupted"):
+        return known
+    # The step file may lack the steps of an earlier start.
+    longer = {
+        name: max(getattr(known, name) or 0.0, getattr(stepped, name) or 0.0)
+        for name in ("train_seconds", "data_wait_seconds")
+    }
+    return stepped.model_copy(update=known.model_dump(exclude_none=True) | longer)

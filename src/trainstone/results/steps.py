@@ -4,6 +4,7 @@ Reading tolerates a file cut anywhere (kill -9): a torn last line is dropped.
 """
 
 import io
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -80,19 +81,34 @@ class StepWriter:
 
 
 def cut_steps(path: Path, first_step: int, *, split_phases: bool) -> Columns | None:
-    """Keep the steps before `first_step` and return them; None, the file untouched, where they are not all there."""
+    """Keep the steps before `first_step` and return them; None, the file untouched, where they are not all there.
+
+    A file may begin with a later step than the run: then the earlier ones were set aside.
+    """
     wanted = COLUMNS + (PHASE_COLUMNS if split_phases else ())
     try:
         columns = read_columns(path)
     except ResultError:
         return None
-    if tuple(columns) != wanted or list(columns["step"][:first_step]) != list(range(first_step)):
+    if tuple(columns) != wanted or not columns["step"][0].is_integer():
+        return None
+    begin = int(columns["step"][0])
+    kept = first_step - begin
+    if kept < 0 or list(columns["step"][:kept]) != list(range(begin, first_step)):
         return None
     with path.open("r+b") as file:
-        for _ in range(first_step + 1):  # and the header
+        for _ in range(kept + 1):  # and the header
             file.readline()
         file.truncate()
-    return {name: values[:first_step] for name, values in columns.items()}
+    return {name: values[:kept] for name, values in columns.items()}
+
+
+def set_aside(path: Path) -> None:
+    """Rename a step file that cannot be gone on with, to a name that nobody takes for one."""
+    if not path.exists():
+        return
+    names = (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
+    path.rename(next(name for name in names if not name.exists()))
 
 
 def read_blocks(path: Path, names: Sequence[str] | None = None) -> Iterator[Columns]:

@@ -10,7 +10,7 @@ import secrets
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from pydantic import ValidationError
@@ -23,6 +23,18 @@ from trainstone.results.schema import FORMAT, Kind, Process, Recipe, Result
 
 # A run on another host whose files stand still for so long is taken for dead; telemetry beats every half second.
 STALE_SECONDS = 60.0
+# What is known of the start before only, and judged anew at the end.
+LAST_START: dict[str, Any] = {
+    **dict.fromkeys(("throughput", "step_seconds", "utilisation", "noise", "memory", "energy", "loader")),
+    "devices": [],
+}
+
+
+class Before(NamedTuple):
+    """What a folder held before its run was taken up again."""
+
+    result: Result
+    files: dict[str, bytes]
 
 
 class RunFolder:
@@ -32,6 +44,7 @@ class RunFolder:
         self.path = path
         self.result = result
         self._writes = writes
+        self._before: Before | None = None
 
     def update(self, **changes: Any) -> None:
         """Change top-level keys of the result and rewrite result.json atomically."""
@@ -54,6 +67,27 @@ class RunFolder:
         if self._writes:
             write_atomically(self.path / "machine.json", dump_json({"machine": machine, "software": software}))
         self.update(machine=machine, software=software)
+
+    def remember(self) -> None:
+        """Keep what there is, for undo."""
+        names = ("config.toml", "machine.json")
+        files = {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
+        self._before = Before(self.result, files)
+
+    def begin(self) -> None:
+        """A run that was taken up does something: from here on there is no way back."""
+        self._before = None
+
+    def undo(self) -> bool:
+        """Leave a run that was taken up as it was, unless it has done something; says whether it did so."""
+        if self._before is None:
+            return False
+        before, self._before = self._before, None
+        for name, content in before.files.items():
+            write_atomically(self.path / name, [content])
+        self.result = before.result
+        self.update()
+        return True
 
 
 def create_run(
@@ -106,7 +140,11 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
         starts=result.process.starts + 1,
     )
     run = RunFolder(path, result)
-    run.update(status="running", process=process, command=command, findings=[], verdict=None)
+    try:
+        run.remember()
+        run.update(status="running", process=process, command=command, findings=[], verdict=None, **LAST_START)
+    except OSError as err:
+        raise ResultError(f"cannot write into {path}: {err.strerror or err}", hint="who may write there?") from err
     return run
 
 

@@ -10,10 +10,10 @@ from trainstone.errors import ResultError
 
 
 class WeightAverage:
-    """Averages of a model's parameters and of what its batch norm has seen; they lie where the model lies."""
+    """Averages of a plain model's parameters and of what its batch norm has seen; they lie where the model lies."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._model = unwrap(model)
+        self._model = model
         self._decay = decay
         self._averages = {name: tensor.clone() for name, tensor in self._trained().items()}
 
@@ -55,17 +55,6 @@ class WeightAverage:
     def _trained(self) -> dict[str, Tensor]:
         """Look the model's tensors up anew: a change of device or format replaces them (0.3 ms for ResNet-50)."""
         return {name: value for name, value in self._model.state_dict().items() if isinstance(value, Tensor)}
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the plain module within DistributedDataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return model
 
 
 def copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:

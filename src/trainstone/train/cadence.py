@@ -10,6 +10,11 @@ from fractions import Fraction
 from trainstone.config.learning import CheckpointConfig, EvalConfig, StopConfig
 
 
+def as_written(epochs: float) -> Fraction:
+    """Return 1/10 for 0.1, which itself is a little more."""
+    return Fraction(str(epochs))
+
+
 @dataclass(frozen=True)
 class Cadence:
     """The rhythm of one run."""
@@ -25,8 +30,8 @@ class Cadence:
     @property
     def last_step(self) -> int:
         """Steps after which training ends, target or not."""
-        steps = self._steps_for(Fraction(self.stop.epochs))
-        return steps if self.stop.steps is None else min(steps, self.stop.steps)
+        steps = self._steps_for(as_written(self.stop.epochs))
+        return min(steps, self.stop.steps or steps)
 
     def epochs_after(self, done: int) -> float:
         """Return the epochs of so many steps, with their fraction."""
@@ -44,11 +49,12 @@ class Cadence:
         by_epochs, by_steps = self.checkpoint.every_epochs, self.checkpoint.every_steps
         if done == self.last_step or (by_steps and done % by_steps == 0):
             return True
-        return bool(by_epochs) and self._parts(done - 1, Fraction(by_epochs)) < self._parts(done, Fraction(by_epochs))
+        unit = as_written(by_epochs)
+        return bool(unit) and self._parts(done - 1, unit) < self._parts(done, unit)
 
     def next_event(self, done: int) -> int:
         """Return after how many steps something may be due next: the loop runs until there."""
-        units = [Fraction(1)] + ([Fraction(self.checkpoint.every_epochs)] if self.checkpoint.every_epochs else [])
+        units = [Fraction(1)] + ([as_written(self.checkpoint.every_epochs)] if self.checkpoint.every_epochs else [])
         ends = [self._steps_for((self._parts(done, unit) + 1) * unit) for unit in units]
         if self.checkpoint.every_steps:
             ends.append((done // self.checkpoint.every_steps + 1) * self.checkpoint.every_steps)

@@ -83,6 +83,15 @@ def find_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, passed_over
 
 
+def set_aside(folder: Path, latest: Path | None) -> None:
+    """Rename damaged checkpoints that have more steps than the latest whole one: they would pass for later ones."""
+    for path in list_checkpoints(folder):
+        if path == latest:
+            return
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(path.name + ".damaged"))
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the latest `keep`, and what a killed writer left; never the best. Only the writer may call it."""
     assert keep >= 0

@@ -27,6 +27,8 @@ class Course:
     """Of an epoch."""
     global_batch: int
     parameters: int = 0
+    data: dict[str, str] = field(default_factory=dict)
+    """What tells the splits from others: number of pictures and digest of some."""
     done: int = 0
     """Steps."""
     history: list[Evaluation] = field(default_factory=list)
@@ -91,8 +93,8 @@ class Course:
         return best is not None and best.step == self.done
 
     def has_reached(self, target: float | None) -> bool:
-        """Whether the network as it is now was judged to be at the target."""
-        return target is not None and self.judged_now and self.history[-1].metrics[self.metric] >= target
+        """Whether an evaluation was at the target."""
+        return target is not None and any(one.metrics[self.metric] >= target for one in self.history)
 
     def quality(self, config: EvalConfig) -> Quality | None:
         """What result.json says; None before the first evaluation."""
@@ -125,6 +127,10 @@ class Course:
         """What a later start needs to know."""
         return {
             "step": self.done,
+            "epoch": self.done * self.global_batch / self.pictures,
+            "pictures": self.pictures,
+            "global_batch": self.global_batch,
+            "data": self.data,
             "seconds": self.clock(),
             "train_seconds": self.train_seconds,
             "data_wait_seconds": self.data_wait_seconds,

@@ -8,8 +8,9 @@ import torch
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
+from trainstone.machine.interrupt import Interrupt
 from trainstone.results.progress import Progress
-from trainstone.train.distributed import World, sum_over
+from trainstone.train.distributed import Agreement, World, sum_over
 from trainstone.train.precision import autocast
 from trainstone.train.task import Task, feed_device
 from trainstone.workloads.registry import WORKLOADS
@@ -22,24 +23,37 @@ class Judged(NamedTuple):
     images: int
 
 
-def evaluate(task: Task, config: Config, opened: OpenSplit, world: World) -> Generator[Progress, None, Judged]:
-    """Evaluate the network, or its average where one is kept; it is left as it was, ready to train."""
+def evaluate(
+    task: Task, config: Config, opened: OpenSplit, world: World, interrupt: Interrupt
+) -> Generator[Progress, None, Judged | None]:
+    """Evaluate the network, or its average where one is kept; it is left as it was, ready to train.
+
+    None, on all ranks: somebody asked for the end before all pictures were judged.
+    """
     with task.average.swapped() if task.average else nullcontext():
-        return (yield from judge_network(task.plain, config, task.device, opened, world))
+        return (yield from judge_network(task.plain, config, task.device, opened, world, interrupt))
 
 
 def judge_network(
-    model: torch.nn.Module, config: Config, device: torch.device, opened: OpenSplit, world: World
-) -> Generator[Progress, None, Judged]:
-    """Evaluate a network on all ranks' shares of the pictures."""
+    model: torch.nn.Module,
+    config: Config,
+    device: torch.device,
+    opened: OpenSplit,
+    world: World,
+    interrupt: Interrupt,
+) -> Generator[Progress, None, Judged | None]:
+    """Evaluate a network on all ranks' shares of the pictures; None where it was broken off."""
     workload = WORKLOADS[config.workload]
     judge, sums, total = workload.build_judge(config, device), None, len(opened.source)
+    stop = StopQuestion(world, interrupt)
     trained = model.training
     model.eval()
     try:
         with closing(workload.open_validation(config, opened, device, world.rank)) as loader:
             seen = 0
             for batch in feed_device(loader, device):
+                if stop.is_asked():
+                    break
                 with torch.inference_mode(), autocast(device, config.train.precision):
                     one = judge(model, batch)
                 sums = one if sums is None else sums + one
@@ -47,6 +61,34 @@ def judge_network(
                 yield Progress("evaluating", images=seen, total_images=total)
     finally:
         model.train(trained)
+    if stop.answer:
+        return None
+    stop.settle()
     assert sums is not None  # a split without pictures is refused when it is opened
-    metrics, images = workload.finish_eval(sum_over(world, sums.clone()))
+    metrics, images = workload.finish_eval(sum_over(world, sums))
     return Judged(metrics, images)
+
+
+class StopQuestion:
+    """Whether any rank was asked to end, put before every batch; ranks hear of others a batch later."""
+
+    def __init__(self, world: World, interrupt: Interrupt) -> None:
+        self._world = world
+        self._interrupt = interrupt
+        self._agreement = Agreement(world, 1)
+        self.answer = False
+
+    def is_asked(self) -> bool:
+        """Ask before a batch; all ranks have equally many, so that all get the same answer."""
+        asked = self._interrupt.asked is not None
+        if self._world.alone:
+            self.answer = asked
+            return asked
+        self.answer = any(self._agreement.take())
+        if not self.answer:
+            self._agreement.post([int(asked)])
+        return self.answer
+
+    def settle(self) -> None:
+        """After the last batch: what was asked since the one before is too late, and asked again elsewhere."""
+        self._agreement.take()

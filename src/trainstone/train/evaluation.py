@@ -7,10 +7,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
-import torch
 from torch import nn
 
 from trainstone.config.schema import Config
@@ -30,9 +29,10 @@ from trainstone.results.store import RunFolder
 from trainstone.train.distributed import World, broadcast_dict, gather, join_world
 from trainstone.train.evaluate import Judged, judge_network
 from trainstone.train.fit import choose_rank_device, fit_engine
-from trainstone.train.run import explaining, keep_record, stop_if
+from trainstone.train.refusal import hear_refusal
+from trainstone.train.run import explaining, keep_record
 from trainstone.train.saved import Saved, load_network
-from trainstone.train.start import provide_for_all, share_run
+from trainstone.train.start import OTHER_RANK, provide_for_all, share_run, stop_together
 from trainstone.train.task import open_data
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
@@ -49,14 +49,15 @@ def run_eval(config: Config, run: RunFolder | None, saved: Saved) -> Iterator[Pr
         files.enter_context(keep_record(run) if run else explaining())
         yield Progress("meeting the other ranks" if rank.world > 1 else "reading machine facts")
         world = files.enter_context(join_world(config.parallel, choose_rank_device(config.device, rank)))
+        hear_refusal(world)
         run = share_run(run, world)
         files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
         run.write_machine(read_facts(), read_software())
-        yield from provide_for_all(config, world)
+        yield from provide_for_all(config, world, interrupt)
         yield Progress("opening the data set")
         opened = open_pictures(config)
         yield Progress("fitting the recipe to this machine")
-        stop_if(interrupt)
+        stop_together(interrupt, world)
         config, device, findings = fit_engine(config, world=rank)
         config = agree_on_precision(config, world)
         run.write_config(config)
@@ -64,8 +65,11 @@ def run_eval(config: Config, run: RunFolder | None, saved: Saved) -> Iterator[Pr
         run.update(findings=findings)
         yield Progress("building the network")
         model = load_network(config, device, saved)
+        stop_together(interrupt, world)
         began = time.perf_counter()
-        judged = yield from judge_until(model, config, device, opened, world, interrupt)
+        judged = yield from judge_network(model, config, device, opened, world, interrupt)
+        if judged is None:
+            raise KeyboardInterrupt(interrupt.asked or OTHER_RANK)
         now = time.perf_counter()
         phases = schema.Phases(eval_seconds=now - began, program_seconds=now - started)
         conclude_eval(run, config, world, saved, opened, judged, phases, count_parameters(model))
@@ -87,20 +91,6 @@ def agree_on_precision(config: Config, world: World) -> Config:
     """Let all ranks compute with the precision that the first one found."""
     told = broadcast_dict(world, {"precision": config.train.precision})
     return config.model_copy(update={"train": config.train.model_copy(update=told)})
-
-
-def judge_until(
-    model: nn.Module, config: Config, device: torch.device, opened: OpenSplit, world: World, interrupt: Interrupt
-) -> Generator[Progress, None, Judged]:
-    """Evaluate, unless somebody asks for the end."""
-    going = judge_network(model, config, device, opened, world)
-    while True:
-        try:
-            yield next(going)
-        except StopIteration as end:
-            judged: Judged = end.value
-            return judged
-        stop_if(interrupt)
 
 
 def conclude_eval(

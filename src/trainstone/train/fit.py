@@ -29,6 +29,7 @@ from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
 from trainstone.train.distributed import place_device
 from trainstone.train.loop import train_steps
+from trainstone.train.optim import is_torchs
 from trainstone.train.precision import autocast
 from trainstone.train.task import apply_process_settings, build_task
 from trainstone.train.trial import Trial, fastest, try_precisions
@@ -59,7 +60,7 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measure
 
     `measured`: an automatic batch is small enough for many steps in the time budget; else it is one to learn with.
     """
-    config, device, findings = fit_engine(config, strict=strict, world=world)
+    config, device, findings = fit_engine(config, strict=strict, world=world, measured=measured)
     config, fitted = fit_batch(config, device, measured=measured)
     assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
     work = count_step_work(config, config.train.batch_size)
@@ -67,7 +68,7 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measure
 
 
 def fit_engine(
-    config: Config, *, strict: bool = False, world: Rank = ALONE
+    config: Config, *, strict: bool = False, world: Rank = ALONE, measured: bool = True
 ) -> tuple[Config, torch.device, list[Finding]]:
     """Resolve device, threads and precision, and adapt what this machine cannot do; batches are left as they are."""
     device = choose_rank_device(config.device, world)
@@ -75,10 +76,12 @@ def fit_engine(
         torch.accelerator.set_device_index(device)  # events, graphs and streams are made on the current device
     cores = max(1, available_cores().threads // count_sharing_ranks())
     threads = cores if config.engine.threads == "auto" else config.engine.threads
-    config = _change(config, "engine", threads=threads).model_copy(update={"device": str(device)})
+    # Of many ranks each has its own: the number is left to the next start.
+    named = str(device) if world.world == 1 else device.type
+    config = _change(config, "engine", threads=threads).model_copy(update={"device": named})
     if config.loader.threads == "auto":
         config = _change(config, "loader", threads=cores)
-    config, adapted = adapt_engine(config, device, world)
+    config, adapted = adapt_engine(config, device, world, measured=measured)
     if strict and adapted:
         raise ConfigError(f"--strict: {adapted[0].message}", hint=adapted[0].hint)
     config, chosen = fit_precision(config, device, threads)
@@ -99,7 +102,7 @@ def refuse_contradictions(config: Config) -> None:
     apart = [
         (engine.cuda_graphs and engine.split_phases, "engine.split_phases", "a replayed graph has no phases"),
         (engine.cuda_graphs and train.accumulate > 1, "train.accumulate", "a graph holds one batch"),
-        (engine.cuda_graphs and config.optimizer.name == "lars", "optimizer.name=lars", "its rates are the host's"),
+        (engine.cuda_graphs and not is_torchs(config.optimizer), "this optimizer", "its rates are the host's"),
     ]
     for both, key, why in apart:
         if both:
@@ -108,10 +111,16 @@ def refuse_contradictions(config: Config) -> None:
         raise ConfigError("engine.split_phases and train.accumulate exclude each other: the phases alternate")
 
 
-def adapt_engine(config: Config, device: torch.device, world: Rank = ALONE) -> tuple[Config, list[Finding]]:
-    """Switch off what this device has not, and say so."""
+def adapt_engine(
+    config: Config, device: torch.device, world: Rank = ALONE, *, measured: bool = True
+) -> tuple[Config, list[Finding]]:
+    """Switch off what this device has not, or learning cannot have, and say so."""
     refuse_contradictions(config)
     findings = []
+    if config.engine.cuda_graphs and not measured:
+        config = _change(config, "engine", cuda_graphs=False)
+        captured = "engine.cuda_graphs is for measuring (a capture moves the weights): switched off"
+        findings.append(finding("engine-adapted", captured))
     for key in ("cuda_graphs", "nvtx"):
         if getattr(config.engine, key) and device.type != "cuda":
             config = _change(config, "engine", **{key: False})

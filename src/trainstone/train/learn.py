@@ -6,6 +6,7 @@ between steps, so that all stop after the same one.
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
         due = wishes.time_over or course.done >= last or setting.cadence.evaluates_after(course.done)
         if due and not wishes.stop and not course.judged_now:
             yield from run_evaluation(setting, course)
-            wishes.take(ask_all(setting, course))  # it may have taken long
+            wishes.take(ask_all(setting, course))  # it may have taken long, or was broken off
         reached = course.has_reached(setting.config.eval.target)
         ending = reached or course.done >= last or bool(wishes.time_over or wishes.stop)
         if ending or wishes.checkpoint or wants_checkpoint(setting, course):
@@ -117,6 +118,7 @@ def run_steps(setting: Setting, course: Course, timer: Timer, wishes: Wishes) ->
         go_on=lambda: not wishes.pause,
     )
     for record in steps:
+        setting.run.begin()
         setting.recorder.add(record)
         setting.trackers.step(record)
         course.add_step(record)
@@ -154,16 +156,20 @@ def list_wishes(setting: Setting, course: Course, record: StepRecord | None) -> 
     return [
         0 if record is None or math.isfinite(record.loss) else record.step + 1,
         int(setting.interrupt.asked is not None),
-        int(limit is not None and course.clock() >= limit),
+        int(bool(limit) and course.clock() >= limit),
         int(bool(old) and course.clock() - course.saved_at_seconds >= old),
     ]
 
 
 def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
-    """Judge the validation pictures and write down what came of it."""
+    """Judge the validation pictures and write down what came of it; nothing where a signal broke it off."""
     began = time.perf_counter()
-    judged = yield from evaluate(setting.task, setting.config, setting.validation, setting.world)
+    judged = yield from evaluate(setting.task, setting.config, setting.validation, setting.world, setting.interrupt)
     spent = time.perf_counter() - began
+    if judged is None:
+        course.eval_seconds += spent
+        return
+    setting.run.begin()
     evaluation = Evaluation(
         epoch=setting.cadence.epochs_after(course.done),
         step=course.done,
@@ -193,7 +199,6 @@ def save(setting: Setting, course: Course) -> None:
             **course.document(),
             **take_values(setting.task),
             "run_id": setting.run.result.run_id,
-            "global_batch": setting.cadence.global_batch,
             "config": setting.config.model_dump(mode="json", exclude_none=True),
         }
         path = write_checkpoint(setting.checkpoints, course.done, document, take_tensors(setting.task))
@@ -211,7 +216,7 @@ def diverged(setting: Setting, step: int) -> RunError:
     rate = setting.task.rate(step)
     good = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint yet"
     lower = f"--set optimizer.learning_rate={setting.config.optimizer.learning_rate / 4:g}"
-    go_on = f"trainstone train --resume {setting.run.path} {lower}" if saved else f"try {lower}"
+    go_on = f"trainstone train --resume {shlex.quote(str(setting.run.path))} {lower}" if saved else f"try {lower}"
     return RunError(
         f"the loss is no number any more at step {step} (learning rate {rate:g}{scaled}); {good}",
         hint=f"{go_on}; or a longer schedule.warm_up_epochs, or train.precision=fp32",
@@ -222,7 +227,7 @@ def tell_progress(setting: Setting, course: Course, record: StepRecord) -> Progr
     """Where the run is, and how long it will last at most."""
     left = (setting.cadence.last_step - course.done) * course.seconds_per_step
     limit = setting.config.stop.seconds
-    if limit is not None:
+    if limit:
         left = min(left, limit - course.clock())
     best = course.best(setting.config.eval.metric)
     return Progress(

@@ -1,18 +1,25 @@
 """Judges a training run and writes its final result: the last phase of train/to_target.py."""
 
+import itertools
 import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from trainstone.machine.allocator import describe_allocator
-from trainstone.machine.health import grade_noise
-from trainstone.measure.recorder import StepRecorder
+from trainstone.machine.health import Pressure, grade_noise
+from trainstone.measure.devices import name_device
+from trainstone.measure.peaks import Peaks
+from trainstone.measure.telemetry import Reader
 from trainstone.results import schema
-from trainstone.results.checks import check_limits, check_throughput, finding
-from trainstone.results.learning import write_learning_verdict
-from trainstone.results.samples import read_samples, summarise
+from trainstone.results.checks import check_limits, finding
+from trainstone.results.learning import check_speed, scale_throughput, write_learning_verdict
+from trainstone.results.samples import Sample, read_samples, summarise
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, summarise_steps
 from trainstone.train.conclude import (
-    Observed,
     check_setting,
     describe_device,
     judge_energy,
@@ -22,34 +29,88 @@ from trainstone.train.conclude import (
 )
 from trainstone.train.course import Course
 from trainstone.train.distributed import World, gather
+from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
+from trainstone.train.learn import Setting
+from trainstone.train.task import Task
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
+ENERGY = ("joules", "energy_seconds", "average_watts", "meter")
 
-def conclude_training(
-    run: RunFolder, fitted: Fitted, world: World, recorder: StepRecorder, course: Course, seen: Observed
-) -> None:
-    """Turn steps and evaluations into the final result; every rank describes its device, the first writes."""
-    status, quality = judge_status(course, fitted.config.eval.target), course.quality(fitted.config.eval)
-    phases = course.phases().model_copy(update={"program_seconds": seen.program_seconds})
-    title = WORKLOADS[fitted.config.workload].title(fitted.config)
-    verdict = write_learning_verdict(quality, status, phases, title, stopped_by=seen.interrupted or "a signal")
-    run.update(status=status, quality=quality, phases=phases, verdict=verdict)
-    if not len(recorder):  # stopped before its first step
-        return
-    columns = recorder.columns()
-    summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
-    starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
-    window = float(starts[0]), float(starts[-1] + seconds[-1])
-    telemetry = summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
-    device = describe_device(os.uname().nodename, fitted, summary, telemetry, seen.reader)
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen beside the steps."""
+
+    pressure: tuple[Pressure, Pressure]
+    peaks: Peaks | None
+    """None: there was no time to measure them."""
+    memory: tuple[int | None, int]
+    """Highest use of the device, and of the host."""
+    telemetry_file: Path
+    reader: Reader
+    program_seconds: float
+
+
+def write_end(setting: Setting, course: Course, signal_name: str | None, program_seconds: float) -> None:
+    """Write how it ended, before anything else is judged: whoever is killed now has come to the end all the same."""
+    config, run = setting.config, setting.run
+    run.begin()
+    status, quality = judge_status(course, config.eval.target), course.quality(config.eval)
+    # The clock of a run that reached its target stopped with that evaluation: what came after it is not counted.
+    phases = run.result.phases if course.reached and run.result.phases else course.phases()
+    phases = phases.model_copy(update={"program_seconds": program_seconds})
+    title = WORKLOADS[config.workload].title(config)
+    verdict = write_learning_verdict(quality, status, phases, title, stopped_by=signal_name or "a signal")
+    judged = course.history[-1].images if course.history else len(setting.validation.source)
+    findings = [
+        *run.result.findings,
+        *tell_skipped(setting.task),
+        *tell_left_out(len(setting.validation.source) - judged),
+        *tell_stop(run, course, signal_name),
+    ]
+    run.update(status=status, quality=quality, phases=phases, verdict=verdict, findings=findings)
+
+
+def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Seen) -> None:
+    """Judge the speed as well; every rank describes its device, the first writes."""
+    run, world, recorder = setting.run, setting.world, setting.recorder
+    device = schema.Device(host=os.uname().nodename, name=name_device(fitted.device), label=str(fitted.device))
+    summary, telemetry = None, {}
+    if len(recorder):  # or stopped before its first step
+        columns = recorder.columns()
+        summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
+        starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
+        window = float(starts[0]), float(starts[-1] + seconds[-1])
+        telemetry = sum_up(read_samples(seen.telemetry_file), window, seen.reader.meter, course)
+        device = describe_device(device.host, fitted, summary, telemetry, seen.reader)
+    # A rank may have lost its steps while others have theirs: all must come here.
     devices = gather(world, {**device.model_dump(mode="json"), "rank": world.rank.number})
     if devices is None:
         return
+    phases = (run.result.phases or schema.Phases()).model_copy(update={"program_seconds": seen.program_seconds})
+    run.update(devices=[schema.Device.model_validate(one) for one in devices], phases=phases)
+    if summary is not None:
+        write_speed(run, fitted, world, summary, telemetry, seen)
+
+
+def sum_up(samples: Sequence[Sample], window: tuple[float, float], meter: str | None, course: Course) -> dict[str, Any]:
+    """Sum up telemetry; energy is left out where there were several starts: it counted on between them."""
+    telemetry = summarise(samples, *window, meter=meter)
+    went_back = any(later.time_seconds < one.time_seconds for one, later in itertools.pairwise(samples))
+    if course.starts > 1 or went_back:
+        telemetry |= dict.fromkeys(ENERGY)
+    return telemetry
+
+
+def write_speed(
+    run: RunFolder, fitted: Fitted, world: World, summary: StepSummary, telemetry: dict[str, Any], seen: Seen
+) -> None:
+    """Write what the steps of the first rank and its device say."""
     throttled = tell_throttling(telemetry)
-    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled)
-    throughput = scale_throughput(summary, world.rank.world)
+    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled) if seen.peaks else None
+    throughput = scale_throughput(summary.throughput, world.rank.world)
     noise = grade_noise(
         *seen.pressure,
         step_variation_percent=summary.variation_percent,
@@ -66,15 +127,12 @@ def conclude_training(
         memory=memory,
         energy=judge_energy(telemetry, summary.throughput.images_per_second) if world.alone else None,
         noise=noise,
-        devices=[schema.Device.model_validate(one) for one in devices],
         findings=[
             *run.result.findings,
             *check_speed(throughput, summary.step_seconds),
-            *check_limits(utilisation, summary.data_share, throttled),
+            *check_limits(utilisation or schema.Utilisation(), summary.data_share, throttled),
             *check_setting(fitted, noise, memory),
-            *tell_skipped(seen),
             *tell_unmeasured(seen.reader.unsupported),
-            *tell_stop(run, course, seen.interrupted),
         ],
     )
 
@@ -88,26 +146,12 @@ def judge_status(course: Course, target: float | None) -> schema.Status:
     return "ok" if target is None else "target_missed"
 
 
-def scale_throughput(summary: StepSummary, ranks: int) -> schema.Throughput:
-    """All ranks' images a second: they take every step together."""
-    one = summary.throughput
-    ci95 = (one.ci95[0] * ranks, one.ci95[1] * ranks) if one.ci95 else None
-    return one.model_copy(update={"images_per_second": one.images_per_second * ranks, "ci95": ci95})
-
-
-def check_speed(throughput: schema.Throughput, steps: schema.StepSeconds) -> list[schema.Finding]:
-    """Doubts about the speed: beside the point of a training, which is no measurement of it."""
-    hint = "trainstone bench RUN/config.toml measures the speed by itself"
-    doubts = check_throughput(throughput, steps)
-    return [doubt.model_copy(update={"severity": "info", "hint": hint}) for doubt in doubts]
-
-
-def tell_skipped(seen: Observed) -> list[schema.Finding]:
+def tell_skipped(task: Task) -> list[schema.Finding]:
     """A finding where damaged pictures were left out."""
-    if seen.loader is None or not seen.loader.skipped:
+    if task.loader is None or not task.loader.skipped:
         return []
-    pictures = format_count(len(seen.loader.bad_pictures), "damaged picture")
-    times = format_count(seen.loader.skipped, "time")
+    pictures = format_count(len(task.loader.bad_pictures), "damaged picture")
+    times = format_count(task.loader.skipped, "time")
     return [
         finding("pictures-skipped", f"{pictures} left out, {times} in all, since the last start; log.txt names them")
     ]
@@ -117,5 +161,5 @@ def tell_stop(run: RunFolder, course: Course, signal_name: str | None) -> list[s
     """A finding where somebody stopped the run."""
     if not course.stopped:
         return []
-    hint = f"go on with: trainstone train --resume {run.path}"
+    hint = f"go on with: trainstone train --resume {shlex.quote(str(run.path))}"
     return [finding("interrupted", f"stopped by {signal_name} after {course.done:,} steps", hint=hint)]

@@ -1,4 +1,4 @@
-"""How weights move: SGD, LARS, and what decays. Many tensors at a time, and the host never waits for the device."""
+"""How weights move: SGD, LARS, and what decays. Many tensors at a time; nothing here waits for the device."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -77,12 +77,17 @@ def trust(
     return list(torch.where((weight_norms > 0) & (gradient_norms > 0), local, 1.0).unbind())
 
 
+def is_torchs(config: OptimizerConfig) -> bool:
+    """Say whether torch's own SGD does what is asked for."""
+    return config.name == "sgd" and config.momentum_correction
+
+
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, device: torch.device, *, rate: float
 ) -> torch.optim.Optimizer:
     """Return the recipe's optimiser at a rate; plain SGD is torch's, in one fused kernel where torch has one."""
     groups = group_parameters(model, config)
-    if config.name == "lars" or not config.momentum_correction:
+    if not is_torchs(config):
         return Lars(
             groups,
             lr=rate,

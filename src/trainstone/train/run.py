@@ -5,6 +5,8 @@ Everything is written as it comes: a run killed at any moment leaves a folder th
 
 import logging
 import math
+import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -15,6 +17,7 @@ from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.health import read_pressure
 from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.ranks import read_rank
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.devices import (
     choose_reader,
@@ -29,6 +32,7 @@ from trainstone.measure.telemetry import Telemetry
 from trainstone.results import stats
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
+from trainstone.results.schema import Finding
 from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder
@@ -159,7 +163,7 @@ def stop_if(interrupt: Interrupt) -> None:
 
 @contextmanager
 def keep_record(run: RunFolder) -> Iterator[None]:
-    """Write a failure into the result before it ends the program."""
+    """Write a failure into the result before it ends the program; a run that was taken up in vain stays as it was."""
     try:
         yield
     except TrainstoneError as err:
@@ -172,12 +176,11 @@ def keep_record(run: RunFolder) -> Iterator[None]:
             raise
         raise known from err
     except KeyboardInterrupt:
-        stopped = finding("interrupted", "stopped before the measurement was complete")
-        run.update(status="interrupted", findings=[*run.result.findings, stopped])
+        with suppress(OSError):
+            run.update(status="interrupted", findings=[*run.result.findings, tell_early_end(run)])
         raise
     except OSError as err:
-        with suppress(OSError):
-            _write_failure(run, str(err), None)
+        _write_failure(run, str(err), None)
         raise ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?") from err
     except BaseException as err:
         _write_failure(run, f"{type(err).__name__}: {err}", None)
@@ -186,14 +189,26 @@ def keep_record(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """Turn what torch says into an error with a hint, where no record is kept: on all ranks but the first."""
+    """Turn what torch or the disk says into an error with a hint where no record is kept: on ranks beside the first."""
     try:
         yield
+    except OSError as err:
+        place = f"{err.filename}: {err.strerror}" if err.filename else str(err)
+        raise ResultError(
+            f"rank {read_rank().number} on {os.uname().nodename}: {place}",
+            hint="all ranks must see the same run folder and the same data: choose an --out DIR that all nodes share",
+        ) from err
     except RuntimeError as err:
         known = explain_torch_error(err)
         if known is None:
             raise
         raise known from err
+
+
+def tell_early_end(run: RunFolder) -> Finding:
+    """A finding where somebody stopped a run before there was anything to judge."""
+    hint = f"go on with: trainstone train --resume {shlex.quote(str(run.path))}" if run.result.kind == "train" else None
+    return finding("interrupted", "stopped before the measurement was complete", hint=hint)
 
 
 def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
@@ -213,4 +228,6 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
 def _write_failure(run: RunFolder, message: str, hint: str | None) -> None:
     log.debug("the run failed", exc_info=True)  # the trace goes to log.txt; the terminal gets the message
     failed = finding("run-failed", message, hint=hint)
-    run.update(status="failed", findings=[*run.result.findings, failed])
+    with suppress(OSError):  # a full disk must not hide what happened
+        if not run.undo():
+            run.update(status="failed", findings=[*run.result.findings, failed])

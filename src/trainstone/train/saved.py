@@ -69,9 +69,14 @@ def find_file(path: Path) -> tuple[Path, tuple[str, ...]]:
     if not path.is_dir():
         return path, ()
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+    damaged = []
     if (folder / BEST).is_file():
-        return folder / BEST, ()
+        try:
+            return read_checkpoint(folder / BEST).path, ()
+        except ResultError as err:
+            damaged.append(f"{err.message}; passed over")
     latest, doubts = find_latest(folder)
+    doubts = [*damaged, *doubts]
     if latest is None:
         found = f": {'; '.join(doubts)}" if doubts else ""
         raise DataError(

@@ -35,11 +35,18 @@ def take_values(task: Task) -> dict[str, Any]:
         {key: value for key, value in group.items() if key == "previous_lr" and value is not None}
         for group in task.optimizer.param_groups
     ]
-    return {"loss_scale": task.scale.state(), "optimizer_groups": groups}
+    kind = type(task.optimizer).__name__
+    return {"loss_scale": task.scale.state(), "optimizer": kind, "optimizer_groups": groups}
 
 
 def restore(task: Task, tensors: Mapping[str, Tensor], values: Mapping[str, Any], where: str) -> None:
     """Put a task into the state that was taken of one built alike."""
+    kind, before = type(task.optimizer).__name__, values.get("optimizer")
+    if kind != before:
+        raise ResultError(
+            f"{where} was written with the optimiser {before}; now it is {kind}, whose momentum means something else",
+            hint="keep optimizer.name and optimizer.momentum_correction as they were",
+        )
     expected = take_tensors(task)
     missing = [name for name in expected if name not in tensors and not name.startswith(RANDOM)]
     unlike = [name for name in expected if name in tensors and tensors[name].shape != expected[name].shape]

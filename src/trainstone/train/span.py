@@ -95,7 +95,7 @@ def share_statistics(images: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor
     Means and variances are combined, not sums of squares: their difference would lose what a large mean hides.
     """
     mean, variance = measure_channels(images)
-    mine = torch.cat([mean, variance, mean.new_tensor([images.numel() // images.shape[1]])])
+    mine = torch.cat([mean, variance, mean.new_full((1,), images.numel() // images.shape[1])])
     others = [torch.empty_like(mine) for _ in range(span.ranks)]
     dist.all_gather(others, mine, group=span.group)
     table = torch.stack(others)  # (ranks, 2 x channels + 1)

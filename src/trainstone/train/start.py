@@ -10,7 +10,7 @@ import torch
 
 from trainstone.config.schema import Config
 from trainstone.data.feeding.order import TrainOrder
-from trainstone.data.splits import OpenSplit
+from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import Rank
@@ -18,7 +18,7 @@ from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder
-from trainstone.train.checkpoint import Checkpoint, find_latest, read_checkpoint
+from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read_checkpoint, set_aside
 from trainstone.train.course import Course
 from trainstone.train.distributed import Agreement, World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted
@@ -55,11 +55,15 @@ def stop_together(interrupt: Interrupt, world: World) -> None:
         raise KeyboardInterrupt(interrupt.asked or OTHER_RANK)
 
 
-def provide_for_all(config: Config, world: World) -> Iterator[Progress]:
+def provide_for_all(config: Config, world: World, interrupt: Interrupt) -> Iterator[Progress]:
     """Let the first rank make what pictures are missing, while the others wait."""
     if world.rank.number == 0:
-        yield from provide_data(config)
+        for progress in provide_data(config):
+            yield progress
+            if interrupt.asked:  # what was drawn stays, and the next start goes on with it
+                break
     barrier(world)
+    stop_together(interrupt, world)
 
 
 class Pictures(NamedTuple):
@@ -99,34 +103,48 @@ def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[sc
     document, latest = None, None
     if world.rank.number == 0:
         latest, damaged = find_latest(folder)
-        document = {"path": str(latest.path) if latest else None, "damaged": damaged}
+        set_aside(folder, latest.path if latest else None)
+        document = {"name": latest.path.name if latest else None, "damaged": damaged}
     told = broadcast_dict(world, document)
     findings = [finding("checkpoint-damaged", message) for message in told["damaged"]]
-    if told["path"] is None:
+    if told["name"] is None:
         begun = "the run has no checkpoint yet: it starts from the beginning"
         return None, [*findings, finding("resumed", begun)]
-    checkpoint = latest or read_checkpoint(Path(told["path"]))
+    checkpoint = latest or read_checkpoint(folder / told["name"])
     step = checkpoint.document["step"]
     return checkpoint, [*findings, finding("resumed", f"went on from {checkpoint.path.name}, after step {step:,}")]
 
 
-def begin_course(config: Config, training: OpenSplit, rank: Rank, checkpoint: Checkpoint | None, starts: int) -> Course:
+def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Checkpoint | None, starts: int) -> Course:
     """Start the run's clock, or let it go on."""
-    train = config.train
+    train, training = config.train, pictures.training
     assert isinstance(train.batch_size, int)  # train/fit.py resolved it
     order = TrainOrder(len(training.source), train.batch_size, config.seed, rank, drop=config.loader.last == "drop")
     course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate, starts=starts)
+    course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures}
     if checkpoint:
         course.go_on_from(checkpoint.document, str(checkpoint.path))
-        before = checkpoint.document.get("global_batch")
-        if before != course.global_batch:
-            ranks = format_count(rank.world, "rank")
-            raise ConfigError(
-                f"the run has {before} images a step so far; {ranks} with train.batch_size = {train.batch_size} have "
-                f"{course.global_batch}",
-                hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
-            )
+        refuse_other_run(course, checkpoint, train.batch_size, rank)
+        if course.is_best_now and config.checkpoint.best and rank.number == 0:
+            keep_best(checkpoint.path.parent, checkpoint.path)  # it may have been killed before it did
     return course
+
+
+def refuse_other_run(course: Course, checkpoint: Checkpoint, batch_size: int, rank: Rank) -> None:
+    """Refuse to go on with other pictures or another number of them a step: it would not be the same run."""
+    before = checkpoint.document.get("global_batch")
+    if before != course.global_batch:
+        ranks = format_count(rank.world, "rank")
+        raise ConfigError(
+            f"the run has {before} images a step so far; {ranks} with train.batch_size = {batch_size} have "
+            f"{course.global_batch}",
+            hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
+        )
+    if (checkpoint.document.get("pictures"), checkpoint.document.get("data")) != (course.pictures, course.data):
+        raise DataError(
+            "the data set is not the one that the run began with: pictures were added, taken away or changed",
+            hint="bring it back as it was, or start a new run",
+        )
 
 
 def start_task(

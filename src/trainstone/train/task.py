@@ -59,7 +59,6 @@ class Task:
     cuda_graphs: bool = False
     accumulate: int = 1
     """Batches a step."""
-    steps_per_epoch: float = 1.0
     average: WeightAverage | None = None
 
     def epoch_of(self, step: int) -> int:
@@ -161,7 +160,6 @@ def build_task(
         nvtx=engine.nvtx,
         cuda_graphs=engine.cuda_graphs,
         accumulate=train.accumulate,
-        steps_per_epoch=pictures / global_batch,
         average=WeightAverage(model, train.ema) if train.ema else None,
     )
 

@@ -25,12 +25,12 @@ from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
 from trainstone.train.cadence import Cadence
-from trainstone.train.conclude import Observed
 from trainstone.train.course import Course
 from trainstone.train.distributed import World, join_world
 from trainstone.train.fit import Fitted, choose_rank_device, fit_to_machine
 from trainstone.train.learn import Setting, learn
-from trainstone.train.learned import conclude_training
+from trainstone.train.learned import Seen, conclude_training, write_end
+from trainstone.train.refusal import hear_refusal
 from trainstone.train.run import explaining, keep_record
 from trainstone.train.start import (
     OTHER_RANK,
@@ -66,10 +66,11 @@ def run_train(config: Config, run: RunFolder | None, *, strict: bool, resume: bo
         yield Progress("meeting the other ranks" if rank.world > 1 else "reading machine facts")
         device = choose_rank_device(config.device, rank)
         world = files.enter_context(join_world(config.parallel, device))
+        hear_refusal(world)
         run = share_run(run, world)
         files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
         run.write_machine(read_facts(), read_software())
-        yield from provide_for_all(config, world)
+        yield from provide_for_all(config, world, interrupt)
         pictures = open_both(config)
         config = settle_classes(config, pictures.training)
         yield Progress("fitting the recipe to this machine")
@@ -99,7 +100,7 @@ def train_and_judge(
     before = read_pressure()
     with ExitStack() as files:
         # The run's clock starts: from here on training data is touched.
-        course = begin_course(config, training, rank, checkpoint, run.result.process.starts)
+        course = begin_course(config, pictures, rank, checkpoint, run.result.process.starts)
         task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
         findings = [*fitted.findings, *told, *check_learning_rate(config, course.global_batch, rank)]
@@ -109,24 +110,18 @@ def train_and_judge(
         run.update(findings=findings, quality=course.quality(config.eval), phases=course.phases())
         recorder = files.enter_context(open_recorder(run, config, world, course))
         trackers = files.enter_context(open_curves(run, config, rank, course))
+        setting = Setting(config, run, world, task, cadence, validation, recorder, trackers, interrupt)
         with open_sampler(run, fitted, world, recorder, course) as telemetry:
-            yield from learn(
-                Setting(config, run, world, task, cadence, validation, recorder, trackers, interrupt), course
-            )
+            yield from learn(setting, course)
         after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
-        yield Progress("measuring this device's peak")
-        peaks = measure_peaks(fitted.device, config.train.precision)
-        seen = Observed(
-            (before, after),
-            peaks,
-            memory,
-            telemetry.path,
-            telemetry.reader,
-            interrupt.asked or (OTHER_RANK if course.stopped else None),
-            time.perf_counter() - started,
-            loader=task.loader,
-        )
-        conclude_training(run, fitted, world, recorder, course, seen)
+        signal = (interrupt.asked or OTHER_RANK) if course.stopped else None
+        write_end(setting, course, signal, time.perf_counter() - started)
+        peaks = None
+        if not course.stopped:  # a scheduler that asks for the end kills whoever is slow
+            yield Progress("measuring this device's peak")
+            peaks = measure_peaks(fitted.device, config.train.precision)
+        seen = Seen((before, after), peaks, memory, telemetry.path, telemetry.reader, time.perf_counter() - started)
+        conclude_training(setting, fitted, course, seen)
         trackers.finish(run.result.status)
 
 

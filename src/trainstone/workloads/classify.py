@@ -145,8 +145,9 @@ def build_judge(config: Config, device: torch.device) -> Judge:
         # A network that gives no numbers guesses nothing.
         right = (guesses == labels[:, None]) & logits.isfinite().all(1, keepdim=True)
         losses = F.cross_entropy(logits, labels.clamp(min=0), reduction="none") * counted
-        sums = right[:, 0].sum(), right.any(1).sum(), losses.double().sum(), counted.sum()
-        return torch.stack([one.double() for one in sums])
+        sums = right[:, 0].sum(), right.any(1).sum(), losses.sum(), counted.sum()
+        # Whole numbers of a batch are exact in float32; not every device has float64.
+        return torch.stack([one.float() for one in sums]).cpu().double()
 
     return judge
 

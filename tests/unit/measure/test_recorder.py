@@ -33,3 +33,26 @@ def test_page_faults_belong_to_the_step_that_caused_them(tmp_path: Path):
     assert held.size
     # Huge pages may serve it with few faults; then the counter of the whole process says the same.
     assert loud > max(quiet, after) or resource.getrusage(resource.RUSAGE_SELF).ru_minflt < 64 * 256
+
+
+def test_a_file_that_lacks_steps_is_moved_aside_and_its_successor_can_be_gone_on_with(tmp_path: Path):
+    path = tmp_path / "steps-rank0000.csv"
+    with StepRecorder(path, split_phases=False) as recorder:
+        for step in range(3):
+            recorder.add(make_record(step))
+    before = path.read_bytes()
+    with StepRecorder(path, split_phases=False, first_step=5) as recorder:
+        assert (len(recorder), recorder.current_step()) == (0, 5)
+        for step in range(5, 9):
+            recorder.add(make_record(step))
+    assert (tmp_path / "steps-rank0000.csv.before-1").read_bytes() == before
+    with StepRecorder(path, split_phases=False, first_step=7) as recorder:
+        assert (len(recorder), recorder.current_step()) == (2, 7)
+        recorder.add(make_record(7))
+        assert recorder.column("step").tolist() == [5, 6, 7]
+        assert len(recorder.page_faults()) == 3
+    assert read_columns(path)["step"].tolist() == [5, 6, 7]
+    with StepRecorder(path, split_phases=True, first_step=8) as recorder:  # other columns
+        assert len(recorder) == 0
+    assert len(list(tmp_path.glob("steps-rank0000.csv.before-*"))) == 2
+    assert [found.name for found in tmp_path.glob("steps-rank*.csv")] == ["steps-rank0000.csv"]

@@ -7,7 +7,7 @@ import pytest
 
 from made_learning import make_steps
 from trainstone.errors import ResultError
-from trainstone.results.losscurve import LossCurve, read_loss, smooth_loss, thin_loss
+from trainstone.results.losscurve import LossCurve, read_loss, thin_loss
 from trainstone.results.steps import Columns, StepWriter
 
 
@@ -18,7 +18,7 @@ def make_columns(losses: list[float] | np.ndarray, first_step: int = 0) -> Colum
 
 
 def smooth(losses: list[float] | np.ndarray) -> LossCurve:
-    curve = smooth_loss(make_columns(losses))
+    curve = thin_loss([make_columns(losses)])
     assert curve is not None
     return curve
 
@@ -67,15 +67,6 @@ def test_a_leap_does_not_spoil_what_comes_after():
     losses = np.full(400, 1.0)
     losses[50] = 1e20
     assert smooth(losses).smooth[-1] == 1.0
-
-
-def test_steps_trained_again_after_a_resume_count_once():
-    blocks = [make_columns([9.0] * 130), make_columns([1.0] * 100, first_step=100)]
-    curve = thin_loss(blocks)
-    assert curve is not None
-    assert curve.step.tolist() == list(range(200))
-    assert curve.loss[99] == 9.0
-    assert curve.loss[100] == 1.0
 
 
 def test_a_file_is_read_and_an_empty_one_has_no_curve(tmp_path: Path):

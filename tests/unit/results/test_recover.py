@@ -1,9 +1,15 @@
 """Runs that did not come to their end, judged from what they left."""
 
 import json
+import os
 from pathlib import Path
 
+import pytest
+
+from made_learning import make_phases, make_quality, make_steps, make_training, write_training
+from trainstone.results.quality import Quality
 from trainstone.results.recover import recover
+from trainstone.results.schema import Finding, Phases, World
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 from trainstone.results.summary import summarise_steps
@@ -60,3 +66,66 @@ def test_points_speak_for_their_run(golden):
     (path / "result.json").write_text(json.dumps(document | {"points": [{"label": "a", "run": "points/a"}]}))
     assert Path(path / "steps-rank0000.csv").exists()
     assert recover(path).throughput is None
+
+
+def write_cut_short(folder: Path, status: str, quality: Quality | None = None, **changes: object) -> Path:
+    """A training that ended after 120 steps, 100 of them before its last evaluation; its writer is long dead."""
+    known = Phases(train_seconds=30.0, data_wait_seconds=2.0, eval_seconds=6.0, checkpoint_seconds=0.8)
+    given = {"throughput": None, "verdict": None, "phases": known, "quality": quality, "status": status} | changes
+    path = write_training(folder, make_training(**given), make_steps()[:120])
+    os.utime(path / "result.json", (0, 0))
+    os.utime(path / "steps-rank0000.csv", (0, 0))
+    return path
+
+
+def find(findings: list[Finding], code: str) -> Finding:
+    return next(found for found in findings if found.code == code)
+
+
+def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: Path):
+    quality = make_quality(history=make_quality().history[:2], epochs=2.0, seconds_to_target=None)
+    result = recover(write_cut_short(tmp_path, "running", quality))
+    assert result.status == "killed"
+    told = "best 40.5 % top-1; killed after epoch 2; go on with trainstone train --resume RUN"
+    assert result.verdict == f"resnet50: {told}"
+    assert find(result.findings, "killed").hint.startswith("go on with: trainstone train --resume RUN; dmesg")
+    assert result.throughput is not None
+    assert result.phases is not None
+    assert result.phases.train_seconds == pytest.approx(36.0)
+    assert (result.phases.eval_seconds, result.phases.checkpoint_seconds) == (6.0, 0.8)
+    assert {found.severity for found in result.findings if found.code != "killed"} <= {"info"}
+
+
+def test_steps_that_were_set_aside_still_count(tmp_path: Path):
+    result = recover(write_cut_short(tmp_path, "running", phases=make_phases()))
+    assert result.phases == make_phases()
+
+
+@pytest.mark.parametrize(("status", "told"), [("failed", "failed"), ("interrupted", "stopped by a signal")])
+def test_a_training_that_failed_says_what_it_had_learned(tmp_path: Path, status: str, told: str):
+    verdict = recover(write_cut_short(tmp_path, status)).verdict
+    assert verdict is not None
+    assert f"best 92.4 % top-1; {told}" in verdict
+
+
+def test_a_training_killed_while_its_speed_was_judged_has_come_to_its_end(tmp_path: Path):
+    path = write_cut_short(tmp_path, "target_reached", make_quality(), verdict="done", phases=make_phases())
+    result = recover(path)
+    assert (result.status, result.verdict, result.phases) == ("target_reached", "done", make_phases())
+    assert result.throughput is not None
+
+
+def test_all_ranks_count(tmp_path: Path):
+    one, two = (
+        recover(write_cut_short(tmp_path / str(ranks), "running", world=World(ranks=ranks))).throughput
+        for ranks in (1, 2)
+    )
+    assert one is not None
+    assert two is not None
+    assert two.images_per_second == pytest.approx(2 * one.images_per_second)
+
+
+def test_a_training_without_steps_has_a_verdict_too(tmp_path: Path):
+    path = write_cut_short(tmp_path, "running")
+    (path / "steps-rank0000.csv").unlink()
+    assert str(recover(path).verdict).startswith("resnet50: best 92.4 % top-1; killed")

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from trainstone.errors import ResultError
-from trainstone.results.steps import COLUMNS, StepRecord, StepWriter, read_blocks, read_columns
+from trainstone.results.steps import COLUMNS, StepRecord, StepWriter, cut_steps, read_blocks, read_columns, set_aside
 
 RECORDS = [
     StepRecord(0, 0, 0.0, 0.001, 1.25, 4, 6.9077, 0.01),
@@ -93,3 +93,29 @@ def test_other_files_are_refused(tmp_path: Path):
             read_columns(path)
     with pytest.raises(ResultError, match="cannot read"):
         read_columns(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize(("begin", "first", "kept"), [(0, 3, 3), (4, 6, 2), (4, 4, 0), (4, 3, None), (0, 9, None)])
+def test_steps_before_one_are_kept_where_they_are_all_there(tmp_path: Path, begin: int, first: int, kept: int | None):
+    path = tmp_path / "s.csv"
+    write(path, [StepRecord(n, 0, n * 0.5, 0.0, 0.5, 4, 1.0, 0.1) for n in range(begin, begin + 5)])
+    whole = path.read_bytes()
+    columns = cut_steps(path, first, split_phases=False)
+    if kept is None:
+        assert columns is None
+        assert path.read_bytes() == whole
+    else:
+        assert columns is not None
+        assert columns["step"].tolist() == list(range(begin, begin + kept))
+        assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[: kept + 1])
+
+
+def test_a_step_that_is_no_number_is_no_beginning(tmp_path: Path):
+    path = tmp_path / "s.csv"
+    path.write_text(",".join(COLUMNS) + "\nnan,0,0,0,1,4,1,1\n")
+    assert cut_steps(path, 1, split_phases=False) is None
+
+
+def test_nothing_can_be_set_aside(tmp_path: Path):
+    set_aside(tmp_path / "s.csv")
+    assert list(tmp_path.iterdir()) == []

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from made_learning import make_training, write_training
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results.schema import FORMAT
-from trainstone.results.store import create_run, read_result
+from trainstone.results.store import create_run, read_result, reopen_run
 
 
 @pytest.fixture
@@ -123,3 +124,39 @@ def test_numbers_that_cannot_be_are_damage(run, changes: dict):
     change(run.path, **changes)
     with pytest.raises(ResultError, match=r"damaged|cannot read"):
         read_result(run.path)
+
+
+def test_a_run_that_is_taken_up_forgets_the_numbers_of_its_last_start(tmp_path: Path):
+    path = write_training(tmp_path, make_training(verdict="fine"))
+    run = reopen_run(path, "train", "trainstone train --resume x")
+    result = read_result(path)
+    assert (result.status, result.verdict, result.findings) == ("running", None, [])
+    assert (result.throughput, result.step_seconds, result.noise, result.devices) == (None, None, None, [])
+    assert (result.process.starts, result.process.pid) == (2, os.getpid())
+    assert result.quality == run.result.quality is not None
+    with pytest.raises(ResultError, match="is still running: process"):
+        reopen_run(path, "train", "x")
+
+
+def test_a_run_that_was_taken_up_in_vain_is_as_it_was(tmp_path: Path):
+    path = write_training(tmp_path, make_training(verdict="fine"))
+    (path / "config.toml").write_text("# as it was\n")
+    before = read_result(path)
+    run = reopen_run(path, "train", "x")
+    run.write_config(load_config("demo-classify"))
+    run.update(quality=None, phases=None)
+    assert run.undo()
+    assert (path / "config.toml").read_text() == "# as it was\n"
+    assert read_result(path).model_copy(update={"files": []}) == before.model_copy(update={"files": []})
+    assert not run.undo()
+
+
+def test_a_run_that_has_done_something_is_not_undone(tmp_path: Path):
+    run = reopen_run(write_training(tmp_path), "train", "x")
+    run.begin()
+    assert not run.undo()
+    assert read_result(run.path).status == "running"
+
+
+def test_a_new_run_has_nothing_to_go_back_to(run):
+    assert not run.undo()

@@ -4,9 +4,7 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.errors import ResultError
 from trainstone.train.average import WeightAverage
@@ -108,18 +106,6 @@ def test_a_saved_average_goes_on():
         move(other, 3)
         its.update(3)
     assert same(average.state(), resumed.state())
-
-
-def test_a_wrapped_model_keeps_its_own_names():
-    model = build_model()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        compiled = torch.compile(model, backend="eager")
-        for wrapped in (compiled, DistributedDataParallel(model), DistributedDataParallel(compiled)):
-            assert wrapped.state_dict().keys() != model.state_dict().keys()
-            assert WeightAverage(wrapped, 0.9).state().keys() == model.state_dict().keys()
-    finally:
-        dist.destroy_process_group()
 
 
 def test_it_follows_a_model_whose_tensors_are_replaced():

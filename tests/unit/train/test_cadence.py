@@ -10,7 +10,7 @@ from trainstone.train.cadence import Cadence
 PARTS = (0.0, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0)
 
 
-def make_cadence(pictures: int, batch: int, *, epochs: float = 3.0, steps: int | None = None, **others) -> Cadence:
+def make_cadence(pictures: int, batch: int, *, epochs: float = 3.0, steps: int = 0, **others) -> Cadence:
     evaluation = EvalConfig(every_epochs=others.pop("every", 1), offset=others.pop("offset", None))
     checkpoint = CheckpointConfig(every_epochs=others.pop("saved", 1.0), every_steps=others.pop("saved_steps", 0))
     assert not others
@@ -24,7 +24,7 @@ def cadences(draw: st.DrawFn) -> Cadence:
         draw(st.integers(1, 40)),
         draw(st.integers(1, 60)),
         epochs=draw(st.sampled_from((0.1, 0.5, 1.0, 2.7, 5.0))),
-        steps=draw(st.none() | st.integers(1, 30)),
+        steps=draw(st.integers(0, 30)),
         every=every,
         offset=draw(st.none() | st.integers(0, every - 1)),
         saved=draw(st.sampled_from(PARTS)),
@@ -36,8 +36,8 @@ def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
     """Take picture after picture; return the last step, and the steps after which is evaluated and saved."""
     evaluation, checkpoint = cadence.eval, cadence.checkpoint
     offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
-    part = Fraction(checkpoint.every_epochs) * cadence.pictures
-    wanted = Fraction(cadence.stop.epochs) * cadence.pictures
+    part = Fraction(str(checkpoint.every_epochs)) * cadence.pictures
+    wanted = Fraction(str(cadence.stop.epochs)) * cadence.pictures
     evaluated, saved = set(), set()
     taken, epochs, parts, step = 0, 0, 0, 0
     while True:
@@ -91,6 +91,13 @@ def test_a_batch_of_several_epochs_evaluates_once_a_step():
     assert cadence.epochs_after(1) == 2.5
 
 
-@pytest.mark.parametrize(("epochs", "steps", "last"), [(3.0, None, 36), (0.5, None, 6), (3.0, 5, 5), (0.01, 99, 1)])
-def test_the_first_stop_rule_counts(epochs: float, steps: int | None, last: int):
+@pytest.mark.parametrize(("epochs", "steps", "last"), [(3.0, 0, 36), (0.5, 0, 6), (3.0, 5, 5), (0.01, 99, 1)])
+def test_the_first_stop_rule_counts(epochs: float, steps: int, last: int):
     assert make_cadence(96, 8, epochs=epochs, steps=steps).last_step == last
+
+
+def test_a_tenth_of_an_epoch_is_a_tenth():
+    """0.1 as a binary number is a little more."""
+    cadence = make_cadence(3200, 32, epochs=0.1, saved=0.1)
+    assert cadence.last_step == 10
+    assert make_cadence(3200, 32, saved=0.1).checkpoints_after(10)

@@ -65,6 +65,27 @@ def test_an_evaluation_that_a_signal_took_is_made_up_for(tmp_path: Path, monkeyp
     assert_same(resumed, whole)
 
 
+def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = make_config(**(QUICK | {"eval.batch_size": 1}))
+    whole = train_here(config, tmp_path / "whole", monkeypatch)
+    judged: list[int] = []
+
+    def act(progress: Progress) -> None:
+        if progress.phase == "evaluating":
+            judged.append(progress.images or 0)
+            if len(judged) == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    run = train_here(config, tmp_path / "stopped", monkeypatch, act=act)
+    assert judged == [1, 2, 3, 4]
+    stopped = read_learned(run.path)
+    assert (stopped.result.status, stopped.document["step"], stopped.judged) == ("interrupted", 12, [])
+    assert stopped.result.phases is not None
+    assert (stopped.result.phases.eval_seconds or 0) > 0
+    train_here(config, run.path, monkeypatch, resume=True)
+    assert_same(read_learned(run.path), read_learned(whole.path))
+
+
 def test_a_signal_at_the_very_end_leaves_the_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 24)
     assert stopped.document["step"] == 24
@@ -154,3 +175,11 @@ def test_divergence_names_the_loss_scale_where_there_is_one(tmp_path: Path, monk
         train(tmp_path, monkeypatch, **{"optimizer.learning_rate": 1e12})
     (run,) = tmp_path.iterdir()
     assert read_result(run).status == "failed"
+
+
+def test_a_folder_with_a_space_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    changes = {"optimizer.learning_rate": 1e12, "checkpoint.every_steps": 1}
+    with pytest.raises(RunError) as failed:
+        train(tmp_path / "my runs", monkeypatch, **changes)
+    (run,) = (tmp_path / "my runs").iterdir()
+    assert f"trainstone train --resume '{run}' --set" in str(failed.value.hint)

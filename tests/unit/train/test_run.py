@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from made_learning import make_training, write_training
 from trainstone.config.load import load_config
-from trainstone.errors import ResultError, RunError
-from trainstone.results.store import create_run, read_result
-from trainstone.train.run import explain_torch_error, keep_record
+from trainstone.errors import DataError, MachineError, ResultError, RunError
+from trainstone.results.store import create_run, read_result, reopen_run
+from trainstone.train.run import explain_torch_error, explaining, keep_record
 
 
 @pytest.fixture
@@ -48,3 +49,58 @@ def test_a_good_end_writes_nothing(run):
 
 def test_unknown_errors_stay_unknown():
     assert explain_torch_error(RuntimeError("shape mismatch")) is None
+
+
+@pytest.mark.parametrize(
+    ("raised", "ends_as"),
+    [
+        (DataError("gone"), DataError),
+        (MachineError("no such device"), MachineError),
+        (ResultError("damaged"), ResultError),
+        (OSError(errno.ENOSPC, "No space left on device"), ResultError),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1"), Exception),
+    ],
+)
+def test_a_training_that_is_taken_up_in_vain_stays_as_it_was(tmp_path: Path, raised: Exception, ends_as: type):
+    path = write_training(tmp_path, make_training(verdict="fine"))
+    run = reopen_run(path, "train", "x")
+    with pytest.raises(ends_as):
+        fail_with(run, raised)
+    result = read_result(path)
+    assert (result.status, result.verdict, result.findings) == ("target_reached", "fine", [])
+    assert result.process.starts == 1
+
+
+def test_one_that_has_begun_failed_by_itself(tmp_path: Path):
+    run = reopen_run(write_training(tmp_path), "train", "x")
+    run.begin()
+    with pytest.raises(RunError):
+        fail_with(run, RunError("NaN"))
+    assert read_result(run.path).status == "failed"
+
+
+def test_a_full_disk_does_not_hide_what_happened(run, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trainstone.results.store.write_atomically", fail)
+    with pytest.raises(RunError, match="NaN"):
+        fail_with(run, RunError("NaN"))
+    with pytest.raises(KeyboardInterrupt):
+        fail_with(run, KeyboardInterrupt())
+
+
+def test_a_training_that_was_stopped_early_says_how_to_go_on(tmp_path: Path):
+    run = create_run(tmp_path / "my runs", "train", load_config("demo-classify"), "trainstone train")
+    with pytest.raises(KeyboardInterrupt):
+        fail_with(run, KeyboardInterrupt())
+    assert read_result(run.path).findings[-1].hint == f"go on with: trainstone train --resume '{run.path}'"
+
+
+def test_a_rank_that_does_not_see_the_folder_says_which(tmp_path: Path):
+    with (
+        pytest.raises(ResultError, match=f"rank 0 on .*: {tmp_path}/none/log.txt: No such file") as failed,
+        explaining(),
+    ):
+        (tmp_path / "none/log.txt").open("w")
+    assert "all ranks must see the same run folder" in str(failed.value.hint)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from trainstone.config.schema import Config
 from trainstone.data.generated.source import generate
-from trainstone.data.manifest import read_manifest
+from trainstone.data.manifest import Storage, read_manifest
 from trainstone.data.plan import Plan, make_plan
 from trainstone.data.prepare import prepare
 from trainstone.data.progress import Progress
@@ -35,7 +35,7 @@ def plan_stored(
     num_classes: int,
     seed: int = 0,
     clutter: bool = True,
-    storage: str = "folder",
+    storage: Storage = "folder",
     shards: dict[str, int] | None = None,
 ) -> Stored:
     """Plan a generated set in the cache folder."""
