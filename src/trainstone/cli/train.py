@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from trainstone.results.store import RunFolder
     from trainstone.train.to_target import Ended
 
+Data = Annotated[
+    Path | None, typer.Option("--data", help="Train on the pictures of this data set.", show_default="the recipe's")
+]
 FIXED = ("workload", "seed", "data", "model")
 """What a run keeps to its end, however often it is resumed."""
 
@@ -31,9 +34,7 @@ def train(
     ] = None,
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Train on the pictures of this data set.", show_default="the recipe's")
-    ] = None,
+    data: Data = None,
     out: options.Out = Path("runs"),
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with this run from its last checkpoint.")
