@@ -174,6 +174,7 @@ def be_child(question: dict[str, Any], main: Callable[[], None]) -> None:
     code = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         for number in question["ignore"]:
             signal.signal(number, signal.SIG_IGN)
         for descriptor, path in ((1, question["out"]), (2, question["err"])):
