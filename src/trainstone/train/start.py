@@ -47,6 +47,13 @@ def share_run(run: RunFolder | None, world: World) -> RunFolder:
     return run or RunFolder(Path(told["path"]), schema.Result.model_validate(told["result"]), writes=False)
 
 
+def find_own_processes(world: World) -> set[int]:
+    """Return the ranks' processes on this host, which are not others' work; on other ranks than the first, this one."""
+    here = {"host": os.uname().nodename, "pid": os.getpid()}
+    found = gather(world, here) or [here]
+    return {one["pid"] for one in found if one["host"] == here["host"]}
+
+
 def stop_together(interrupt: Interrupt, world: World) -> None:
     """Between phases: end all ranks where one was asked to, before there is anything to save."""
     agreement = Agreement(world, 1)

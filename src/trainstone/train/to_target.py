@@ -38,6 +38,7 @@ from trainstone.train.start import (
     agree_on_fit,
     begin_course,
     check_learning_rate,
+    find_own_processes,
     find_start,
     open_both,
     provide_for_all,
@@ -97,7 +98,8 @@ def train_and_judge(
     training, validation = pictures
     checkpoint, told = find_start(run, world) if resume else (None, [])
     reset_peaks(fitted.device)
-    before = read_pressure()
+    own = find_own_processes(world)
+    before = read_pressure(pids=own)
     with ExitStack() as files:
         # The run's clock starts: from here on training data is touched.
         course = begin_course(config, pictures, rank, checkpoint, run.result.process.starts)
@@ -113,7 +115,7 @@ def train_and_judge(
         setting = Setting(config, run, world, task, cadence, validation, recorder, trackers, interrupt)
         with open_sampler(run, fitted, world, recorder, course) as telemetry:
             yield from learn(setting, course)
-        after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
+        after, memory = read_pressure(pids=own), (peak_device_bytes(fitted.device), peak_host_bytes())
         signal = (interrupt.asked or OTHER_RANK) if course.stopped else None
         write_end(setting, course, signal, time.perf_counter() - started)
         peaks = None
