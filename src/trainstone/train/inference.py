@@ -25,11 +25,10 @@ from trainstone.machine.health import read_pressure
 from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import Timer, choose_timer
-from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.measure.devices import peak_device_bytes, peak_host_bytes, reset_peaks
 from trainstone.measure.flops import Work, count_forward
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.telemetry import Telemetry
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Phases
 from trainstone.results.steps import StepRecord
@@ -38,7 +37,7 @@ from trainstone.train.conclude import Observed, conclude
 from trainstone.train.evaluation import open_pictures
 from trainstone.train.fit import Fitted, fit_engine
 from trainstone.train.precision import autocast
-from trainstone.train.run import keep_record, record_steps, stop_if
+from trainstone.train.run import keep_record, record_steps, sample_device, stop_if
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.task import compile_model, feed_device, provide_data, synthetic_batches
 from trainstone.workloads.registry import WORKLOADS
@@ -69,14 +68,7 @@ def run_inference(config: Config, run: RunFolder, saved: Saved) -> Iterator[Prog
         before, clock_start = read_pressure(), time.perf_counter()
         with (
             StepRecorder(run.path / "steps-rank0000.csv", split_phases=False) as recorder,
-            Telemetry(
-                run.path,
-                device_label=str(fitted.device).replace(":", ""),
-                reader=choose_reader(fitted.device),
-                current_step=recorder.current_step,
-                interval_seconds=fitted.config.measure.telemetry_seconds,
-                started=clock_start,
-            ) as telemetry,
+            sample_device(run, fitted, recorder, clock_start) as telemetry,
         ):
             yield from measure_batches(fitted, model, opened, recorder, interrupt, clock_start)
         after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())

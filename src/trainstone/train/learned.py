@@ -62,7 +62,9 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
     phases = run.result.phases if course.reached and run.result.phases else course.phases()
     phases = phases.model_copy(update={"program_seconds": program_seconds})
     title = WORKLOADS[config.workload].title(config)
-    verdict = write_learning_verdict(quality, status, phases, title, stopped_by=signal_name or "a signal")
+    verdict = write_learning_verdict(
+        quality, status, phases, title, stopped_by=signal_name or "a signal", run=shlex.quote(str(run.path))
+    )
     judged = course.history[-1].images if course.history else len(setting.validation.source)
     findings = [
         *run.result.findings,

@@ -39,7 +39,7 @@ from trainstone.results.store import RunFolder
 from trainstone.train.conclude import Observed, conclude
 from trainstone.train.distributed import explain_peer_error
 from trainstone.train.feeding import measure_after, measure_before, open_alone
-from trainstone.train.fit import fit_to_machine
+from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.loop import train_steps
 from trainstone.train.task import Task, build_task, open_data, provide_data, settle_classes
 
@@ -80,14 +80,7 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
         steps_file = run.path / "steps-rank0000.csv"
         with (
             StepRecorder(steps_file, split_phases=fitted.config.engine.split_phases) as recorder,
-            Telemetry(
-                run.path,
-                device_label=str(fitted.device).replace(":", ""),
-                reader=choose_reader(fitted.device),
-                current_step=recorder.current_step,
-                interval_seconds=fitted.config.measure.telemetry_seconds,
-                started=clock_start,
-            ) as telemetry,
+            sample_device(run, fitted, recorder, clock_start) as telemetry,
         ):
             task = files.enter_context(closing(build_task(fitted.config, fitted.device, opened)))
             yield from measure_steps(task, fitted.config.measure, recorder, interrupt, clock_start)
@@ -99,6 +92,20 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
         spent = time.perf_counter() - started
         beside = (before, after), peaks, memory, telemetry.path, telemetry.reader, interrupt.asked, spent
         conclude(run, fitted, recorder, Observed(*beside, loader=task.loader, alone=alone))
+
+
+def sample_device(
+    run: RunFolder, fitted: Fitted, recorder: StepRecorder, started: float, suffix: str = ""
+) -> Telemetry:
+    """Sample the run's device while steps are recorded; `started` is when the clock of both began."""
+    return Telemetry(
+        run.path,
+        device_label=str(fitted.device).replace(":", "") + suffix,
+        reader=choose_reader(fitted.device),
+        current_step=recorder.current_step,
+        interval_seconds=fitted.config.measure.telemetry_seconds,
+        started=started,
+    )
 
 
 def measure_steps(

@@ -17,7 +17,7 @@ from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.health import read_pressure
 from trainstone.machine.interrupt import RESUMABLE, Interrupt
 from trainstone.machine.ranks import Rank, read_rank
-from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.measure.devices import peak_device_bytes, peak_host_bytes, reset_peaks
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Telemetry
@@ -31,7 +31,7 @@ from trainstone.train.fit import Fitted, choose_rank_device, fit_to_machine
 from trainstone.train.learn import Setting, learn
 from trainstone.train.learned import Seen, conclude_training, write_end
 from trainstone.train.refusal import hear_refusal
-from trainstone.train.run import explaining, keep_record
+from trainstone.train.run import explaining, keep_record, sample_device
 from trainstone.train.start import (
     OTHER_RANK,
     Pictures,
@@ -142,14 +142,6 @@ def open_recorder(run: RunFolder, config: Config, world: World, course: Course) 
 
 def open_sampler(run: RunFolder, fitted: Fitted, world: World, recorder: StepRecorder, course: Course) -> Telemetry:
     """Sample this rank's device; ranks that share a CPU have a file each."""
-    label = str(fitted.device).replace(":", "")
-    if fitted.device.type == "cpu" and world.rank.local:
-        label += f"-rank{world.rank.number:04d}"
-    return Telemetry(
-        run.path,
-        device_label=label,
-        reader=choose_reader(fitted.device),
-        current_step=recorder.current_step,
-        interval_seconds=fitted.config.measure.telemetry_seconds,
-        started=time.perf_counter() - course.clock(),
-    )
+    shared = fitted.device.type == "cpu" and world.rank.local
+    suffix = f"-rank{world.rank.number:04d}" if shared else ""
+    return sample_device(run, fitted, recorder, time.perf_counter() - course.clock(), suffix)

@@ -1,6 +1,7 @@
 """Image classification: uint8 NHWC pictures and integer labels in, cross-entropy out."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,39 +54,31 @@ def open_training(
 ) -> Loader:
     """Feed training pictures as the recipe asks."""
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
-    dataset, _, source = opened
-    check_classes(config, dataset)
-    return open_loader(
-        source,
-        augment=config.augment,
-        loader=config.loader,
-        image_size=config.data.image_size,
-        batch_size=config.train.batch_size,
-        seed=config.seed,
-        rank=rank,
-        num_classes=config.model.num_classes,
-        pinned=device.type == "cuda",
-        first_step=first_batch,
-        storage=dataset.storage,
-    )
+    how = {"loader": config.loader, "batch_size": config.train.batch_size, "first_step": first_batch}
+    return open_rank_loader(config, opened, device, rank, **how)
 
 
 def open_validation(config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
-    """Feed this rank's share of the validation pictures, each once."""
+    """Feed this rank's share of the validation pictures, each once: a cache would be for nothing."""
+    loader = config.loader.model_copy(update={"cache": "off"})
+    how = {"loader": loader, "batch_size": choose_eval_batch(config), "train": False}
+    return open_rank_loader(config, opened, device, rank, **how)
+
+
+def open_rank_loader(config: Config, opened: OpenSplit, device: torch.device, rank: Rank, **how: Any) -> Loader:
+    """Open a rank's loader of a data set that this network can tell apart."""
     dataset, _, source = opened
     check_classes(config, dataset)
     return open_loader(
         source,
         augment=config.augment,
-        loader=config.loader,
         image_size=config.data.image_size,
-        batch_size=choose_eval_batch(config),
         seed=config.seed,
-        train=False,
         rank=rank,
         num_classes=config.model.num_classes,
         pinned=device.type == "cuda",
         storage=dataset.storage,
+        **how,
     )
 
 
