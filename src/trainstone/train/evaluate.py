@@ -44,7 +44,8 @@ def judge_network(
 ) -> Generator[Progress, None, Judged | None]:
     """Evaluate a network on all ranks' shares of the pictures; None where it was broken off."""
     workload = WORKLOADS[config.workload]
-    judge, sums, total = workload.build_judge(config, device), None, len(opened.source)
+    judge, total = workload.build_judge(config, device), len(opened.source)
+    sums: list[torch.Tensor] = []
     stop = StopQuestion(world, interrupt)
     trained = model.training
     model.eval()
@@ -55,8 +56,7 @@ def judge_network(
                 if stop.is_asked():
                     break
                 with torch.inference_mode(), autocast(device, config.train.precision):
-                    one = judge(model, batch)
-                sums = one if sums is None else sums + one
+                    sums.append(judge(model, batch))
                 seen = min(total, seen + len(batch[0]) * world.rank.world)
                 yield Progress("evaluating", images=seen, total_images=total)
     finally:
@@ -64,8 +64,9 @@ def judge_network(
     if stop.answer:
         return None
     stop.settle()
-    assert sums is not None  # a split without pictures is refused when it is opened
-    metrics, images = workload.finish_eval(sum_over(world, sums))
+    # Fetched at the end, so that no batch makes the host wait. Counts of a batch are exact in float32, their sum over
+    # many would not be, and not every device has float64.
+    metrics, images = workload.finish_eval(sum_over(world, torch.stack(sums).cpu().double().sum(0)))
     return Judged(metrics, images)
 
 

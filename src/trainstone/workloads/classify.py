@@ -139,8 +139,7 @@ def build_judge(config: Config, device: torch.device) -> Judge:
         right = (guesses == labels[:, None]) & logits.isfinite().all(1, keepdim=True)
         losses = F.cross_entropy(logits, labels.clamp(min=0), reduction="none") * counted
         sums = right[:, 0].sum(), right.any(1).sum(), losses.sum(), counted.sum()
-        # Whole numbers of a batch are exact in float32; not every device has float64.
-        return torch.stack([one.float() for one in sums]).cpu().double()
+        return torch.stack([one.float() for one in sums])
 
     return judge
 

@@ -40,7 +40,7 @@ class Workload:
     build_loss: Callable[[Config, torch.device], Loss]
     """Loss of a model on a batch that lies on the device, normalisation included."""
     build_judge: Callable[[Config, torch.device], Judge]
-    """Sums over a validation batch, float64, that may be added up over batches and ranks."""
+    """Sums over a validation batch, float32 on the device, that may be added up over batches and ranks."""
     build_scores: Callable[[Config, torch.device], Scores]
     """What a network gives for pictures that lie on the device, normalisation included; no labels, no loss."""
     finish_eval: Callable[[Tensor], tuple[dict[str, float], int]]
