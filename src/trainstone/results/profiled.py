@@ -1,0 +1,178 @@
+"""What a profile says, as records of result.json's `timeline`: the parts of each step, operators, kernels, roofline.
+
+How it is read off a trace is in results/timeline.py, the roofline in results/roofline.py, ncu's in results/cores.py.
+"""
+
+from typing import Literal
+
+from trainstone.results.record import Count, Record, Seconds
+
+Lane = Literal["thread", "stream"]
+Bound = Literal["compute", "memory"]
+PIPES = ("fma", "fp16", "tensor", "sfu")
+
+
+class StepParts(Record):
+    """One profiled step. The first nine parts add up to `seconds`: each moment belongs to the first that holds.
+
+    A device's moment is judged by what runs on it, and only while nothing runs by what the host does meanwhile.
+    On a CPU the operators are what runs.
+    """
+
+    step: int
+    seconds: Seconds
+    compute_seconds: Seconds
+    """A kernel runs (on a CPU: an operator) that is neither communication nor a part of the optimiser."""
+    optimizer_seconds: Seconds
+    """A kernel or operator of the optimiser runs, and none of the above."""
+    communication_seconds: Seconds
+    """Communication that nothing above hides."""
+    copy_seconds: Seconds
+    """Memory is copied or set, and nothing above runs."""
+    data_wait_seconds: Seconds
+    """Nothing runs: the host waits for its batch."""
+    synchronisation_seconds: Seconds
+    """Nothing runs: the host waits for the device, so it cannot give it work."""
+    launch_seconds: Seconds
+    """Nothing runs: the host is on its way through operators and calls of the driver (launch-bound)."""
+    host_seconds: Seconds
+    """Nothing runs: the host is between operators, in Python, within forward, backward or optimiser."""
+    unaccounted_seconds: Seconds
+    """None of these."""
+    busy_seconds: Seconds
+    """Anything runs on the device."""
+    kernel_running_seconds: Seconds
+    """A kernel (operator) runs, communication included: the numerator of compute utilisation."""
+    kernel_seconds: Seconds
+    """Sum of the kernels' durations; streams side by side may make it more than the step."""
+    communication_total_seconds: Seconds
+    """Communication runs, hidden or not."""
+    overlap_seconds: Seconds
+    """Communication runs while something computes."""
+    copy_total_seconds: Seconds
+    data_wait_total_seconds: Seconds
+    """The host waits for its batch, whether or not the device is busy meanwhile."""
+    optimizer_total_seconds: Seconds
+    """The host is in the optimiser."""
+
+
+class OperatorTime(Record):
+    """All calls of one operator within the profiled steps."""
+
+    name: str
+    calls: Count
+    self_seconds: Seconds
+    """On the host, without the operators it called."""
+    total_seconds: Seconds
+    """On the host, with them; recursion counted once."""
+    device_seconds: Seconds | None = None
+    """Of the kernels it launched itself; absent on a CPU."""
+    share: float
+    """Of the profiled steps: device time where there is a device, else its own time on the host."""
+
+
+class KernelTime(Record):
+    """All runs of one kernel within the profiled steps."""
+
+    name: str
+    kind: Literal["compute", "communication", "copy"]
+    calls: Count
+    seconds: Seconds
+    share: float
+
+
+class LaneTime(Record):
+    """One thread of the host or one stream of a device."""
+
+    name: str
+    kind: Lane
+    events: Count
+    busy_seconds: Seconds
+
+
+class Overhead(Record):
+    """What profiling itself costs: steps with the profiler on against steps of the same run without."""
+
+    plain_step_seconds: Seconds
+    """Median of the steps before and after."""
+    profiled_step_seconds: Seconds
+    plain_steps: Count
+    profiled_steps: Count
+    share: float
+    """How much longer a profiled step takes; negative where noise is more than the cost."""
+    noise: float
+    """Robust spread of the unprofiled steps (1.4826 MAD / median): a smaller overhead is none."""
+
+
+class RooflinePoint(Record):
+    """An operator at one choice of shapes, or all of its shapes together (`shapes` empty)."""
+
+    operator: str
+    shapes: str = ""
+    calls: Count
+    """A step."""
+    seconds: Seconds
+    """A step, all calls."""
+    flops: float
+    """A step, by torch's formulas; 0 where there is none, as for batch norm."""
+    bytes_moved: float
+    """A step: each tensor read or written once."""
+    bound: Bound
+    """Which of the two bounds takes longer at the measured peaks."""
+    share_of_bound: float
+    """That bound's time / the time taken: 1 is the roof. More than 1: the data came out of a cache."""
+
+
+class RooflineChart(Record):
+    """Operators against the peaks measured in this run."""
+
+    peak_flops: float
+    peak_source: str
+    peak_bytes_per_second: float
+    operators: list[RooflinePoint] = []
+    """By name, all shapes together; most time first."""
+    points: list[RooflinePoint] = []
+    """By name and shapes."""
+    covered_share: float
+    """How much of the profiled step these operators take."""
+    told: list[str] = []
+    """Sentences."""
+
+
+class CoreUse(Record):
+    """How busy the pipes of the cores were, by ncu: percent of the peak, weighted by each kernel's cycles."""
+
+    pipes_percent: dict[str, float]
+    """Of fma, fp16, tensor, sfu those that were measured."""
+    kernels: Count
+    processes: Count
+    cycles: float
+    told: list[str] = []
+    """Which metrics were taken, and what was left out."""
+    file: str = ""
+    """ncu's table, in the run folder."""
+
+
+class Timeline(Record):
+    """Where the time of the profiled steps went."""
+
+    trace: str = ""
+    device: str
+    """cpu, or the kind of device whose kernels were seen."""
+    rank: Count | None = None
+    steps: list[StepParts]
+    compute_utilisation: float
+    """Share of the steps' time with a kernel (on a CPU: an operator) running."""
+    accounted_share: float
+    """1 - unaccounted time / time."""
+    cores_used: float | None = None
+    """Processor time / time of the profiled steps: how many cores worked."""
+    operators: list[OperatorTime] = []
+    kernels: list[KernelTime] = []
+    lanes: list[LaneTime] = []
+    told: list[str] = []
+    """What the gaps come from, in sentences."""
+    overhead: Overhead | None = None
+    roofline: RooflineChart | None = None
+    cores: CoreUse | None = None
+    events: Count = 0

@@ -1,0 +1,468 @@
+"""Where the time went: made-up traces with known answers, real ones against plain counting."""
+
+import json
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from damage import damaged, quick, read_damaged, real_data
+from made_traces import call, document, host, kernel, mark, small_trace, step, thread_name, write_trace
+from trainstone.errors import DataError
+from trainstone.results.profiled import StepParts, Timeline
+from trainstone.results.timeline import TraceReport, analyse_trace
+
+Events = list[dict[str, Any]]
+PARTS = (
+    "compute",
+    "optimizer",
+    "communication",
+    "copy",
+    "data_wait",
+    "synchronisation",
+    "launch",
+    "host",
+    "unaccounted",
+)
+
+
+def analyse(folder: Path, events: Events, **options: Any) -> TraceReport:
+    return analyse_trace(write_trace(folder / "made.json", events), **options)
+
+
+def look(folder: Path, events: Events) -> Timeline:
+    return analyse(folder, events).timeline
+
+
+def parts(told: StepParts) -> dict[str, float]:
+    """All of a step's times in microseconds, zeros left out."""
+    times = {name.removesuffix("_seconds"): value * 1e6 for name, value in told if name not in ("step", "seconds")}
+    return {name: round(value, 6) for name, value in times.items() if value}
+
+
+def check_sums(timeline: Timeline) -> None:
+    for told in timeline.steps:
+        assert sum(getattr(told, f"{part}_seconds") for part in PARTS) == pytest.approx(
+            told.seconds, rel=1e-9, abs=1e-15
+        )
+        assert told.busy_seconds <= told.seconds * (1 + 1e-12)
+        assert told.overlap_seconds <= told.communication_total_seconds
+    assert 0 <= timeline.compute_utilisation <= 1
+    assert 0 <= timeline.accounted_share <= 1
+
+
+def test_every_part_of_a_device_s_step(tmp_path: Path):
+    report = analyse(
+        tmp_path, small_trace(), counted=["aten::conv2d", "aten::convolution", "aten::convolution_backward"]
+    )
+    timeline = report.timeline
+    assert [told.step for told in timeline.steps] == [5, 6]
+    for told in timeline.steps:
+        assert told.seconds == pytest.approx(990e-6)
+        assert parts(told) == {
+            "compute": 350,
+            "optimizer": 60,
+            "communication": 50,
+            "copy": 30,
+            "data_wait": 60,
+            "synchronisation": 60,
+            "launch": 120,
+            "host": 160,
+            "unaccounted": 100,
+            "busy": 490,
+            "kernel_running": 460,
+            "kernel": 510,
+            "communication_total": 100,
+            "overlap": 50,
+            "copy_total": 30,
+            "data_wait_total": 90,
+            "optimizer_total": 200,
+        }
+    check_sums(timeline)
+    assert (timeline.device, timeline.rank, timeline.trace, timeline.events) == ("cuda", 3, "made.json", 45)
+    assert timeline.compute_utilisation == pytest.approx(460 / 990)
+    assert timeline.accounted_share == pytest.approx(890 / 990)
+    assert timeline.told == [
+        "The device is idle for 51 % of the step: 12 % launch-bound (the host is not fast enough in giving out work: "
+        "larger batches, engine.compile or engine.cuda_graphs help), 6.1 % waiting for data, 6.1 % synchronising (the "
+        "host waits for the device before it gives out more), 16 % Python between operators, 10 % not accounted for.",
+        "50 % of communication is hidden behind compute; the rest takes 5.1 % of the step.",
+    ]
+
+
+def test_operators_kernels_lanes_and_calls_of_a_device(tmp_path: Path):
+    report = analyse(
+        tmp_path, small_trace(), counted=["aten::conv2d", "aten::convolution", "aten::convolution_backward"]
+    )
+    shapes = ((8, 3, 32, 32), (16, 3, 3, 3), ())
+    calls = {each.name: each for each in report.calls}
+    assert calls["aten::conv2d"][1:3] == (shapes, 2)
+    assert calls["aten::conv2d"][3:] == pytest.approx((400e-6, 300e-6))  # its kernel was launched further in
+    assert calls["aten::convolution_backward"][1:3] == ((), 2)
+    assert calls["aten::convolution_backward"][3:] == pytest.approx((200e-6, 400e-6))
+    assert len(calls) == 2  # aten::convolution is within aten::conv2d
+    timeline = report.timeline
+    told = {each.name: each for each in timeline.operators}
+    assert [each.name for each in timeline.operators][:2] == ["aten::convolution_backward", "aten::convolution"]
+    conv = told["aten::conv2d"]
+    assert (conv.calls, conv.self_seconds, conv.total_seconds) == pytest.approx((2, 40e-6, 400e-6))
+    assert conv.device_seconds == conv.share == 0
+    assert told["aten::convolution"].device_seconds == pytest.approx(300e-6)
+    assert told["aten::convolution"].share == pytest.approx(300 / 1980)
+    kernels = [(each.name[:8], each.kind, each.calls, round(each.seconds * 1e6)) for each in timeline.kernels]
+    assert kernels == [
+        ("wgrad", "compute", 2, 400),
+        ("void con", "compute", 2, 300),
+        ("ncclDevK", "communication", 2, 200),
+        ("multi_te", "compute", 2, 120),
+        ("Memcpy H", "copy", 2, 60),
+    ]
+    lanes = [(each.name, each.kind, each.events, round(each.busy_seconds * 1e6)) for each in timeline.lanes]
+    assert lanes == [
+        ("stream 7", "stream", 8, 880),
+        ("stream 20", "stream", 2, 200),
+        ("thread 100 (python)", "thread", 14, 620),
+        ("thread 101", "thread", 4, 200),
+    ]
+
+
+def test_every_part_of_a_processor_s_step(tmp_path: Path):
+    events = [
+        step(1, 0, 1000),
+        mark("data", 0, 100),
+        host("aten::stack", 50, 30),  # putting the batch together is a wait all the same
+        mark("forward", 100, 400),
+        host("aten::conv2d", 110, 190),
+        host("aten::copy_", 200, 50),
+        host("aten::add", 310, 90),
+        mark("backward", 500, 300),
+        host("aten::mul", 510, 190),
+        host("c10d::allreduce_", 710, 10),
+        mark("gloo:all_reduce", 600, 180, tid=102),
+        mark("optimizer", 800, 100),
+        host("aten::_fused_sgd_", 810, 70),
+        host("aten::copy_", 820, 10),
+    ]
+    timeline = look(tmp_path, events)
+    assert timeline.device == "cpu"
+    assert parts(timeline.steps[0]) == {
+        "data_wait": 100,
+        "compute": 420,
+        "optimizer": 70,
+        "communication": 80,
+        "copy": 50,
+        "host": 180,
+        "unaccounted": 100,
+        "busy": 650,
+        "kernel_running": 650,
+        "kernel": 760,
+        "communication_total": 180,
+        "overlap": 100,
+        "copy_total": 50,
+        "data_wait_total": 100,
+        "optimizer_total": 100,
+    }
+    check_sums(timeline)
+    assert timeline.kernels == []
+    assert timeline.operators[0].name == "aten::mul"
+    assert timeline.operators[0].device_seconds is None
+    assert timeline.operators[0].share == pytest.approx(0.19)
+    assert timeline.told == [
+        "Operators run for 65.0 % of the step; 18 % is Python between them; 10 % is waiting for data; "
+        "10 % is not accounted for.",
+        "56 % of communication is hidden behind compute; the rest takes 8.0 % of the step.",
+    ]
+
+
+def test_torch_s_own_marks_mean_the_same(tmp_path: Path):
+    ours = [mark("data", 0, 50), mark("optimizer", 60, 30)]
+    torchs = [mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 50)]
+    torchs += [mark("Optimizer.zero_grad#SGD.zero_grad", 60, 10), mark("Optimizer.step#SGD.step", 70, 20)]
+    rest = [step(0, 0, 100), call(80, 5, 9), kernel(86, 10, 9)]
+    one, other = look(tmp_path, ours + rest), look(tmp_path, torchs + rest)
+    assert parts(one.steps[0]) == parts(other.steps[0])
+    assert parts(one.steps[0])["optimizer"] == 10
+    assert parts(one.steps[0])["data_wait"] == 50
+
+
+def test_streams_side_by_side_count_once_and_a_busy_device_waits_for_nothing(tmp_path: Path):
+    events = [step(0, 0, 100), mark("data", 0, 100), kernel(10, 50), kernel(30, 60, stream=8)]
+    told = look(tmp_path, events).steps[0]
+    assert parts(told) == {
+        "compute": 80,
+        "data_wait": 20,
+        "busy": 80,
+        "kernel_running": 80,
+        "kernel": 110,
+        "data_wait_total": 100,
+    }
+
+
+def test_of_several_devices_the_one_that_works_most_is_judged(tmp_path: Path):
+    events = [step(0, 0, 100), kernel(0, 30, device=1), kernel(0, 50, device=2), kernel(60, 10, device=1)]
+    timeline = look(tmp_path, events)
+    assert parts(timeline.steps[0])["compute"] == 50
+    assert "Judged is device 2, which works most; 1 other device in the trace, too." in timeline.told
+    assert [each.name for each in timeline.lanes] == ["device 2 stream 7", "device 1 stream 7"]
+
+
+def test_without_marks_of_steps_all_is_one(tmp_path: Path):
+    timeline = look(tmp_path, [host("aten::mm", 100, 40), call(110, 5, 1), kernel(150, 50, 1)])
+    assert [told.step for told in timeline.steps] == [0]
+    assert timeline.steps[0].seconds == pytest.approx(100e-6)
+    assert parts(timeline.steps[0])["launch"] == 40
+    assert any("no marks of steps" in sentence for sentence in timeline.told)
+    assert any("no marks of forward and backward" in sentence for sentence in timeline.told)
+
+
+def test_only_what_lies_in_the_steps_counts(tmp_path: Path):
+    events = [step(3, 100, 100), step(4, 300, 100), host("aten::mm", 50, 100), host("aten::mm", 500, 100)]
+    events += [call(60, 1, 1), kernel(150, 200, 1), kernel(600, 10)]
+    report = analyse(tmp_path, events, counted=["aten::mm"])
+    timeline = report.timeline
+    assert [parts(told)["compute"] for told in timeline.steps] == [50, 50]
+    operator = timeline.operators[0]
+    assert (operator.calls, operator.total_seconds) == (1, pytest.approx(50e-6))
+    assert timeline.kernels[0].calls == 1
+    assert timeline.kernels[0].seconds == pytest.approx(100e-6)
+    assert report.calls == []  # it began before the step
+
+
+def test_what_keeps_the_host_waiting(tmp_path: Path):
+    names = (
+        "cudaDeviceSynchronize",
+        "cudaEventSynchronize",
+        "cudaMemcpy",
+        "hipStreamSynchronize",
+        "hipMemcpyWithStream",
+    )
+    for name in names:
+        told = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name=name), kernel(90, 5)])
+        assert parts(told.steps[0])["synchronisation"] == 20
+        assert told.device == ("rocm" if name.startswith("hip") else "cuda")
+    told = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name="cudaMemcpyAsync"), kernel(90, 5)])
+    assert parts(told.steps[0])["launch"] == 20
+    waits = [
+        kernel(10, 20, name="Stream Sync", cat="cuda_sync"),
+        kernel(40, 9, name="Stream Wait Event", cat="cuda_sync"),
+    ]
+    assert parts(look(tmp_path, [step(0, 0, 100), kernel(90, 5), *waits]).steps[0])["synchronisation"] == 20
+
+
+def test_kernels_of_a_graph_belong_to_its_launch_and_lost_calls_to_the_operator(tmp_path: Path):
+    events = [step(0, 0, 100), mark("optimizer", 0, 50), host("graph", 0, 30, External_id=5)]
+    events += [call(5, 5, 77, name="cudaGraphLaunch"), kernel(20, 10, 77), kernel(35, 10, 77)]
+    lost = kernel(60, 10, 4711)
+    lost["args"]["External id"] = 5
+    timeline = look(tmp_path, [*events, lost])
+    assert timeline.operators[0].name == "graph"
+    assert timeline.operators[0].device_seconds == pytest.approx(30e-6)
+    assert parts(timeline.steps[0])["optimizer"] == 30
+
+
+def test_the_host_is_the_process_with_the_steps(tmp_path: Path):
+    other = [{**event, "pid": 200} for event in (host("aten::mm", 0, 90), mark("ProfilerStep#1", 0, 1000))]
+    events = [step(1, 0, 100), step(2, 100, 100), host("aten::add", 10, 20), *other, thread_name(100, "main")]
+    timeline = look(tmp_path, events)
+    assert len(timeline.steps) == 2
+    assert [each.name for each in timeline.operators] == ["aten::add"]
+    assert [each.name for each in timeline.lanes] == ["process 200 thread 100", "process 100 main"]
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ([], "0 events, none of them"),
+        ([{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 1}], "1 events, none of them"),
+        ([step(0, 5, 0), host("aten::mm", 0, 10)], "the steps take no time"),
+        ([host("aten::mm", 0, 0)], "the steps take no time"),
+    ],
+)
+def test_a_trace_without_work_is_refused(tmp_path: Path, events: Events, told: str):
+    with pytest.raises(DataError, match=told):
+        look(tmp_path, events)
+
+
+def test_begins_without_ends_are_told(tmp_path: Path):
+    begin = {"ph": "B", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 5}
+    assert "1 event without beginning or end left out." in look(tmp_path, [step(0, 0, 9), host("a", 0, 9), begin]).told
+
+
+times = st.tuples(st.integers(0, 60), st.integers(0, 40))
+some_events = st.one_of(
+    st.builds(
+        lambda at, name, tid, number: host(name, *at, tid=tid, External_id=number),
+        times,
+        st.sampled_from(["aten::mm", "aten::copy_", "aten::item", "c10d::send", "aten::mm2"]),
+        st.integers(100, 102),
+        st.integers(1, 9999),
+    ),
+    st.builds(
+        lambda at, name, tid: mark(name, *at, tid=tid),
+        times,
+        st.sampled_from(["data", "forward", "backward", "optimizer", "gloo:all_reduce", "ProfilerStep#4", "else"]),
+        st.integers(100, 101),
+    ),
+)
+device_events = st.one_of(
+    some_events,
+    st.builds(
+        lambda at, name, stream, device, number: kernel(*at, number, name=name, stream=stream, device=device),
+        times,
+        st.sampled_from(["gemm", "ncclKernel", "relu"]),
+        st.integers(7, 8),
+        st.integers(0, 1),
+        st.integers(0, 20),
+    ),
+    st.builds(lambda at: kernel(*at, name="Memset", cat="gpu_memset"), times),
+)
+
+
+@settings(quick, max_examples=60)
+@given(st.booleans(), st.data())
+def test_parts_add_up_and_order_does_not_matter(tmp_path: Path, on_device: bool, data: st.DataObject):
+    events = data.draw(st.lists(device_events if on_device else some_events, max_size=25))
+    events += [call(3 * number, 2, number + 1) for number in range(20)] if on_device else []
+    events += [host("aten::mm", 1, 1, External_id=10_000), step(1, 0, 37), step(2, 40, 50)]
+    counted = ["aten::mm", "aten::item"]
+    report = analyse(tmp_path, events, counted=counted)
+    check_sums(report.timeline)
+    assert all(each.self_seconds <= each.total_seconds + 1e-12 or each.calls > 1 for each in report.timeline.operators)
+    data.draw(st.randoms(use_true_random=False)).shuffle(events)
+    again = analyse(tmp_path, events, counted=counted)
+    assert again == report
+
+
+SOUND = json.dumps(document(small_trace()), indent=1).encode()
+
+
+def check_file(path: Path) -> None:
+    check_sums(analyse_trace(path, counted=["aten::conv2d"]).timeline)
+
+
+@quick
+@given(damaged(SOUND))
+def test_damage_gives_a_result_or_a_data_error(tmp_path: Path, content: bytes):
+    read_damaged(tmp_path / "trace.json", content, check_file, place="trace.json")
+
+
+def test_numbers_and_words_exchanged_at_random_give_a_result_or_a_data_error(tmp_path: Path):
+    rng = random.Random(7)
+    values = ["0", "-1", "1e300", "99999999999999999999", "0.5", '"x"', "null", "[]", "{}", "true", "9007199254740993"]
+    pieces = SOUND.decode().split(": ")
+    for _ in range(200):
+        changed = list(pieces)
+        for _ in range(3):
+            place = rng.randrange(1, len(changed))
+            _, comma, rest = changed[place].partition(",")
+            changed[place] = rng.choice(values) + comma + rest
+        read_damaged(tmp_path / "trace.json", ": ".join(changed).encode(), check_file, place="trace.json")
+
+
+# Real traces, counted again in the plainest way. Times in whole microseconds.
+
+
+def read_real(name: str) -> tuple[Timeline, Events]:
+    path = real_data(f"profilers/kineto/{name}")
+    events = json.loads(zlib.decompress(path.read_bytes(), 31))["traceEvents"]
+    return analyse_trace(path).timeline, [event for event in events if event.get("ph") == "X"]
+
+
+def cut(event: dict[str, Any], start: int, end: int) -> int:
+    return max(0, min(event["ts"] + event["dur"], end) - max(event["ts"], start))
+
+
+def run_length(events: Events, start: int, end: int) -> int:
+    """Length of what any of the events covers within a window."""
+    total, reached = 0, start
+    for event in sorted(events, key=lambda event: event["ts"]):
+        first, last = max(event["ts"], reached), min(event["ts"] + event["dur"], end)
+        if last > first:
+            total, reached = total + last - first, last
+    return total
+
+
+def own_by_stack(operators: Events, windows: list[tuple[int, int]]) -> dict[str, float]:
+    """Own time of each operator's name within the windows."""
+    found: dict[str, float] = {}
+    order = sorted(operators, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"], e["args"]["External id"]))
+    stack: Events = []
+    for event in order:
+        while stack and (stack[-1]["tid"] != event["tid"] or stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]):
+            stack.pop()
+        inside = sum(cut(event, *window) for window in windows)
+        found[event["name"]] = found.get(event["name"], 0) + inside
+        if stack:
+            caller = stack[-1]
+            size = min(event["ts"] + event["dur"], caller["ts"] + caller["dur"]) - event["ts"]
+            shared = sum(cut({**event, "dur": size}, *window) for window in windows)
+            found[caller["name"]] -= shared
+        stack.append(event)
+    return found
+
+
+def check_real(timeline: Timeline, events: Events, windows: list[tuple[int, int]], *, old: bool) -> None:
+    kernels = [event for event in events if event["cat"].lower() == "kernel"]
+    copies = [event for event in events if event["cat"].lower().removeprefix("gpu_") in ("memcpy", "memset")]
+    assert len(timeline.steps) == len(windows)
+    for told, (start, end) in zip(timeline.steps, windows, strict=True):
+        assert told.seconds == pytest.approx((end - start) / 1e6, rel=1e-6)
+        assert told.kernel_seconds == pytest.approx(sum(cut(event, start, end) for event in kernels) / 1e6, rel=1e-6)
+        assert told.kernel_running_seconds == pytest.approx(run_length(kernels, start, end) / 1e6, rel=1e-6)
+        assert told.busy_seconds == pytest.approx(run_length(kernels + copies, start, end) / 1e6, rel=1e-6)
+        assert told.copy_total_seconds == pytest.approx(run_length(copies, start, end) / 1e6, rel=1e-6)
+    check_sums(timeline)
+    by_name: dict[str, int] = {}
+    for event in kernels + copies:
+        by_name[event["name"]] = by_name.get(event["name"], 0) + sum(cut(event, *window) for window in windows)
+    for each in timeline.kernels:
+        assert each.seconds == pytest.approx(by_name[each.name] / 1e6, rel=1e-6)
+    assert timeline.kernels[0].seconds == pytest.approx(max(by_name.values()) / 1e6)
+    operators = [event for event in events if event["cat"] == ("Operator" if old else "cpu_op")]
+    operators = [event for event in operators if "#" not in event["name"]]  # torch's marks
+    own = own_by_stack(operators, windows)
+    for operator in timeline.operators:
+        assert operator.self_seconds == pytest.approx(own[operator.name] / 1e6, rel=1e-6, abs=1e-12)
+
+
+def test_a_real_trace_of_resnet50_on_a_v100_against_plain_counting():
+    timeline, events = read_real("resnet50_v100_num_workers_0.pt.trace.json.gz")
+    marks = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    check_real(timeline, events, [(event["ts"], event["ts"] + event["dur"]) for event in marks], old=True)
+    assert [told.step for told in timeline.steps] == [5, 6, 7, 8, 9, 10]
+    assert timeline.operators[0].name == "aten::cudnn_convolution_backward_weight"
+    assert 0.54 < timeline.compute_utilisation < 0.56
+    data = [event for event in events if event["name"].startswith("enumerate(DataLoader)")]
+    told = timeline.steps[2]
+    mark_of_step = next(event for event in marks if event["name"] == "ProfilerStep#7")
+    window = (mark_of_step["ts"], mark_of_step["ts"] + mark_of_step["dur"])
+    assert told.data_wait_total_seconds == pytest.approx(run_length(data, *window) / 1e6)
+
+
+def test_launches_of_a_real_trace_against_plain_counting():
+    """Device time of the operators that launched kernels themselves, by correlation and a search through all."""
+    timeline, events = read_real("alexnet_a100_trace.json.gz")
+    operators = [event for event in events if event["cat"] == "cpu_op"]
+    calls = {event["args"]["correlation"]: event for event in events if event["cat"] == "cuda_runtime"}
+    found: dict[str, int] = {}
+    for event in events:
+        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            at = calls[event["args"]["correlation"]]["ts"]
+            around = [each for each in operators if each["ts"] <= at < each["ts"] + each["dur"]]
+            if around:
+                inner = max(around, key=lambda each: (each["ts"], -each["dur"], each["args"]["External id"]))
+                found[inner["name"]] = found.get(inner["name"], 0) + event["dur"]
+    told = {each.name: each.device_seconds for each in timeline.operators if each.device_seconds}
+    assert told == pytest.approx({name: dur / 1e6 for name, dur in found.items()}, rel=1e-6)
+
+
+def test_a_real_trace_of_alexnet_on_an_a100_against_plain_counting():
+    timeline, events = read_real("alexnet_a100_trace.json.gz")
+    events = [event for event in events if event["cat"] != "Trace"]
+    window = (min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events))
+    check_real(timeline, events, [window], old=False)
+    assert timeline.rank == 0
