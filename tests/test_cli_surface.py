@@ -54,8 +54,16 @@ SURFACE = {
         (COMMON | LOUDNESS | {"--recipe", "--data", "--predict", "--top", "--bench", "--export"})
         - {"--system", "--runs", "--seed", "--strict"},
     ),
+    "profile": (
+        ["recipe"],
+        COMMON - {"--runs", "--seconds"} | LOUDNESS | {"--data", "--start", "--iterations", "--cores", "--nvtx"},
+    ),
     "recipes": (["name"], {"--json"}),
     "report": (["runs"], {"--page", "--png", "--svg", "--pdf", "--json"}),
+    "sweep": (
+        ["recipe"],
+        COMMON - {"--runs"} | {"--data", "--batch-sizes", "--over", "--profile", "--cores", "--quiet", "-q"},
+    ),
     "train": (["recipe"], COMMON - {"--runs"} | LOUDNESS | {"--iterations", "--data", "--resume", "--require-target"}),
 }
 

@@ -5,7 +5,7 @@ TrainstoneError       1   never raised itself; an unexpected bug keeps its trace
  ├ DataError          3   missing, corrupt or wrongly counted data
  ├ MachineError       4   a device, driver, library or instruction this machine lacks
  ├ LaunchError        5   scheduler, rendezvous, a child process that died
- ├ RunError           6   NaN loss, out of memory, time-out
+ ├ RunError           6   NaN loss, out of memory (OutOfMemoryError), time-out
  └ ResultError        7   unreadable, unwritable or unlike result files
 
 Further codes are no errors: 8 target not reached (train --require-target), 9 a gate said no (compare --fail-below),
@@ -58,6 +58,10 @@ class RunError(TrainstoneError):
     """A run that cannot go on."""
 
     exit_code = 6
+
+
+class OutOfMemoryError(RunError):
+    """A run that needs more memory than there is; a sweep goes on without it."""
 
 
 class ResultError(TrainstoneError):

@@ -12,8 +12,10 @@ from trainstone.cli.compare import CompareCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
 from trainstone.cli.eval import EvalCommand, evaluate
+from trainstone.cli.profile import profile
 from trainstone.cli.recipes import recipes
 from trainstone.cli.report import report
+from trainstone.cli.sweep import sweep
 from trainstone.cli.train import train
 from trainstone.errors import TrainstoneError
 from trainstone.machine.affinity import remember_affinity
@@ -30,8 +32,10 @@ app.command()(bench)
 app.command(cls=CompareCommand)(compare)
 app.command()(doctor)
 app.command("eval", cls=EvalCommand)(evaluate)
+app.command()(profile)
 app.command()(recipes)
 app.command()(report)
+app.command()(sweep)
 app.command()(train)
 app.add_typer(data)
 

@@ -13,7 +13,9 @@ from rich.text import Text
 from trainstone import __version__
 from trainstone.cli.comparison import print_comparison
 from trainstone.cli.learning import learning_rows
+from trainstone.cli.profiled import profile_rows
 from trainstone.cli.sparkline import draw_sparkline
+from trainstone.cli.sweeping import print_sweep
 from trainstone.errors import ResultError
 from trainstone.results.checks import describe_first_step
 from trainstone.results.schema import Finding, Result
@@ -37,7 +39,11 @@ def print_result(result: Result, path: Path) -> None:
     console.print()
     width = min(SPARKLINE_WIDTH, console.width - 2)
     drawn = draw_steps(result, path, width, console.encoding)
-    print_rows(console, [*learning_rows(result, width, console.encoding), *rows(result, drawn)])
+    learned, profiled = (told(result, width, console.encoding) for told in (learning_rows, profile_rows))
+    print_rows(console, [*learned, *profiled, *rows(result, drawn)])
+    if result.sweep:
+        console.print()
+        print_sweep(console, result.sweep)
     if result.comparison:
         console.print()
         print_comparison(console, result.comparison, verdict=False)

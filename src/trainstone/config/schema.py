@@ -17,7 +17,7 @@ from trainstone.config.learning import (
     TrackingConfig,
     TrainConfig,
 )
-from trainstone.config.section import Range, Section, ShareRange
+from trainstone.config.section import Range, Section, ShareRange, StepRange
 
 
 class ModelConfig(Section):
@@ -168,6 +168,19 @@ class MeasureConfig(Section):
     """Run exactly so many steps instead, whatever the time and the interval."""
     telemetry_seconds: Annotated[float, Field(ge=0.05)] = 0.5
     """Time between two telemetry samples."""
+    profiler_range: StepRange | None = None
+    """CUDA, bench: [first step, number of steps] between cudaProfilerStart and cudaProfilerStop, for ncu and nsys."""
+
+    @model_validator(mode="after")
+    def check_range(self) -> "MeasureConfig":
+        """Steps to be profiled must be among those that are run."""
+        if self.profiler_range is not None and self.iterations is not None:
+            end = sum(self.profiler_range)
+            if end > self.iterations:
+                raise ValueError(
+                    f"measure.profiler_range needs {end} steps, but measure.iterations is {self.iterations}"
+                )
+        return self
 
 
 class Config(Section):

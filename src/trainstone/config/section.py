@@ -22,6 +22,9 @@ def check_share(ends: tuple[float, float]) -> tuple[float, float]:
 # TOML has lists only, which strict models would refuse; the numbers in them stay strict.
 Range = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_range)]
 ShareRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_share)]
+StepRange = Annotated[
+    tuple[Annotated[int, Field(ge=0, strict=True)], Annotated[int, Field(ge=1, strict=True)]], Field(strict=False)
+]
 
 
 class Section(BaseModel):

@@ -1,4 +1,4 @@
-"""Runs bench in child processes, one after the other, and gathers their run folders (--runs; later sweep and scale).
+"""Runs trainstone in child processes, one after the other; --runs, which gathers their run folders.
 
 A child of its own, because a CPU out of memory is a SIGKILL and because two runs must not share a warm process.
 """
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
@@ -27,13 +28,32 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 CTRL_C_GRACE_SECONDS = 10.0
+TRAINSTONE = (sys.executable, "-P", "-m", "trainstone")
+
+
+class Ended(NamedTuple):
+    """How a child ended."""
+
+    code: int
+    """Exit code, or minus the signal that ended it."""
+    output: str
+    errors: str
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody stopped it."""
+        return self.code == EXIT_INTERRUPTED
+
+
+def child_command(verb: str, config_file: Path, out: Path, *, strict: bool) -> list[str]:
+    """Return the command line of a child that prints its result."""
+    command = [*TRAINSTONE, verb, str(config_file), "--out", str(out), "--json", "--quiet"]
+    return [*command, "--strict"] if strict else command
 
 
 def bench_command(config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
-    """Return the command line of one child."""
-    command = [sys.executable, "-P", "-m", "trainstone", "bench", str(config_file)]
-    command += ["--out", str(out), "--seed", str(seed), "--json", "--quiet"]
-    return [*command, "--strict"] if strict else command
+    """Return the command line of one of --runs."""
+    return [*child_command("bench", config_file, out, strict=strict), "--seed", str(seed)]
 
 
 def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool) -> Iterator[Progress]:
@@ -46,7 +66,8 @@ def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool)
         for number in range(num_runs):
             label = f"run {number + 1} of {num_runs}"
             command = bench_command(run.path / "config.toml", run.path / "points", config.seed + number, strict=strict)
-            child = yield from _run_child(command, label, run, interrupt)
+            ended = yield from run_child(command, label, interrupt)
+            child = _read_repeated(ended, label, run)
             children.append(child)
             if number == 0:
                 run.write_config(load_config(str(run.path / "points" / child.run_id / "config.toml")))
@@ -61,9 +82,19 @@ def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool)
     run.update(status="ok")
 
 
-def _run_child(
-    command: list[str], label: str, run: RunFolder, interrupt: Interrupt
-) -> Generator[Progress, None, Result]:
+def _read_repeated(ended: Ended, label: str, run: RunFolder) -> Result:
+    if ended.interrupted and not ended.output:  # before it had measured anything
+        run.update(status="interrupted")
+        raise KeyboardInterrupt
+    if ended.code not in (0, EXIT_INTERRUPTED):
+        error = explain_failure(label, ended)
+        run.update(status="failed", findings=[finding("child-failed", error.message, hint=error.hint)])
+        raise error
+    return read_child(ended, run.path)
+
+
+def run_child(command: list[str], label: str, interrupt: Interrupt) -> Generator[Progress, None, Ended]:
+    """Run a command to its end; whoever asks to stop is heard, and the child told."""
     log.info("starting %s", shlex.join(command))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         told_to_stop, asked_seconds = False, 0.0
@@ -80,23 +111,22 @@ def _run_child(
                 child.terminate()
                 told_to_stop = True
     log.info("%s ended with %d %s", label, child.returncode, errors.strip())
-    if child.returncode == EXIT_INTERRUPTED and not output:  # before it had measured anything
-        run.update(status="interrupted")
-        raise KeyboardInterrupt
-    if child.returncode not in (0, EXIT_INTERRUPTED):
-        error = _explain_failure(label, child.returncode, errors)
-        run.update(status="failed", findings=[finding("child-failed", error.message, hint=error.hint)])
-        raise error
-    return read_result(run.path / "points" / json.loads(output)["run_id"])
+    return Ended(child.returncode, output, errors)
 
 
-def _explain_failure(label: str, code: int, errors: str) -> TrainstoneError:
-    if code < 0:
-        name = signal.Signals(-code).name
+def read_child(ended: Ended, folder: Path) -> Result:
+    """Read the run that a child printed, from points/ of the folder."""
+    return read_result(folder / "points" / json.loads(ended.output)["run_id"])
+
+
+def explain_failure(label: str, ended: Ended) -> TrainstoneError:
+    """Return the error that a child ended with, of its class and with its hint."""
+    if ended.code < 0:
+        name = signal.Signals(-ended.code).name
         hint = (
             "SIGKILL mostly means that memory ran out: take a smaller train.batch_size" if name == "SIGKILL" else None
         )
         return LaunchError(f"{label} was ended by {name}", hint=hint)
-    told = dict(line.split(":", 1) for line in errors.splitlines() if line.startswith(("error:", "hint:")))
-    message = told.get("error", f" ended with exit code {code}: {errors.strip()[-500:]}")
-    return error_of_child(code, f"{label}:{message}", told.get("hint", "").strip() or None)
+    told = dict(line.split(":", 1) for line in ended.errors.splitlines() if line.startswith(("error:", "hint:")))
+    message = told.get("error", f" ended with exit code {ended.code}: {ended.errors.strip()[-500:]}")
+    return error_of_child(ended.code, f"{label}:{message}", told.get("hint", "").strip() or None)

@@ -79,7 +79,7 @@ class _Call(NamedTuple):
     bytes_moved: int
 
 
-class _CallCounter(TorchDispatchMode):
+class CallCounter(TorchDispatchMode):
     """Count the operator calls made while it is entered; calls that neither compute nor move are left out."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def count_work(run_step: Callable[[], Tensor]) -> Work:
         saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    with _CallCounter() as counter:
+    with CallCounter() as counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = run_step()
         if loss.grad_fn is None or loss.numel() != 1:
@@ -133,7 +133,7 @@ def count_work(run_step: Callable[[], Tensor]) -> Work:
     )
 
 
-def list_ops(counter: "_CallCounter") -> tuple[Op, ...]:
+def list_ops(counter: "CallCounter") -> tuple[Op, ...]:
     """Return what was called, with what all calls of it did."""
     return tuple(
         Op(call.name, call.input_shapes, count, call.flops * count, call.bytes_moved * count)
@@ -143,7 +143,7 @@ def list_ops(counter: "_CallCounter") -> tuple[Op, ...]:
 
 def count_forward(run_forward: Callable[[], Tensor]) -> Work:
     """Count what a forward pass alone does: nothing is kept for a backward pass. Otherwise as count_work."""
-    with _CallCounter() as counter, torch.no_grad():
+    with CallCounter() as counter, torch.no_grad():
         run_forward()
     ops = list_ops(counter)
     flops, moved = counter.flops(), sum(op.bytes_moved for op in ops)

@@ -13,9 +13,11 @@ from trainstone.report.charts import PALETTE, figure, values
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.vega import Scripts
 from trainstone.report.view import relative_address
+from trainstone.results.knee import find_row
 from trainstone.results.learning import describe_metric
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
+from trainstone.results.sweep import Sweep, SweepRow, label_row
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
 MAX_TRENDS = 6
@@ -106,13 +108,10 @@ def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
 
 def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
     """Return a run's cells, and the numbers behind them to sort by."""
-    throughput, train = result.throughput, result.config.get("train", {})
-    rate = throughput.images_per_second if throughput else None
-    half = (
-        (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
-        if throughput and throughput.ci95
-        else None
-    )
+    train = result.config.get("train", {})
+    measured = find_best_row(result.sweep) if result.sweep else result.throughput
+    rate = measured.images_per_second if measured else None
+    half = (measured.ci95[1] - measured.ci95[0]) / 2 / rate if measured and rate and measured.ci95 else None
     step = result.step_seconds.median if result.step_seconds else None
     quality = result.quality if result.quality and result.quality.history else None
     texts = {
@@ -121,7 +120,7 @@ def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
         "recipe": f"{result.recipe.name} v{result.recipe.version}",
         "machine": result.process.host,
         "device": name_devices(result),
-        "batch": str(train.get("batch_size", "")),
+        "batch": describe_batches(result.sweep) if result.sweep else str(train.get("batch_size", "")),
         "precision": str(train.get("precision", "")),
         "quality": "" if quality is None else describe_metric(quality.metric, quality.value, quality.target),
         "images/s": "" if rate is None else format_rate(rate),
@@ -131,6 +130,20 @@ def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
         "status": result.status,
     }
     return texts, {"quality": quality.value if quality else None, "images/s": rate, "±": half, "step": step}
+
+
+def find_best_row(sweep: Sweep) -> SweepRow | None:
+    """Return the point that stands for a sweep: its fastest curve's knee, or its fastest point."""
+    knee = max(sweep.knees, key=lambda knee: knee.best_images_per_second, default=None)
+    found = find_row(sweep, knee) if knee else None
+    measured = [row for row in sweep.rows if row.images_per_second is not None]
+    return found or max(measured, key=lambda row: row.images_per_second or 0, default=None)
+
+
+def describe_batches(sweep: Sweep) -> str:
+    """Return sweep 1 … 128: batch 8, or what else was swept."""
+    best, batches = find_best_row(sweep), sweep.tell_batches()
+    return f"sweep {batches or sweep.key}" + (f": {label_row(sweep, best)}" if best else "")
 
 
 def name_devices(result: Result) -> str:

@@ -19,7 +19,9 @@ from trainstone.errors import ResultError
 from trainstone.files import write_atomically
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.sections import (
+    breakdown,
     comparison,
+    cores,
     devices,
     distribution,
     feeding,
@@ -29,10 +31,13 @@ from trainstone.report.sections import (
     limits,
     machine,
     memory,
+    operators,
     phases,
     points,
     published,
     repeat,
+    roofline,
+    sweep,
     timeline,
     unmeasured,
 )
@@ -44,8 +49,15 @@ from trainstone.text import printable
 # In the order of the page; a section without data is left out.
 SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     comparison.build,
+    sweep.build,
     headline.build,
     findings.build,
+    breakdown.build,
+    operators.build,
+    operators.build_kernels,
+    operators.build_lanes,
+    roofline.build,
+    cores.build,
     learning.build,
     feeding.build,
     timeline.build,

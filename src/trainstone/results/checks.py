@@ -50,12 +50,15 @@ CODES = {
     ),
     "resumed": Code("info", "steps after that checkpoint were done again; the run's clock stood still in between"),
     "checkpoint-damaged": Code("warning", "look after the disk; checkpoint.keep says how many are kept"),
+    "profiled": Code("info", "its speed is not comparable: trainstone bench measures that"),
     "not-measured": Code("info", "trainstone doctor says what would be needed"),
     "interrupted": Code("warning", "run it again for the full time: trainstone bench RUN/config.toml"),
     "killed": Code("error", "run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out"),
     "damaged-file": Code("warning", "the file was changed or cut after the run; the rest of the folder is shown"),
+    "out-of-memory": Code("error", "take a smaller train.batch_size, or auto"),
     "run-failed": Code("error", "see log.txt in the run folder"),
     "child-failed": Code("error", "see the folder of that run under points/"),
+    "profile-failed": Code("warning", "the speeds stand; see the folder of that run under points/"),
 }
 
 WIDE_HALF_WIDTH = 0.05

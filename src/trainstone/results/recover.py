@@ -20,7 +20,7 @@ def recover(path: Path) -> Result:
     result = read_result(path)
     if result.status == "killed":
         result = tell_killed(result)
-    if result.throughput is not None or result.points:
+    if result.throughput is not None or result.points or result.kind == "sweep":
         return result
     if result.kind == "train":
         result = tell_learned(result)
@@ -40,7 +40,8 @@ def recover(path: Path) -> Result:
 def tell_killed(result: Result) -> Result:
     """Add the finding that nobody was left to write."""
     told = "the run ended without a word: killed, out of memory, or the machine went down"
-    hint = f"{RESUME}; dmesg tells whether memory ran out" if result.kind == "train" else None
+    go_on = {"train": RESUME, "sweep": "go on with: trainstone sweep RUN"}.get(result.kind)
+    hint = f"{go_on}; dmesg tells whether memory ran out" if go_on else None
     return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
 
 

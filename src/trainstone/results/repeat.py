@@ -14,7 +14,7 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
     """Return the keys of the combined result; runs without a number are left out and named."""
     measured = [child for child in children if child.throughput is not None]
     if not measured:
-        return {"findings": _gather_findings(children)}
+        return {"findings": gather_findings(children)}
     throughputs = [child.throughput for child in measured if child.throughput is not None]
     between = stats.throughput_between([throughput.images_per_second for throughput in throughputs])
     combined = Throughput(
@@ -38,11 +38,11 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
         "throughput": combined,
         "noise": noise,
         "verdict": verdict,
-        "findings": _gather_findings(children),
+        "findings": gather_findings(children),
     }
 
 
-def _gather_findings(children: Sequence[Result]) -> list[Finding]:
+def gather_findings(children: Sequence[Result], noun: str = "runs") -> list[Finding]:
     """Each code once, with the number of runs that had it and the last one's words."""
     by_code: dict[str, list[Finding]] = {}
     for child in children:
@@ -50,6 +50,6 @@ def _gather_findings(children: Sequence[Result]) -> list[Finding]:
             by_code.setdefault(found.code, []).append(found)
     gathered = []
     for group in by_code.values():
-        prefix = f"{len(group)} of {len(children)} runs: "
+        prefix = f"{len(group)} of {len(children)} {noun}: "
         gathered.append(group[-1].model_copy(update={"message": prefix + group[-1].message}))
     return gathered

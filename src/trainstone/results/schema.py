@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from trainstone.machine.health import Noise
+from trainstone.results.profiled import Timeline
 from trainstone.results.quality import Quality
 from trainstone.results.record import Count, Rate, Record, Seconds
+from trainstone.results.sweep import Sweep
 
 # History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
 #   1  (trainstone 0.1.0) the first
@@ -252,8 +254,10 @@ class Result(Record):
     energy: Energy | None = None
     loader: Loader | None = None
     quality: Quality | None = None
+    timeline: Timeline | None = None
     devices: list[Device] = []
     points: list[Point] = []
+    sweep: Sweep | None = None
     comparison: Comparison | None = None
     findings: list[Finding] = []
     config: dict[str, Any] = Field(default_factory=dict)

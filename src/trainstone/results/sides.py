@@ -23,6 +23,7 @@ ON_BOTH = " on both sides"
 # Told of a side even where the other has the same: its number is doubtful.
 DOUBTFUL = {"steady": {"no"}, "status": {"running", "interrupted", "failed", "killed"}}
 NEVER_STEADY = "never became steady"
+NOT_COMPARABLE = {"profile": "a profile is not comparable", "sweep": "the points of a sweep executed different things"}
 # Beyond these a number is damage; within them no logarithm or ratio overflows.
 PLAUSIBLE_RATES = (1e-9, 1e12)
 
@@ -221,7 +222,8 @@ def _try_runs(path: Path, left_out: list[LeftOut], *, is_point: bool = False) ->
     try:
         return _read_runs(path, left_out) if is_point or exists(path / "result.json") else []
     except ResultError as err:
-        left_out.append(LeftOut(printable(err.message), lost=True))
+        # A profile or a sweep among runs is no run that has lost its number
+        left_out.append(LeftOut(printable(err.message), lost=not err.message.endswith(tuple(NOT_COMPARABLE.values()))))
         return []
 
 
@@ -232,17 +234,17 @@ def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
     except OSError as err:
         raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
     folder = path if path.is_dir() else path.parent
-    if result.points:
+    if result.points and result.kind != "sweep":
         children = [_inside(folder, point.run) for point in result.points]
         runs = [run for child in children for run in _try_runs(child, left_out, is_point=True)]
         if runs:
             return runs
-    elif result.throughput is not None:
+    elif result.throughput is not None and result.kind != "profile":
         return [Run(folder, result, _checked(result.throughput, path))]
-    raise ResultError(
-        f"{_show(path)}: no throughput, its status is {result.status}",
-        hint="measure it again: trainstone bench RUN/config.toml",
-    )
+    told = NOT_COMPARABLE.get(result.kind, f"no throughput, its status is {result.status}")
+    again = "measure it again: trainstone bench RUN/config.toml"
+    hint = "name points: RUN/points/X --to OTHER/points/Y" if result.kind == "sweep" else again
+    raise ResultError(f"{_show(path)}: {told}", hint=hint)
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from trainstone.machine.health import Noise
 from trainstone.results import schema, stats
+from trainstone.results.profiled import Timeline
 from trainstone.results.steady import find_outliers, find_steady
+from trainstone.results.sweep import BATCH, format_setting, write_setting
 from trainstone.units import format_percent, format_rate
 
 Series = NDArray[np.float64]
@@ -130,6 +132,19 @@ def write_verdict(
     return "; ".join(parts)
 
 
+def write_profile_verdict(title: str, timeline: Timeline) -> str:
+    """One sentence: where the time of a step goes."""
+    runs = "operators run" if timeline.device == "cpu" else "a kernel runs"
+    parts = [f"{title}: {runs} for {format_percent(timeline.compute_utilisation)} of the step"]
+    roofline = timeline.roofline.told if timeline.roofline else []
+    parts += [told[:1].lower() + told[1:] for told in roofline[:1] or timeline.told[1:2]]
+    if timeline.overhead is not None:
+        share, noise = timeline.overhead.share, timeline.overhead.noise
+        cost = format_percent(share) if share > noise else f"less than the noise ({format_percent(noise)})"
+        parts.append(f"profiling costs {cost}")
+    return "; ".join(part.rstrip(".") for part in parts)
+
+
 def describe_setting(result: schema.Result) -> str:
     """One line: recipe, devices, precision, batch, data."""
     train, engine = result.config.get("train", {}), result.config.get("engine", {})
@@ -141,7 +156,7 @@ def describe_setting(result: schema.Result) -> str:
         parts.append(f"{told}{threads}")
     values = {
         "{}": train.get("precision"),
-        "batch {}": train.get("batch_size"),
+        "batch {}": (result.sweep and result.sweep.tell_batches()) or train.get("batch_size"),
         "{} data": _name_data(result.config.get("data", {})),
     }
     return " · ".join(parts + [form.format(value) for form, value in values.items() if value is not None])
@@ -153,12 +168,29 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
     if result.kind == "train":
         unfinished = result.status in ("interrupted", "killed", "failed")
         return f"trainstone train --resume {shlex.quote(str(path))}" if unfinished else f"trainstone train {config}"
-    if result.kind == "eval":
+    if result.kind in ("eval", "profile"):
         return result.command
+    if result.kind == "sweep":
+        return _repeat_sweep(result, path)
     if result.comparison is not None:
         rival = shlex.quote(str(path / "points" / "b" / "config.toml"))
         return f"trainstone bench {config} --against {rival}"
     return f"trainstone bench {config}" + (f" --runs {len(result.points)}" if result.points else "")
+
+
+def _repeat_sweep(result: schema.Result, path: Path) -> str:
+    """Go on where something is left; else the same points anew."""
+    sweep = result.sweep
+    if sweep is None or result.status in ("interrupted", "killed"):
+        return f"trainstone sweep {shlex.quote(str(path))}"
+    words = ["trainstone", "sweep", str(path / "config.toml")]
+    if sweep.key == BATCH:
+        words += ["--batch-sizes", ",".join(map(format_setting, sweep.values))]
+    over, values = (sweep.key, sweep.values) if sweep.key != BATCH else (sweep.curve_key, sweep.curves)
+    if over is not None:
+        words += ["--over", f"{over}={','.join(map(write_setting, values))}"]
+    asked = {"--profile": sweep.profile, "--cores": sweep.cores, "--strict": sweep.strict}
+    return shlex.join([*words, *(flag for flag, given in asked.items() if given)])
 
 
 def describe_interval(throughput: schema.Throughput) -> str:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainstone.data.loader import Loader
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
@@ -41,6 +43,8 @@ class Observed:
     loader: Loader | None = None
     """Where batches were real, with what was measured of it alone."""
     alone: Alone | None = None
+    left_out: range = range(0)
+    """Steps that were profiled: recorded, and not counted."""
 
 
 def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Observed, *, title: str = "") -> None:
@@ -49,7 +53,8 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
         stopped = finding("interrupted", "stopped before the first step ended")
         run.update(status="interrupted", findings=[*fitted.findings, stopped])
         return
-    columns = recorder.columns()
+    left_out = slice(seen.left_out.start, seen.left_out.stop)
+    columns = {name: np.delete(column, left_out) for name, column in recorder.columns().items()}
     summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
     starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
     window = float(starts[0]), float(starts[-1] + seconds[-1])
@@ -70,7 +75,7 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
         peak_device_bytes=seen.memory[0],
         peak_host_bytes=seen.memory[1],
         allocator=describe_allocator(),
-        page_faults_per_step=float(recorder.page_faults()[summary.window].mean()),
+        page_faults_per_step=float(np.delete(recorder.page_faults(), left_out)[summary.window].mean()),
     )
     run.update(
         status="interrupted" if seen.interrupted else "ok",

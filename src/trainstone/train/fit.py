@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainstone.config.schema import Config
-from trainstone.errors import ConfigError, MachineError, RunError
+from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.ranks import ALONE, Rank, count_sharing_ranks
@@ -127,6 +127,10 @@ def adapt_engine(
             findings.append(
                 finding("engine-adapted", f"engine.{key} needs CUDA; this run is on {device.type}: switched off")
             )
+    if config.measure.profiler_range is not None and device.type != "cuda":
+        config = _change(config, "measure", profiler_range=None)
+        needed = f"measure.profiler_range needs CUDA; this run is on {device.type}: switched off"
+        findings.append(finding("engine-adapted", needed))
     if config.train.precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
         config = _change(config, "train", precision="fp32")
         findings.append(finding("engine-adapted", "tf32 needs an NVIDIA device of 2020 or later: took fp32"))
@@ -214,7 +218,7 @@ def check_memory(config: Config, device: torch.device, batch: int) -> None:
     if free is not None and needed > free:
         memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
         largest = max(1, int(batch * free / needed))
-        raise RunError(
+        raise OutOfMemoryError(
             f"out of memory: train.batch_size = {batch} {memory}",
             hint=f"--set train.batch_size={2 ** math.floor(math.log2(largest))}",
         )

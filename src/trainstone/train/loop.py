@@ -6,7 +6,7 @@ It times and records, nothing else: no evaluation, no output, no stop rule but a
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +79,8 @@ def train_steps(
         if step > first_step and not go_on():
             break
         marks = StepMarks(started=timer.now() - origin, begin=timer.mark())
-        batch = next(task.batches)
+        with task.mark("data"):
+            batch = next(task.batches)
         marks.batch_ready = timer.mark()
         set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
@@ -102,14 +103,15 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
     for part in range(task.accumulate):
         if part:
             begin = timer.mark()
-            batch = next(task.batches)
+            with task.mark("data"):
+                batch = next(task.batches)
             marks.later_waits.append((begin, timer.mark()))
         # Ranks exchange gradients once, with the last part.
         with nullcontext() if part == task.accumulate - 1 else task.without_exchange():
             one = add_gradients(task, batch, timer, marks)
         loss = one if loss is None else loss + one
     assert loss is not None  # accumulate is at least 1
-    with nvtx_range(task, "optimizer"):
+    with task.mark("optimizer"):
         task.scale.step(task.optimizer)
         task.optimizer.zero_grad(set_to_none=True)
     return loss
@@ -117,13 +119,13 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
 
 def add_gradients(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> Tensor:
     """Forward and backward of one batch; returns its share of the step's loss."""
-    with nvtx_range(task, "forward"), task.autocast():
+    with task.mark("forward"), task.autocast():
         loss = task.loss(task.model, batch)
         if task.accumulate > 1:
             loss = loss / task.accumulate
     if task.split_phases:
         marks.forward = timer.mark()
-    with nvtx_range(task, "backward"):
+    with task.mark("backward"):
         task.scale.backward(loss)
     if task.split_phases:
         marks.backward = timer.mark()
@@ -171,8 +173,3 @@ def capture_update(task: Task, batch: Batch, timer: Timer) -> Update:
         return static_loss
 
     return replay
-
-
-def nvtx_range(task: Task, name: str) -> AbstractContextManager[Any]:
-    """Name a phase for Nsight Systems, on demand."""
-    return torch.cuda.nvtx.range(name) if task.nvtx else nullcontext()

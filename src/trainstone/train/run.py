@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 from trainstone.config.schema import Config, MeasureConfig
-from trainstone.errors import MachineError, ResultError, RunError, TrainstoneError
+from trainstone.errors import MachineError, OutOfMemoryError, ResultError, RunError, TrainstoneError
 from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.health import read_pressure
@@ -27,6 +27,7 @@ from trainstone.measure.devices import (
     reset_peaks,
 )
 from trainstone.measure.peaks import measure_peaks
+from trainstone.measure.profiler_range import ProfilerRange
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Telemetry
 from trainstone.results import stats
@@ -116,8 +117,11 @@ def measure_steps(
     The time counts from the end of the first step, which may have to compile for minutes.
     """
     timer = choose_timer(task.device)
-    steps = train_steps(task, timer, num_steps=measure.iterations, origin=clock_start)
-    yield from record_steps(steps, timer, measure, recorder, interrupt)
+    with ProfilerRange(measure.profiler_range) as profiled:
+        steps = train_steps(
+            task, timer, num_steps=measure.iterations, origin=clock_start, go_on=profiled.pass_to_next_step
+        )
+        yield from record_steps(steps, timer, measure, recorder, interrupt)
 
 
 def record_steps(
@@ -174,11 +178,12 @@ def keep_record(run: RunFolder) -> Iterator[None]:
     try:
         yield
     except TrainstoneError as err:
-        _write_failure(run, err.message, err.hint)
+        _write_failure(run, err.message, err.hint, memory=isinstance(err, OutOfMemoryError))
         raise
     except RuntimeError as err:
         known = explain_torch_error(err)
-        _write_failure(run, known.message if known else str(err), known.hint if known else None)
+        told = (known.message, known.hint) if known else (str(err), None)
+        _write_failure(run, *told, memory=isinstance(known, OutOfMemoryError))
         if known is None:
             raise
         raise known from err
@@ -190,7 +195,7 @@ def keep_record(run: RunFolder) -> Iterator[None]:
         _write_failure(run, str(err), None)
         raise ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?") from err
     except BaseException as err:
-        _write_failure(run, f"{type(err).__name__}: {err}", None)
+        _write_failure(run, f"{type(err).__name__}: {err}", None, memory=isinstance(err, MemoryError))
         raise
 
 
@@ -223,7 +228,7 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
     text = str(err)
     if is_out_of_memory(err):
         first = text.splitlines()[0]
-        return RunError(
+        return OutOfMemoryError(
             f"out of memory: {first}", hint="take a smaller train.batch_size (eval.batch_size to evaluate), or auto"
         )
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -232,9 +237,9 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
     return explain_peer_error(err)
 
 
-def _write_failure(run: RunFolder, message: str, hint: str | None) -> None:
+def _write_failure(run: RunFolder, message: str, hint: str | None, *, memory: bool = False) -> None:
     log.debug("the run failed", exc_info=True)  # the trace goes to log.txt; the terminal gets the message
-    failed = finding("run-failed", message, hint=hint)
+    failed = finding("out-of-memory", message, hint=hint) if memory else finding("run-failed", message, hint=hint)
     with suppress(OSError):  # a full disk must not hide what happened
         if not run.undo():
             run.update(status="failed", findings=[*run.result.findings, failed])

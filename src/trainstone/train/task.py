@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,7 +56,8 @@ class Task:
     images_per_step: int
     """Of this rank."""
     split_phases: bool = False
-    nvtx: bool = False
+    mark: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    """Names a phase of a step for whoever records it."""
     cuda_graphs: bool = False
     accumulate: int = 1
     """Batches a step."""
@@ -157,7 +159,7 @@ def build_task(
         loader=loader,
         images_per_step=train.batch_size * train.accumulate,
         split_phases=engine.split_phases,
-        nvtx=engine.nvtx,
+        mark=torch.cuda.nvtx.range if engine.nvtx else nullcontext,
         cuda_graphs=engine.cuda_graphs,
         accumulate=train.accumulate,
         average=WeightAverage(model, train.ema) if train.ema else None,

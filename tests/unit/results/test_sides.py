@@ -41,6 +41,20 @@ def test_a_run_folder_its_file_and_a_folder_of_runs(tmp_path):
     assert [run.folder for run in find_runs([tmp_path])[0]] == [one, two]
 
 
+@pytest.mark.parametrize(("kind", "hint"), [("sweep", "name points"), ("profile", "measure it again")])
+def test_a_sweep_or_a_profile_is_refused_and_left_out_of_a_folder(tmp_path, kind, hint):
+    (run,) = write_runs(tmp_path, "run", [100.0])
+    points = [Point(label="batch 1", run="points/x")] if kind == "sweep" else []
+    rate = None if kind == "sweep" else 50.0
+    other = write_run(tmp_path, make_result("other", rate, kind=kind, points=points))
+    with pytest.raises(ResultError) as caught:
+        find_runs([other])
+    assert caught.value.hint.startswith(hint)
+    runs, left_out = find_runs([tmp_path])
+    assert [one.folder for one in runs] == [run]
+    assert [left.lost for left in left_out] == [False]  # it never had a number to lose
+
+
 def test_repeated_runs_count_one_by_one(tmp_path):
     whole = write_repeated(tmp_path, "five", [100.0, 101.0, 102.0])
     for path in (whole, whole / "result.json", tmp_path):

@@ -1,5 +1,6 @@
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,7 +59,6 @@ def make_task(clock: ScriptedClock, *, split: bool = False) -> Task:
         loader=None,
         images_per_step=4,
         split_phases=split,
-        nvtx=False,
         cuda_graphs=False,
     )
 
@@ -72,6 +72,19 @@ def test_a_step_is_timed_from_its_wait_for_data_to_its_end():
     assert [record.start_seconds for record in records] == [0.0, 3.75, 7.5]
     assert {record.images for record in records} == {4}
     assert records[0].forward_seconds is None
+
+
+def test_phases_are_named_in_order_for_who_records_them():
+    named: list[str] = []
+
+    def mark(name: str) -> nullcontext[None]:
+        named.append(name)
+        return nullcontext()
+
+    clock = ScriptedClock()
+    task = replace(make_task(clock), mark=mark)
+    list(train_steps(task, HostTimer(now=clock), num_steps=2))
+    assert named == ["data", "forward", "backward", "optimizer"] * 2
 
 
 def test_phases_on_demand():

@@ -6,7 +6,7 @@ import torch
 
 from made_learning import make_training, write_training
 from trainstone.config.load import load_config
-from trainstone.errors import DataError, MachineError, ResultError, RunError
+from trainstone.errors import DataError, MachineError, OutOfMemoryError, ResultError, RunError
 from trainstone.results.store import create_run, read_result, reopen_run
 from trainstone.train.run import explain_torch_error, explaining, keep_record
 
@@ -22,23 +22,25 @@ def fail_with(run, err: BaseException) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "ends_as", "status"),
+    ("raised", "ends_as", "code"),
     [
-        (RunError("NaN"), RunError, "failed"),
-        (OSError(errno.ENOSPC, "No space left on device"), ResultError, "failed"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), RunError, "failed"),
-        (RuntimeError("MPS backend out of memory (MPS allocated"), RunError, "failed"),
-        (RuntimeError("a bug"), RuntimeError, "failed"),
-        (ZeroDivisionError("a bug"), ZeroDivisionError, "failed"),
+        (RunError("NaN"), RunError, "run-failed"),
+        (OSError(errno.ENOSPC, "No space left on device"), ResultError, "run-failed"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), OutOfMemoryError, "out-of-memory"),
+        (RuntimeError("MPS backend out of memory (MPS allocated"), OutOfMemoryError, "out-of-memory"),
+        (OutOfMemoryError("out of memory: train.batch_size = 9"), OutOfMemoryError, "out-of-memory"),
+        (MemoryError("of numpy"), MemoryError, "out-of-memory"),
+        (RuntimeError("a bug"), RuntimeError, "run-failed"),
+        (ZeroDivisionError("a bug"), ZeroDivisionError, "run-failed"),
         (KeyboardInterrupt(), KeyboardInterrupt, "interrupted"),
     ],
 )
-def test_every_end_is_written_before_it_is_raised(run, raised: BaseException, ends_as: type, status: str):
+def test_every_end_is_written_before_it_is_raised(run, raised: BaseException, ends_as: type, code: str):
     with pytest.raises(ends_as):
         fail_with(run, raised)
     result = read_result(run.path)
-    assert result.status == status
-    assert result.findings[-1].code == ("interrupted" if status == "interrupted" else "run-failed")
+    assert result.status == ("interrupted" if code == "interrupted" else "failed")
+    assert result.findings[-1].code == code
 
 
 def test_a_good_end_writes_nothing(run):

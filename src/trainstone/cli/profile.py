@@ -1,0 +1,110 @@
+"""trainstone profile: where the time of a step goes. Arguments -> config -> profiled steps -> analysis -> page."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainstone.cli import options
+from trainstone.cli.bench import finish, print_plan
+from trainstone.errors import EXIT_INTERRUPTED, ConfigError
+
+if TYPE_CHECKING:
+    from trainstone.config.schema import Config
+    from trainstone.results.store import RunFolder
+
+# A trace grows by 1 to 10 MB a step; nobody reads more of them.
+MAX_ITERATIONS = 200
+
+
+Start = Annotated[
+    int | None,
+    typer.Option("--start", min=0, help="First step to profile.", show_default="when the steps are steady"),
+]
+Iterations = Annotated[int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="How many steps to profile.")]
+Cores = Annotated[bool, typer.Option("--cores", help="Then also read how busy the cores' pipes are, by NVIDIA's ncu.")]
+Nvtx = Annotated[
+    bool,
+    typer.Option("--nvtx", help="Record nothing here: mark phases and steps for an nsys or ncu around this command."),
+]
+
+
+def profile(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name, a .toml file, or the config.toml of a run.")
+    ] = "resnet50",
+    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    system: options.SystemName = None,
+    data: options.Data = None,
+    out: options.Out = Path("runs"),
+    start: Start = None,
+    iterations: Iterations = 3,
+    cores: Cores = False,
+    nvtx: Nvtx = False,
+    seed: options.Seed = None,
+    device: options.DeviceName = None,
+    strict: options.Strict = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+    quiet: options.Quiet = 0,
+) -> None:
+    """Record a few steps and say where their time goes: operators, gaps, roofline, utilisation."""
+    from trainstone.config.load import load_config
+    from trainstone.log import configure_terminal
+    from trainstone.machine.allocator import restart_keeping_memory
+    from trainstone.results.store import create_run
+
+    check_asked(cores=cores, nvtx=nvtx)
+    flags = options.collect_flags(seed=seed, device=device, data=data) | ({"engine.nvtx": True} if nvtx else {})
+    config = load_config(recipe, settings=settings, system=system, flags=flags)
+    if dry_run:
+        print_plan(config, None, out, 1, strict=strict, as_json=as_json)
+        return
+    if config.engine.keep_memory:
+        restart_keeping_memory()
+    configure_terminal(verbose=verbose, quiet=quiet)
+    run = create_run(out, "profile", config, shlex.join(["trainstone", *sys.argv[1:]]))
+    try:
+        profile_here(config, run, start, iterations, cores=cores, strict=strict, quiet=bool(quiet))
+    except KeyboardInterrupt:
+        print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finish(run, as_json=as_json)
+
+
+def check_asked(*, cores: bool, nvtx: bool) -> None:
+    """Refuse what cannot be done, before any work."""
+    from trainstone.machine.ranks import read_rank
+
+    if cores and nvtx:
+        raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
+    if read_rank().world > 1:
+        raise ConfigError("profile records one process", hint="start it without a launcher")
+    if cores:
+        from trainstone.launch.ncu import check_permission, find_ncu
+
+        find_ncu()
+        check_permission()
+
+
+def profile_here(
+    config: "Config", run: "RunFolder", start: int | None, iterations: int, *, cores: bool, strict: bool, quiet: bool
+) -> None:
+    """Profile in this process; for --cores then in one under ncu."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.results.progress import Progress
+
+    with ProgressLine(quiet=quiet) as line:
+        line.show(Progress("loading torch"))
+        from trainstone.train.profiling import run_profile
+
+        for progress in run_profile(config, run, start=start, iterations=iterations, cores=cores, strict=strict):
+            line.show(progress)
+        if cores:
+            from trainstone.launch.ncu import add_cores
+
+            for progress in add_cores(run):
+                line.show(progress)

@@ -1,0 +1,190 @@
+"""trainstone sweep: bench over batch sizes or the values of a key; finds the knee. Flags -> plan -> points -> page."""
+
+import shlex
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainstone.cli import options
+from trainstone.cli.bench import finish
+from trainstone.errors import ConfigError, ResultError
+
+if TYPE_CHECKING:
+    from trainstone.launch.points import Plan
+    from trainstone.results.store import RunFolder
+
+BatchSizes = Annotated[
+    str | None,
+    typer.Option("--batch-sizes", metavar="N,N", help="Batches to run.", show_default="1,2,4,8,16,32,64,96,128"),
+]
+Over = Annotated[
+    str | None,
+    typer.Option(
+        "--over",
+        metavar="KEY=V,V",
+        help="Run over the values of a recipe key instead; with --batch-sizes one curve a value.",
+        show_default=False,
+    ),
+]
+Profile = Annotated[bool, typer.Option("--profile", help="Profile each point, too: how busy the device is.")]
+Cores = Annotated[bool, typer.Option("--cores", help="NVIDIA: how busy the pipes of the cores are, by ncu.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--seconds", help="Time budget of each point's measured steps.", show_default="the recipe's: 60"),
+]
+
+
+def sweep(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name, a .toml file, or an unfinished sweep to go on with.")
+    ] = "resnet50",
+    batch_sizes: BatchSizes = None,
+    over: Over = None,
+    profile: Profile = False,
+    cores: Cores = False,
+    settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    system: options.SystemName = None,
+    data: options.Data = None,
+    out: options.Out = Path("runs"),
+    seconds: Seconds = None,
+    seed: options.Seed = None,
+    device: options.DeviceName = None,
+    strict: options.Strict = False,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = 0,
+) -> None:
+    """Measure over batch sizes, or any key; find and explain the knee. Stopped or killed, the same command goes on."""
+    from trainstone.config.load import load_config
+    from trainstone.launch.points import make_plan
+    from trainstone.log import configure_terminal
+
+    flags = options.collect_flags(seconds=seconds, seed=seed, device=device, data=data)
+    named = find_named(recipe)
+    if named:
+        refuse_changes(named, [*settings, *flags], batch_sizes, over, system, profile or cores or strict)
+        plan = plan_named(named, dry_run=dry_run)
+    else:
+        config = load_config(recipe, settings=settings, system=system, flags=flags)
+        plan = make_plan(config, batch_sizes, over, profile=profile, cores=cores, strict=strict)
+    if dry_run:
+        print_plan(plan, out, as_json=as_json)
+        return
+    if plan.sweep.cores:
+        from trainstone.launch.ncu import find_ncu
+
+        find_ncu()  # before the work, not after it
+    configure_terminal(verbose=0, quiet=quiet)
+    with ExitStack() as held:
+        plan, run = open_run(plan, named, out, held, quiet=bool(quiet))
+        run_points(plan, run, quiet=bool(quiet))
+        finish(run, as_json=as_json)
+
+
+def find_named(recipe: str) -> Path | None:
+    """Return the folder of a sweep where one is named instead of a recipe."""
+    from trainstone.launch.unfinished import read_sweep
+
+    path = Path(recipe)
+    return path if (path / "result.json").is_file() and read_sweep(path) is not None else None
+
+
+def refuse_changes(
+    path: Path, changes: list[Any], batch_sizes: str | None, over: str | None, system: str | None, switches: bool
+) -> None:
+    """A sweep that is gone on with keeps its plan."""
+    if changes or batch_sizes is not None or over is not None or system is not None or switches:
+        raise ConfigError(
+            f"{path} has its plan: only --json, --quiet and --dry-run go with it",
+            hint=f"for another sweep of the same recipe give {path / 'config.toml'}",
+        )
+
+
+def plan_named(path: Path, *, dry_run: bool) -> "Plan":
+    """Return the plan of a sweep that is named."""
+    from trainstone.config.load import load_config
+    from trainstone.launch.points import lay_out
+    from trainstone.launch.unfinished import plan_again
+    from trainstone.results.store import read_result
+
+    result = read_result(path)
+    if dry_run and result.sweep is not None:
+        return lay_out(load_config(str(path / "config.toml")), result.sweep)
+    return plan_again(path, result)
+
+
+def open_run(plan: "Plan", named: Path | None, out: Path, held: ExitStack, *, quiet: bool) -> "tuple[Plan, RunFolder]":
+    """Take up the sweep that is named or has the same plan, or begin a new one; hold its folder until the end."""
+    from trainstone.launch.unfinished import find_unfinished, hold
+    from trainstone.machine.facts import read_software
+    from trainstone.results.store import create_run
+
+    path = named or find_unfinished(out, plan)
+    if path is not None:
+        if held.enter_context(hold(path)):
+            return take_up(plan, path, quiet=quiet)
+        if named:
+            raise ResultError(f"{path} is being gone on with by another process", hint="wait for its end")
+    run = create_run(out, "sweep", plan.config, tell_command())
+    held.enter_context(hold(run.path))
+    run.update(sweep=plan.sweep, software=read_software())
+    return plan, run
+
+
+def take_up(plan: "Plan", path: Path, *, quiet: bool) -> "tuple[Plan, RunFolder]":
+    """Go on with a sweep whose folder is held; what the first point settled stays settled."""
+    from trainstone.config.load import load_config
+    from trainstone.launch.unfinished import count_done, end_orphans
+    from trainstone.results.store import read_result, reopen_run
+
+    result = read_result(path)
+    done = f"{count_done(result)} of {len(plan.points)} points are done"
+    if not quiet:
+        print(f"going on with {path}: {done} (remove that folder to start anew)", file=sys.stderr)
+    end_orphans(path)
+    run = reopen_run(path, "sweep", result.command)
+    run.begin()
+    run.update(devices=result.devices)
+    return replace(plan, config=load_config(str(path / "config.toml"))), run
+
+
+def run_points(plan: "Plan", run: "RunFolder", *, quiet: bool) -> None:
+    """Measure, with a line of progress."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.launch.sweep import run_sweep
+
+    with ProgressLine(quiet=quiet) as line:
+        for progress in run_sweep(plan, run):
+            line.show(progress)
+
+
+def print_plan(plan: "Plan", out: Path, *, as_json: bool) -> None:
+    """--dry-run: the points in their order, and by which commands they would be run."""
+    from trainstone.cli.output import print_json
+    from trainstone.config.load import write_toml
+    from trainstone.launch.sweep import make_command
+
+    verbs = ["bench", "profile"] if plan.sweep.profile else ["bench"]
+    rows: list[dict[str, Any]] = []
+    for point in plan.points:
+        file = Path("RUN/launch") / f"{point.name}.toml"
+        commands = [shlex.join(make_command(verb, file, Path("RUN/points"), plan)) for verb in verbs]
+        rows.append({"order": point.order, "label": point.label, "commands": commands})
+    if as_json:
+        config = plan.config.model_dump(mode="json", exclude_none=True)
+        print_json({"config": config, "out": str(out), "points": rows})
+        return
+    print(write_toml(plan.config))
+    print(f"# would write a sweep's folder RUN under {out}/, and run {len(rows)} points, in this order:")
+    for row in rows:
+        print(f"# {row['order']}: {row['label']}")
+        print("\n".join(f"#   {command}" for command in row["commands"]))
+
+
+def tell_command() -> str:
+    """Return the command line as it was given."""
+    return shlex.join(["trainstone", *sys.argv[1:]])

@@ -1,0 +1,263 @@
+"""Runs bench under NVIDIA's ncu, which counts what each kernel of some steps did: how busy the cores were.
+
+Finds ncu, sees whether it may count, asks it which metrics this GPU has, and explains what went wrong.
+"""
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from trainstone.errors import EXIT_INTERRUPTED, MachineError, TrainstoneError
+from trainstone.formats.ncu import PERMISSION_HINT, read_ncu
+from trainstone.launch.children import Ended, explain_failure
+from trainstone.machine.interrupt import Interrupt
+from trainstone.results.checks import finding
+from trainstone.results.cores import CYCLE_METRICS, PERCENT, PIPE_METRICS, WANTED, aggregate_cores, tell_cores
+from trainstone.results.profiled import CoreUse
+from trainstone.results.progress import Progress
+from trainstone.results.store import RunFolder
+from trainstone.text import printable
+
+log = logging.getLogger(__name__)
+
+TABLE_NAME = "trace/ncu.csv"
+LABEL = "profiling under ncu"
+POLL_SECONDS = 1.0
+STOP_GRACE_SECONDS = 20.0
+QUERY_SECONDS = 60.0
+ROOT = Path("/")
+# Where NVIDIA's installers put it when they leave PATH alone; the last in order is the newest.
+USUAL_PLACES = ("usr/local/cuda*/bin/ncu", "usr/local/NVIDIA-Nsight-Compute*/ncu", "opt/nvidia/nsight-compute/*/ncu")
+# Linux capabilities, by bit, that let a process count: CAP_SYS_ADMIN, CAP_PERFMON.
+COUNTING_CAPABILITIES = (21, 38)
+
+
+def run_under_ncu(
+    config_file: Path,
+    out_folder: Path,
+    csv_file: Path,
+    *,
+    start: int,
+    iterations: int,
+    ncu: str | None = None,
+    interrupt: Interrupt | None = None,
+) -> Generator[Progress, None, CoreUse]:
+    """Bench with the steps from `start` on, `iterations` of them, profiled into `csv_file`; return what it says.
+
+    The bench's own run folder goes into `out_folder`. Its speed means nothing: each kernel is run several times.
+    """
+    tool = ncu or find_ncu()
+    check_permission()
+    yield Progress("asking ncu which metrics this GPU has")
+    metrics = choose_metrics(list_metrics(tool))
+    csv_file.parent.mkdir(parents=True, exist_ok=True)
+    csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
+    command = ncu_command(tool, config_file, out_folder, csv_file, start=start, iterations=iterations, metrics=metrics)
+    with nullcontext(interrupt) if interrupt else Interrupt() as asked:
+        ended = yield from _run(command, asked)
+    printed = f"{ended.output}\n{ended.errors}\n{_read_messages(csv_file)}"
+    if ended.code != 0:
+        raise explain_ncu(ended, printed)
+    if not csv_file.exists() or "No kernels were profiled" in printed:
+        raise MachineError(
+            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{_quote_complaint(printed)}",
+            hint=f"is the run on a CUDA device? The bench's own findings: trainstone report {out_folder}",
+        )
+    file = read_ncu(csv_file, WANTED)
+    return aggregate_cores(file).model_copy(update={"file": str(csv_file), "told": tell_cores(file)})
+
+
+def add_cores(run: RunFolder) -> Iterator[Progress]:
+    """Run a profile's configuration once more under ncu and take what it counts into the profile's result.
+
+    The profile is good without it: a failure becomes a finding.
+    """
+    timeline = run.result.timeline
+    assert timeline is not None  # it was profiled
+    first, steps = timeline.steps[0].step, len(timeline.steps)
+    config_file, table = run.path / "config.toml", run.path / TABLE_NAME
+    try:
+        use = yield from run_under_ncu(config_file, run.path / "points", table, start=first, iterations=steps)
+    except TrainstoneError as err:
+        lacking = finding("not-measured", f"core utilisation: {err.message}", hint=err.hint, severity="warning")
+        run.update(findings=[*run.result.findings, lacking])
+        return
+    run.update(timeline=timeline.model_copy(update={"cores": use.model_copy(update={"file": TABLE_NAME})}))
+
+
+def find_ncu(root: Path = ROOT) -> str:
+    """Return the path of ncu: on PATH, else where NVIDIA's installers put it."""
+    found = shutil.which("ncu")
+    if found:
+        return found
+    for pattern in USUAL_PLACES:
+        for path in sorted(root.glob(pattern), key=_order_versions, reverse=True):
+            if os.access(path, os.X_OK):
+                return str(path)
+    places = ", ".join(f"/{place}" for place in USUAL_PLACES)
+    raise MachineError(
+        f"no ncu on PATH, nor at {places}",
+        hint="it comes with the CUDA toolkit, or alone as package nsight-compute (developer.nvidia.com/nsight-compute)",
+    )
+
+
+def check_permission(root: Path = ROOT) -> None:
+    """Refuse where the driver lets only administrators count, before minutes are spent; unknown is no refusal."""
+    params = _read_text(root / "proc/driver/nvidia/params")
+    if not re.search(r"^RmProfilingAdminOnly:\s*1\s*$", params, re.MULTILINE):
+        return
+    held = re.search(r"^CapEff:\s*([0-9a-f]{1,16})\s*$", _read_text(root / "proc/self/status"), re.MULTILINE)
+    if held and not any(int(held[1], 16) >> bit & 1 for bit in COUNTING_CAPABILITIES):
+        raise MachineError(
+            "this driver lets only administrators read performance counters (RmProfilingAdminOnly: 1)",
+            hint=PERMISSION_HINT,
+        )
+
+
+def list_metrics(ncu: str) -> str:
+    """Return ncu's list of the metrics of this machine's GPUs; empty if it gives none."""
+    try:
+        done = subprocess.run(
+            [ncu, "--query-metrics"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=QUERY_SECONDS,
+        )
+    except OSError as err:
+        raise MachineError(f"cannot run {ncu}: {err.strerror}", hint="give the path of ncu") from err
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def choose_metrics(listing: str) -> list[str]:
+    """Choose for the cycles and each pipe the best name that this GPU has: ncu stops at one that it does not know.
+
+    Without a list the originals are taken: they are right on what was sold from 2017 to 2020.
+    """
+    known = {line.split()[0] for line in listing.splitlines() if line.split()}
+    accepted = [CYCLE_METRICS, *(tuple(f"{name}{PERCENT}" for name in names) for names in PIPE_METRICS.values())]
+    chosen = [next((name for name in names if name.split(".")[0] in known), None) for names in accepted]
+    if chosen[0] is None or not any(chosen[1:]):
+        return [names[0] for names in accepted]
+    return [name for name in chosen if name is not None]
+
+
+def ncu_command(
+    ncu: str,
+    config_file: Path,
+    out_folder: Path,
+    csv_file: Path,
+    *,
+    start: int,
+    iterations: int,
+    metrics: Iterable[str],
+) -> list[str]:
+    """Return the command line: ncu counts only between cudaProfilerStart and cudaProfilerStop."""
+    command = [ncu, "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"]
+    command += ["--metrics", ",".join(metrics), "--log-file", str(csv_file)]
+    command += [sys.executable, "-P", "-m", "trainstone", "bench", str(config_file)]
+    command += ["--iterations", str(start + iterations), "--set", f"measure.profiler_range=[{start},{iterations}]"]
+    return [*command, "--json", "--quiet", "--out", str(out_folder)]
+
+
+def explain_ncu(ended: Ended, printed: str) -> TrainstoneError:
+    """Return why a run under ncu failed: no permission, what bench said, what ncu said."""
+    if "ERR_NVGPUCTRPERM" in printed:
+        return MachineError("ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
+    complaints = [line for line in _list_complaints(printed) if "application returned an error code" not in line]
+    if ended.code < 0 or not complaints or re.search(r"^error:", ended.errors, re.MULTILINE):
+        return explain_failure(LABEL, ended)
+    hint = None
+    if "Failed to find metric" in printed:
+        hint = "this ncu does not know the metric: take the ncu of the CUDA toolkit that fits the driver"
+    elif "driver resource was unavailable" in printed:
+        hint = "only one tool can count at a time: dcgmi profile --pause, then try again"
+    return MachineError(f"ncu: {complaints[0]}", hint=hint)
+
+
+def _run(command: Sequence[str], interrupt: Interrupt) -> Generator[Progress, None, Ended]:
+    """Run to the end; whoever asks to stop is heard, and ncu and all it started are told."""
+    log.info("starting %s", shlex.join(command))
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,  # ncu does not pass signals on
+        )
+    except OSError as err:
+        raise MachineError(f"cannot run {command[0]}: {err.strerror}", hint="give the path of ncu") from err
+    with _no_survivors(child):
+        asked_seconds = 0.0
+        while True:
+            try:
+                output, errors = child.communicate(timeout=POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                yield Progress(LABEL)
+            if interrupt.asked:
+                if asked_seconds == 0:
+                    _signal_group(child, signal.SIGTERM)
+                asked_seconds += POLL_SECONDS
+                if asked_seconds > STOP_GRACE_SECONDS:
+                    _signal_group(child, signal.SIGKILL)
+    log.info("%s ended with %d %s", LABEL, child.returncode, errors.strip())
+    if interrupt.asked or child.returncode == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt(interrupt.asked or "the bench under ncu was stopped")
+    return Ended(child.returncode, output, errors)
+
+
+@contextmanager
+def _no_survivors(child: subprocess.Popen[str]) -> Iterator[None]:
+    """Leave no process behind, however this ends."""
+    with child:
+        try:
+            yield
+        except BaseException:
+            _signal_group(child, signal.SIGKILL)
+            raise
+
+
+def _signal_group(child: subprocess.Popen[str], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+
+
+def _read_messages(csv_file: Path) -> str:
+    """Return what ncu wrote beside the table."""
+    return "\n".join(line for line in _read_text(csv_file).splitlines() if line.startswith("=="))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _list_complaints(printed: str) -> list[str]:
+    found = re.findall(r"^==ERROR==\s*(.+)$", printed, re.MULTILINE)
+    return [printable(line.strip())[:300] for line in found]
+
+
+def _quote_complaint(printed: str) -> str:
+    complaints = _list_complaints(printed)
+    return f": {complaints[0]}" if complaints else ""
+
+
+def _order_versions(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]{1,9}", str(path))]

@@ -1,0 +1,245 @@
+"""What a sweep runs: lists from flags become points, each a checked configuration, in shuffled order. Runs nothing."""
+
+import hashlib
+import json
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainstone.config.load import change_config, did_you_mean, list_keys, parse_setting
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError
+from trainstone.machine.facts import read_software
+from trainstone.results.sweep import BATCH, Sweep, format_setting, is_numeric, label_point, name_file
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+"""Of the TBD suite's measure_throughput.sh."""
+# What the first point settles for all others, so that they differ in nothing but what is swept.
+SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
+OPENING, CLOSING = "[{(", "]})"
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """One point to run."""
+
+    order: int
+    value: Any
+    curve: Any
+    label: str
+    name: str
+    """Of its files."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All points, in the order they are run in, and what they have in common."""
+
+    config: Config
+    sweep: Sweep
+    points: tuple[PlannedPoint, ...]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether there is a larger and a smaller."""
+        return is_numeric(self.sweep.values)
+
+    @property
+    def labels(self) -> list[str]:
+        """Of all points, by curve and value."""
+        return [label for _, _, label in list_grid(self.sweep)]
+
+
+def make_plan(
+    config: Config,
+    batch_sizes: str | None,
+    over: str | None,
+    *,
+    profile: bool = False,
+    cores: bool = False,
+    strict: bool = False,
+) -> Plan:
+    """Turn the flags into points; each one's configuration is checked before anything runs."""
+    key, values, curve_key, curves = read_lists(batch_sizes, over)
+    asked = Sweep(
+        key=key,
+        values=values,
+        curve_key=curve_key,
+        curves=curves,
+        seed=config.seed,
+        profile=profile or cores,
+        cores=cores,
+        strict=strict,
+    )
+    asked = asked.model_copy(update={"plan_sha256": hash_plan(config, asked)})
+    plan = lay_out(config, asked)
+    resolved = {point.label: configure(plan.config, asked, point) for point in plan.points}
+    seen: dict[str, str] = {}
+    for label, resulting in resolved.items():
+        text = resulting.model_dump_json()
+        if text in seen:
+            raise ConfigError(f"{seen[text]} and {label} are the same point", hint="name each value once")
+        seen[text] = label
+    return plan
+
+
+def read_lists(batch_sizes: str | None, over: str | None) -> tuple[str, list[Any], str | None, list[Any]]:
+    """Return the key that is swept with its values, and the second key with its own, where both flags are given."""
+    sizes: list[Any] = list(BATCH_SIZES) if batch_sizes is None else parse_batch_sizes(batch_sizes)
+    if over is None:
+        return BATCH, sizes, None, []
+    key, values = parse_over(over)
+    if batch_sizes is None:
+        return key, values, None, []
+    if key == BATCH:
+        raise ConfigError("--batch-sizes and --over train.batch_size are the same key twice", hint="give one of them")
+    return BATCH, sizes, key, values
+
+
+def parse_batch_sizes(text: str) -> list[int]:
+    """Split 1,2,4 into whole numbers above 0, each once."""
+    sizes = []
+    for part in text.split(","):
+        size = part.strip()
+        if not (size.isascii() and size.isdecimal()) or not 0 < int(size) < 10**9:
+            raise ConfigError(
+                f"--batch-sizes {text}: {size!r} is no whole number above 0", hint="for example --batch-sizes 1,2,4,8"
+            )
+        sizes.append(int(size))
+    refuse_repeated("--batch-sizes", sizes)
+    return sizes
+
+
+def parse_over(text: str) -> tuple[str, list[Any]]:
+    """Split KEY=V,V into the key and its values, which are TOML; commas inside quotes and brackets belong to them."""
+    key, equals, rest = text.partition("=")
+    key = key.strip()
+    if not equals or not key or not rest.strip():
+        raise ConfigError(
+            f"--over {text}: it is not KEY=VALUE,VALUE", hint="for example --over train.precision=fp32,bf16"
+        )
+    known = [row[0] for row in list_keys()]
+    if key not in known:
+        inside = ", ".join(name for name in known if name.startswith(f"{key}."))
+        told = f"it is a section; sweep one of its keys ({inside})" if inside else "unknown key"
+        raise ConfigError(
+            f"--over {key}: {told}{'' if inside else did_you_mean(key, known)}",
+            hint="`trainstone recipes resnet50` lists the keys",
+        )
+    parts = list(split_values(rest))
+    if "" in parts:
+        raise ConfigError(f"--over {text}: a value is empty", hint="commas stand between values only")
+    values = [parse_setting(f"{key}={part}")[1] for part in parts]
+    odd = next((part for part, value in zip(parts, values, strict=True) if not is_plain(value)), None)
+    if odd is not None:
+        raise ConfigError(f"--over {key}: no key takes {odd}", hint="values are numbers, text, true, false or lists")
+    refuse_repeated(f"--over {key}", values)
+    return key, values
+
+
+def split_values(text: str) -> Iterator[str]:
+    """Yield what stands between commas that are neither in quotes nor in brackets."""
+    quote, depth, begin, escaped = "", 0, 0, False
+    for place, char in enumerate(text):
+        if quote:
+            # Only double quotes know escapes, as in TOML
+            ends = char == quote and not escaped
+            escaped = quote == '"' and char == "\\" and not escaped
+            quote = "" if ends else quote
+        elif char in "\"'":
+            quote = char
+        elif char in OPENING or char in CLOSING:
+            depth += 1 if char in OPENING else -1
+        elif char == "," and depth == 0:
+            yield text[begin:place].strip()
+            begin = place + 1
+    yield text[begin:].strip()
+
+
+def refuse_repeated(flag: str, values: Sequence[Any]) -> None:
+    """Refuse a value that is named twice."""
+    texts = [format_setting(value) for value in values]
+    twice = next((text for place, text in enumerate(texts) if text in texts[:place]), None)
+    if twice is not None:
+        raise ConfigError(f"{flag} names {twice} twice", hint="name each value once")
+
+
+def is_plain(value: Any) -> bool:
+    """Say whether JSON has this kind of value: TOML also has dates, which no key takes."""
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return isinstance(value, str | int | float | bool)
+
+
+def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
+    """Return value, curve and label of all points, by curve and value."""
+    curves = sweep.curves if sweep.curve_key is not None else [None]
+    return [
+        (value, curve, label_point(sweep.key, value, sweep.curve_key, curve))
+        for curve in curves
+        for value in sweep.values
+    ]
+
+
+def lay_out(config: Config, sweep: Sweep) -> Plan:
+    """Shuffle the points, always in the same way for the same seed."""
+    grid = list_grid(sweep)
+    order = list(range(len(grid)))
+    random.Random(sweep.seed).shuffle(order)
+    names = name_all([label for _, _, label in grid])
+    points = [PlannedPoint(number, *grid[place], name=names[place]) for number, place in enumerate(order, start=1)]
+    return Plan(config, sweep, tuple(points))
+
+
+def name_all(labels: Sequence[str]) -> list[str]:
+    """Return a file name for each label; two that would be alike get a number."""
+    names: list[str] = []
+    for label in labels:
+        name = name_file(label)
+        number = sum(taken.lower() == name.lower() for taken in names)
+        names.append(f"{name}-{len(names)}" if number else name)
+    return names
+
+
+def configure(config: Config, sweep: Sweep, point: PlannedPoint) -> Config:
+    """Return the configuration of a point."""
+    changes = {sweep.key: point.value}
+    if sweep.curve_key is not None:
+        changes[sweep.curve_key] = point.curve
+    flag = "--batch-sizes" if sweep.key == BATCH and sweep.curve_key is None else "--over"
+    return change_config(config.model_dump(mode="json", exclude_none=True), flag, flags=changes)
+
+
+def settle(config: Config, sweep: Sweep, resolved: Config) -> Config:
+    """Take over what a point found for each auto; not from one device to others."""
+    swept = {sweep.key, sweep.curve_key}
+    if "device" in swept:
+        return config
+    values = {key: read_key(resolved, key) for key in SETTLED if key not in swept and read_key(config, key) == "auto"}
+    return change_config(config.model_dump(mode="json", exclude_none=True), "the first point", flags=values)
+
+
+def read_key(config: Config, dotted_key: str) -> Any:
+    """Return the value of section.key."""
+    value: Any = config
+    for name in dotted_key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def hash_plan(config: Config, sweep: Sweep) -> str:
+    """SHA-256 of all that must be the same for a sweep to be gone on with."""
+    asked = {
+        "config": config.model_dump(mode="json"),
+        "sweep": sweep.model_dump(mode="json", exclude={"plan_sha256", "rows", "knees", "fits", "told"}),
+        "host": socket.gethostname(),
+        "software": read_versions(read_software()),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def read_versions(software: dict[str, Any]) -> dict[str, Any]:
+    """Return the versions that points of one sweep must share."""
+    return {name: software.get(name) for name in ("trainstone", "torch")}

@@ -1,0 +1,104 @@
+"""Records a few steps with torch.profiler into a Chrome trace, gzipped. It analyses nothing: results/timeline.py does.
+
+Bounded: shapes are recorded, stacks and memory are not, and nobody keeps more than the steps asked for.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from trainstone.machine.ranks import Rank
+from trainstone.measure.devices import synchronize
+from trainstone.measure.profiler_range import start_profiler, stop_profiler
+
+# Kineto prints a line at each start and stop unless told otherwise.
+LOG_LEVEL = ("KINETO_LOG_LEVEL", "6")
+
+
+class Window(NamedTuple):
+    """Numbers of steps: the profiler is on from `begin`, what it sees counts from `first` until before `end`."""
+
+    begin: int
+    first: int
+    end: int
+
+
+class Capture:
+    """Records the steps of a window. Used by `with` around them and those before that only warm up the profiler;
+    `step()` is called after each. Leaving it writes the trace."""
+
+    def __init__(self, target: Path, device: torch.device, rank: Rank, window: Window) -> None:
+        os.environ.setdefault(*LOG_LEVEL)
+        self._target, self._device, self._rank, self._window = target, device, rank, window
+        self._profiler = profile(activities=choose_activities(device), schedule=self._choose_action, record_shapes=True)
+        # The trace's ProfilerStep#N shall be the run's own numbers.
+        self._profiler.step_num, self._profiler.current_action = window.begin, self._choose_action(window.begin)
+
+    def _choose_action(self, step: int) -> ProfilerAction:
+        if step < self._window.first:
+            return ProfilerAction.WARMUP
+        if step >= self._window.end:
+            return ProfilerAction.NONE
+        return ProfilerAction.RECORD if step < self._window.end - 1 else ProfilerAction.RECORD_AND_SAVE
+
+    def __enter__(self) -> Self:
+        synchronize(self._device)  # what was given out before has no place in the trace
+        self._profiler.start()
+        return self
+
+    def step(self, number: int) -> None:
+        """This step was given out; the device ends the last one before the recording ends."""
+        if number == self._window.end - 1:
+            synchronize(self._device)
+            if not torch.distributed.is_initialized():  # torch writes it itself then
+                where = {"rank": self._rank.number, "world_size": self._rank.world}
+                self._profiler.add_metadata_json("distributedInfo", json.dumps(where))
+        self._profiler.step()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._profiler.stop()
+        if kind is None:
+            self._write()
+
+    def _write(self) -> None:
+        """Complete or absent: the name appears when all of it is there."""
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._target.with_name(f"{self._target.name}.partial")
+        with tempfile.TemporaryDirectory(dir=self._target.parent) as folder:
+            plain = Path(folder) / "trace.json"
+            self._profiler.export_chrome_trace(str(plain))
+            with plain.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as packed:
+                shutil.copyfileobj(source, packed, 1 << 20)
+        partial.replace(self._target)
+
+
+class OuterCapture:
+    """Opens and closes the range that an nsys or ncu around this process records; it writes nothing itself."""
+
+    def __enter__(self) -> Self:
+        start_profiler()
+        return self
+
+    def step(self, number: int) -> None:
+        """Do nothing: the end of the range waits for the device."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stop_profiler()
+
+
+def choose_activities(device: torch.device) -> list[ProfilerActivity]:
+    """Return what to record: the host, and the device's kernels where the profiler knows its kind."""
+    kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+    return [ProfilerActivity.CPU, *([kinds[device.type]] if device.type in kinds else [])]

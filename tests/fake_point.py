@@ -1,0 +1,101 @@
+"""A point of a sweep without torch, nor anything else that takes long to import: it behaves as told and leaves a run
+folder like bench's.
+
+FAKE_POINTS is a table as JSON: what happens at which train.batch_size; elsewhere all is well. FAKE_RESULT is a file
+with the result.json of some run, which this one's is like.
+"""
+
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+STEPS = 40
+FIXED_SECONDS, IMAGE_SECONDS = 0.02, 0.01
+FAILURES = {
+    "memory": (6, "out-of-memory", "out of memory: it is large"),
+    "loss": (6, "run-failed", "the loss of step 3 is nan"),
+    "config": (2, "run-failed", "the recipe is nonsense"),
+    "own": (2, "run-failed", "train.batch_size = 1 is too small"),
+    "machine": (4, "run-failed", "there is no ncu"),
+}
+
+
+def main() -> None:
+    verb, config_file = sys.argv[1:3]
+    text = Path(config_file).read_text()
+    batch = tomllib.loads(text)["train"]["batch_size"]
+    table = json.loads(os.environ.get("FAKE_POINTS", "{}"))
+    action = table.get(f"{verb} {batch}", table.get(str(batch), "fine") if verb == "bench" else "fine")
+    run_id = f"{time.monotonic_ns()}-{secrets.token_hex(2)}"
+    folder = Path(sys.argv[sys.argv.index("--out") + 1]) / run_id
+    folder.mkdir(parents=True)
+    # What a real one finds out for each auto.
+    (folder / "config.toml").write_text(text.replace('precision = "auto"', 'precision = "fp32"'))
+    result = json.loads(Path(os.environ["FAKE_RESULT"]).read_text())
+    config = tomllib.loads((folder / "config.toml").read_text())
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    process = {"host": os.uname().nodename, "pid": os.getpid(), "started_utc": now}
+    result |= {"kind": verb, "run_id": run_id, "status": "running", "config": config, "process": process}
+    write(folder, result)
+    act(action, folder, result)
+    finish(folder, result, batch)
+
+
+def write(folder: Path, result: dict[str, Any]) -> None:
+    partial = folder / "result.json.partial"
+    partial.write_text(json.dumps(result))
+    partial.rename(folder / "result.json")
+
+
+def act(action: str, folder: Path, result: dict[str, Any]) -> None:
+    if action in FAILURES:
+        code, name, message = FAILURES[action]
+        told = {"code": name, "severity": "error", "message": message, "hint": "none"}
+        write(folder, result | {"status": "failed", "findings": [told]})
+        print(f"error: {message}\nhint:  none", file=sys.stderr)
+        sys.exit(code)
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action == "slow":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            write(folder, result | {"status": "interrupted"})
+            sys.exit(130)
+
+
+def finish(folder: Path, result: dict[str, Any], batch: int) -> None:
+    seconds = FIXED_SECONDS + IMAGE_SECONDS * batch
+    rate = batch / seconds
+    lines = [f"{step},0,{step * seconds},0,{seconds},{batch},1,0.1\n" for step in range(STEPS)]
+    head = "step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr\n"
+    (folder / "steps-rank0000.csv").write_text(head + "".join(lines))
+    measured = {"images_per_second": rate, "ci95": [0.99 * rate, 1.01 * rate]}
+    result |= {
+        "status": "ok",
+        "verdict": f"ResNet-18: {rate:.3g} images/s",
+        "throughput": result["throughput"] | measured,
+        "utilisation": {"mfu": 0.5, "limit": "compute"},
+        "memory": {"peak_host_bytes": 2**30},
+    }
+    if result["kind"] == "profile":
+        result["timeline"] = {"device": "cpu", "steps": [], "compute_utilisation": 0.9, "accounted_share": 1.0}
+    if "--cores" in sys.argv:
+        (folder / "ncu.csv").write_text("of ncu")
+        used = {"pipes_percent": {"fma": 17.5}, "kernels": 1, "processes": 1, "cycles": 1.0, "file": "ncu.csv"}
+        result["timeline"]["cores"] = used
+    write(folder, result)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""trainstone sweep through the real command line: a whole one, and ones that are killed, stopped and gone on with."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command import ROOT, Finished, tiny_arguments
+from made_sweep import write_fake_result
+from nursery import wait_until
+from trainstone.formats.timehistory import read_timehistory
+from trainstone.results.schema import Result
+from trainstone.results.store import read_result
+
+SWEEP = ("sweep", "--batch-sizes", "1,2,4,8", "--seed", "3", "--set", "device=cpu")
+ORDER = (8, 1, 4, 2)
+"""In which these batch sizes are run with this seed."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., subprocess.Popen]:
+    """Start a sweep in an empty folder; its points do what they are told."""
+    template = write_fake_result(tmp_path.parent)
+
+    def run(*arguments: str, **happens: str) -> subprocess.Popen:
+        table = {name.removeprefix("batch_"): action for name, action in happens.items()}
+        environment = {**os.environ, "FAKE_POINTS": json.dumps(table), "FAKE_RESULT": str(template)}
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/fake_sweep.py"), *(arguments or SWEEP)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return run
+
+
+def wait(child: subprocess.Popen) -> Finished:
+    with child:
+        out, err = child.communicate(timeout=60)
+    return Finished(child.returncode, out, err)
+
+
+def find_sweep(folder: Path) -> Path:
+    (path,) = (folder / "runs").iterdir()
+    return path
+
+
+def list_points(run: Path) -> list[Result]:
+    """All that were ever begun, in their order."""
+    return [read_result(path) for path in sorted((run / "points").iterdir())]
+
+
+def wait_for_points(folder: Path, number: int) -> None:
+    wait_until(lambda: len(list(folder.glob("runs/*/points/*/result.json"))) == number)
+
+
+def count_processes_of(run: Path) -> int:
+    return sum(result.status == "running" for result in list_points(run))
+
+
+def test_a_whole_sweep(trainstone, tmp_path: Path):
+    """Real points; the last needs more memory than there is."""
+    asked = ("--batch-sizes", "2,8,1000000", "--set", "engine.threads=1", "--set", "measure.iterations=20")
+    done = trainstone("sweep", *tiny_arguments(), *asked, env={"COLUMNS": "120"})
+    assert done.code == 0, done.err
+    run = find_sweep(tmp_path)
+    result = read_result(run)
+    assert (result.kind, result.status) == ("sweep", "ok")
+    assert [row.status for row in result.sweep.rows] == ["ok", "ok", "out_of_memory"]
+    assert "train.batch_size = 1000000 needs about" in result.sweep.rows[-1].note
+    assert result.verdict.startswith("ResNet-18: knee at batch ")
+    assert {row.images_per_step for row in result.sweep.rows} == {2, 8, None}
+    assert all(row.mfu and row.memory_bytes for row in result.sweep.rows[:2])
+    assert all((run / point.run / "report.html").is_file() for point in result.points[:2])
+    page = (run / "report.html").read_text()
+    assert "Sweep over batch" in page
+    assert "out of memory" in page
+    for size in (2, 8):
+        log = read_timehistory(run / f"original/throughput_data/batch_{size}.log")
+        assert [(one.first_step, one.last_step) for one in log] == [(0, 10), (10, 20)]
+        assert log[1].seconds > 0
+    assert "point 1 of 3: batch " in done.err
+    assert "out of memory" in done.out
+    assert re.search(r"[Mm]emory ends it: (batch )?1000000 does not fit\.", " ".join(done.out.split()))
+    last = done.out.strip().splitlines()[-1]
+    assert last == f"repeat  trainstone sweep {run.relative_to(tmp_path)}/config.toml --batch-sizes 2,8,1000000"
+    refused = trainstone("compare", str(run), "--to", str(run / result.points[0].run))
+    assert refused.code == 7
+    assert "the points of a sweep executed different things" in refused.err
+
+
+def test_killed_half_way_the_same_command_goes_on(start, tmp_path: Path):
+    child = start(batch_4="slow")
+    wait_for_points(tmp_path, 3)
+    run = find_sweep(tmp_path)
+    wait_until(lambda: len(read_result(run).sweep.rows) == 2)
+    child.send_signal(signal.SIGKILL)
+    assert wait(child).code == -signal.SIGKILL
+    killed = read_result(run)
+    assert killed.status == "killed"
+    assert [row.value for row in killed.sweep.rows] == [1, 8]
+    assert killed.verdict.endswith("(2 of 4 points)")
+    assert count_processes_of(run) == 1  # its point has outlived it
+    again = wait(start())
+    assert again.code == 0, again.err
+    told = f"going on with {run.relative_to(tmp_path)}: 2 of 4 points are done (remove that folder to start anew)"
+    assert told in again.err
+    result = read_result(run)
+    assert result.status == "ok"
+    assert [row.value for row in result.sweep.rows] == [1, 2, 4, 8]
+    assert result.process.starts == 2
+    begun = list_points(run)
+    assert [point.config["train"]["batch_size"] for point in begun] == [8, 1, 4, 4, 2]
+    assert [point.status for point in begun] == ["ok", "ok", "interrupted", "ok", "ok"]
+    assert find_sweep(tmp_path) == run
+    # And once more: there is nothing to go on with
+    anew = wait(start())
+    assert anew.code == 0
+    assert "going on" not in anew.err
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_says_how_to_go_on_and_does(start, tmp_path: Path, number: int):
+    child = start(batch_1="slow")
+    wait_for_points(tmp_path, 2)
+    run = find_sweep(tmp_path)
+    # A terminal sends Ctrl-C to all processes of a command, a scheduler its SIGTERM to the first
+    (os.killpg if number == signal.SIGINT else os.kill)(child.pid, number)
+    stopped = wait(child)
+    assert stopped.code == 130, stopped.err
+    assert f"go on with: trainstone sweep {run.relative_to(tmp_path)}" in " ".join(stopped.out.split())
+    result = read_result(run)
+    assert result.status == "interrupted"
+    assert [row.value for row in result.sweep.rows] == [8]
+    assert result.findings[0].message == "stopped after 1 of 4 points"
+    refused = wait(start("sweep", str(run), "--strict"))
+    assert refused.code == 2
+    assert "has its plan" in refused.err
+    again = wait(start("sweep", str(run.relative_to(tmp_path)), "--json"))
+    assert again.code == 0, again.err
+    assert [row["value"] for row in json.loads(again.out)["sweep"]["rows"]] == [1, 2, 4, 8]
+    assert len(list_points(run)) == 5
+    over = wait(start("sweep", str(run)))
+    assert over.code == 7
+    assert "has come to its end" in over.err
+
+
+def test_two_at_once_do_not_take_each_others(start, tmp_path: Path):
+    first = start(batch_1="slow")
+    wait_for_points(tmp_path, 2)
+    run = find_sweep(tmp_path)
+    second = wait(start())
+    assert second.code == 0
+    assert "going on" not in second.err
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    refused = wait(start("sweep", str(run)))
+    assert refused.code == 7
+    assert "is still running" in refused.err
+    first.terminate()
+    assert wait(first).code == 130
+
+
+def test_a_point_that_is_killed_by_somebody_is_a_failed_row(start, tmp_path: Path):
+    child = start(batch_1="slow")
+    wait_for_points(tmp_path, 2)
+    os.kill(list_points(find_sweep(tmp_path))[1].process.pid, signal.SIGKILL)
+    assert wait(child).code == 0
+    row = read_result(find_sweep(tmp_path)).sweep.rows[0]
+    assert row.value == 1
+    assert row.status in ("failed", "out_of_memory")  # the latter where the kernel's counters cannot be read
+    assert "ended by SIGKILL" in row.note
+
+
+def test_dry_run_shows_the_points_in_their_order(quick, tmp_path: Path):
+    done = quick(*SWEEP, "--profile", "--dry-run")
+    assert done.code == 0
+    labels = [line for line in done.out.splitlines() if line.startswith("# ") and ": batch" in line]
+    assert labels == [f"# {place}: batch {size}" for place, size in enumerate(ORDER, start=1)]
+    assert done.out.count(" bench RUN/launch/batch_") == done.out.count(" profile RUN/launch/batch_") == 4
+    plan = quick(*SWEEP, "--dry-run", "--json").json()
+    assert [point["label"] for point in plan["points"]] == [f"batch {size}" for size in ORDER]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--batch-sizes", "1,zwei"), "'zwei' is no whole number above 0"),
+        (("--over", "train.precison=fp32,bf16"), "did you mean train.precision?"),
+        (("--over", "model.depth=18,19"), "model.depth = 19"),
+        (("--batch-sizes", "1", "--over", "train.batch_size=2"), "the same key twice"),
+    ],
+)
+def test_bad_lists_get_one_message_and_leave_nothing(quick, tmp_path: Path, arguments: tuple[str, ...], words: str):
+    done = quick("sweep", *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,77 @@
+"""Made-up sweeps for tests: rows that a machine might have had, and a real sweep whose points need no torch."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import ROOT
+from made_results import make_result
+from trainstone.config.load import load_config
+from trainstone.files import dump_json
+from trainstone.launch import children
+from trainstone.launch.points import Plan, make_plan
+from trainstone.launch.sweep import run_sweep
+from trainstone.machine.facts import read_software
+from trainstone.results.knee import judge
+from trainstone.results.store import RunFolder, create_run
+from trainstone.results.sweep import BATCH, Sweep, SweepRow
+
+FAKE = (sys.executable, "-I", "-S", str(ROOT / "tests/fake_point.py"))
+
+
+def make_row(value: Any, rate: float | None = None, half_width: float | None = 0.01, **changes: Any) -> SweepRow:
+    """A point with this speed; no half_width means no interval."""
+    measured = {} if rate is None else {"images_per_second": rate, "images_per_step": value, "mfu": 0.5}
+    measured |= {"limit": "compute", "memory_bytes": 2**30, "run": f"points/{value}"} if rate else {}
+    if rate is not None and half_width is not None:
+        measured["ci95"] = (rate * (1 - half_width), rate * (1 + half_width))
+    if not isinstance(value, int) or not 0 < value < 2**31:
+        measured.pop("images_per_step", None)
+    values = {"value": value, "order": 1, "status": "ok" if rate else "failed", **measured, **changes}
+    return SweepRow(**values)
+
+
+def make_sweep(*rows: SweepRow, key: str = BATCH, **changes: Any) -> Sweep:
+    """A sweep that is done, and judged."""
+    values = {
+        "key": key,
+        "values": list({repr(row.value): row.value for row in rows}.values()),
+        "rows": list(rows),
+        **changes,
+    }
+    return judge(Sweep(**values))
+
+
+def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:
+    """Points of a machine whose step costs so much."""
+    return [make_row(batch, batch / (fixed + per_image * batch)) for batch in batches]
+
+
+def plan_small(batch_sizes: str | None = "1,2,4", over: str | None = None, **asked: Any) -> Plan:
+    """A plan of a few points."""
+    return make_plan(load_config("resnet50", settings=["device=cpu"]), batch_sizes, over, **asked)
+
+
+def write_fake_result(folder: Path) -> Path:
+    """Write what the runs of fake points are like."""
+    file = folder / "fake-result.json"
+    result = make_result("fake", software=read_software())
+    file.write_text(dump_json(result.model_dump(mode="json", exclude_none=True)))
+    return file
+
+
+def run_fake(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, folder: Path, run: RunFolder | None = None, **happens: str
+) -> RunFolder:
+    """Run a sweep whose points are tests/fake_point.py; `happens` as batch_4="memory" or profile_4="loss"."""
+    table = {name.removeprefix("batch_").replace("_", " "): action for name, action in happens.items()}
+    monkeypatch.setenv("FAKE_POINTS", json.dumps(table))
+    monkeypatch.setenv("FAKE_RESULT", str(write_fake_result(folder.parent)))
+    monkeypatch.setattr(children, "TRAINSTONE", FAKE)
+    run = run or create_run(folder, "sweep", plan.config, "trainstone sweep")
+    for _ in run_sweep(plan, run):
+        pass
+    return run

@@ -1,0 +1,84 @@
+"""What the terminal says of a profile, at every width, and that text from a trace is not obeyed."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hostile import EVIL, hidden
+from made_profile import make_profile, make_timeline
+from made_results import make_result
+from trainstone.cli.profiled import profile_rows
+from trainstone.cli.summary import print_rows
+from trainstone.results.schema import Result
+
+
+def tell(result: Result, width: int = 36, encoding: str = "utf-8") -> dict[str, str]:
+    return {name: text.plain for name, text in profile_rows(result, width, encoding)}
+
+
+def test_a_cpu_profile_tells_where_the_time_went():
+    told = tell(make_profile())
+    assert list(told) == ["where", "busy", "profiler", "operators", "roofline", "trace"]
+    assert told["where"].startswith("compute 90.5 %, optimiser 6.1 %, Python 2.1 %, waiting for data 0.6 %")
+    assert told["busy"] == "operators run for 96.6 % of the time, on 1.94 cores"
+    assert told["profiler"].startswith("+3.8 % a step (")
+    assert told["roofline"].startswith("Convolution backward takes 63 % of the step and reaches")
+    assert told["trace"] == "trace/rank0000.json.gz, for https://ui.perfetto.dev"
+
+
+def test_a_gpu_profile_tells_its_gaps_and_cores():
+    told = tell(make_profile(timeline=make_timeline("cuda")))
+    assert list(told) == ["where", "gaps", "busy", "profiler", "operators", "roofline", "cores", "trace"]
+    assert told["gaps"].startswith("The device is idle for 29 %")
+    assert told["busy"].startswith("kernels run for 7")
+    assert told["cores"] == "fma 17.5 %, fp16 4.0 %, tensor 38.6 %, sfu 1.3 %"
+
+
+def test_the_first_six_operators_are_drawn():
+    lines = tell(make_profile())["operators"].split("\n")
+    assert len(lines) == 6
+    assert lines[0] == "████████ 47.0 %  aten::convolution_backward"
+    assert lines[1] == "███▉     23.0 %  aten::mkldnn_convolution"
+
+
+def test_bars_need_no_unicode():
+    lines = tell(make_profile(), encoding="ascii")["operators"].split("\n")
+    assert lines[0].startswith("######## 47.0 %")
+    assert all(line.isascii() for line in lines)
+
+
+def test_what_is_not_there_is_not_told():
+    assert tell(make_result("bench")) == {}
+    bare = make_timeline(
+        steps=[], operators=[], told=[], overhead=None, roofline=None, cores_used=None, trace="", lanes=[]
+    )
+    assert list(tell(make_profile(timeline=bare, throughput=None))) == ["busy"]
+
+
+@pytest.mark.parametrize("width", [30, 40, 80, 120])
+def test_operators_keep_to_their_lines(width: int):
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, highlight=False)
+    print_rows(console, profile_rows(make_profile(), min(36, width - 2), "utf-8"))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert len([line for line in lines if "aten::" in line]) == 6
+
+
+def test_hostile_names_are_written_out():
+    timeline = make_timeline("cuda")
+    operators = [operator.model_copy(update={"name": EVIL}) for operator in timeline.operators]
+    assert timeline.cores is not None
+    assert timeline.roofline is not None
+    hostile = timeline.model_copy(
+        update={
+            "operators": operators,
+            "trace": EVIL,
+            "told": [EVIL],
+            "roofline": timeline.roofline.model_copy(update={"told": [EVIL]}),
+            "cores": timeline.cores.model_copy(update={"pipes_percent": {EVIL: 3.0}}),
+        }
+    )
+    for text in tell(make_profile(timeline=hostile)).values():
+        assert not hidden(text)

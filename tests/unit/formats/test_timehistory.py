@@ -1,0 +1,60 @@
+"""TimeHistory lines: as absl wrote them, and read out of any log."""
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from trainstone.errors import DataError
+from trainstone.formats.timehistory import Interval, format_line, read_timehistory
+
+WHEN = datetime(2026, 11, 6, 14, 5, 3, 1234)
+LINE = (
+    "I1106 14:05:03.001234 140234 trainstone.py:1] "
+    "TimeHistory: 12.34 seconds, 259.32 examples/second between steps 0 and 100"
+)
+
+
+def test_a_line_is_written_as_absl_did():
+    assert format_line(Interval(12.341, 259.319, 0, 100), WHEN, 140234) == LINE
+    assert format_line(Interval(1, 2, 100, 200), WHEN, 42).startswith("I1106 14:05:03.001234    42 trainstone.py:1] ")
+
+
+def test_what_was_written_is_read(tmp_path: Path):
+    file = tmp_path / "batch_32.log"
+    file.write_text(f"{LINE}\n")
+    assert read_timehistory(file) == [Interval(12.34, 259.32, 0, 100, "1106 14:05:03.001234")]
+
+
+def test_other_lines_and_prefixes_are_passed_over(tmp_path: Path):
+    file = tmp_path / "training.log"
+    lines = [
+        b"2020-05-01 10:00:00.1: I tensorflow/stream_executor] Successfully opened",
+        b"I0501 10:00:09.123456 140 keras_utils.py:145] TimeHistory: 9.10 seconds, 351.64 examples/second between "
+        b"steps 0 and 100",
+        b"step: 100        steps_per_second: 11.00        {'train_loss': 7.1}",
+        b"worker-0 | TimeHistory: 8.00 seconds, 400.00 examples/second between steps 100 and 200\r",
+        b"TimeHistory: x seconds, 1 examples/second between steps 1 and 2",
+        b"\xff\xfe\x00",
+        b"TimeHistory: 8 seconds, 400 examples/second between steps 200 and 300",
+    ]
+    file.write_bytes(b"\n".join(lines))
+    assert [(one.first_step, one.seconds, one.stamp) for one in read_timehistory(file)] == [
+        (0, 9.1, "0501 10:00:09.123456"),
+        (100, 8.0, None),
+        (200, 8.0, None),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"I1106 nothing here\n", b"\x00" * 100])
+def test_a_file_without_any_is_refused(tmp_path: Path, content: bytes):
+    file = tmp_path / "x.log"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="no TimeHistory line"):
+        read_timehistory(file)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(DataError):
+            read_timehistory(path)

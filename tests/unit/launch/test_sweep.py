@@ -1,0 +1,257 @@
+"""A sweep with real child processes that need no torch: rows, failures, memory, profiles, going on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from made_sweep import plan_small, run_fake
+from trainstone.errors import ConfigError, LaunchError, MachineError, ResultError, RunError
+from trainstone.formats.timehistory import read_timehistory
+from trainstone.launch import sweep as launch_sweep
+from trainstone.launch.sweep import make_command
+from trainstone.launch.unfinished import count_done, find_unfinished, hold, plan_again
+from trainstone.results.schema import Result
+from trainstone.results.store import read_result, reopen_run
+
+
+def statuses(result: Result) -> dict:
+    assert result.sweep is not None
+    return {row.value: row.status for row in result.sweep.rows}
+
+
+def change_result(path: Path, **changes: object) -> None:
+    document = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(document | changes))
+
+
+def count_points(path: Path) -> int:
+    return len(list((path / "points").iterdir()))
+
+
+def test_a_whole_sweep(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2,4")
+    run = run_fake(monkeypatch, plan, tmp_path)
+    result = read_result(run.path)
+    assert result.status == "ok"
+    assert statuses(result) == {1: "ok", 2: "ok", 4: "ok"}
+    assert sorted(row.order for row in result.sweep.rows) == [1, 2, 3]
+    assert [row.order for row in result.sweep.rows] == [
+        next(p.order for p in plan.points if p.value == value) for value in (1, 2, 4)
+    ]
+    assert result.verdict.startswith("ResNet-18: knee at batch 4: 66.7 images/s, the best")
+    assert [point.label for point in result.points] == ["batch 1", "batch 2", "batch 4"]
+    assert all((run.path / point.run / "result.json").is_file() for point in result.points)
+    assert result.devices[0].images_per_second is None
+    assert result.sweep.fits[0].fixed_seconds == pytest.approx(0.02)
+    # The first settled the precision for all
+    assert result.config["train"]["precision"] == "fp32"
+    log = read_timehistory(run.path / "original/throughput_data/batch_4.log")
+    assert [(one.first_step, one.last_step) for one in log] == [(0, 10), (10, 20), (20, 30), (30, 40)]
+    assert log[0].examples_per_second == pytest.approx(66.67, abs=0.01)
+    assert log[0].stamp is not None
+
+
+def test_out_of_memory_is_a_result_and_larger_ones_are_not_tried(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2,64,128,256")
+    full = next(point.value for point in plan.points if point.value >= 64)
+    larger = {point.value for point in plan.points if point.value > full}
+    run = run_fake(monkeypatch, plan, tmp_path, **{f"batch_{size}": "memory" for size in (64, 128, 256)})
+    result = read_result(run.path)
+    assert result.status == "ok"
+    found = statuses(result)
+    assert (found[1], found[2], found[full]) == ("ok", "ok", "out_of_memory")
+    assert {value for value, status in found.items() if status == "not_tried"} == larger
+    assert count_points(run.path) == 5 - len(larger)
+    if larger:
+        row = next(row for row in result.sweep.rows if row.status == "not_tried")
+        assert row.note == f"batch {full} was out of memory"
+    assert [f.code for f in result.findings] == ["out-of-memory"]
+
+
+def test_memory_ends_each_curve_by_itself(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,64", "engine.channels_last=true,false")
+    run = run_fake(monkeypatch, plan, tmp_path, batch_64="memory")
+    rows = read_result(run.path).sweep.rows
+    assert [(row.curve, row.value, row.status) for row in rows] == [
+        (True, 1, "ok"),
+        (True, 64, "out_of_memory"),
+        (False, 1, "ok"),
+        (False, 64, "out_of_memory"),
+    ]
+
+
+@pytest.mark.parametrize(("rises", "status"), [(True, "out_of_memory"), (False, "failed"), (None, "out_of_memory")])
+def test_a_sigkill_is_memory_where_the_kernel_says_so_or_cannot_be_asked(monkeypatch, tmp_path, rises, status):
+    counted = iter(range(100))
+    counters = {True: lambda: {"vmstat": next(counted)}, False: lambda: {"vmstat": 7}, None: dict}
+    monkeypatch.setattr(launch_sweep, "count_kills", counters[rises])
+    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_2="kill")
+    row = read_result(run.path).sweep.rows[1]
+    assert row.status == status
+    assert "ended by SIGKILL" in row.note
+    assert ("not by the kernel for lack of memory" in row.note) is (rises is False)
+
+
+def test_the_real_counters_clear_the_kernel(monkeypatch, tmp_path: Path):
+    from trainstone.machine.oom import count_kills
+
+    if not count_kills():
+        pytest.skip("needs readable oom_kill counters")
+    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_2="kill")
+    assert statuses(read_result(run.path)) == {1: "ok", 2: "failed"}
+
+
+def test_another_failure_is_a_row_and_the_sweep_goes_on(monkeypatch, tmp_path: Path):
+    run = run_fake(monkeypatch, plan_small("1,2,4"), tmp_path, batch_2="loss")
+    result = read_result(run.path)
+    assert result.status == "ok"
+    assert statuses(result) == {1: "ok", 2: "failed", 4: "ok"}
+    assert result.sweep.rows[1].note == "the loss of step 3 is nan"
+    assert result.sweep.rows[1].exit_code == 6
+    failed = next(f for f in result.findings if f.code == "child-failed")
+    assert failed.message == "1 of 3 points failed: batch 2: the loss of step 3 is nan"
+
+
+def test_a_wrong_recipe_ends_the_sweep_at_its_first_point(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2,4")
+    with pytest.raises(ConfigError, match="the recipe is nonsense"):
+        run_fake(monkeypatch, plan, tmp_path, **{f"batch_{size}": "config" for size in (1, 2, 4)})
+    (path,) = tmp_path.iterdir()
+    assert read_result(path).status == "failed"
+    assert count_points(path) == 1
+
+
+def test_a_value_that_the_recipe_cannot_have_is_its_points_fault(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2")
+    first = plan.points[0].value
+    run = run_fake(monkeypatch, plan, tmp_path, **{f"batch_{first}": "own"})
+    assert statuses(read_result(run.path)) == {first: "failed", 3 - first: "ok"}
+
+
+@pytest.mark.parametrize(("happens", "error"), [("memory", RunError), ("loss", RunError), ("kill", LaunchError)])
+def test_without_any_number_the_sweep_fails_as_its_points_did(monkeypatch, tmp_path, happens, error):
+    monkeypatch.setattr(launch_sweep, "count_kills", lambda: {"vmstat": 7})
+    with pytest.raises(error, match="no point has a number"):
+        run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_1=happens, batch_2=happens)
+    (path,) = tmp_path.iterdir()
+    result = read_result(path)
+    assert result.status == "failed"
+    assert result.verdict is None
+
+
+def test_profiles_are_taken_right_after_their_bench(monkeypatch, tmp_path: Path):
+    run = run_fake(monkeypatch, plan_small("1,2,4", profile=True), tmp_path, profile_2="loss")
+    result = read_result(run.path)
+    rows = {row.value: row for row in result.sweep.rows}
+    assert rows[1].compute_utilisation == rows[4].compute_utilisation == 0.9
+    assert (rows[2].status, rows[2].profile, rows[2].compute_utilisation) == ("ok", "failed", None)
+    assert [f.code for f in result.findings] == ["profile-failed"]
+    assert "no profile of batch 2: the loss of step 3 is nan" in result.findings[0].message
+    kinds = [
+        read_result(path).kind for path in sorted((run.path / "points").iterdir(), key=lambda p: p.stat().st_mtime)
+    ]
+    assert kinds == ["bench", "profile"] * 3
+    assert "batch 4, profile" in [point.label for point in result.points]
+
+
+def test_core_use_is_taken_over_and_its_file_put_where_the_original_had_it(monkeypatch, tmp_path: Path):
+    run = run_fake(monkeypatch, plan_small("1,2", cores=True), tmp_path)
+    assert [row.cores_percent for row in read_result(run.path).sweep.rows] == [{"fma": 17.5}] * 2
+    for size in (1, 2):
+        assert (run.path / f"original/profiled_data_ncu/batch_{size}.csv").read_text() == "of ncu"
+
+
+def test_a_machine_that_cannot_be_profiled_ends_the_sweep_at_once(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2", cores=True)
+    first, second = (point.value for point in plan.points)
+    with pytest.raises(MachineError, match="there is no ncu"):
+        run_fake(monkeypatch, plan, tmp_path, **{f"profile_{first}": "machine"})
+    (path,) = tmp_path.iterdir()
+    result = read_result(path)
+    assert (result.status, statuses(result)) == ("failed", {first: "ok"})
+    assert find_unfinished(tmp_path, plan) == path
+    # Later it is one profile less
+    other = run_fake(monkeypatch, plan, tmp_path / "other", **{f"profile_{second}": "machine"})
+    assert read_result(other.path).status == "ok"
+
+
+def test_a_sweep_that_was_killed_is_gone_on_with(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2,4", profile=True)
+    run = run_fake(monkeypatch, plan, tmp_path)
+    # As a kill after the bench of the second point leaves it.
+    second, third = plan.points[1].value, plan.points[2].value
+    rows = json.loads((run.path / "result.json").read_text())["sweep"]["rows"]
+    rows = [row for row in rows if row["value"] != third]
+    row = next(row for row in rows if row["value"] == second)
+    for key in ("profile", "profile_run", "compute_utilisation"):
+        del row[key]
+    sweep = json.loads((run.path / "result.json").read_text())["sweep"] | {"rows": rows}
+    change_result(run.path, status="interrupted", sweep=sweep)
+    left = read_result(run.path)
+    assert count_done(left) == 2
+    assert find_unfinished(tmp_path, plan) == run.path
+    again = plan_again(run.path, left)
+    assert [point.label for point in again.points] == [point.label for point in plan.points]
+    before = {path.name for path in (run.path / "points").iterdir()}
+    run_fake(monkeypatch, again, tmp_path, reopen_run(run.path, "sweep", "x"))
+    result = read_result(run.path)
+    assert result.status == "ok"
+    assert len(result.sweep.rows) == 3
+    assert all(row.compute_utilisation for row in result.sweep.rows)
+    new = [path for path in (run.path / "points").iterdir() if path.name not in before]
+    assert sorted(read_result(path).kind for path in new) == ["bench", "profile", "profile"]
+    assert result.process.starts == 2
+    assert result.sweep.plan_sha256 == plan.sweep.plan_sha256
+
+
+def test_what_failed_or_is_gone_is_run_again(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2,4")
+    run = run_fake(monkeypatch, plan, tmp_path, batch_2="loss")
+    gone = next(row.run for row in read_result(run.path).sweep.rows if row.value == 4)
+    (run.path / gone / "result.json").unlink()
+    change_result(run.path, status="interrupted")
+    run_fake(monkeypatch, plan, tmp_path, reopen_run(run.path, "sweep", "x"))
+    assert statuses(read_result(run.path)) == {1: "ok", 2: "ok", 4: "ok"}
+    assert count_points(run.path) == 5
+
+
+def test_only_an_unfinished_sweep_of_the_same_plan_is_found(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2")
+    run = run_fake(monkeypatch, plan, tmp_path)
+    assert find_unfinished(tmp_path, plan) is None  # it is finished
+    with pytest.raises(ResultError, match="has come to its end"):
+        plan_again(run.path, read_result(run.path))
+    change_result(run.path, status="interrupted")
+    assert find_unfinished(tmp_path, plan) == run.path
+    assert find_unfinished(tmp_path, plan_small("1,2", strict=True)) is None
+    assert find_unfinished(tmp_path / "nowhere", plan) is None
+    change_result(run.path, status="running")  # by this very process, which lives
+    assert find_unfinished(tmp_path, plan) is None
+    with pytest.raises(ResultError, match="still running"):
+        plan_again(run.path, read_result(run.path))
+    change_result(run.path, status="failed")  # with nothing left to do: it would fail again
+    assert find_unfinished(tmp_path, plan) is None
+    (run.path / "result.json").write_text("{")
+    assert find_unfinished(tmp_path, plan) is None
+
+
+def test_a_sweep_from_elsewhere_is_not_gone_on_with(monkeypatch, tmp_path: Path):
+    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path)
+    change_result(run.path, status="interrupted", software={"trainstone": "0.0.1", "torch": "1.0"})
+    with pytest.raises(ResultError, match=r"cannot be gone on with: trainstone 0\.0\.1 there, .*; torch 1\.0 there"):
+        plan_again(run.path, read_result(run.path))
+
+
+def test_one_process_at_a_time_holds_a_sweep(tmp_path: Path):
+    with hold(tmp_path) as first, hold(tmp_path) as second:
+        assert (first, second) == (True, False)
+    with hold(tmp_path) as again:
+        assert again
+
+
+def test_commands_argv_for_argv():
+    plan = plan_small(cores=True, strict=True)
+    tail = ["x.toml", "--out", "points", "--json", "--quiet", "--strict"]
+    assert make_command("bench", Path("x.toml"), Path("points"), plan)[-7:] == ["bench", *tail]
+    assert make_command("profile", Path("x.toml"), Path("points"), plan)[-8:] == ["profile", *tail, "--cores"]

@@ -1,0 +1,162 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config
+from trainstone.errors import MachineError
+from trainstone.measure.clock import HostTimer
+from trainstone.measure.peaks import Peaks
+from trainstone.measure.profiler import Window
+from trainstone.results.profiled import StepParts
+from trainstone.results.schema import Result
+from trainstone.results.steps import read_columns
+from trainstone.results.store import RunFolder, create_run, read_result
+from trainstone.train import profiling
+from trainstone.train.profiling import judge_overhead, run_profile, tell_profiled
+
+SMALL = (
+    "device='cpu'",
+    "engine.threads=1",
+    "engine.keep_memory=false",
+    "model.depth=18",
+    "model.width=8",
+    "data.image_size=32",
+    "train.batch_size=2",
+    "train.precision='fp32'",
+)
+PARTS = ("compute", "optimizer", "communication", "copy", "data_wait", "synchronisation", "launch", "host")
+
+
+class LateTimer(HostTimer):
+    """Like CUDA's: steps are read some steps later."""
+
+    lag = 2
+
+
+@pytest.fixture
+def quick_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
+
+
+def make_config(*changes: str) -> Config:
+    return load_config("resnet50", settings=[*SMALL, *changes])
+
+
+def profile_here(folder: Path, *changes: str, start: int | None = 6, iterations: int = 2) -> tuple[RunFolder, Result]:
+    config = make_config(*changes)
+    run = create_run(folder, "profile", config, "trainstone profile")
+    for _ in run_profile(config, run, start=start, iterations=iterations):
+        pass
+    return run, read_result(run.path)
+
+
+def add_parts(step: StepParts) -> float:
+    return sum(getattr(step, f"{name}_seconds") for name in (*PARTS, "unaccounted"))
+
+
+@pytest.mark.usefixtures("quick_peaks")
+def test_a_profile_says_where_the_steps_went(tmp_path: Path):
+    run, result = profile_here(tmp_path)
+    timeline = result.timeline
+    assert result.status == "ok"
+    assert timeline is not None
+    assert [step.step for step in timeline.steps] == [6, 7]
+    for step in timeline.steps:
+        assert add_parts(step) == pytest.approx(step.seconds, rel=1e-9)
+        assert step.compute_seconds > step.optimizer_seconds > 0
+    assert timeline.accounted_share > 0.9
+    assert timeline.trace == "trace/rank0000.json.gz"
+    assert timeline.rank == 0
+    assert (run.path / timeline.trace).stat().st_size > 10_000
+    assert "trace/rank0000.json.gz" in result.files
+    assert result.verdict is not None
+    assert result.verdict.startswith("ResNet-18: operators run for ")
+
+
+@pytest.mark.usefixtures("quick_peaks")
+def test_every_step_is_kept_and_the_profiled_ones_do_not_count(tmp_path: Path):
+    run, result = profile_here(tmp_path, start=7, iterations=3)
+    columns = read_columns(run.path / "steps-rank0000.csv", ("step_seconds",))
+    assert len(columns["step_seconds"]) == 7 + 3 + profiling.AFTER_STEPS
+    assert result.timeline is not None
+    assert result.timeline.overhead is not None
+    assert result.timeline.overhead.profiled_steps == 3
+    assert result.throughput is not None
+    # Six before the profiler warmed up, five after it; some of them are warm-up.
+    assert result.throughput.num_steps + result.throughput.steady_from_step == 6 + profiling.AFTER_STEPS
+    (told,) = (found for found in result.findings if found.code == "profiled")
+    assert told.message.startswith("steps 7 to 9 were profiled: each took ")
+    assert "few-steps" not in [found.code for found in result.findings]
+
+
+@pytest.mark.usefixtures("quick_peaks")
+def test_the_roofline_knows_convolutions_and_the_optimiser(tmp_path: Path):
+    _, result = profile_here(tmp_path)
+    assert result.timeline is not None
+    roofline = result.timeline.roofline
+    assert roofline is not None
+    assert (roofline.peak_flops, roofline.peak_source, roofline.peak_bytes_per_second) == (1e11, "made up", 1e10)
+    found = {point.operator: point for point in roofline.operators}
+    names = " ".join(found)
+    assert "convolution" in names
+    assert "fused_sgd" in names
+    assert roofline.covered_share > 0.5
+    convolutions = [
+        point for name, point in found.items() if name in ("aten::convolution", "aten::convolution_backward")
+    ]
+    assert len(convolutions) == 2
+    # 20 of them in ResNet-18, and one FLOP count for all: that of the whole run, less the classifier's.
+    assert [point.calls for point in convolutions] == [20, 20]
+    flops = sum(point.flops for point in convolutions) + sum(
+        point.flops for name, point in found.items() if name in ("aten::addmm", "aten::mm")
+    )
+    assert result.utilisation is not None
+    assert result.utilisation.flops_per_image is not None
+    assert flops == pytest.approx(2 * result.utilisation.flops_per_image)
+
+
+@pytest.mark.usefixtures("quick_peaks")
+def test_steps_that_are_read_late_have_the_right_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(profiling, "choose_timer", lambda _device: LateTimer())
+    run, result = profile_here(tmp_path, start=8, iterations=2)
+    assert result.timeline is not None
+    assert [step.step for step in result.timeline.steps] == [8, 9]
+    assert len(read_columns(run.path / "steps-rank0000.csv", ("step",))["step"]) == 10 + profiling.AFTER_STEPS
+
+
+@pytest.mark.usefixtures("quick_peaks")
+def test_the_very_first_step_can_be_profiled(tmp_path: Path):
+    _, result = profile_here(tmp_path, start=0, iterations=1)
+    assert result.timeline is not None
+    assert [step.step for step in result.timeline.steps] == [1]  # the profiler itself warms up for one
+
+
+@pytest.mark.usefixtures("quick_peaks")
+def test_without_a_start_it_waits_for_steady_steps_no_longer_than_its_time(tmp_path: Path):
+    _, result = profile_here(tmp_path, "measure.seconds=0.3", start=None, iterations=1)
+    assert result.timeline is not None
+    assert result.timeline.steps[0].step >= profiling.MIN_STEPS
+
+
+def test_cores_need_an_nvidia_device(tmp_path: Path):
+    config = make_config()
+    run = create_run(tmp_path, "profile", config, "trainstone profile")
+    with pytest.raises(MachineError, match="--cores reads the counters of an NVIDIA device by ncu; this run is on cpu"):
+        list(run_profile(config, run, start=3, iterations=1, cores=True))
+    assert read_result(run.path).status == "failed"
+
+
+def test_the_profilers_cost_is_held_against_steps_before_and_after():
+    seconds = np.array([9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 1.3, 1.2, 1.0, 1.0, 1.0])
+    cost = judge_overhead(seconds, Window(begin=6, first=7, end=9))
+    assert cost.plain_step_seconds == 1.0
+    assert cost.profiled_step_seconds == pytest.approx(1.25)
+    assert cost.share == pytest.approx(0.25)
+    assert (cost.plain_steps, cost.profiled_steps, cost.noise) == (8, 2, 0.0)
+
+
+def test_an_outer_profiler_is_named():
+    told = tell_profiled(None, Window(4, 4, 5))
+    assert told.message == "step 4 was given to an outer profiler (cudaProfilerStart to Stop)"
