@@ -58,7 +58,7 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
     if arguments[0] == "eval":
         (tmp_path / "runs" / "a" / "checkpoints").mkdir()
         make_checkpoint(tmp_path / "runs" / "a" / "checkpoints")
-    if arguments[0] in ("bench", "train", "eval"):
+    if arguments[0] in ("bench", "sweep", "profile", "train", "eval"):
         arguments.append("--dry-run")
     if "--aa" in arguments:
         # Enough for six pairs of blocks even where another process takes a core.
