@@ -1,0 +1,128 @@
+"""trainstone profile through the real command line."""
+
+import gzip
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from command import Finished, tiny_arguments
+from nursery import Nursery, wait_until
+from trainstone.formats.kineto import read_trace
+from trainstone.results.store import read_result
+
+PROFILE = ("profile", *tiny_arguments(), "--start", "6", "--iterations", "2", "--out", "runs")
+
+
+def find_run(folder: Path) -> Path:
+    (path,) = (folder / "runs").iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def profiled(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+    """One profile with its page, for all tests that only look at it."""
+    folder = tmp_path_factory.mktemp("profiled")
+    done = nursery.start(*PROFILE, cwd=folder, whole=True).wait()
+    assert done.code == 0, done.err
+    return done, find_run(folder)
+
+
+def test_the_terminal_says_where_the_time_goes(profiled: tuple[Finished, Path]):
+    done, run = profiled
+    assert "operators run for " in done.out
+    for row in ("where ", "busy ", "profiler ", "operators ", "roofline ", "trace "):
+        assert f"\n  {row}" in done.out
+    assert "steps 6 to 7 were profiled" in " ".join(done.out.split())
+    assert str(run / "report.html") in done.out or "report.html" in done.out
+
+
+def test_the_steps_are_accounted_for(profiled: tuple[Finished, Path]):
+    timeline = read_result(profiled[1]).timeline
+    assert timeline is not None
+    assert timeline.accounted_share >= 0.97
+    assert [step.step for step in timeline.steps] == [6, 7]
+    assert timeline.roofline is not None
+    assert timeline.overhead is not None
+
+
+def test_the_trace_is_kept_for_perfetto(profiled: tuple[Finished, Path]):
+    trace = profiled[1] / "trace" / "rank0000.json.gz"
+    document = json.loads(gzip.decompress(trace.read_bytes()))
+    assert document["distributedInfo"] == {"rank": 0, "world_size": 1}
+    marks = {event["name"] for event in document["traceEvents"] if event.get("cat") == "user_annotation"}
+    assert {"ProfilerStep#6", "ProfilerStep#7", "data", "forward", "backward", "optimizer"} <= marks
+    assert read_trace(trace).rank == 0
+
+
+def test_the_page_has_its_sections(profiled: tuple[Finished, Path]):
+    page = (profiled[1] / "report.html").read_text()
+    for title in ("Where a step goes", "Operators", "Roofline"):
+        assert f">{title}</h2>" in page
+    assert "trace/rank0000.json.gz" in page
+
+
+def test_it_cannot_be_compared(profiled: tuple[Finished, Path], quick):
+    done = quick("compare", str(profiled[1]), "--to", str(profiled[1]))
+    assert done.code == 7
+    assert "a profile is not comparable" in done.err
+
+
+def test_json_is_one_document(quick):
+    done = quick(*PROFILE, "--json", "--set", "engine.split_phases=true", "--set", "train.precision=fp32")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["timeline"]["steps"][0]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--iterations", "0"], 2, "greater than or equal to 1"),
+        (["--iterations", "201"], 2, "less than or equal to 200"),
+        (["--start", "-1"], 2, "greater than or equal to 0"),
+        (["--cores", "--nvtx"], 2, "--cores starts an ncu, --nvtx is for one around this command"),
+        (["--cores"], 4, "no ncu on PATH"),
+        (["--nvtx", "--strict"], 2, "engine.nvtx needs CUDA"),
+    ],
+)
+def test_wrong_wishes_get_a_clear_message(quick, arguments: list[str], code: int, told: str):
+    done = quick("profile", *tiny_arguments(), *arguments, env={"PATH": "/nowhere", "COLUMNS": "200"})
+    assert done.code == code
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+def test_on_a_cpu_nvtx_is_switched_off_and_it_profiles_itself(quick, tmp_path: Path):
+    done = quick(*PROFILE, "--nvtx")
+    assert done.code == 0, done.err
+    result = read_result(find_run(tmp_path))
+    assert result.timeline is not None
+    assert "engine-adapted" in [found.code for found in result.findings]
+
+
+def test_many_ranks_are_refused(quick):
+    done = quick("profile", *tiny_arguments(), env={"RANK": "0", "WORLD_SIZE": "2"})
+    assert done.code == 2
+    assert "profile records one process" in done.err
+
+
+def test_killed_in_the_middle_it_leaves_a_readable_folder(nursery: Nursery, tmp_path: Path, quick):
+    child = nursery.start("profile", *tiny_arguments(), "--start", "100000", "--out", "runs", cwd=tmp_path)
+    wait_until(lambda: any(file.stat().st_size > 500 for file in tmp_path.glob("runs/*/steps-rank0000.csv")))
+    child.send(signal.SIGKILL)
+    child.wait()
+    run = find_run(tmp_path)
+    assert read_result(run).status == "killed"
+    shown = quick("report", str(run), whole=True)
+    assert shown.code == 0, shown.err
+
+
+def test_ctrl_c_ends_it_with_130(nursery: Nursery, tmp_path: Path):
+    child = nursery.start("profile", *tiny_arguments(), "--start", "100000", "--out", "runs", cwd=tmp_path)
+    wait_until(lambda: any(file.stat().st_size > 500 for file in tmp_path.glob("runs/*/steps-rank0000.csv")))
+    child.send(signal.SIGINT)
+    done = child.wait()
+    assert done.code == 130
+    assert "Traceback" not in done.err
+    assert read_result(find_run(tmp_path)).status == "interrupted"
