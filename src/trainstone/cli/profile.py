@@ -57,9 +57,9 @@ def profile(
     from trainstone.machine.allocator import restart_keeping_memory
     from trainstone.results.store import create_run
 
-    check_asked(cores=cores, nvtx=nvtx)
     flags = options.collect_flags(seed=seed, device=device, data=data) | ({"engine.nvtx": True} if nvtx else {})
     config = load_config(recipe, settings=settings, system=system, flags=flags)
+    check_asked(config, cores=cores)
     if dry_run:
         print_plan(config, None, out, 1, strict=strict, as_json=as_json)
         return
@@ -75,11 +75,11 @@ def profile(
     finish(run, as_json=as_json)
 
 
-def check_asked(*, cores: bool, nvtx: bool) -> None:
+def check_asked(config: "Config", *, cores: bool) -> None:
     """Refuse what cannot be done, before any work."""
     from trainstone.machine.ranks import read_rank
 
-    if cores and nvtx:
+    if cores and config.engine.nvtx:
         raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
     if read_rank().world > 1:
         raise ConfigError("profile records one process", hint="start it without a launcher")

@@ -118,9 +118,9 @@ class RooflinePoint(Record):
     bytes_moved: float
     """A step: each tensor read or written once."""
     bound: Bound
-    """Which of the two bounds takes longer at the measured peaks."""
+    """Which of the two bounds takes longer at the measured peaks; of several shapes, which makes up most of it."""
     share_of_bound: float
-    """That bound's time / the time taken: 1 is the roof. More than 1: the data came out of a cache."""
+    """Time at the roof, of each choice of shapes its own / the time taken. More than 1: data came out of a cache."""
 
 
 class RooflineChart(Record):

@@ -23,6 +23,8 @@ MOST_POINTS = 300
 TOLD_SHARE = 0.05
 MOST_TOLD = 5
 TOLD_LENGTH = 40
+FAR_FROM_ROOF = 0.3
+"""What is so far below its roof is bound by neither: by threads, caches, latency, overhead."""
 MOST_SHAPES = 3
 
 PLAIN_NAMES = {
@@ -90,6 +92,10 @@ class _Work(NamedTuple):
     calls: float
     flops: float
     bytes_moved: float
+    least_seconds: float
+    """At the roofs: each choice of shapes by the bound that takes longer for it."""
+    arithmetic_seconds: float
+    """Of those, where arithmetic is that bound."""
 
 
 class _Time(NamedTuple):
@@ -121,14 +127,14 @@ def judge_roofline(
     if steps <= 0 or not all(_positive(value) for value in (step_seconds, peak_flops, peak_bytes_per_second)):
         return None
     roofs = _Roofs(peak_flops, peak_bytes_per_second)
-    worked, timed = _group_work(ops), _group_times(calls, steps)
+    worked, timed = _group_work(ops, roofs), _group_times(calls, steps)
     operators: list[RooflinePoint] = []
     points: list[RooflinePoint] = []
     for name in worked.keys() & timed.keys():
-        whole = _judge(name, "", _add_work(worked[name].values()), _add_times(timed[name].values()), roofs)
+        whole = _judge(name, "", _add_work(worked[name].values()), _add_times(timed[name].values()))
         if whole is not None:
             operators.append(whole)
-            points += _judge_shapes(name, worked[name], timed[name], roofs) or [whole]
+            points += _judge_shapes(name, worked[name], timed[name]) or [whole]
     if not operators:
         return None
     operators.sort(key=_by_time)
@@ -175,9 +181,13 @@ def _tell_operator(point: RooflinePoint, share_of_step: float) -> str:
     times = f"{reached:.3g} times"
     if point.bound == "compute":
         if reached <= 1:
-            return f"{told} reaches {_percent(reached)} of the measured peak."
+            only = "only " if reached < FAR_FROM_ROOF else ""
+            return f"{told} reaches {only}{_percent(reached)} of the measured peak."
         cause = "its algorithm needs less arithmetic than is counted, or the peak was measured too low"
         return f"{told} does its counted work at {times} the measured peak: {cause}."
+    if reached < FAR_FROM_ROOF:
+        told = told.removesuffix(" and")
+        return f"{told} at {_percent(reached)} of the measured bandwidth, its nearer roof: something else holds it."
     if reached <= 1:
         return f"{told} is memory-bound at {_percent(reached)} of the measured bandwidth."
     cause = "much of it comes from the caches, or the bandwidth was measured too low"
@@ -192,27 +202,22 @@ def _tell_ideal(operators: Sequence[RooflinePoint], step_seconds: float) -> str:
     return f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."
 
 
-def _judge_shapes(
-    name: str, worked: dict[Shapes, _Work], timed: dict[Shapes, _Time], roofs: _Roofs
-) -> list[RooflinePoint]:
+def _judge_shapes(name: str, worked: dict[Shapes, _Work], timed: dict[Shapes, _Time]) -> list[RooflinePoint]:
     """Judge each choice of shapes that both sides know; none where the trace does not know them (lists of tensors)."""
     judged = (
-        _judge(name, write_shapes(shapes), work, timed[shapes], roofs)
-        for shapes, work in worked.items()
-        if shapes in timed
+        _judge(name, write_shapes(shapes), work, timed[shapes]) for shapes, work in worked.items() if shapes in timed
     )
     return [point for point in judged if point is not None]
 
 
-def _judge(name: str, shapes: str, work: _Work, time: _Time, roofs: _Roofs) -> RooflinePoint | None:
+def _judge(name: str, shapes: str, work: _Work, time: _Time) -> RooflinePoint | None:
     """Return a point, unless the two sides are not the same calls, or took no time, or did no work."""
-    arithmetic, traffic = work.flops / roofs.flops, work.bytes_moved / roofs.bytes_per_second
-    least = max(arithmetic, traffic)
+    least = work.least_seconds
     if abs(time.calls - work.calls) > MOST_CALLS_APART * work.calls or not _positive(time.seconds):
         return None
     if not _positive(least) or not math.isfinite(least / time.seconds):
         return None
-    bound: Bound = "compute" if arithmetic > traffic else "memory"
+    bound: Bound = "compute" if work.arithmetic_seconds > least / 2 else "memory"
     return RooflinePoint(
         operator=name,
         shapes=shapes,
@@ -225,11 +230,19 @@ def _judge(name: str, shapes: str, work: _Work, time: _Time, roofs: _Roofs) -> R
     )
 
 
-def _group_work(ops: Iterable[WorkedOp]) -> dict[str, dict[Shapes, _Work]]:
+def _bound_work(op: WorkedOp, roofs: _Roofs) -> _Work:
+    """Return the work of some calls, with the least time it takes."""
+    arithmetic, traffic = op.flops / roofs.flops, op.bytes_moved / roofs.bytes_per_second
+    return _Work(
+        op.count, op.flops, op.bytes_moved, max(arithmetic, traffic), arithmetic if arithmetic > traffic else 0.0
+    )
+
+
+def _group_work(ops: Iterable[WorkedOp], roofs: _Roofs) -> dict[str, dict[Shapes, _Work]]:
     """By the trace's name, overloads together, and by shapes; calls that differ in what a trace omits come together."""
     found: dict[str, dict[Shapes, list[_Work]]] = defaultdict(lambda: defaultdict(list))
     for op in ops:
-        found[name_in_trace(op.name)][_strip(op.shapes)].append(_Work(op.count, op.flops, op.bytes_moved))
+        found[name_in_trace(op.name)][_strip(op.shapes)].append(_bound_work(op, roofs))
     return {
         name: {shapes: _add_work(parts) for shapes, parts in by_shapes.items()} for name, by_shapes in found.items()
     }
@@ -252,8 +265,7 @@ def _group_times(calls: Iterable[TimedCalls], steps: int) -> dict[str, dict[Shap
 
 
 def _add_work(parts: Iterable[_Work]) -> _Work:
-    calls, flops, moved = (math.fsum(values) for values in zip(*parts, strict=True))
-    return _Work(calls, flops, moved)
+    return _Work(*(math.fsum(values) for values in zip(*parts, strict=True)))
 
 
 def _add_times(parts: Iterable[_Time]) -> _Time:

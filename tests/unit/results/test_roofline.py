@@ -225,7 +225,7 @@ def test_sentences_tell_the_longest_operators_and_the_ideal():
         "from the caches, or the bandwidth was measured too low.",
         "Matrix multiplication takes 6.0 % of the step and does its counted work at 1.1 times the measured peak: its "
         "algorithm needs less arithmetic than is counted, or the peak was measured too low.",
-        "x::y takes 5.2 % of the step and reaches 4.2 % of the measured peak.",
+        "x::y takes 5.2 % of the step and reaches only 4.2 % of the measured peak.",
         "At their roofs the operators judged here, 94 % of the step, would take 70 % of their time.",
     ]
 
@@ -245,3 +245,26 @@ def test_hostile_names_are_only_names():
     calls = [MadeCalls(name_in_trace(f"{EVIL}.x.y"), (), 2, 0.04)]
     chart = judged([WorkedOp(f"{EVIL}.x.y", (), 1, 1e9, 1e6)], calls)
     assert chart.operators[0].operator == f"{EVIL}::x"
+
+
+def test_shapes_at_their_own_roofs_make_an_operator_at_its_roof():
+    """One choice of shapes is bound by arithmetic, the other by memory, and both reach it."""
+    computes = WorkedOp("aten.convolution.default", ((8, 3),), 1, 20e9, 1e8)  # 20 ms of arithmetic, 1 ms of traffic
+    moves = WorkedOp("aten.convolution.default", ((8, 4),), 1, 1e9, 1e9)  # 1 ms and 10 ms
+    calls = [
+        MadeCalls("aten::convolution", ((8, 3),), 2, 0.040, None),
+        MadeCalls("aten::convolution", ((8, 4),), 2, 0.020, None),
+    ]
+    chart = judged([computes, moves], calls)
+    (whole,) = chart.operators
+    assert whole.share_of_bound == pytest.approx(1.0)
+    assert whole.bound == "compute"
+    assert [point.bound for point in chart.points] == ["compute", "memory"]
+    assert chart.told[-1].endswith("would take 100 % of their time.")
+
+
+def test_what_is_far_from_both_roofs_is_not_called_memory_bound():
+    told = tell_roofline([point("aten::native_batch_norm", 0.05, 0.035, "memory")], 0.1)[0]
+    assert told == (
+        "Batch norm takes 50 % of the step at 3.5 % of the measured bandwidth, its nearer roof: something else holds it."
+    )

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from made_profile import make_timeline
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.errors import MachineError
@@ -14,7 +15,7 @@ from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import RunFolder, create_run, read_result
 from trainstone.train import profiling
-from trainstone.train.profiling import judge_overhead, run_profile, tell_profiled
+from trainstone.train.profiling import judge_overhead, plan_window, run_profile, tell_profiled
 
 SMALL = (
     "device='cpu'",
@@ -130,7 +131,27 @@ def test_steps_that_are_read_late_have_the_right_numbers(tmp_path: Path, monkeyp
 def test_the_very_first_step_can_be_profiled(tmp_path: Path):
     _, result = profile_here(tmp_path, start=0, iterations=1)
     assert result.timeline is not None
-    assert [step.step for step in result.timeline.steps] == [1]  # the profiler itself warms up for one
+    assert [step.step for step in result.timeline.steps] == [0]
+
+
+def test_a_profile_that_costs_much_warns_of_its_shares(tmp_path: Path):
+    seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
+    window = Window(begin=5, first=5, end=7)
+    timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
+    told = tell_profiled(timeline, window)
+    assert told.severity == "warning"
+    assert "each took 50.0 % longer than 7 steps of this run" in told.message
+    assert "small operators and Python, has a larger share" in told.message
+
+
+@pytest.mark.parametrize(
+    ("start", "lag", "window"),
+    [(6, 0, Window(5, 6, 8)), (0, 0, Window(0, 0, 2)), (9, 2, Window(6, 9, 11)), (4, 2, Window(3, 4, 6)),
+     (0, 2, Window(3, 3, 5))],
+)  # fmt: skip
+def test_the_window_begins_where_it_is_asked_for_or_can(start: int, lag: int, window: Window):
+    timer = LateTimer() if lag else HostTimer()
+    assert plan_window(start, lag + 1, 2, timer) == window
 
 
 @pytest.mark.usefixtures("quick_peaks")
