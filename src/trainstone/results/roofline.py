@@ -187,7 +187,7 @@ def _tell_operator(point: RooflinePoint, share_of_step: float) -> str:
         return f"{told} does its counted work at {times} the measured peak: {cause}."
     if reached < FAR_FROM_ROOF:
         told = told.removesuffix(" and")
-        return f"{told} at {_percent(reached)} of the measured bandwidth, its nearer roof: something else holds it."
+        return f"{told} at {_percent(reached)} of the measured bandwidth, its roof: something else holds it back."
     if reached <= 1:
         return f"{told} is memory-bound at {_percent(reached)} of the measured bandwidth."
     cause = "much of it comes from the caches, or the bandwidth was measured too low"

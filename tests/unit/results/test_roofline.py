@@ -266,5 +266,5 @@ def test_shapes_at_their_own_roofs_make_an_operator_at_its_roof():
 def test_what_is_far_from_both_roofs_is_not_called_memory_bound():
     told = tell_roofline([point("aten::native_batch_norm", 0.05, 0.035, "memory")], 0.1)[0]
     assert told == (
-        "Batch norm takes 50 % of the step at 3.5 % of the measured bandwidth, its nearer roof: something else holds it."
+        "Batch norm takes 50 % of the step at 3.5 % of the measured bandwidth, its roof: something else holds it back."
     )
