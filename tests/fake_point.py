@@ -1,8 +1,8 @@
 """A point of a sweep without torch, nor anything else that takes long to import: it behaves as told and leaves a run
 folder like bench's.
 
-FAKE_POINTS is a table as JSON: what happens at which train.batch_size; elsewhere all is well. FAKE_RESULT is a file
-with the result.json of some run, which this one's is like.
+FAKE_POINTS is a table as JSON: what happens at which train.batch_size or train.precision; elsewhere all is well.
+FAKE_RESULT is a file with the result.json of some run, which this one's is like.
 """
 
 import json
@@ -23,6 +23,7 @@ FAILURES = {
     "loss": (6, "run-failed", "the loss of step 3 is nan"),
     "config": (2, "run-failed", "the recipe is nonsense"),
     "own": (2, "run-failed", "train.batch_size = 1 is too small"),
+    "data": (3, "run-failed", "no data set in /nowhere/seed of any seed"),
     "machine": (4, "run-failed", "there is no ncu"),
 }
 
@@ -30,9 +31,10 @@ FAILURES = {
 def main() -> None:
     verb, config_file = sys.argv[1:3]
     text = Path(config_file).read_text()
-    batch = tomllib.loads(text)["train"]["batch_size"]
+    batch, precision = (tomllib.loads(text)["train"][key] for key in ("batch_size", "precision"))
     table = json.loads(os.environ.get("FAKE_POINTS", "{}"))
-    action = table.get(f"{verb} {batch}", table.get(str(batch), "fine") if verb == "bench" else "fine")
+    names = [str(batch), precision] if verb == "bench" else [f"{verb} {batch}"]
+    action = next((table[name] for name in names if name in table), "fine")
     run_id = f"{time.monotonic_ns()}-{secrets.token_hex(2)}"
     folder = Path(sys.argv[sys.argv.index("--out") + 1]) / run_id
     folder.mkdir(parents=True)
@@ -45,7 +47,7 @@ def main() -> None:
     result |= {"kind": verb, "run_id": run_id, "status": "running", "config": config, "process": process}
     write(folder, result)
     act(action, folder, result)
-    finish(folder, result, batch)
+    finish(folder, result, batch if batch != "auto" else 8, cores="--cores" in sys.argv and action != "no counters")
 
 
 def write(folder: Path, result: dict[str, Any]) -> None:
@@ -63,6 +65,11 @@ def act(action: str, folder: Path, result: dict[str, Any]) -> None:
         sys.exit(code)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if action == "real-time":
+        os.kill(os.getpid(), 40)
+    if action == "no counters":
+        told = {"code": "not-measured", "severity": "warning", "message": "core utilisation: forbidden", "hint": "ask"}
+        result["findings"] = [told]
     if action == "slow":
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.default_int_handler)
@@ -73,7 +80,7 @@ def act(action: str, folder: Path, result: dict[str, Any]) -> None:
             sys.exit(130)
 
 
-def finish(folder: Path, result: dict[str, Any], batch: int) -> None:
+def finish(folder: Path, result: dict[str, Any], batch: int, *, cores: bool) -> None:
     seconds = FIXED_SECONDS + IMAGE_SECONDS * batch
     rate = batch / seconds
     lines = [f"{step},0,{step * seconds},0,{seconds},{batch},1,0.1\n" for step in range(STEPS)]
@@ -89,7 +96,7 @@ def finish(folder: Path, result: dict[str, Any], batch: int) -> None:
     }
     if result["kind"] == "profile":
         result["timeline"] = {"device": "cpu", "steps": [], "compute_utilisation": 0.9, "accounted_share": 1.0}
-    if "--cores" in sys.argv:
+    if cores:
         (folder / "ncu.csv").write_text("of ncu")
         used = {"pipes_percent": {"fma": 17.5}, "kernels": 1, "processes": 1, "cycles": 1.0, "file": "ncu.csv"}
         result["timeline"]["cores"] = used

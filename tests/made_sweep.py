@@ -15,7 +15,8 @@ from trainstone.launch import children
 from trainstone.launch.points import Plan, make_plan
 from trainstone.launch.sweep import run_sweep
 from trainstone.machine.facts import read_software
-from trainstone.results.knee import judge
+from trainstone.results.kneetold import judge
+from trainstone.results.schema import Result
 from trainstone.results.store import RunFolder, create_run
 from trainstone.results.sweep import BATCH, Sweep, SweepRow
 
@@ -75,3 +76,14 @@ def run_fake(
     for _ in run_sweep(plan, run):
         pass
     return run
+
+
+def statuses(result: Result) -> dict[Any, str]:
+    """What became of which value."""
+    assert result.sweep is not None
+    return {row.value: row.status for row in result.sweep.rows}
+
+
+def count_points(path: Path) -> int:
+    """How many runs a sweep has begun."""
+    return len(list((path / "points").iterdir()))

@@ -6,9 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from command import ROOT, Finished, tiny_arguments
@@ -78,7 +80,7 @@ def test_a_whole_sweep(trainstone, tmp_path: Path):
     assert (result.kind, result.status) == ("sweep", "ok")
     assert [row.status for row in result.sweep.rows] == ["ok", "ok", "out_of_memory"]
     assert "train.batch_size = 1000000 needs about" in result.sweep.rows[-1].note
-    assert result.verdict.startswith("ResNet-18: knee at batch ")
+    assert re.match(r"ResNet-18: (knee at|no knee up to) batch ", result.verdict)
     assert {row.images_per_step for row in result.sweep.rows} == {2, 8, None}
     assert all(row.mfu and row.memory_bytes for row in result.sweep.rows[:2])
     assert all((run / point.run / "report.html").is_file() for point in result.points[:2])
@@ -146,7 +148,18 @@ def test_stopped_it_says_how_to_go_on_and_does(start, tmp_path: Path, number: in
     assert result.findings[0].message == "stopped after 1 of 4 points"
     refused = wait(start("sweep", str(run), "--strict"))
     assert refused.code == 2
-    assert "has its plan" in refused.err
+    assert "has its plan and its place" in refused.err
+    elsewhere = wait(start("sweep", str(run), "--out", "elsewhere"))
+    assert (elsewhere.code, "has its plan and its place" in elsewhere.err) == (2, True)
+    # By its name or by the same command: only what is left
+    for arguments in (("sweep", str(run.relative_to(tmp_path))), SWEEP):
+        planned = wait(start(*arguments, "--dry-run"))
+        assert f"# would go on with {run.relative_to(tmp_path)}, and run 3 of 4 points, in this order:" in planned.out
+        labels = [line for line in planned.out.splitlines() if line.startswith("# ") and ": batch" in line]
+        assert labels == ["# 2: batch 1", "# 3: batch 4", "# 4: batch 2"]
+        assert f" bench {run.relative_to(tmp_path)}/launch/batch_1.toml --out " in planned.out
+        assert 'precision = "fp32"' in planned.out  # as the first point settled it
+    assert json.loads(wait(start(*SWEEP, "--dry-run", "--json")).out)["run"] == str(run.relative_to(tmp_path))
     again = wait(start("sweep", str(run.relative_to(tmp_path)), "--json"))
     assert again.code == 0, again.err
     assert [row["value"] for row in json.loads(again.out)["sweep"]["rows"]] == [1, 2, 4, 8]
@@ -154,6 +167,54 @@ def test_stopped_it_says_how_to_go_on_and_does(start, tmp_path: Path, number: in
     over = wait(start("sweep", str(run)))
     assert over.code == 7
     assert "has come to its end" in over.err
+    assert "start anew: trainstone sweep --batch-sizes 1,2,4,8 --seed 3 --set device=cpu" in over.err
+
+
+def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
+    child = start(batch_1="slow")
+    wait_for_points(tmp_path, 2)
+    point = list_points(find_sweep(tmp_path))[1].process.pid
+    # To the sweep alone: nobody else tells its point
+    child.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    assert wait(child).code == 130
+    assert not psutil.pid_exists(point)
+    assert read_result(find_sweep(tmp_path)).status == "interrupted"
+
+
+def test_a_point_whose_run_is_gone_is_not_called_done(start, tmp_path: Path):
+    child = start(batch_4="slow")
+    wait_for_points(tmp_path, 3)
+    child.terminate()
+    assert wait(child).code == 130
+    run = find_sweep(tmp_path)
+    (run / read_result(run).sweep.rows[0].run / "result.json").unlink()
+    again = wait(start())
+    assert again.code == 0, again.err
+    assert f"going on with {run.relative_to(tmp_path)}: 1 of 4 points are done" in again.err
+
+
+def test_a_changed_configuration_is_not_gone_on_with(start, tmp_path: Path):
+    child = start(batch_1="slow")
+    wait_for_points(tmp_path, 2)
+    child.terminate()
+    assert wait(child).code == 130
+    run = find_sweep(tmp_path)
+    before = (run / "result.json").read_bytes()
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("image_size = 224", "image_size = 64"))
+    for arguments in ((), ("sweep", str(run)), (*SWEEP, "--dry-run")):
+        refused = wait(start(*arguments))
+        assert refused.code == 7
+        assert "data.image_size was 224, is 64" in refused.err
+    assert (run / "result.json").read_bytes() == before
+
+
+def test_a_fault_of_the_whole_sweep_ends_it_at_the_first_point(start, tmp_path: Path):
+    failed = wait(start("sweep", "--over", "seed=1,2,3", "--data", "/nonexistent", batch_auto="data"))
+    assert failed.code == 3
+    assert "no data set in" in failed.err
+    assert len(list_points(find_sweep(tmp_path))) == 1
 
 
 def test_two_at_once_do_not_take_each_others(start, tmp_path: Path):
@@ -200,6 +261,9 @@ def test_dry_run_shows_the_points_in_their_order(quick, tmp_path: Path):
         (("--over", "train.precison=fp32,bf16"), "did you mean train.precision?"),
         (("--over", "model.depth=18,19"), "model.depth = 19"),
         (("--batch-sizes", "1", "--over", "train.batch_size=2"), "the same key twice"),
+        (("--over", "seed=1,2", "--over", "model.depth=18,34"), "--over is given 2 times"),
+        (("--batch-sizes", "9" * 5000), "is no whole number above 0"),
+        (("--over", f"seed={'9' * 5000},1"), "--over seed: "),
     ],
 )
 def test_bad_lists_get_one_message_and_leave_nothing(quick, tmp_path: Path, arguments: tuple[str, ...], words: str):

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from trainstone.launch.points import Plan
     from trainstone.results.store import RunFolder
 
+RUNS = Path("runs")
 BatchSizes = Annotated[
     str | None,
     typer.Option("--batch-sizes", metavar="N,N", help="Batches to run.", show_default="1,2,4,8,16,32,64,96,128"),
 ]
 Over = Annotated[
-    str | None,
+    list[str],
     typer.Option(
         "--over",
         metavar="KEY=V,V",
@@ -43,13 +44,13 @@ def sweep(
         str, typer.Argument(help="A recipe's name, a .toml file, or an unfinished sweep to go on with.")
     ] = "resnet50",
     batch_sizes: BatchSizes = None,
-    over: Over = None,
+    over: Over = [],  # noqa: B006
     profile: Profile = False,
     cores: Cores = False,
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
     data: options.Data = None,
-    out: options.Out = Path("runs"),
+    out: options.Out = RUNS,
     seconds: Seconds = None,
     seed: options.Seed = None,
     device: options.DeviceName = None,
@@ -61,18 +62,21 @@ def sweep(
     """Measure over batch sizes, or any key; find and explain the knee. Stopped or killed, the same command goes on."""
     from trainstone.config.load import load_config
     from trainstone.launch.points import make_plan
+    from trainstone.launch.unfinished import plan_again
     from trainstone.log import configure_terminal
+    from trainstone.results.store import read_result
 
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, data=data)
     named = find_named(recipe)
     if named:
-        refuse_changes(named, [*settings, *flags], batch_sizes, over, system, profile or cores or strict)
-        plan = plan_named(named, dry_run=dry_run)
+        changes = [*settings, *flags, *over, batch_sizes, system, profile or cores or strict, out != RUNS]
+        refuse_changes(named, changes)
+        plan = plan_again(named, read_result(named))
     else:
         config = load_config(recipe, settings=settings, system=system, flags=flags)
-        plan = make_plan(config, batch_sizes, over, profile=profile, cores=cores, strict=strict)
+        plan = make_plan(config, batch_sizes, take_one(over), profile=profile, cores=cores, strict=strict)
     if dry_run:
-        print_plan(plan, out, as_json=as_json)
+        print_plan(plan, named, out, as_json=as_json)
         return
     if plan.sweep.cores:
         from trainstone.launch.ncu import find_ncu
@@ -90,31 +94,26 @@ def find_named(recipe: str) -> Path | None:
     from trainstone.launch.unfinished import read_sweep
 
     path = Path(recipe)
-    return path if (path / "result.json").is_file() and read_sweep(path) is not None else None
+    return path if read_sweep(path) is not None else None
 
 
-def refuse_changes(
-    path: Path, changes: list[Any], batch_sizes: str | None, over: str | None, system: str | None, switches: bool
-) -> None:
-    """A sweep that is gone on with keeps its plan."""
-    if changes or batch_sizes is not None or over is not None or system is not None or switches:
+def take_one(over: list[str]) -> str | None:
+    """Return the one --over there may be."""
+    if len(over) > 1:
         raise ConfigError(
-            f"{path} has its plan: only --json, --quiet and --dry-run go with it",
+            f"--over is given {len(over)} times: {' and '.join(over)}",
+            hint="one --over; with --batch-sizes every batch size is run with every value of it",
+        )
+    return over[0] if over else None
+
+
+def refuse_changes(path: Path, changes: list[Any]) -> None:
+    """A sweep that is gone on with keeps its plan and its place."""
+    if any(change is not None and change is not False for change in changes):
+        raise ConfigError(
+            f"{path} has its plan and its place: only --json, --quiet and --dry-run go with it",
             hint=f"for another sweep of the same recipe give {path / 'config.toml'}",
         )
-
-
-def plan_named(path: Path, *, dry_run: bool) -> "Plan":
-    """Return the plan of a sweep that is named."""
-    from trainstone.config.load import load_config
-    from trainstone.launch.points import lay_out
-    from trainstone.launch.unfinished import plan_again
-    from trainstone.results.store import read_result
-
-    result = read_result(path)
-    if dry_run and result.sweep is not None:
-        return lay_out(load_config(str(path / "config.toml")), result.sweep)
-    return plan_again(path, result)
 
 
 def open_run(plan: "Plan", named: Path | None, out: Path, held: ExitStack, *, quiet: bool) -> "tuple[Plan, RunFolder]":
@@ -137,19 +136,20 @@ def open_run(plan: "Plan", named: Path | None, out: Path, held: ExitStack, *, qu
 
 def take_up(plan: "Plan", path: Path, *, quiet: bool) -> "tuple[Plan, RunFolder]":
     """Go on with a sweep whose folder is held; what the first point settled stays settled."""
-    from trainstone.config.load import load_config
-    from trainstone.launch.unfinished import count_done, end_orphans
+    from trainstone.launch.unfinished import end_orphans, find_due, load_settled
     from trainstone.results.store import read_result, reopen_run
 
     result = read_result(path)
-    done = f"{count_done(result)} of {len(plan.points)} points are done"
+    config = load_settled(path, result)
+    num_points = len(plan.points)
+    done = f"{num_points - len(find_due(path, result, plan))} of {num_points} points are done"
     if not quiet:
         print(f"going on with {path}: {done} (remove that folder to start anew)", file=sys.stderr)
     end_orphans(path)
     run = reopen_run(path, "sweep", result.command)
     run.begin()
     run.update(devices=result.devices)
-    return replace(plan, config=load_config(str(path / "config.toml"))), run
+    return replace(plan, config=config), run
 
 
 def run_points(plan: "Plan", run: "RunFolder", *, quiet: bool) -> None:
@@ -162,27 +162,45 @@ def run_points(plan: "Plan", run: "RunFolder", *, quiet: bool) -> None:
             line.show(progress)
 
 
-def print_plan(plan: "Plan", out: Path, *, as_json: bool) -> None:
-    """--dry-run: the points in their order, and by which commands they would be run."""
+def print_plan(plan: "Plan", named: Path | None, out: Path, *, as_json: bool) -> None:
+    """--dry-run: what is to be run, in its order and by which commands; of an unfinished sweep only the rest."""
     from trainstone.cli.output import print_json
     from trainstone.config.load import write_toml
-    from trainstone.launch.sweep import make_command
+    from trainstone.launch.unfinished import find_due, find_unfinished, load_settled
+    from trainstone.results.store import read_result
 
-    verbs = ["bench", "profile"] if plan.sweep.profile else ["bench"]
-    rows: list[dict[str, Any]] = []
-    for point in plan.points:
-        file = Path("RUN/launch") / f"{point.name}.toml"
-        commands = [shlex.join(make_command(verb, file, Path("RUN/points"), plan)) for verb in verbs]
-        rows.append({"order": point.order, "label": point.label, "commands": commands})
+    path, due = named or find_unfinished(out, plan), None
+    if path is not None:
+        result = read_result(path)
+        plan = replace(plan, config=load_settled(path, result))
+        due = find_due(path, result, plan)
+    rows = list_commands(plan, path or Path("RUN"), due)
     if as_json:
         config = plan.config.model_dump(mode="json", exclude_none=True)
-        print_json({"config": config, "out": str(out), "points": rows})
+        place = {"out": str(path.parent if path else out)} | ({"run": str(path)} if path else {})
+        print_json({"config": config, **place, "points": rows})
         return
     print(write_toml(plan.config))
-    print(f"# would write a sweep's folder RUN under {out}/, and run {len(rows)} points, in this order:")
+    where = f"go on with {path}" if path else f"write a sweep's folder RUN under {out}/"
+    of = f" of {len(plan.points)}" if path else ""
+    print(f"# would {where}, and run {len(rows)}{of} points, in this order:")
     for row in rows:
         print(f"# {row['order']}: {row['label']}")
         print("\n".join(f"#   {command}" for command in row["commands"]))
+
+
+def list_commands(plan: "Plan", run: Path, due: dict[str, list[str]] | None) -> list[dict[str, Any]]:
+    """Return the points to run with their commands; `due`: what is left of a sweep, by label."""
+    from trainstone.launch.sweep import list_due, make_command
+
+    rows: list[dict[str, Any]] = []
+    for point in plan.points:
+        verbs = list_due(plan, {}, point) if due is None else due.get(point.label, [])
+        file = run / "launch" / f"{point.name}.toml"
+        commands = [shlex.join(make_command(verb, file, run / "points", plan)) for verb in verbs]
+        if verbs:
+            rows.append({"order": point.order, "label": point.label, "commands": commands})
+    return rows
 
 
 def tell_command() -> str:

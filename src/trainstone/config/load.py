@@ -104,8 +104,8 @@ def parse_setting(setting: str) -> tuple[str, Any]:
         raise ConfigError(f"{setting!r} is not KEY=VALUE", hint="for example --set train.batch_size=8")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as err:
-        if re.fullmatch(r"[\w./:@-]+", text):
+    except ValueError as err:  # no TOML, or a number of thousands of digits
+        if re.fullmatch(r"[\w./:@-]+", text) and not text.isdecimal():
             return key, text
         raise ConfigError(f"{setting!r}: {text!r} is not a TOML value", hint="quote text: key='\"text\"'") from err
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 CTRL_C_GRACE_SECONDS = 10.0
+END_SECONDS = 5.0
+"""For a child to end by itself when its parent must not wait for it any longer."""
 TRAINSTONE = (sys.executable, "-P", "-m", "trainstone")
 
 
@@ -96,7 +99,8 @@ def _read_repeated(ended: Ended, label: str, run: RunFolder) -> Result:
 def run_child(command: list[str], label: str, interrupt: Interrupt) -> Generator[Progress, None, Ended]:
     """Run a command to its end; whoever asks to stop is heard, and the child told."""
     log.info("starting %s", shlex.join(command))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child, no_survivor(child):
         told_to_stop, asked_seconds = False, 0.0
         while True:
             try:
@@ -114,6 +118,21 @@ def run_child(command: list[str], label: str, interrupt: Interrupt) -> Generator
     return Ended(child.returncode, output, errors)
 
 
+@contextmanager
+def no_survivor(child: subprocess.Popen[str]) -> Iterator[None]:
+    """Leave no child behind where its parent ends early: on a second Ctrl-C, or on a fault of its own."""
+    try:
+        yield
+    except BaseException:
+        child.terminate()
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(END_SECONDS)
+        finally:  # whoever is out of patience now, too
+            child.kill()
+        raise
+
+
 def read_child(ended: Ended, folder: Path) -> Result:
     """Read the run that a child printed, from points/ of the folder."""
     return read_result(folder / "points" / json.loads(ended.output)["run_id"])
@@ -122,7 +141,7 @@ def read_child(ended: Ended, folder: Path) -> Result:
 def explain_failure(label: str, ended: Ended) -> TrainstoneError:
     """Return the error that a child ended with, of its class and with its hint."""
     if ended.code < 0:
-        name = signal.Signals(-ended.code).name
+        name = name_signal(-ended.code)
         hint = (
             "SIGKILL mostly means that memory ran out: take a smaller train.batch_size" if name == "SIGKILL" else None
         )
@@ -130,3 +149,11 @@ def explain_failure(label: str, ended: Ended) -> TrainstoneError:
     told = dict(line.split(":", 1) for line in ended.errors.splitlines() if line.startswith(("error:", "hint:")))
     message = told.get("error", f" ended with exit code {ended.code}: {ended.errors.strip()[-500:]}")
     return error_of_child(ended.code, f"{label}:{message}", told.get("hint", "").strip() or None)
+
+
+def name_signal(number: int) -> str:
+    """Return SIGTERM for 15; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

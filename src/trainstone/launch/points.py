@@ -12,13 +12,17 @@ from trainstone.config.load import change_config, did_you_mean, list_keys, parse
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
 from trainstone.machine.facts import read_software
-from trainstone.results.sweep import BATCH, Sweep, format_setting, is_numeric, label_point, name_file
+from trainstone.results.sweep import BATCH, Sweep, format_setting, label_point, name_file
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 """Of the TBD suite's measure_throughput.sh."""
 # What the first point settles for all others, so that they differ in nothing but what is swept.
 SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
 OPENING, CLOSING = "[{(", "]})"
+LARGEST_BATCH = 10**9
+LARGEST_INTEGER = 2**63 - 1
+"""Of TOML, and of every key."""
+LONGEST_QUOTE = 40
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,8 @@ class Plan:
     points: tuple[PlannedPoint, ...]
 
     @property
-    def numeric(self) -> bool:
-        """Whether there is a larger and a smaller."""
-        return is_numeric(self.sweep.values)
-
-    @property
     def labels(self) -> list[str]:
-        """Of all points, by curve and value."""
+        """Of all points, by curve and value, in the order they were given."""
         return [label for _, _, label in list_grid(self.sweep)]
 
 
@@ -103,11 +102,11 @@ def parse_batch_sizes(text: str) -> list[int]:
     sizes = []
     for part in text.split(","):
         size = part.strip()
-        if not (size.isascii() and size.isdecimal()) or not 0 < int(size) < 10**9:
-            raise ConfigError(
-                f"--batch-sizes {text}: {size!r} is no whole number above 0", hint="for example --batch-sizes 1,2,4,8"
-            )
-        sizes.append(int(size))
+        digits = size.lstrip("0") if size.isascii() and size.isdecimal() else ""
+        if not digits or len(digits) >= len(str(LARGEST_BATCH)):  # int() refuses thousands of digits
+            told = f"{quote(size)!r} is no whole number above 0 and below {LARGEST_BATCH:,}"
+            raise ConfigError(f"--batch-sizes {quote(text)}: {told}", hint="for example --batch-sizes 1,2,4,8")
+        sizes.append(int(digits))
     refuse_repeated("--batch-sizes", sizes)
     return sizes
 
@@ -131,12 +130,27 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
     parts = list(split_values(rest))
     if "" in parts:
         raise ConfigError(f"--over {text}: a value is empty", hint="commas stand between values only")
-    values = [parse_setting(f"{key}={part}")[1] for part in parts]
+    values = [parse_value(key, part) for part in parts]
     odd = next((part for part, value in zip(parts, values, strict=True) if not is_plain(value)), None)
     if odd is not None:
-        raise ConfigError(f"--over {key}: no key takes {odd}", hint="values are numbers, text, true, false or lists")
+        raise ConfigError(
+            f"--over {key}: no key takes {quote(odd)}", hint="values are numbers, text, true, false or lists"
+        )
     refuse_repeated(f"--over {key}", values)
     return key, values
+
+
+def parse_value(key: str, text: str) -> Any:
+    """Read one value of --over."""
+    try:
+        return parse_setting(f"{key}={text}")[1]
+    except (ValueError, RecursionError) as err:  # thousands of digits or brackets
+        raise ConfigError(f"--over {key}: {quote(text)} cannot be read: {err}", hint="give a shorter value") from err
+
+
+def quote(text: str) -> str:
+    """Cut what is too long for a message."""
+    return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 1]}…"
 
 
 def split_values(text: str) -> Iterator[str]:
@@ -167,14 +181,16 @@ def refuse_repeated(flag: str, values: Sequence[Any]) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether JSON has this kind of value: TOML also has dates, which no key takes."""
+    """Say whether a key can have this kind of value: TOML also has dates, and Python larger integers."""
     if isinstance(value, list):
         return all(map(is_plain, value))
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        return False
     return isinstance(value, str | int | float | bool)
 
 
 def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
-    """Return value, curve and label of all points, by curve and value."""
+    """Return value, curve and label of all points, by curve and value, in the order they were given."""
     curves = sweep.curves if sweep.curve_key is not None else [None]
     return [
         (value, curve, label_point(sweep.key, value, sweep.curve_key, curve))
@@ -196,10 +212,15 @@ def lay_out(config: Config, sweep: Sweep) -> Plan:
 def name_all(labels: Sequence[str]) -> list[str]:
     """Return a file name for each label; two that would be alike get a number."""
     names: list[str] = []
+    taken: set[str] = set()  # some file systems do not tell A from a
     for label in labels:
-        name = name_file(label)
-        number = sum(taken.lower() == name.lower() for taken in names)
-        names.append(f"{name}-{len(names)}" if number else name)
+        name = stem = name_file(label)
+        number = len(names)
+        while name.lower() in taken:
+            name = f"{stem}-{number}"
+            number += 1
+        taken.add(name.lower())
+        names.append(name)
     return names
 
 

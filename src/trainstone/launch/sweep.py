@@ -4,10 +4,11 @@ Out of memory is a result. A sweep that is stopped or killed at any moment can b
 """
 
 import logging
+import re
 import shlex
 import shutil
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Result
 from trainstone.results.store import RunFolder, find_runs, read_result
-from trainstone.results.sweep import SweepRow, label_row
+from trainstone.results.sweep import TAKES_MEMORY, Sweep, SweepRow, has_order, label_row
 from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, sort_rows, strip_devices
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ KEPT = ("ok", "out_of_memory", "not_tried")
 OF_THE_SWEEP = (2, 3, 4)
 """Exit codes (configuration, data, machine) that other points would end with, too."""
 MACHINE = 4
+OF_THE_MACHINE = ("device", "train.precision")
+"""Keys, beside all of engine, of which a machine may have one value and lack another."""
 
 
 class Stopped(Exception):
@@ -48,7 +51,7 @@ def run_sweep(plan: Plan, run: RunFolder) -> Iterator[Progress]:
             for point in plan.points:
                 if work.is_due(point):
                     yield from work.measure(point)
-                if work.lacks_profile(point):
+                if work.is_due(point, "profile"):
                     yield from work.profile(point)
         except (Stopped, KeyboardInterrupt):
             work.stop()
@@ -68,27 +71,12 @@ class Work:
     def __init__(self, plan: Plan, run: RunFolder, interrupt: Interrupt) -> None:
         self.plan, self.run, self.interrupt = plan, run, interrupt
         self.config = plan.config
-        before = run.result.sweep or plan.sweep
-        self.rows = {label_row(before, row): row for row in before.rows if self.is_kept(row)}
+        self.rows = keep_rows(run.path, run.result.sweep or plan.sweep)
         self.write()
 
-    def is_kept(self, row: SweepRow) -> bool:
-        """Say whether a row of an earlier start counts: what failed is run again, and what is no longer there."""
-        if row.status != "ok":
-            return row.status in KEPT
-        try:
-            return self.read(row.run).throughput is not None
-        except ResultError:
-            return False
-
-    def is_due(self, point: PlannedPoint) -> bool:
-        """Say whether a point is still to be run."""
-        return point.label not in self.rows
-
-    def lacks_profile(self, point: PlannedPoint) -> bool:
-        """Say whether a point has its number, and not yet the profile that was asked for."""
-        row = self.rows[point.label]
-        return self.plan.sweep.profile and row.status == "ok" and row.profile is None
+    def is_due(self, point: PlannedPoint, verb: str = "bench") -> bool:
+        """Say whether a point's bench, or its profile, is still to be run."""
+        return verb in list_due(self.plan, self.rows, point)
 
     def measure(self, point: PlannedPoint) -> Iterator[Progress]:
         """Run one point and write its row."""
@@ -120,10 +108,7 @@ class Work:
             return
         if ended.code == -signal.SIGKILL:
             told = "ended by SIGKILL, and not by the kernel for lack of memory"
-        # A value that this recipe cannot have is its point's own fault
-        swept = (self.plan.sweep.key, self.plan.sweep.curve_key)
-        own = any(key is not None and key in error.message for key in swept)
-        if ended.code in OF_THE_SWEEP and not own and not self.rows:
+        if ended.code in OF_THE_SWEEP and not self.rows and not is_own_fault(self.plan.sweep, ended.code, told):
             raise error
         self.keep(point, row, status="failed", note=told, exit_code=ended.code)
 
@@ -131,14 +116,12 @@ class Work:
         """By what the child wrote; where the kernel killed it, by the kernel's counters."""
         if ended.code == -signal.SIGKILL:
             return may_be_memory(kills, count_kills())
-        try:
-            return bool(row.run) and any(f.code == "out-of-memory" for f in self.read(row.run).findings)
-        except ResultError:
-            return False
+        result = read_if_there(self.run.path / row.run) if row.run else None
+        return result is not None and any(f.code == "out-of-memory" for f in result.findings)
 
     def skip_larger(self, point: PlannedPoint) -> None:
-        """What is larger would be out of memory, too."""
-        if not self.plan.numeric:
+        """What is larger would be out of memory, too, where the key is one that takes memory."""
+        if self.plan.sweep.key not in TAKES_MEMORY or not has_order(self.plan.sweep):
             return
         for other in self.plan.points:
             if self.is_due(other) and other.curve == point.curve and other.value > point.value:
@@ -154,7 +137,7 @@ class Work:
         row = self.rows[point.label].model_copy(update={"profile_run": self.find_folder(before)})
         if ended.code == 0:
             child = read_child(ended, self.run.path)
-            self.keep(point, row, profile="ok", **describe_profiled(child))
+            self.keep(point, row, profile="ok", **describe_profiled(child, cores=self.plan.sweep.cores))
             self.copy_cores(point, child)
         else:
             error = explain_failure(point.label, ended)
@@ -206,7 +189,9 @@ class Work:
         """Judge the rows so far and write the result."""
         sweep = sort_rows(self.plan.sweep, self.rows, self.plan.labels)
         children = [self.read(row.run) for row in sweep.rows if row.status == "ok"]
-        self.run.update(**(conclude_sweep(sweep, children) | changes))
+        profiles = [read_if_there(self.run.path / row.profile_run) for row in sweep.rows if row.profile == "ok"]
+        known = [profile for profile in profiles if profile is not None]
+        self.run.update(**(conclude_sweep(sweep, children, known) | changes))
 
     def read(self, folder: str) -> Result:
         """Read the run of a point."""
@@ -254,3 +239,43 @@ def make_command(verb: str, config_file: Path, out: Path, plan: Plan) -> list[st
     """Return the command line of a point's bench or profile."""
     command = child_command(verb, config_file, out, strict=plan.sweep.strict)
     return [*command, "--cores"] if verb == "profile" and plan.sweep.cores else command
+
+
+def keep_rows(folder: Path, sweep: Sweep) -> dict[str, SweepRow]:
+    """Return the rows of an earlier start that count, by label: what failed is run again, and what is not there."""
+    return {label_row(sweep, row): row for row in sweep.rows if is_kept(folder, row)}
+
+
+def is_kept(folder: Path, row: SweepRow) -> bool:
+    """Say whether a row stays as it is."""
+    if row.status != "ok":
+        return row.status in KEPT
+    result = read_if_there(folder / row.run)
+    return result is not None and result.throughput is not None
+
+
+def read_if_there(folder: Path) -> Result | None:
+    """Read a run; None where it is gone or damaged."""
+    try:
+        return read_result(folder)
+    except ResultError:
+        return None
+
+
+def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> list[str]:
+    """Return the verbs that are still to be run for a point."""
+    row = rows.get(point.label)
+    profile = ["profile"] if plan.sweep.profile else []
+    if row is None:
+        return ["bench", *profile]
+    return profile if row.status == "ok" and row.profile is None else []
+
+
+def is_own_fault(sweep: Sweep, exit_code: int, message: str) -> bool:
+    """Say whether a point failed by its own value: what the recipe, or this machine, cannot have."""
+    keys = [key for key in (sweep.key, sweep.curve_key) if key is not None]
+    if exit_code == MACHINE and any(key in OF_THE_MACHINE or key.startswith("engine.") for key in keys):
+        return True
+    # A key of one word, as seed, may be a word of any message
+    named = (re.escape(key) + ("" if "." in key else " =") for key in keys)
+    return any(re.search(rf"(?<![\w./-]){name}(?![\w/])", message) for name in named)

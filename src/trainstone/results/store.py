@@ -150,7 +150,11 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
 
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
-    return sorted(path.parent for path in folder.glob("*/result.json"))
+    try:
+        return sorted(path.parent for path in folder.glob("*/result.json"))
+    except OSError as err:
+        reason = err.strerror or str(err)
+        raise ResultError(f"cannot look for runs in {folder}: {reason}", hint="choose a folder you may read") from err
 
 
 def read_result(path: Path) -> Result:

@@ -146,17 +146,20 @@ def write_profile_verdict(title: str, timeline: Timeline) -> str:
 
 
 def describe_setting(result: schema.Result) -> str:
-    """One line: recipe, devices, precision, batch, data."""
+    """One line: recipe, devices, precision, batch, data; of a sweep without what is swept, batches apart."""
+    swept = (result.sweep.key, result.sweep.curve_key) if result.sweep else ()
     train, engine = result.config.get("train", {}), result.config.get("engine", {})
     parts = [f"{result.recipe.name} v{result.recipe.version}"]
     names = Counter(device.name for device in result.devices)
     if names:
-        threads = f", {engine.get('threads')} threads" if result.devices[0].label == "cpu" else ""
+        on_cpu = result.devices[0].label == "cpu" and "engine.threads" not in swept
+        threads = f", {engine.get('threads')} threads" if on_cpu else ""
         told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
         parts.append(f"{told}{threads}")
     values = {
-        "{}": train.get("precision"),
-        "batch {}": (result.sweep and result.sweep.tell_batches()) or train.get("batch_size"),
+        "{}": train.get("precision") if "train.precision" not in swept else None,
+        "batch {}": (result.sweep and result.sweep.tell_batches())
+        or (train.get("batch_size") if BATCH not in swept else None),
         "{} data": _name_data(result.config.get("data", {})),
     }
     return " · ".join(parts + [form.format(value) for form, value in values.items() if value is not None])

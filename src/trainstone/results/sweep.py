@@ -9,6 +9,10 @@ from trainstone.results.record import Count, Rate, Record, Seconds
 
 BATCH = "train.batch_size"
 LARGEST = 1e15
+TAKES_MEMORY = (BATCH, "data.image_size", "model.width", "model.depth")
+"""Keys of which more needs more memory."""
+ORDERED = (*TAKES_MEMORY, "train.accumulate", "engine.threads", "loader.threads")
+"""Keys of which more is more work or more means; numbers of others, a seed's, only name a choice."""
 RowStatus = Literal["ok", "out_of_memory", "failed", "not_tried"]
 
 
@@ -25,7 +29,7 @@ class SweepRow(Record):
     run: str = ""
     """Its folder below the sweep's."""
     note: str = ""
-    """Why there is no number."""
+    """Why there is no number, profile or core counter."""
     exit_code: int | None = None
     images_per_step: Count | None = None
     images_per_second: Rate | None = None
@@ -84,7 +88,7 @@ class Sweep(Record):
     plan_sha256: str = ""
     """Of all that was asked for, host and versions included: the same command goes on with an unfinished sweep."""
     rows: list[SweepRow] = []
-    """By curve and value; those that are done."""
+    """By curve and value, both in the order they were given; those that are done."""
     knees: list[Knee] = []
     fits: list[StepFit] = []
     told: list[str] = []
@@ -137,6 +141,11 @@ def name_file(label: str) -> str:
 def is_numeric(values: Sequence[Any]) -> bool:
     """Say whether all are numbers of a sensible size, so that there is a larger and a smaller."""
     return all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < LARGEST for v in values)
+
+
+def has_order(sweep: Sweep) -> bool:
+    """Say whether its values are more and less of something, so that there can be a knee."""
+    return sweep.key in ORDERED and is_numeric([*sweep.values, *(row.value for row in sweep.rows)])
 
 
 def split_curves(sweep: Sweep) -> list[tuple[Any, list[SweepRow]]]:

@@ -5,13 +5,18 @@ from typing import Any
 
 from trainstone.machine.health import Noise
 from trainstone.results.checks import finding
-from trainstone.results.knee import join_labels, judge, write_sweep_verdict
+from trainstone.results.kneetold import join_labels, judge, write_sweep_verdict
 from trainstone.results.repeat import gather_findings
 from trainstone.results.schema import Device, Finding, Point, Result
 from trainstone.results.sweep import Sweep, SweepRow, label_row
 
 # What is told of the sweep itself, or of every run by itself.
 NOT_GATHERED = frozenset({"interrupted", "killed", "out-of-memory", "run-failed"})
+# What a profile alone can say: its speed, and all doubts about that, are the bench's.
+OF_A_PROFILE = frozenset({"not-measured", "profiled"})
+# A point's own hint may not hold for a sweep: a smaller batch is another point.
+HINTS = {"few-steps": "give each point more time: --seconds N"}
+NO_CORES = "no core counters"
 
 
 def describe_measured(child: Result) -> dict[str, Any]:
@@ -37,17 +42,24 @@ def describe_measured(child: Result) -> dict[str, Any]:
     }
 
 
-def describe_profiled(child: Result) -> dict[str, Any]:
-    """Return what a profile adds to its row."""
+def describe_profiled(child: Result, *, cores: bool = False) -> dict[str, Any]:
+    """Return what a profile adds to its row; `cores`: core counters were asked for, so that their absence is noted."""
     timeline = child.timeline
     if timeline is None:
-        return {}
-    cores = timeline.cores.pipes_percent if timeline.cores else {}
-    return {"compute_utilisation": timeline.compute_utilisation, "cores_percent": cores}
+        return {"note": NO_CORES} if cores else {}
+    told: dict[str, Any] = {"compute_utilisation": timeline.compute_utilisation}
+    if timeline.cores is not None:
+        return told | {"cores_percent": timeline.cores.pipes_percent}
+    lacking = [f.message.removeprefix("core utilisation: ") for f in child.findings if _is_on_cores(f)]
+    return told | {"note": ": ".join([NO_CORES, *lacking[:1]])} if cores else told
+
+
+def _is_on_cores(found: Finding) -> bool:
+    return found.code == "not-measured" and found.message.startswith("core utilisation")
 
 
 def list_points(sweep: Sweep) -> list[Point]:
-    """Return the folders of all runs, by curve and value."""
+    """Return the folders of all runs, in the order of the rows."""
     points = []
     for row in sweep.rows:
         label = label_row(sweep, row)
@@ -56,8 +68,8 @@ def list_points(sweep: Sweep) -> list[Point]:
     return points
 
 
-def conclude_sweep(sweep: Sweep, children: Sequence[Result]) -> dict[str, Any]:
-    """Return the keys of the sweep's result, from its rows and the runs of those that have a number."""
+def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[Result] = ()) -> dict[str, Any]:
+    """Return the keys of the sweep's result, from its rows, their runs that have a number, and their profiles."""
     sweep = judge(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
     noises = [child.noise for child in children if child.noise is not None]
@@ -68,7 +80,7 @@ def conclude_sweep(sweep: Sweep, children: Sequence[Result]) -> dict[str, Any]:
         "verdict": write_sweep_verdict(sweep, title),
         "points": list_points(sweep),
         "noise": noise,
-        "findings": find_faults(sweep) + _gather(children),
+        "findings": [*find_faults(sweep), *_gather(children), *_gather_profiled(profiles)],
     }
 
 
@@ -98,7 +110,19 @@ def _gather(children: Sequence[Result]) -> list[Finding]:
         child.model_copy(update={"findings": [f for f in child.findings if f.code not in NOT_GATHERED]})
         for child in children
     ]
-    return gather_findings(kept, "points")
+    gathered = gather_findings(kept, "points")
+    return [found.model_copy(update={"hint": HINTS.get(found.code, found.hint)}) for found in gathered]
+
+
+def _gather_profiled(profiles: Sequence[Result]) -> list[Finding]:
+    """Warnings of what profiles alone can say."""
+    kept = [
+        profile.model_copy(
+            update={"findings": [f for f in profile.findings if f.code in OF_A_PROFILE and f.severity != "info"]}
+        )
+        for profile in profiles
+    ]
+    return gather_findings(kept, "profiles")
 
 
 def strip_devices(devices: Sequence[Device]) -> list[Device]:

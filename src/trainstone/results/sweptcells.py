@@ -39,6 +39,8 @@ def list_notes(sweep: Sweep, row: SweepRow) -> list[str]:
         notes.append("not steady")
     if row.profile == "failed":
         notes.append("no profile")
+    elif row.note:
+        notes.append(row.note)
     return notes
 
 

@@ -12,7 +12,7 @@ from trainstone.cli.sweeping import print_sweep
 from trainstone.results.summary import describe_repeat, describe_setting
 from trainstone.results.sweep import Sweep
 
-ROWS = [*steps_of(0.06, 0.02, 1, 2, 4), make_row(8, status="out_of_memory", note="out of memory: it is large")]
+ROWS = [*steps_of(0.0025, 0.02, 1, 2, 4), make_row(8, status="out_of_memory", note="out of memory: it is large")]
 
 
 def show(sweep: Sweep, width: int = 100, encoding: str = "utf-8") -> list[str]:
@@ -25,11 +25,17 @@ def show(sweep: Sweep, width: int = 100, encoding: str = "utf-8") -> list[str]:
 def test_a_table_with_bars_and_the_knee():
     lines = show(make_sweep(*ROWS))
     assert lines[0].split() == ["batch", "images/s", "±", "MFU", "memory", "note"]
-    assert lines[1].split()[:4] == ["1", "12.5", "1.0", "%"]
+    assert lines[1].split()[:4] == ["1", "44.4", "1.0", "%"]
     assert "█" * 16 in lines[3]
-    assert lines[3].rstrip().endswith("knee")
+    assert [line.rstrip().endswith("knee") for line in lines[1:4]] == [False, True, False]
     assert lines[4].split() == ["8", "out", "of", "memory:", "it", "is", "large"]
-    assert "The knee is at batch 4" in lines[6]
+    assert "The knee is at batch 2" in lines[6]
+
+
+def test_no_row_is_marked_while_the_speed_rises():
+    lines = show(make_sweep(*steps_of(0.06, 0.02, 1, 2, 4)))
+    assert not any(line.rstrip().endswith("knee") for line in lines[:4])
+    assert "No knee up to batch 4" in "".join(lines)
 
 
 def test_bars_where_the_terminal_has_no_blocks():
@@ -41,7 +47,7 @@ def test_bars_go_first_and_then_the_table():
     assert "█" not in "".join(show(make_sweep(*ROWS), width=70))
     narrow = show(make_sweep(*ROWS), width=40)
     assert narrow[0] == "batch 1"
-    assert "images/s 12.5" in narrow[1]
+    assert "images/s 44.4" in narrow[1]
     assert max(map(len, narrow)) <= 40
 
 
@@ -73,6 +79,14 @@ def test_how_to_repeat_or_go_on():
         stopped = result.model_copy(update={"status": status})
         assert describe_repeat(stopped, Path("r/a b")) == "trainstone sweep 'r/a b'"
     assert "batch 1 … 8" in describe_setting(result)
+    precisions = make_sweep(make_row("fp32", 1.0), make_row("bf16", 2.0), key="train.precision")
+    assert describe_setting(result.model_copy(update={"sweep": precisions})).split(" · ")[1:] == [
+        "Intel Xeon, 2 threads",
+        "batch 8",
+        "synthetic data",
+    ]
+    threads = make_sweep(make_row(1, 1.0), make_row(2, 2.0), key="engine.threads")
+    assert "threads" not in describe_setting(result.model_copy(update={"sweep": threads}))
     rows = [make_row(1, 1.0, curve=c) for c in ([0.1, 1], [0.5, 1])]
     both = make_sweep(*rows, curve_key="augment.area", curves=[[0.1, 1], [0.5, 1]])
     told = describe_repeat(result.model_copy(update={"sweep": both}), Path("x"))

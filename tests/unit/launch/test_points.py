@@ -74,6 +74,24 @@ def test_bad_lists_are_refused_before_anything_runs(over: str, words: str):
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize("digits", ["9" * 5000, "0" * 5000, "1" + "0" * 9])
+def test_very_long_batch_sizes_are_refused(digits: str):
+    with pytest.raises(ConfigError, match="is no whole number above 0 and below 1,000,000,000") as caught:
+        parse_batch_sizes(f"1,{digits}")
+    assert len(caught.value.message) < 300
+
+
+def test_zeros_in_front_say_nothing():
+    assert parse_batch_sizes("0" * 5000 + "4,8") == [4, 8]
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "9" * 30, "[" * 5000])
+def test_very_long_values_are_refused(value: str):
+    with pytest.raises(ConfigError, match=r"--over seed: ") as caught:
+        parse_over(f"seed=1,{value}")
+    assert len(caught.value.message) < 300
+
+
 def test_one_key_cannot_be_both():
     with pytest.raises(ConfigError, match="same key twice"):
         make_plan(CONFIG, "1,2", "train.batch_size=4,8")
@@ -106,6 +124,9 @@ def test_two_lists_are_a_product():
 def test_file_names_are_safe_and_differ():
     assert name_all(["batch 1", "a/b ../c", "a b ..c", "x", "X"]) == ["batch_1", "a_b_.._c", "a_b_..c", "x", "X-4"]
     assert name_all(["/", "..", "é"]) == ["point", "point-1", "point-2"]
+    for labels in (["a-2", "a", "a/"], ["a", "a/", "a-1"], ["A-3", "a-2", "a", "a/"]):
+        names = [name.lower() for name in name_all(labels)]
+        assert len(set(names)) == len(names), names
 
 
 def test_later_points_take_over_what_the_first_settled():

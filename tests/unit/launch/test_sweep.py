@@ -1,32 +1,19 @@
-"""A sweep with real child processes that need no torch: rows, failures, memory, profiles, going on."""
+"""A sweep with real child processes that need no torch: rows, failures, memory, profiles."""
 
-import json
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from made_sweep import plan_small, run_fake
-from trainstone.errors import ConfigError, LaunchError, MachineError, ResultError, RunError
-from trainstone.formats.timehistory import read_timehistory
+from command import ROOT
+from made_sweep import count_points, plan_small, run_fake, statuses
+from trainstone.errors import ConfigError, DataError, LaunchError, MachineError, RunError
+from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
 from trainstone.launch import sweep as launch_sweep
-from trainstone.launch.sweep import make_command
-from trainstone.launch.unfinished import count_done, find_unfinished, hold, plan_again
-from trainstone.results.schema import Result
-from trainstone.results.store import read_result, reopen_run
-
-
-def statuses(result: Result) -> dict:
-    assert result.sweep is not None
-    return {row.value: row.status for row in result.sweep.rows}
-
-
-def change_result(path: Path, **changes: object) -> None:
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | changes))
-
-
-def count_points(path: Path) -> int:
-    return len(list((path / "points").iterdir()))
+from trainstone.launch.sweep import is_own_fault, make_command
+from trainstone.launch.unfinished import find_unfinished
+from trainstone.results.store import read_result
 
 
 def test_a_whole_sweep(monkeypatch, tmp_path: Path):
@@ -39,7 +26,7 @@ def test_a_whole_sweep(monkeypatch, tmp_path: Path):
     assert [row.order for row in result.sweep.rows] == [
         next(p.order for p in plan.points if p.value == value) for value in (1, 2, 4)
     ]
-    assert result.verdict.startswith("ResNet-18: knee at batch 4: 66.7 images/s, the best")
+    assert result.verdict.startswith("ResNet-18: no knee up to batch 4: the speed still rises there (66.7 ± 1.0 %")
     assert [point.label for point in result.points] == ["batch 1", "batch 2", "batch 4"]
     assert all((run.path / point.run / "result.json").is_file() for point in result.points)
     assert result.devices[0].images_per_second is None
@@ -140,6 +127,77 @@ def test_without_any_number_the_sweep_fails_as_its_points_did(monkeypatch, tmp_p
     assert result.verdict is None
 
 
+def test_a_fault_of_all_points_ends_a_sweep_over_any_key_at_its_first_point(monkeypatch, tmp_path: Path):
+    plan = plan_small(None, "seed=1,2,3")
+    with pytest.raises(DataError, match="no data set in /nowhere/seed of any seed"):
+        run_fake(monkeypatch, plan, tmp_path, batch_auto="data")
+    (path,) = tmp_path.iterdir()
+    assert read_result(path).status == "failed"
+    assert count_points(path) == 1
+
+
+@pytest.mark.parametrize("key", ["train.precision=bf16,fp32", "train.precision=fp32,bf16"])
+def test_a_precision_that_this_machine_lacks_is_its_points_fault(monkeypatch, tmp_path: Path, key: str):
+    run = run_fake(monkeypatch, plan_small(None, key), tmp_path, bf16="machine")
+    assert statuses(read_result(run.path)) == {"fp32": "ok", "bf16": "failed"}
+
+
+@pytest.mark.parametrize(
+    ("over", "exit_code", "message", "own"),
+    [
+        ("seed=1,2", 2, "seed = 1 is odd", True),
+        ("seed=1,2", 3, "no picture in /data/seed = x", False),
+        ("seed=1,2", 4, "there is no GPU", False),
+        ("model.depth=18,34", 2, "the weights do not fit to model.depth 18", True),
+        ("model.depth=18,34", 2, "model.depth_of = 3", False),
+        ("engine.compile=true,false", 4, "there is no compiler", True),
+        ("engine.compile=true,false", 3, "there are no pictures", False),
+        ("device=cpu,cuda", 4, "there is no GPU", True),
+    ],
+)
+def test_whose_fault_it_is(over: str, exit_code: int, message: str, own: bool):
+    assert is_own_fault(plan_small(None, over).sweep, exit_code, message) is own
+    # As the second key, too
+    assert is_own_fault(plan_small("1,2", over).sweep, exit_code, message) is own
+
+
+@pytest.mark.parametrize(
+    ("over", "found"),
+    [
+        ("data.image_size=64,96", {64: "out_of_memory", 96: "not_tried"}),
+        ("train.accumulate=1,2", {1: "out_of_memory", 2: "out_of_memory"}),  # more of it is no more at once
+        ("seed=1,2", {1: "out_of_memory", 2: "out_of_memory"}),
+    ],
+)
+def test_memory_skips_what_is_larger_only_where_larger_takes_memory(
+    monkeypatch, tmp_path: Path, over: str, found: dict
+):
+    plan = plan_small(None, over)
+    rising = replace(plan, points=tuple(sorted(plan.points, key=lambda point: point.value)))
+    with pytest.raises(RunError, match="no point has a number"):
+        run_fake(monkeypatch, rising, tmp_path, batch_auto="memory")
+    (path,) = tmp_path.iterdir()
+    assert statuses(read_result(path)) == found
+
+
+def test_a_real_time_signal_has_a_number_only(monkeypatch, tmp_path: Path):
+    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_2="real-time")
+    row = read_result(run.path).sweep.rows[1]
+    assert (row.status, row.note) == ("failed", "batch 2 was ended by signal 40")
+
+
+def test_core_counters_that_could_not_be_read_leave_a_word(monkeypatch, tmp_path: Path):
+    run = run_fake(monkeypatch, plan_small("1,2", cores=True), tmp_path, profile_2="no counters")
+    result = read_result(run.path)
+    assert [(row.note, row.cores_percent) for row in result.sweep.rows] == [
+        ("", {"fma": 17.5}),
+        ("no core counters: forbidden", {}),
+    ]
+    assert [(f.code, f.message) for f in result.findings] == [
+        ("not-measured", "1 of 2 profiles: core utilisation: forbidden")
+    ]
+
+
 def test_profiles_are_taken_right_after_their_bench(monkeypatch, tmp_path: Path):
     run = run_fake(monkeypatch, plan_small("1,2,4", profile=True), tmp_path, profile_2="loss")
     result = read_result(run.path)
@@ -176,78 +234,12 @@ def test_a_machine_that_cannot_be_profiled_ends_the_sweep_at_once(monkeypatch, t
     assert read_result(other.path).status == "ok"
 
 
-def test_a_sweep_that_was_killed_is_gone_on_with(monkeypatch, tmp_path: Path):
-    plan = plan_small("1,2,4", profile=True)
-    run = run_fake(monkeypatch, plan, tmp_path)
-    # As a kill after the bench of the second point leaves it.
-    second, third = plan.points[1].value, plan.points[2].value
-    rows = json.loads((run.path / "result.json").read_text())["sweep"]["rows"]
-    rows = [row for row in rows if row["value"] != third]
-    row = next(row for row in rows if row["value"] == second)
-    for key in ("profile", "profile_run", "compute_utilisation"):
-        del row[key]
-    sweep = json.loads((run.path / "result.json").read_text())["sweep"] | {"rows": rows}
-    change_result(run.path, status="interrupted", sweep=sweep)
-    left = read_result(run.path)
-    assert count_done(left) == 2
-    assert find_unfinished(tmp_path, plan) == run.path
-    again = plan_again(run.path, left)
-    assert [point.label for point in again.points] == [point.label for point in plan.points]
-    before = {path.name for path in (run.path / "points").iterdir()}
-    run_fake(monkeypatch, again, tmp_path, reopen_run(run.path, "sweep", "x"))
-    result = read_result(run.path)
-    assert result.status == "ok"
-    assert len(result.sweep.rows) == 3
-    assert all(row.compute_utilisation for row in result.sweep.rows)
-    new = [path for path in (run.path / "points").iterdir() if path.name not in before]
-    assert sorted(read_result(path).kind for path in new) == ["bench", "profile", "profile"]
-    assert result.process.starts == 2
-    assert result.sweep.plan_sha256 == plan.sweep.plan_sha256
-
-
-def test_what_failed_or_is_gone_is_run_again(monkeypatch, tmp_path: Path):
-    plan = plan_small("1,2,4")
-    run = run_fake(monkeypatch, plan, tmp_path, batch_2="loss")
-    gone = next(row.run for row in read_result(run.path).sweep.rows if row.value == 4)
-    (run.path / gone / "result.json").unlink()
-    change_result(run.path, status="interrupted")
-    run_fake(monkeypatch, plan, tmp_path, reopen_run(run.path, "sweep", "x"))
-    assert statuses(read_result(run.path)) == {1: "ok", 2: "ok", 4: "ok"}
-    assert count_points(run.path) == 5
-
-
-def test_only_an_unfinished_sweep_of_the_same_plan_is_found(monkeypatch, tmp_path: Path):
-    plan = plan_small("1,2")
-    run = run_fake(monkeypatch, plan, tmp_path)
-    assert find_unfinished(tmp_path, plan) is None  # it is finished
-    with pytest.raises(ResultError, match="has come to its end"):
-        plan_again(run.path, read_result(run.path))
-    change_result(run.path, status="interrupted")
-    assert find_unfinished(tmp_path, plan) == run.path
-    assert find_unfinished(tmp_path, plan_small("1,2", strict=True)) is None
-    assert find_unfinished(tmp_path / "nowhere", plan) is None
-    change_result(run.path, status="running")  # by this very process, which lives
-    assert find_unfinished(tmp_path, plan) is None
-    with pytest.raises(ResultError, match="still running"):
-        plan_again(run.path, read_result(run.path))
-    change_result(run.path, status="failed")  # with nothing left to do: it would fail again
-    assert find_unfinished(tmp_path, plan) is None
-    (run.path / "result.json").write_text("{")
-    assert find_unfinished(tmp_path, plan) is None
-
-
-def test_a_sweep_from_elsewhere_is_not_gone_on_with(monkeypatch, tmp_path: Path):
-    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path)
-    change_result(run.path, status="interrupted", software={"trainstone": "0.0.1", "torch": "1.0"})
-    with pytest.raises(ResultError, match=r"cannot be gone on with: trainstone 0\.0\.1 there, .*; torch 1\.0 there"):
-        plan_again(run.path, read_result(run.path))
-
-
-def test_one_process_at_a_time_holds_a_sweep(tmp_path: Path):
-    with hold(tmp_path) as first, hold(tmp_path) as second:
-        assert (first, second) == (True, False)
-    with hold(tmp_path) as again:
-        assert again
+def test_the_line_in_the_docs_is_as_the_code_writes_it():
+    page = (ROOT / "docs/from/tbd.md").read_text()
+    (line,) = [line for line in page.splitlines() if "TimeHistory: " in line]
+    (interval,) = parse_lines([line])
+    when = datetime.strptime(f"2026{interval.stamp}", "%Y%m%d %H:%M:%S.%f")
+    assert line == format_line(interval, when, 4711)
 
 
 def test_commands_argv_for_argv():

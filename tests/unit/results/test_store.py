@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from made_learning import make_training, write_training
+from stranger import be_stranger, make_shared_folder
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results.schema import FORMAT
-from trainstone.results.store import create_run, read_result, reopen_run
+from trainstone.results.store import create_run, find_runs, read_result, reopen_run
 
 
 @pytest.fixture
@@ -160,3 +161,21 @@ def test_a_run_that_has_done_something_is_not_undone(tmp_path: Path):
 
 def test_a_new_run_has_nothing_to_go_back_to(run):
     assert not run.undo()
+
+
+def test_runs_in_a_folder_that_cannot_be_reached():
+    with make_shared_folder() as shared:
+        (shared / "closed/runs").mkdir(parents=True)
+        (shared / "closed").chmod(0)
+        with be_stranger(), pytest.raises(ResultError, match=r"cannot look for runs in .*Permission denied"):
+            find_runs(shared / "closed/runs")
+        (shared / "closed").chmod(0o755)
+
+
+def test_a_run_that_cannot_be_read_hides_no_other():
+    with make_shared_folder() as shared:
+        runs = [create_run(shared, "bench", load_config("resnet50"), "trainstone bench").path for _ in range(2)]
+        runs[0].chmod(0)
+        with be_stranger():
+            assert find_runs(shared) == [runs[1]]
+        runs[0].chmod(0o755)

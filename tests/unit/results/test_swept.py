@@ -3,9 +3,10 @@
 from made_results import make_result
 from made_sweep import make_row, make_sweep
 from trainstone.results.checks import finding
+from trainstone.results.profiled import Timeline
 from trainstone.results.schema import Memory, Utilisation
 from trainstone.results.sweep import label_point, name_file, write_setting
-from trainstone.results.swept import conclude_sweep, describe_measured, find_faults
+from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, find_faults
 from trainstone.results.sweptcells import describe_cells
 
 
@@ -31,8 +32,35 @@ def test_findings_of_points_are_told_once_and_counted():
     children = [make_result(name, findings=[doubt, own], verdict="ResNet-50: x") for name in "ab"]
     concluded = conclude_sweep(make_sweep(make_row(1, 1.0), make_row(2, 2.0)), children)
     assert [f.message for f in concluded["findings"]] == ["2 of 2 points: no interval"]
-    assert concluded["verdict"].startswith("ResNet-50: knee at batch 2")
+    assert concluded["verdict"].startswith("ResNet-50: no knee up to batch 2")
     assert concluded["noise"].grade == "B"
+    # A smaller batch, as the point's own hint says, would be another point
+    assert concluded["findings"][0].hint == "give each point more time: --seconds N"
+
+
+def test_of_profiles_only_what_they_alone_can_say_is_told():
+    lacking = finding("not-measured", "core utilisation: no permission", hint="ask for it", severity="warning")
+    slow = finding("profiled", "each took 90 % longer", severity="warning")
+    other = [finding("not-measured", "telemetry: no RAPL"), finding("not-steady", "x"), finding("interrupted", "x")]
+    profiles = [make_result("a", findings=[lacking, slow, *other]), make_result("b", findings=other)]
+    sweep = make_sweep(make_row(1, 1.0), make_row(2, 2.0))
+    found = conclude_sweep(sweep, [make_result("c", findings=[])], profiles)["findings"]
+    assert [(f.message, f.hint) for f in found] == [
+        ("1 of 2 profiles: core utilisation: no permission", "ask for it"),
+        ("1 of 2 profiles: each took 90 % longer", slow.hint),
+    ]
+
+
+def test_core_counters_that_were_asked_for_and_lack_are_noted():
+    timeline = Timeline(device="cuda", steps=[], compute_utilisation=0.9, accounted_share=1.0)
+    lacking = finding("not-measured", "core utilisation: no permission", severity="warning")
+    child = make_result("a", timeline=timeline, findings=[lacking])
+    assert describe_profiled(child) == {"compute_utilisation": 0.9}
+    told = describe_profiled(child, cores=True)
+    assert told == {"compute_utilisation": 0.9, "note": "no core counters: no permission"}
+    assert describe_profiled(make_result("a"), cores=True) == {"note": "no core counters"}
+    row = make_row(1, 1.0, profile="ok", **told)
+    assert describe_cells(make_sweep(row, profile=True, cores=True), row)["note"] == "no core counters: no permission"
 
 
 def test_faults_are_named():
@@ -56,6 +84,7 @@ def test_cells():
         make_row(2, 2.0, compute_utilisation=0.91, cores_percent={"fma": 17.5}),
         make_row(4, status="out_of_memory", note="out of memory: it is large"),
         make_row(8, status="not_tried", note="batch 4 was out of memory"),
+        make_row(3, 2.0),
     ]
     sweep = make_sweep(*rows, profile=True, cores=True)
     cells = [describe_cells(sweep, row) for row in sweep.rows]
