@@ -1,8 +1,8 @@
 """Quick real processes of the command line: a parent that has imported torch once forks them.
 
 Importing torch takes seconds; a run that is killed and resumed, on several ranks, is many processes. The children are
-ordinary: own process groups, own signals, `trainstone`'s own main. Two things are left out: measuring the device's peak
-and drawing the report page.
+ordinary: own process groups, own signals, `trainstone`'s own main. Two things are left out unless asked for: measuring
+the device's peak and drawing the report page.
 """
 
 import json
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Self
 
 from command import ROOT, Finished
 from ranks import find_free_port
+from trainstone.machine.allocator import keeping_environment
 
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "TRAINSTONE_")
 
@@ -52,7 +54,7 @@ class Nursery:
         environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
         self._parent = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],
-            env=environment,
+            env=keeping_environment(environment),  # a fork cannot restart itself to keep its memory
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -75,8 +77,16 @@ class Nursery:
         answer: dict[str, Any] = json.loads(self._parent.stdout.readline())
         return answer
 
-    def start(self, *arguments: str, env: dict[str, str] | None = None, ignore: Sequence[int] = ()) -> Child:
-        """Start `trainstone` with arguments."""
+    def start(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        ignore: Sequence[int] = (),
+        cwd: Path | None = None,
+        terminal: str | None = None,
+        whole: bool = False,
+    ) -> Child:
+        """Start `trainstone` with arguments; `terminal` takes its output, `whole` leaves nothing out."""
         self._count += 1
         out, err = (self.folder / f"{self._count}.{kind}" for kind in ("out", "err"))
         out.touch()
@@ -84,10 +94,11 @@ class Nursery:
         question = {
             "arguments": arguments,
             "env": {"TRAINSTONE_CACHE": str(self.folder / "cache"), **(env or {})},
-            "cwd": str(self.folder),
-            "out": str(out),
-            "err": str(err),
+            "cwd": str(cwd or self.folder),
+            "out": terminal or str(out),
+            "err": terminal or str(err),
             "ignore": list(ignore),
+            "whole": whole,
         }
         return Child(self, self.ask(question)["pid"], out, err)
 
@@ -119,16 +130,18 @@ def wait_until(true: Callable[[], bool], timeout: float = 60) -> None:
 
 def serve() -> None:
     """Be the parent: a question a line, an answer a line."""
-    import torch._inductor  # noqa: F401  (torch imports it later, which takes seconds)
+    # A warning is an error here, but for those of torch about itself.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+    # What verbs import when they are called, which takes seconds.
+    import altair  # noqa: F401
+    import torch._inductor  # noqa: F401
 
-    import trainstone.cli.progress
-    import trainstone.cli.train
-    import trainstone.train.to_target as to_target
+    import trainstone.report.page
+    import trainstone.train.against
+    import trainstone.train.inference
+    import trainstone.train.to_target  # noqa: F401
     from trainstone.cli.main import main
-    from trainstone.measure.peaks import Peaks
 
-    vars(to_target)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
-    vars(trainstone.cli.train)["show"] = tell_alone
     children: set[int] = set()
     for line in sys.stdin:
         question = json.loads(line)
@@ -136,9 +149,13 @@ def serve() -> None:
             answer = {"code": wait_for(question["wait"], question["timeout"])}
             children.discard(question["wait"])
         else:
+            # Opened before the answer: a terminal is gone when the test closes its end and nobody else has it open.
+            outputs = [os.open(question[kind], os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY) for kind in ("out", "err")]
             pid = os.fork()
             if pid == 0:
-                be_child(question, main)
+                be_child(question, outputs, main)
+            for descriptor in outputs:
+                os.close(descriptor)
             children.add(pid)
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
@@ -147,15 +164,15 @@ def serve() -> None:
         os.waitpid(pid, 0)
 
 
-def tell_alone(run: Any, *, as_json: bool) -> None:
-    """Print the product; draw no page."""
-    from trainstone.cli.output import print_json
-    from trainstone.cli.summary import print_result
+def leave_out() -> None:
+    """Measure no peak and draw no page."""
+    import trainstone.cli.bench
+    from trainstone.measure.peaks import Peaks
+    from trainstone.train import inference, run, to_target
 
-    if as_json:
-        print_json(run.result.model_dump(mode="json", exclude_none=True))
-    else:
-        print_result(run.result, run.path)
+    vars(trainstone.cli.bench)["write_page"] = lambda _run: None
+    for module in (run, to_target, inference):
+        vars(module)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
 def wait_for(pid: int, timeout: float) -> int | None:
@@ -169,7 +186,7 @@ def wait_for(pid: int, timeout: float) -> int | None:
     return None
 
 
-def be_child(question: dict[str, Any], main: Callable[[], None]) -> None:
+def be_child(question: dict[str, Any], outputs: list[int], main: Callable[[], None]) -> None:
     """Run the command line in this fork, and end."""
     code = 1
     try:
@@ -177,12 +194,18 @@ def be_child(question: dict[str, Any], main: Callable[[], None]) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         for number in question["ignore"]:
             signal.signal(number, signal.SIG_IGN)
-        for descriptor, path in ((1, question["out"]), (2, question["err"])):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        for number, descriptor in zip((1, 2), outputs, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        # Those of the parent remember what kind of file they were.
+        encoding = question["env"].get("PYTHONIOENCODING", "utf-8")
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, encoding=encoding, closefd=False) for n in (1, 2))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(question["cwd"])
         os.environ |= question["env"]
         sys.argv = ["trainstone", *question["arguments"]]
+        if not question["whole"]:
+            leave_out()
         main()
         code = 0
     except SystemExit as end:

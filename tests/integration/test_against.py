@@ -2,19 +2,18 @@
 
 import json
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from command import command_line, tiny_arguments
+from command import narrow_arguments
+from nursery import Child, Nursery, wait_until
 from trainstone.config.load import load_config
 from trainstone.results.steps import Columns, read_columns
 from trainstone.results.store import read_result
 
 # One thread: what two of them do while somebody else works on this machine is no test of ours.
-TINY = ["bench", *tiny_arguments(), "--set", "engine.threads=1"]
+TINY = ["bench", *narrow_arguments(), "--set", "engine.threads=1"]
 ROW_KEYS = {
     "label", "a", "b", "ratio", "ci95", "ci_covers", "p_value", "p_holm", "noise_floor", "judgement", "differences",
 }  # fmt: skip
@@ -29,8 +28,8 @@ def steps_of(run: Path, name: str) -> Columns:
     return read_columns(run / "points" / name / "steps-rank0000.csv")
 
 
-def test_the_same_thing_twice(trainstone, tmp_path: Path):
-    done = trainstone(*TINY, "--against", "train.batch_size=2", "--iterations", "40", "--json")
+def test_the_same_thing_twice(quick, tmp_path: Path):
+    done = quick(*TINY, "--against", "train.batch_size=2", "--iterations", "40", "--json")
     assert done.code == 0, done.err
     result = done.json()
     run = only_run(tmp_path)
@@ -60,7 +59,7 @@ def test_the_same_thing_twice(trainstone, tmp_path: Path):
 
 
 def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone, tmp_path: Path):
-    done = trainstone(*TINY, "--against", "data.image_size=192", "--seconds", "8", "--json")
+    done = trainstone(*TINY, "--against", "data.image_size=192", "--seconds", "5", "--json")
     assert done.code == 0, done.err
     result = done.json()
     (row,) = result["comparison"]["rows"]
@@ -91,8 +90,8 @@ def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone,
     assert "points/a/steps-rank0000.csv" in result["files"]
 
 
-def test_the_steps_alternate_in_time(trainstone, tmp_path: Path):
-    done = trainstone(*TINY, "--against", "train.batch_size=4", "--iterations", "25", "--json", "-q")
+def test_the_steps_alternate_in_time(quick, tmp_path: Path):
+    done = quick(*TINY, "--against", "train.batch_size=4", "--iterations", "25", "--json", "-q")
     assert done.code == 0, done.err
     run = only_run(tmp_path)
     steps = [(start, name) for name in "ab" for start in steps_of(run, name)["start_seconds"]]
@@ -104,13 +103,13 @@ def test_the_steps_alternate_in_time(trainstone, tmp_path: Path):
     assert images == {"a": {2}, "b": {4}}
 
 
-def test_another_recipe_file(trainstone, tmp_path: Path):
+def test_another_recipe_file(quick, tmp_path: Path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
         'name = "mine"\nversion = 1\nsummary = "a test"\n[model]\ndepth = 34\n[measure]\nseconds = 500.0\n'
     )
     settings = ["--set", "data.image_size=32", "--set", "train.precision=fp32", "--set", "engine.threads=1"]
-    done = trainstone(
+    done = quick(
         "bench", *settings, "--against", "mine.toml", "--against", "train.batch_size=4",
         "--set", "model.depth=18", "--set", "train.batch_size=2", "--iterations", "18", "--json", "--device", "cpu",
     )  # fmt: skip
@@ -124,25 +123,25 @@ def test_another_recipe_file(trainstone, tmp_path: Path):
     assert other.measure.seconds == 60
 
 
-def test_the_resolved_files_repeat_the_comparison(trainstone, tmp_path: Path):
-    first = trainstone(*TINY, "--against", "engine.channels_last=false", "--iterations", "17", "--json", "-q")
+def test_the_resolved_files_repeat_the_comparison(quick, tmp_path: Path):
+    first = quick(*TINY, "--against", "engine.channels_last=false", "--iterations", "17", "--json", "-q")
     assert first.code == 0, first.err
     run = Path("runs") / first.json()["run_id"]
-    second = trainstone("bench", f"{run}/config.toml", "--against", f"{run}/points/b/config.toml", "--json", "-q")
+    second = quick("bench", f"{run}/config.toml", "--against", f"{run}/points/b/config.toml", "--json", "-q")
     assert second.code == 0, second.err
     rows = [done.json()["comparison"]["rows"][0] for done in (first, second)]
     assert rows[0]["b"]["label"] == rows[1]["b"]["label"] == "engine.channels_last=false"
 
 
-def test_too_few_rounds_are_told(trainstone):
-    done = trainstone(*TINY, "--against", "seed=1", "--iterations", "11", "-q")
+def test_too_few_rounds_are_told(quick):
+    done = quick(*TINY, "--against", "seed=1", "--iterations", "11", "-q")
     assert done.code == 0, done.err
     assert "not judged" in done.out
     assert "2 complete rounds A B B A, 6 needed [few-steps]" in done.out.replace("\n", " ")
 
 
-def test_no_round_at_all(trainstone):
-    done = trainstone(*TINY, "--against", "seed=1", "--iterations", "2", "--json", "-q")
+def test_no_round_at_all(quick):
+    done = quick(*TINY, "--against", "seed=1", "--iterations", "2", "--json", "-q")
     assert done.code == 0, done.err
     result = done.json()
     assert "comparison" not in result
@@ -150,21 +149,21 @@ def test_no_round_at_all(trainstone):
     assert result["findings"][0]["code"] == "few-steps"
 
 
-def test_the_summary_ends_with_the_judgement(trainstone):
-    done = trainstone(*TINY, "--against", "seed=1", "--seconds", "3", env={"COLUMNS": "150"})
+def test_the_summary_ends_with_the_judgement(quick):
+    done = quick(*TINY, "--against", "seed=1", "--seconds", "3", env={"COLUMNS": "150"})
     assert done.code == 0, done.err
     assert "A (seed=0) is " in done.out
     assert "comparing · " in done.err
     assert len(done.err.splitlines()) < 15  # no line for each turn
 
 
-def test_dry_run_shows_both_plans(trainstone, tmp_path: Path):
-    done = trainstone(*TINY, "--against", "train.batch_size=8", "--dry-run", "--json")
+def test_dry_run_shows_both_plans(quick, tmp_path: Path):
+    done = quick(*TINY, "--against", "train.batch_size=8", "--dry-run", "--json")
     assert done.code == 0, done.err
     plan = done.json()
     assert plan["config"]["train"]["batch_size"] == 2
     assert plan["against"]["train"]["batch_size"] == 8
-    shown = trainstone(*TINY, "--against", "train.batch_size=8", "--dry-run").out
+    shown = quick(*TINY, "--against", "train.batch_size=8", "--dry-run").out
     assert "batch_size = 2" in shown
     assert "batch_size = 8" in shown
     assert not (tmp_path / "runs").exists()
@@ -182,9 +181,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gets_one_message_and_no_folder(trainstone, tmp_path: Path, case: str):
+def test_bad_input_gets_one_message_and_no_folder(quick, tmp_path: Path, case: str):
     arguments, words = BAD_INPUT[case]
-    done = trainstone(*TINY, *arguments)
+    done = quick(*TINY, *arguments)
     assert done.code == 2, done.err
     assert words in done.err
     assert "Traceback" not in done.err
@@ -192,8 +191,8 @@ def test_bad_input_gets_one_message_and_no_folder(trainstone, tmp_path: Path, ca
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_variant_that_fails_is_named_and_all_folders_say_so(trainstone, tmp_path: Path):
-    done = trainstone(*TINY, "--against", "optimizer.learning_rate=1e30", "--iterations", "40")
+def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: Path):
+    done = quick(*TINY, "--against", "optimizer.learning_rate=1e30", "--iterations", "40")
     assert done.code == 6
     assert "error: B: the loss of step" in done.err
     run = only_run(tmp_path)
@@ -204,30 +203,26 @@ def test_a_variant_that_fails_is_named_and_all_folders_say_so(trainstone, tmp_pa
         assert result.findings[-1].message.startswith("B: the loss of step")
 
 
-def start(folder: Path, wanted_lines: int) -> subprocess.Popen:
+def start(nursery: Nursery, folder: Path, wanted_lines: int) -> Child:
     """Start a long comparison and return when B has run so many steps."""
-    child = subprocess.Popen(
-        command_line(*TINY, "--against", "train.batch_size=4", "--iterations", "100000"),
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        files = list((folder / "runs").glob("*/points/b/steps-rank0000.csv"))
-        if files and len(files[0].read_text().splitlines()) > wanted_lines:
-            return child
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.1)
-    raise AssertionError("no steps within 120 s")
+    child = nursery.start(*TINY, "--against", "train.batch_size=4", "--iterations", "100000", cwd=folder)
+
+    def has_run() -> bool:
+        files = folder.glob("runs/*/points/b/steps-rank0000.csv")
+        return any(len(file.read_text().splitlines()) > wanted_lines for file in files)
+
+    wait_until(has_run)
+    return child
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_comparison_keeps_what_it_measured(tmp_path: Path, number: signal.Signals):
-    child = start(tmp_path, 5)
-    child.send_signal(number)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
-    assert "Traceback" not in err
-    assert f"stopped by {number.name}" in out
+def test_an_interrupted_comparison_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
+    child = start(nursery, tmp_path, 5)
+    child.send(number)
+    ended = child.wait(60)
+    assert ended.code == 130, ended.err
+    assert "Traceback" not in ended.err
+    assert f"stopped by {number.name}" in ended.out
     run = only_run(tmp_path)
     for folder in (run, run / "points/a", run / "points/b"):
         result = read_result(folder)
@@ -236,10 +231,10 @@ def test_an_interrupted_comparison_keeps_what_it_measured(tmp_path: Path, number
     assert read_result(run / "points/b").throughput is not None
 
 
-def test_kill_leaves_readable_folders(tmp_path: Path):
-    child = start(tmp_path, 5)
-    child.kill()
-    child.communicate()
+def test_kill_leaves_readable_folders(nursery: Nursery, tmp_path: Path):
+    child = start(nursery, tmp_path, 5)
+    child.send(signal.SIGKILL)
+    assert child.wait().code == -signal.SIGKILL
     run = only_run(tmp_path)
     for folder in (run, run / "points/a", run / "points/b"):
         assert read_result(folder).status == "killed"

@@ -9,31 +9,31 @@ from made_results import make_result, write_repeated, write_run, write_runs
 FAST, SLOW = [110.0, 111.0, 109.0, 110.5, 109.5], [100.0, 101.0, 99.0, 100.5, 99.5]
 
 
-def test_table_verdict_and_next_command(trainstone, tmp_path):
+def test_table_verdict_and_next_command(quick, tmp_path):
     write_repeated(tmp_path, "fast", FAST, device="New Chip")
     write_runs(tmp_path / "old", "slow", SLOW, device="Old Chip")
-    done = trainstone("compare", "fast", "--to", *[f"old/slow{i}" for i in range(5)])
+    done = quick("compare", "fast", "--to", *[f"old/slow{i}" for i in range(5)])
     assert (done.code, done.err) == (0, "")
     assert "A (New Chip) is 1.100 times as fast as B (Old Chip)" in done.out.replace("\n", "")
     assert "\x1b" not in done.out
     assert done.out.splitlines()[-1].startswith("next  trainstone report")
 
 
-def test_json_is_the_comparison(trainstone, tmp_path):
+def test_json_is_the_comparison(quick, tmp_path):
     write_repeated(tmp_path, "fast", FAST)
     write_repeated(tmp_path, "slow", SLOW)
-    done = trainstone("compare", "fast", "--to", "slow", "--json")
+    done = quick("compare", "fast", "--to", "slow", "--json")
     document = done.json()
     assert document["rows"][0]["judgement"] == "faster"
     assert document["rows"][0]["a"]["runs"] == [f"fast/points/fast-child{i}" for i in range(5)]
     assert set(document) == {"rows", "verdict", "left_out"}
 
 
-def test_narrow_terminals_get_blocks(trainstone, tmp_path):
+def test_narrow_terminals_get_blocks(quick, tmp_path):
     write_repeated(tmp_path, "fast", FAST)
     write_repeated(tmp_path, "slow", SLOW)
     for arguments in (["slow"], ["slow", "published"]):
-        done = trainstone("compare", "fast", "--to", *arguments, env={"COLUMNS": "50"})
+        done = quick("compare", "fast", "--to", *arguments, env={"COLUMNS": "50"})
         told = [line for line in done.out.splitlines() if not line.startswith("next")]
         assert max(map(len, told)) <= 50
 
@@ -48,67 +48,67 @@ def test_narrow_terminals_get_blocks(trainstone, tmp_path):
         ([100.0], None, "0.8", 0, ""),
     ],
 )
-def test_the_gate(trainstone, tmp_path, rates, half_width, limit, code, told):
+def test_the_gate(quick, tmp_path, rates, half_width, limit, code, told):
     write_runs(tmp_path / "a", "a", rates, half_width=half_width)
     write_runs(tmp_path / "b", "b", [110.0, *([109.0, 111.0] if len(rates) > 1 else [])], half_width=half_width)
-    done = trainstone("compare", "a", "--to", "b", "--fail-below", limit, "--json")
+    done = quick("compare", "a", "--to", "b", "--fail-below", limit, "--json")
     assert done.code == code, done.err
     assert told in done.err
     assert bool(done.err) == bool(told)
     assert done.json()["rows"]
 
 
-def test_the_gate_at_a_published_figure(trainstone, tmp_path):
+def test_the_gate_at_a_published_figure(quick, tmp_path):
     write_run(tmp_path, make_result("run", 500.0))
-    assert trainstone("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.8").code == 9
-    assert trainstone("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.7").code == 0
+    assert quick("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.8").code == 9
+    assert quick("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.7").code == 0
 
 
-def test_the_gate_says_no_where_something_is_gone(trainstone, tmp_path):
+def test_the_gate_says_no_where_something_is_gone(quick, tmp_path):
     bf16 = ("train.precision=bf16",)
     write_runs(tmp_path / "a", "a", [100.0])
     write_runs(tmp_path / "b", "b", [100.0])
     gate = ("--fail-below", "0.95")
-    assert trainstone("compare", "a", "--to", "b", *gate).code == 0
+    assert quick("compare", "a", "--to", "b", *gate).code == 0
 
     write_runs(tmp_path / "more", "more", [100.0], settings=bf16)
-    only_a = trainstone("compare", "a", "more", "--to", "b", *gate)
+    only_a = quick("compare", "a", "more", "--to", "b", *gate)
     assert (only_a.code, only_a.err) == (0, "warning: not compared: resnet50 v2 · bf16 · batch 8: only in A, 1 run\n")
 
-    only_b = trainstone("compare", "a", "--to", "b", "more", *gate)
+    only_b = quick("compare", "a", "--to", "b", "more", *gate)
     assert only_b.code == 9
     told = "resnet50 v2 · bf16 · batch 8: only in B, 1 run"
     assert only_b.err == f"warning: not compared: {told}\ngate:    {told}; the gate cannot pass without it\n"
 
     write_run(tmp_path / "a", make_result("broken", None, status="failed"))
-    broken = trainstone("compare", "a", "--to", "b", *gate)
+    broken = quick("compare", "a", "--to", "b", *gate)
     assert broken.code == 9
     assert "gate:    a/broken: no throughput, its status is failed; the gate cannot pass without it\n" in broken.err
-    assert trainstone("compare", "a", "--to", "b").code == 0
+    assert quick("compare", "a", "--to", "b").code == 0
 
 
-def test_the_help_tells_the_gates_rule(trainstone):
-    told = " ".join(trainstone("compare", "--help", env={"COLUMNS": "500"}).out.split())
+def test_the_help_tells_the_gates_rule(quick):
+    told = " ".join(quick("compare", "--help", env={"COLUMNS": "500"}).out.split())
     assert "ratio is below this, such as 0.95, and it is judged slower, has no interval or stands against" in told
 
 
-def test_unlike_runs_need_force(trainstone, tmp_path):
+def test_unlike_runs_need_force(quick, tmp_path):
     write_run(tmp_path, make_result("a"))
     write_run(tmp_path, make_result("b", settings=("train.precision=bf16",)))
-    refused = trainstone("compare", "a", "--to", "b")
+    refused = quick("compare", "a", "--to", "b")
     assert refused.code == 7
     assert "train.precision: fp32 | bf16" in refused.err
     assert "hint:  --force compares anyway" in refused.err
-    forced = trainstone("compare", "a", "--to", "b", "--force")
+    forced = quick("compare", "a", "--to", "b", "--force")
     assert forced.code == 0
     assert "train.precision: fp32 | bf16" in forced.out
 
 
-def test_what_is_left_out_is_said_on_stderr(trainstone, tmp_path):
+def test_what_is_left_out_is_said_on_stderr(quick, tmp_path):
     write_runs(tmp_path / "a", "a", [1.0, 1.01])
     write_run(tmp_path / "a", make_result("broken", None, status="failed"))
     write_runs(tmp_path / "b", "b", [1.0, 1.01])
-    done = trainstone("compare", "a", "--to", "b")
+    done = quick("compare", "a", "--to", "b")
     assert done.code == 0
     assert done.err == "warning: not compared: a/broken: no throughput, its status is failed\n"
 
@@ -131,7 +131,7 @@ def test_what_is_left_out_is_said_on_stderr(trainstone, tmp_path):
         (["--to", "b"], 2, "RUN"),
     ],
 )
-def test_wrong_input_gets_one_message(trainstone, tmp_path, arguments, code, told):
+def test_wrong_input_gets_one_message(quick, tmp_path, arguments, code, told):
     for name in ("a", "b", "nan", "torn", "other"):
         write_run(tmp_path, make_result(name))
     (tmp_path / "empty").mkdir()
@@ -140,21 +140,21 @@ def test_wrong_input_gets_one_message(trainstone, tmp_path, arguments, code, tol
     damaged = json.loads((tmp_path / "nan/result.json").read_text())
     damaged["throughput"]["images_per_second"] = float("nan")
     (tmp_path / "nan/result.json").write_text(json.dumps(damaged))
-    done = trainstone("compare", *arguments, env={"COLUMNS": "200"})
+    done = quick("compare", *arguments, env={"COLUMNS": "200"})
     assert done.code == code, done.err
     assert told in done.err
     assert "Traceback" not in done.err
 
 
-def test_hostile_labels_reach_no_terminal(trainstone, tmp_path):
+def test_hostile_labels_reach_no_terminal(quick, tmp_path):
     evil = "\x1b[2J\x9b31m\u202e[red]x[/red]\r\nerror: none"
     write_run(tmp_path, make_result("a", device=evil, host=evil))
     write_run(tmp_path, make_result("b", settings=("train.precision=bf16",), software={"torch": evil}))
     for arguments in ([], ["--force"], ["--force", "--json"]):
-        done = trainstone("compare", "a", "--to", "b", *arguments)
+        done = quick("compare", "a", "--to", "b", *arguments)
         assert not any(char in done.out + done.err for char in "\x1b\x9b\u202e\r")
         assert "\nerror: none" not in done.err
-    shown = trainstone("compare", "a", "--to", "b", "--force").out
+    shown = quick("compare", "a", "--to", "b", "--force").out
     assert r"\x1b[2J" in shown
     assert "[red]" in shown.replace("\n", "")
 

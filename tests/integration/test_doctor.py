@@ -1,6 +1,6 @@
 """trainstone doctor and recipes through the real command line."""
 
-from command import tiny_arguments
+from command import narrow_arguments
 
 
 def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
@@ -14,8 +14,8 @@ def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
     assert done.json()["machine"]["cpu"]["model"]
 
 
-def test_doctor_prints_a_line_each(trainstone):
-    done = trainstone("doctor")
+def test_doctor_prints_a_line_each(quick):
+    done = quick("doctor")
     assert done.code == 0, done.err
     assert "auto takes" in done.out or "no 16-bit arithmetic" in done.out
     assert done.out.strip().splitlines()[-1].startswith("Measure: trainstone bench")
@@ -23,7 +23,7 @@ def test_doctor_prints_a_line_each(trainstone):
 
 def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
     # One thread: two of them wait for each other while somebody else works here, and get hardly any step done.
-    done = trainstone("doctor", "--aa", *tiny_arguments(), "--set", "engine.threads=1", "--seconds", "6", "--json")
+    done = trainstone("doctor", "--aa", *narrow_arguments(), "--set", "engine.threads=1", "--seconds", "6", "--json")
     assert done.code == 0, done.err
     floor = done.json()
     low, high = floor["ci95"]
@@ -33,9 +33,9 @@ def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
     assert len(floor["block_seconds"]["A"]) == len(floor["block_seconds"]["B"]) == floor["num_pairs"]
 
 
-def test_a_number_of_steps_gives_whole_rounds(trainstone):
+def test_a_number_of_steps_gives_whole_rounds(quick):
     settings = ["--set", "measure.iterations=30", "--set", "engine.threads=1"]
-    done = trainstone("doctor", "--aa", *tiny_arguments(), *settings, "--json", "-q")
+    done = quick("doctor", "--aa", *narrow_arguments(), *settings, "--json", "-q")
     assert done.code == 0, done.err
     floor = done.json()
     assert set(floor) == {
@@ -45,9 +45,9 @@ def test_a_number_of_steps_gives_whole_rounds(trainstone):
     assert [len(seconds) for seconds in floor["block_seconds"].values()] == [16, 16]
 
 
-def test_the_noise_floor_in_words(trainstone):
+def test_the_noise_floor_in_words(quick):
     settings = ["--set", "measure.iterations=30", "--set", "engine.threads=1"]
-    done = trainstone("doctor", "--aa", *tiny_arguments(), *settings)
+    done = quick("doctor", "--aa", *narrow_arguments(), *settings)
     assert done.code == 0, done.err
     assert done.out.startswith("The same thing twice, 16 interleaved pairs of 1 steps each:\n  difference ")
     assert "\n  noise floor " in done.out
@@ -55,27 +55,27 @@ def test_the_noise_floor_in_words(trainstone):
     assert "same thing twice · step 1" in done.err
 
 
-def test_too_little_time_for_a_noise_floor_is_told(trainstone):
-    done = trainstone("doctor", "--aa", *tiny_arguments(), "--seconds", "0.01")
+def test_too_little_time_for_a_noise_floor_is_told(quick):
+    done = quick("doctor", "--aa", *narrow_arguments(), "--set", "engine.threads=1", "--seconds", "0.01")
     assert done.code == 6
     assert "pairs of blocks" in done.err
 
 
-def test_recipes_lists_and_shows(trainstone):
-    listed = trainstone("recipes").out.splitlines()
+def test_recipes_lists_and_shows(quick):
+    listed = quick("recipes").out.splitlines()
     assert [line.split()[:2] for line in listed[:3]] == [
         ["demo-classify", "v1"],
         ["resnet50", "v2"],
         ["tiny-imagenet", "v1"],
     ]
-    shown = trainstone("recipes", "resnet50", env={"COLUMNS": "160"})
+    shown = quick("recipes", "resnet50", env={"COLUMNS": "160"})
     assert "# Command    trainstone bench" in shown.out
     assert "train.batch_size" in shown.out
-    assert trainstone("recipes", "resnet50", "--json").json()["model"]["depth"] == 50
-    assert trainstone("recipes", "resnet5").code == 2
+    assert quick("recipes", "resnet50", "--json").json()["model"]["depth"] == 50
+    assert quick("recipes", "resnet5").code == 2
 
 
-def test_flags_of_the_noise_floor_alone_are_refused(trainstone):
-    done = trainstone("doctor", "--seconds", "3")
+def test_flags_of_the_noise_floor_alone_are_refused(quick):
+    done = quick("doctor", "--seconds", "3")
     assert done.code == 2
     assert "are for doctor --aa" in done.err

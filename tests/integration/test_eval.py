@@ -35,8 +35,8 @@ def test_quality_is_judged_into_a_run_folder(trainstone, tmp_path: Path, checkpo
     assert "Quality" in (path / "report.html").read_text()
 
 
-def test_inference_is_measured_as_bench_does(trainstone, tmp_path: Path, checkpoint: str):
-    done = trainstone("eval", checkpoint, "--bench", "--seconds", "1", "--json", *HERE)
+def test_inference_is_measured_as_bench_does(quick, tmp_path: Path, checkpoint: str):
+    done = quick("eval", checkpoint, "--bench", "--seconds", "1", "--json", *HERE)
     assert done.code == 0, done.err
     result = done.json()
     path, _ = read_only(tmp_path)
@@ -47,11 +47,11 @@ def test_inference_is_measured_as_bench_does(trainstone, tmp_path: Path, checkpo
     assert (path / "steps-rank0000.csv").exists()
 
 
-def test_pictures_are_named_and_damaged_ones_told(trainstone, tmp_path: Path, checkpoint: str):
+def test_pictures_are_named_and_damaged_ones_told(quick, tmp_path: Path, checkpoint: str):
     (tmp_path / "a.jpg").write_bytes(save(busy(60, 50)))
     (tmp_path / "b.png").write_bytes(save(busy(50, 60), "PNG"))
     (tmp_path / "bad.jpg").write_text("no picture")
-    done = trainstone("eval", checkpoint, "--predict", "a.jpg", "bad.jpg", "b.png", "--top", "2", *HERE)
+    done = quick("eval", checkpoint, "--predict", "a.jpg", "bad.jpg", "b.png", "--top", "2", *HERE)
     assert done.code == 3
     lines = done.out.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["a.jpg", "b.png"]
@@ -59,7 +59,7 @@ def test_pictures_are_named_and_damaged_ones_told(trainstone, tmp_path: Path, ch
     assert all(" %  " in line and "-" in line for line in lines if line.startswith(" "))
     assert "error: bad.jpg: not a picture" in done.err
     assert not (tmp_path / "runs").exists()
-    done = trainstone("eval", checkpoint, "--predict", "a.jpg", "--predict", "b.png", "--json", *HERE)
+    done = quick("eval", checkpoint, "--predict", "a.jpg", "--predict", "b.png", "--json", *HERE)
     assert done.code == 0, done.err
     found = done.json()["predictions"]
     assert [one["image"] for one in found] == ["a.jpg", "b.png"]
@@ -67,11 +67,11 @@ def test_pictures_are_named_and_damaged_ones_told(trainstone, tmp_path: Path, ch
     assert set(found[0]["guesses"][0]) == {"class", "name", "text", "score"}
 
 
-def test_exported_weights_can_be_judged_with_a_recipe(trainstone, tmp_path: Path, checkpoint: str):
-    done = trainstone("eval", checkpoint, "--export", "w.safetensors")
+def test_exported_weights_can_be_judged_with_a_recipe(quick, tmp_path: Path, checkpoint: str):
+    done = quick("eval", checkpoint, "--export", "w.safetensors")
     assert done.code == 0, done.err
     assert f"wrote averaged weights of step 12 of {RUN_ID} to w.safetensors" in done.out
-    again = trainstone("eval", "w.safetensors", "--recipe", "demo-classify", "--set", "model.width=8", "--dry-run")
+    again = quick("eval", "w.safetensors", "--recipe", "demo-classify", "--set", "model.width=8", "--dry-run")
     assert again.code == 0, again.err
     assert "width = 8" in again.out
     assert not (tmp_path / "runs").exists()
@@ -88,8 +88,8 @@ def test_exported_weights_can_be_judged_with_a_recipe(trainstone, tmp_path: Path
         (["CHECKPOINT", "--seconds", "3"], 2, "--seconds is the time of --bench"),
     ],
 )
-def test_mistakes_are_told(trainstone, checkpoint: str, arguments: list[str], code: int, told: str):
-    done = trainstone("eval", *(checkpoint if word == "CHECKPOINT" else word for word in arguments), "-q")
+def test_mistakes_are_told(quick, checkpoint: str, arguments: list[str], code: int, told: str):
+    done = quick("eval", *(checkpoint if word == "CHECKPOINT" else word for word in arguments), "-q")
     assert done.code == code
     assert told in done.err
     assert "Traceback" not in done.err

@@ -7,13 +7,13 @@ import cv2
 import numpy as np
 import pytest
 
-from command import tiny_arguments
+from command import narrow_arguments
 from small_sets import make_set
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
 # One torch thread: several would wait for each other wherever another process takes a core.
-TINY = [*tiny_arguments(), "--set", "model.num_classes=10", "--set", "engine.threads=1"]
+TINY = [*narrow_arguments(), "--set", "model.num_classes=10", "--set", "engine.threads=1"]
 
 
 def only_run(folder: Path, out: str = "runs") -> Path:
@@ -32,11 +32,11 @@ def make_slow_pictures(root: Path) -> Path:
     return root
 
 
-def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(trainstone, tmp_path: Path):
+def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(quick, tmp_path: Path):
     data = make_slow_pictures(tmp_path / "set")
     slow = ["loader.threads=1", "augment.resize=antialias", "loader.shrink=false", "loader.prefetch=1"]
     settings = [part for setting in (*slow, "train.batch_size=12") for part in ("--set", setting)]
-    done = trainstone("bench", *TINY, "--data", str(data), *settings, "--iterations", "10", "--json")
+    done = quick("bench", *TINY, "--data", str(data), *settings, "--iterations", "10", "--json", whole=True)
     assert done.code == 0, done.err
     result = done.json()
     loader = result["loader"]
@@ -55,14 +55,14 @@ def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(trainstone, tm
     assert "Is it fed fast enough?" in page
 
 
-def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_pictures_are_counted(trainstone, tmp_path: Path):
+def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_pictures_are_counted(quick, tmp_path: Path):
     data = make_set(tmp_path / "set", "recordio", count=20)
     damage(data / "train.rec")
     seen = []
     for threads in (1, 3):
         out = f"runs-{threads}"
         more = ["--set", f"loader.threads={threads}", "--set", "loader.on_bad=skip", "--set", "train.batch_size=8"]
-        done = trainstone("bench", *TINY, "--data", str(data), *more, "--iterations", "10", "--out", out, "-q")
+        done = quick("bench", *TINY, "--data", str(data), *more, "--iterations", "10", "--out", out, "-q")
         assert done.code == 0, done.err
         assert "left out" in done.out
         run = only_run(tmp_path, out)
@@ -77,10 +77,10 @@ def test_losses_and_epochs_do_not_depend_on_threads_and_damaged_pictures_are_cou
     assert seen[0] == seen[1]
 
 
-def test_a_damaged_picture_ends_the_run_and_is_named(trainstone, tmp_path: Path):
+def test_a_damaged_picture_ends_the_run_and_is_named(quick, tmp_path: Path):
     data = make_set(tmp_path / "set", "recordio", count=6)
     place = damage(data / "train.rec")
-    done = trainstone("bench", *TINY, "--data", str(data), "--iterations", "10")
+    done = quick("bench", *TINY, "--data", str(data), "--iterations", "10")
     assert done.code == 3
     assert f"train.rec, record 2 at byte {place}" in done.err
     assert "loader.on_bad=skip" in done.err
@@ -106,18 +106,18 @@ def damage(path: Path) -> int:
         (["--data", "SET", "--set", "model.num_classes=2", "--set", "augment.flip=2"], "augment.flip"),
     ],
 )
-def test_wrong_wishes_get_one_clear_message(trainstone, tmp_path: Path, arguments: list[str], told: str):
+def test_wrong_wishes_get_one_clear_message(quick, tmp_path: Path, arguments: list[str], told: str):
     data = make_set(tmp_path / "set", "folder", count=4)
-    done = trainstone("bench", *(str(data) if part == "SET" else part for part in arguments), "--iterations", "3")
+    done = quick("bench", *(str(data) if part == "SET" else part for part in arguments), "--iterations", "3")
     assert done.code in (2, 3)
     assert told in done.err
     assert "Traceback" not in done.err
 
 
-def test_real_and_synthetic_can_be_compared_in_turn(trainstone, tmp_path: Path):
+def test_real_and_synthetic_can_be_compared_in_turn(quick, tmp_path: Path):
     data = make_set(tmp_path / "set", "tfrecord", count=12)
     against = ["--against", "data.source=synthetic"]
-    done = trainstone("bench", *TINY, "--data", str(data), *against, "--iterations", "40", "--json")
+    done = quick("bench", *TINY, "--data", str(data), *against, "--iterations", "40", "--json")
     assert done.code == 0, done.err
     labels = [point["label"] for point in done.json()["points"]]
     assert labels == ["A: data.source=files", "B: data.source=synthetic"]
@@ -139,10 +139,10 @@ def test_data_bench_tells_threads_stages_and_cores(trainstone, tmp_path: Path):
     assert "images/s" in page.read_text()
 
 
-def test_data_bench_measures_what_this_machine_takes(trainstone, tmp_path: Path):
+def test_data_bench_measures_what_this_machine_takes(quick, tmp_path: Path):
     data = make_set(tmp_path / "set", "folder", kind="detect", count=6)  # boxes do not matter here
     tiny = [*TINY, "--set", "train.batch_size=4"]
-    done = trainstone("data", "bench", str(data), "--threads", "1", "--seconds", "0.5", *tiny)
+    done = quick("data", "bench", str(data), "--threads", "1", "--seconds", "0.5", *tiny)
     assert done.code == 0, done.err
     assert "ResNet-18" in done.out
     assert "stage" in done.out
@@ -159,8 +159,8 @@ def test_data_bench_measures_what_this_machine_takes(trainstone, tmp_path: Path)
         (["--recipe", "none"], "unknown"),
     ],
 )
-def test_data_bench_refuses_nonsense(trainstone, tmp_path: Path, arguments: list[str], told: str):
+def test_data_bench_refuses_nonsense(quick, tmp_path: Path, arguments: list[str], told: str):
     data = make_set(tmp_path / "set", "folder", count=4)
-    done = trainstone("data", "bench", str(data), *arguments)
+    done = quick("data", "bench", str(data), *arguments)
     assert done.code == 2
     assert told in done.err

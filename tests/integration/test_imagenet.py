@@ -77,15 +77,15 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "folder", "wds"])
-def test_tars_and_folders_give_the_same_bytes(archives: Path, folders: Path, tmp_path: Path, trainstone, storage: str):
+def test_tars_and_folders_give_the_same_bytes(archives: Path, folders: Path, tmp_path: Path, quick, storage: str):
     for source in (archives, folders):
-        done = trainstone("data", "imagenet", "--from", str(source), "--to", source.name, "--format", storage, "-q")
+        done = quick("data", "imagenet", "--from", str(source), "--to", source.name, "--format", storage, "-q")
         assert done.code == 0, done.err
         assert "18 train, 4 val; 3 classes" in done.out
         assert "repaired  1 picture: PNG named .JPEG" in done.out
         assert "repaired  1 picture: CMYK JPEG" in done.out
     assert digest(tmp_path / archives.name) == digest(tmp_path / folders.name)
-    assert trainstone("data", "verify", archives.name, "-q").code == 0
+    assert quick("data", "verify", archives.name, "-q").code == 0
 
 
 def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, trainstone):
@@ -115,17 +115,17 @@ def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, tra
     assert found["n01443537_10.JPEG"]["image/object/bbox/xmin"] == []
 
 
-def test_without_repair_every_byte_is_the_original(archives: Path, tmp_path: Path, trainstone):
+def test_without_repair_every_byte_is_the_original(archives: Path, tmp_path: Path, quick):
     arguments = ["data", "imagenet", "--from", str(archives), "--to", "set", "--format", "folder", "--no-repair", "-q"]
-    assert trainstone(*arguments).code == 0
+    assert quick(*arguments).code == 0
     for synset, files in train_pictures().items():
         for name, content in files.items():
             assert (tmp_path / "set/train" / synset / name).read_bytes() == content
 
 
-def test_what_is_missing_is_told(archives: Path, tmp_path: Path, trainstone):
+def test_what_is_missing_is_told(archives: Path, tmp_path: Path, quick):
     write_files(tmp_path / "part", {"ILSVRC2012_img_val.tar": (archives / "ILSVRC2012_img_val.tar").read_bytes()})
-    done = trainstone("data", "imagenet", "--from", "part", "--to", "set")
+    done = quick("data", "imagenet", "--from", "part", "--to", "set")
     assert done.code == 3
     assert "devkit" in done.err
     assert not (tmp_path / "set/manifest.json").exists()

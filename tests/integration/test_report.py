@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,16 +34,16 @@ TYPE = """
 """
 
 
-def write(trainstone, *arguments: str) -> Finished:
-    done = trainstone("report", *arguments)
+def write(run: Callable[..., Finished], *arguments: str) -> Finished:
+    done = run("report", *arguments)
     assert done.code == 0, done.err
     return done
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_page_opens_in_a_browser(trainstone, golden, browser: Browser, case: str):
+def test_the_page_opens_in_a_browser(quick, golden, browser: Browser, case: str):
     path = golden(case)
-    write(trainstone, str(path))
+    write(quick, str(path))
     for width, dark in itertools.product((390, 1400), (False, True)):
         page = browser.open(path / "report.html", width=width, height=900, dark=dark)
         charts = page.evaluate(DRAWN)
@@ -59,9 +60,9 @@ def test_the_page_opens_in_a_browser(trainstone, golden, browser: Browser, case:
         assert light is not dark
 
 
-def test_the_theme_button_turns_page_and_charts(trainstone, golden, browser: Browser):
+def test_the_theme_button_turns_page_and_charts(quick, golden, browser: Browser):
     path = golden("good")
-    write(trainstone, str(path))
+    write(quick, str(path))
     page = browser.open(path / "report.html")
     page.evaluate(DRAWN)
     look = """[getComputedStyle(document.body).backgroundColor,
@@ -74,9 +75,9 @@ def test_the_theme_button_turns_page_and_charts(trainstone, golden, browser: Bro
     assert before[1] != after[1]
 
 
-def test_it_can_be_used_by_keyboard_and_is_named_for_readers(trainstone, golden, browser: Browser):
+def test_it_can_be_used_by_keyboard_and_is_named_for_readers(quick, golden, browser: Browser):
     path = golden("ten-ranks")
-    write(trainstone, str(path))
+    write(quick, str(path))
     page = browser.open(path / "report.html")
     page.evaluate(DRAWN)
     page.press("Tab")
@@ -93,9 +94,9 @@ def test_it_can_be_used_by_keyboard_and_is_named_for_readers(trainstone, golden,
     assert page.evaluate(nameless) == 0
 
 
-def test_raw_data_links_lead_to_files(trainstone, golden, browser: Browser):
+def test_raw_data_links_lead_to_files(quick, golden, browser: Browser):
     path = golden("good")
-    write(trainstone, str(path))
+    write(quick, str(path))
     page = browser.open(path / "report.html")
     links = page.evaluate(
         "Array.from(document.querySelectorAll('.files a')).map(a => decodeURIComponent(a.getAttribute('href')))"
@@ -104,7 +105,7 @@ def test_raw_data_links_lead_to_files(trainstone, golden, browser: Browser):
     assert all((path / link).is_file() for link in links)
 
 
-def test_hostile_text_is_text_in_the_browser(trainstone, golden, browser: Browser):
+def test_hostile_text_is_text_in_the_browser(quick, golden, browser: Browser):
     path = golden("ten-ranks")
     document = json.loads((path / "result.json").read_text())
     evil = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\x1b[31m\u202e"
@@ -115,7 +116,7 @@ def test_hostile_text_is_text_in_the_browser(trainstone, golden, browser: Browse
     (path / "result.json").write_text(json.dumps(document))
     telemetry = next(path.glob("telemetry-*"))
     telemetry.rename(path / "telemetry-<img src=x onerror=pwned=1>-\u202e.csv")
-    write(trainstone, str(path))
+    write(quick, str(path))
     page = browser.open(path / "report.html")
     assert all(chart["state"] == "yes" for chart in page.evaluate(DRAWN))
     assert page.evaluate("window.pwned === undefined")
@@ -125,10 +126,10 @@ def test_hostile_text_is_text_in_the_browser(trainstone, golden, browser: Browse
     assert page.console_errors == []
 
 
-def test_the_index_filters_and_sorts(trainstone, golden, browser: Browser, tmp_path: Path):
+def test_the_index_filters_and_sorts(quick, golden, browser: Browser, tmp_path: Path):
     for case in CASES:
         shutil.move(golden(case), tmp_path / "runs" / case)
-    done = write(trainstone, "runs")
+    done = write(quick, "runs")
     assert done.out.strip() == "report  runs/index.html"
     page = browser.open(tmp_path / "runs/index.html", width=390)
     shown = "Array.from(document.querySelectorAll('tbody tr')).filter(r => !r.hidden).map(r => r.textContent)"
@@ -149,10 +150,10 @@ def test_the_index_filters_and_sorts(trainstone, golden, browser: Browser, tmp_p
     assert page.console_errors == []
 
 
-def test_the_page_of_a_comparison_opens_in_a_browser(trainstone, golden, browser: Browser, tmp_path: Path):
+def test_the_page_of_a_comparison_opens_in_a_browser(quick, golden, browser: Browser, tmp_path: Path):
     runs = str(golden("throttled")), "--to", str(golden("data-starved"))
-    assert trainstone("compare", *runs, "--page", "runs.html", "--force").code == 0
-    assert trainstone("compare", str(tmp_path / "throttled"), "--to", "published", "--page", "published.html").code == 0
+    assert quick("compare", *runs, "--page", "runs.html", "--force").code == 0
+    assert quick("compare", str(tmp_path / "throttled"), "--to", "published", "--page", "published.html").code == 0
     for name, width in itertools.product(("runs.html", "published.html"), (390, 1400)):
         page = browser.open(tmp_path / name, width=width)
         (chart,) = page.evaluate(DRAWN)
@@ -164,8 +165,8 @@ def test_the_page_of_a_comparison_opens_in_a_browser(trainstone, golden, browser
     assert "NVIDIA/DeepLearningExamples" in page.evaluate("document.body.textContent"), "sources are named"
 
 
-def test_charts_for_papers(trainstone, golden, tmp_path: Path):
-    done = write(trainstone, str(golden("good")), "--png", "p", "--svg", "s", "--pdf", "d", "--json")
+def test_charts_for_papers(quick, golden, tmp_path: Path):
+    done = write(quick, str(golden("good")), "--png", "p", "--svg", "s", "--pdf", "d", "--json")
     written = done.json()
     assert Path(written["page"]).name == "report.html"
     for kind, folder in (("png", "p"), ("svg", "s"), ("pdf", "d")):
@@ -193,23 +194,23 @@ def test_the_page_may_lie_elsewhere(trainstone, golden, tmp_path: Path):
         ('{"format": 1, "kind": "bench"}', "damaged at"),
     ],
 )
-def test_truncated_or_foreign_results_are_one_message(trainstone, golden, text: str, message: str):
+def test_truncated_or_foreign_results_are_one_message(quick, golden, text: str, message: str):
     path = golden("good")
     (path / "result.json").write_text(text)
-    done = trainstone("report", str(path))
+    done = quick("report", str(path))
     assert done.code == 7
     assert message in done.err
     assert "Traceback" not in done.err
 
 
-def test_wrong_input(trainstone, golden, tmp_path: Path):
+def test_wrong_input(quick, golden, tmp_path: Path):
     (tmp_path / "empty").mkdir()
-    assert trainstone("report", "absent").code == 7
-    assert trainstone("report", "empty").code == 7
-    assert trainstone("report", "empty", "absent").code == 7
-    assert trainstone("report").code == 2
+    assert quick("report", "absent").code == 7
+    assert quick("report", "empty").code == 7
+    assert quick("report", "empty", "absent").code == 7
+    assert quick("report").code == 2
     good = golden("good")
-    assert trainstone("report", str(good), str(golden("throttled")), "--png", "x").code == 2
-    assert trainstone("report", str(good), "--page", "absent/folder/x.html").code == 7
+    assert quick("report", str(good), str(golden("throttled")), "--png", "x").code == 2
+    assert quick("report", str(good), "--page", "absent/folder/x.html").code == 7
     (tmp_path / "file").write_text("")
-    assert trainstone("report", str(good), "--svg", "file").code == 7
+    assert quick("report", str(good), "--svg", "file").code == 7
