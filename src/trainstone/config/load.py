@@ -26,6 +26,7 @@ from trainstone.errors import ConfigError
 Checked = TypeVar("Checked", bound=BaseModel)
 
 # Sections that decide what is executed; two configurations that agree in them ask for the same work.
+MAX_WORD_LENGTH = 4000
 HASHED_SECTIONS = (
     *("workload", "model", "data", "augment", "loader"),
     *("train", "optimizer", "schedule", "parallel", "engine"),
@@ -105,7 +106,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
     except ValueError as err:  # no TOML, or a number of thousands of digits
-        if re.fullmatch(r"[\w./:@-]+", text) and not text.isdecimal():
+        if re.fullmatch(r"[\w./:@-]+", text) and len(text) <= MAX_WORD_LENGTH:
             return key, text
         raise ConfigError(f"{setting!r}: {text!r} is not a TOML value", hint="quote text: key='\"text\"'") from err
 

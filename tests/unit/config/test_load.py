@@ -63,13 +63,14 @@ def test_set_beats_flags_beats_system_beats_recipe(tmp_path: Path):
         ("a.b=fp32", "fp32"),
         ('a.b="x y"', "x y"),
         ("a.b=cuda:1", "cuda:1"),
+        ("a.b=007", "007"),
     ],
 )
 def test_setting_values_are_toml_and_bare_words_text(text: str, value: object):
     assert parse_setting(text) == ("a.b", value)
 
 
-@pytest.mark.parametrize("text", ["a.b", "=3", "a.b=", "a.b=[1,", "a.b=x y"])
+@pytest.mark.parametrize("text", ["a.b", "=3", "a.b=", "a.b=[1,", "a.b=x y", f"a.b={'9' * 5000}"])
 def test_settings_that_are_none(text: str):
     with pytest.raises(ConfigError, match=r"is not KEY=VALUE|is not a TOML value"):
         parse_setting(text)
