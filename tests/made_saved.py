@@ -13,7 +13,7 @@ from trainstone.train.task import build_network
 
 STEP, RUN_ID = 12, "20261116-000000-demo-classify-abcd"
 SETTINGS = (
-    *("model.width=8", "data.image_size=32", "data.generated_train=20", "data.generated_val=31"),
+    *("model.width=24", "data.image_size=32", "data.generated_train=20", "data.generated_val=31"),
     *("train.batch_size=4", "eval.batch_size=4", "engine.threads=1", "loader.threads=1", "device=cpu"),
 )
 

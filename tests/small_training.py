@@ -24,7 +24,7 @@ SMALL = {
     "data.generated_train": 96,
     "data.generated_val": 43,
     "data.image_size": 32,
-    "model.width": 8,
+    "model.width": 16,
     "train.batch_size": 8,
     "stop.epochs": 3.0,
 }

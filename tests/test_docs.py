@@ -63,7 +63,7 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
     if "--aa" in arguments:
         # Enough for six pairs of blocks even where another process takes a core.
         arguments += ["--seconds", "10", "--set", "model.depth=18", "--set", "data.image_size=32"]
-        arguments += ["--set", "train.batch_size=2", "--set", "train.precision=fp32"]
+        arguments += ["--set", "train.batch_size=2", "--set", "train.precision=fp32", "--set", "engine.threads=1"]
     done = trainstone(*arguments)
     assert done.code == 0, done.err
     assert done.out

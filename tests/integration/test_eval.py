@@ -71,9 +71,9 @@ def test_exported_weights_can_be_judged_with_a_recipe(quick, tmp_path: Path, che
     done = quick("eval", checkpoint, "--export", "w.safetensors")
     assert done.code == 0, done.err
     assert f"wrote averaged weights of step 12 of {RUN_ID} to w.safetensors" in done.out
-    again = quick("eval", "w.safetensors", "--recipe", "demo-classify", "--set", "model.width=8", "--dry-run")
+    again = quick("eval", "w.safetensors", "--recipe", "demo-classify", "--set", "model.width=24", "--dry-run")
     assert again.code == 0, again.err
-    assert "width = 8" in again.out
+    assert "width = 24" in again.out
     assert not (tmp_path / "runs").exists()
 
 

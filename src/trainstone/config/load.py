@@ -26,7 +26,6 @@ from trainstone.errors import ConfigError
 Checked = TypeVar("Checked", bound=BaseModel)
 
 # Sections that decide what is executed; two configurations that agree in them ask for the same work.
-MAX_WORD_LENGTH = 4000
 HASHED_SECTIONS = (
     *("workload", "model", "data", "augment", "loader"),
     *("train", "optimizer", "schedule", "parallel", "engine"),
@@ -105,10 +104,12 @@ def parse_setting(setting: str) -> tuple[str, Any]:
         raise ConfigError(f"{setting!r} is not KEY=VALUE", hint="for example --set train.batch_size=8")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
-    except ValueError as err:  # no TOML, or a number of thousands of digits
-        if re.fullmatch(r"[\w./:@-]+", text) and len(text) <= MAX_WORD_LENGTH:
+    except tomllib.TOMLDecodeError as err:
+        if re.fullmatch(r"[\w./:@-]+", text):
             return key, text
         raise ConfigError(f"{setting!r}: {text!r} is not a TOML value", hint="quote text: key='\"text\"'") from err
+    except (ValueError, RecursionError) as err:  # thousands of digits or brackets
+        raise ConfigError(f"{key}: {text[:40]}… cannot be read", hint="give a shorter value") from err
 
 
 def write_toml(config: Config) -> str:

@@ -39,7 +39,8 @@ class ModelConfig(Section):
     """Padding of the first max-pool: 1 on each side, or TensorFlow's SAME."""
     stem: Literal["imagenet", "small"] = "imagenet"
     """How it begins. imagenet: 7x7 with stride 2, max-pool. small: 3x3 with stride 2, for pictures of 32 to 64."""
-    width: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 64
+    # 8 channels crash oneDNN in the backward pass of a strided 1x1 convolution, channels-last (torch 2.13).
+    width: Annotated[int, Field(ge=16, le=1024, multiple_of=8)] = 64
     """Channels of the first stage; each later one has twice as many."""
     norm: Literal["batch", "group"] = "batch"
     """batch: over a rank's batch, or over parallel.bn_ranks. group: within each picture (at most 32 groups)."""

@@ -144,8 +144,8 @@ def parse_value(key: str, text: str) -> Any:
     """Read one value of --over."""
     try:
         return parse_setting(f"{key}={text}")[1]
-    except (ValueError, RecursionError) as err:  # thousands of digits or brackets
-        raise ConfigError(f"--over {key}: {quote(text)} cannot be read: {err}", hint="give a shorter value") from err
+    except ConfigError as err:
+        raise ConfigError(f"--over {err.message}", hint=err.hint) from err
 
 
 def quote(text: str) -> str:

@@ -62,7 +62,7 @@ def test_the_machine_that_trained_is_forgotten(tmp_path: Path):
     path = with_config(tmp_path, device="cuda:7", engine=engine, system="dgx", nodes=16, devices_per_node=8)
     found = resolve_config(open_saved(path), None, ["seed=3"], {"measure.seconds": 2.0})
     assert (found.device, found.engine.threads, found.system, found.nodes) == ("auto", "auto", None, 1)
-    assert (found.seed, found.measure.seconds, found.model.width) == (3, 2.0, 8)
+    assert (found.seed, found.measure.seconds, found.model.width) == (3, 2.0, 24)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_weights_of_other_tools_need_a_recipe_and_checkpoints_none(tmp_path: Pat
     with pytest.raises(ConfigError, match="does not say which network") as refused:
         resolve_config(saved, None, [], {})
     assert "--recipe NAME" in str(refused.value.hint)
-    check_weights(resolve_config(saved, "demo-classify", ["model.width=8"], {}), saved)
+    check_weights(resolve_config(saved, "demo-classify", ["model.width=24"], {}), saved)
     with pytest.raises(ConfigError, match="one too many"):
         resolve_config(open_saved(make_checkpoint(tmp_path)), "resnet50", [], {})
 
@@ -123,6 +123,6 @@ def test_plain_safetensors_may_name_their_recipe(tmp_path: Path):
 
 def test_an_open_number_of_classes_is_that_of_the_weights(tmp_path: Path):
     torch.save(of_seed(0), tmp_path / "w.pth")
-    settings = ["model.width=8", 'model.num_classes="auto"']
+    settings = ["model.width=24", 'model.num_classes="auto"']
     found = resolve_config(open_saved(tmp_path / "w.pth"), "demo-classify", settings, {})
     assert found.model.num_classes == 10
