@@ -80,7 +80,7 @@ def test_a_run_that_is_over_says_so(nursery: Nursery, missed: tuple[Path, Finish
         (["--set", "seed=3"], 2, "a run that is resumed keeps its seed"),
         (["--set", "data.generated_train=100"], 2, "a run that is resumed keeps its data"),
         (["--data", "."], 2, "a run that is resumed keeps its data"),
-        (["--set", "model.width=16"], 2, "a run that is resumed keeps its model"),
+        (["--set", "model.width=24"], 2, "a run that is resumed keeps its model"),
         (["--set", "stop.epochs=4", "--set", "train.batch_size=4"], 2, "the run has 8 images a step so far"),
         (["--set", "stop.epochs=4", "--device", "cuda:99"], 4, "error: "),
         (["--set", "stop.epochs=4", "--set", "optimizer.name=lars"], 7, "was written with the optimiser"),
