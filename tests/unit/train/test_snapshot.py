@@ -70,7 +70,7 @@ def test_an_adapted_loss_scale_is_remembered():
     assert other.scale.state() == state
 
 
-@pytest.mark.parametrize("changes", [{"model.width": 16}, {"model.num_classes": 7}, {"model.depth": 34}])
+@pytest.mark.parametrize("changes", [{"model.width": 24}, {"model.num_classes": 7}, {"model.depth": 34}])
 def test_another_network_is_refused_with_the_first_tensor(changes: dict[str, Any]):
     tensors, values = take(make_task())
     with pytest.raises(ResultError, match=r"^there is of another network or optimiser: \d+ tensors missing, .*first: "):
