@@ -25,7 +25,8 @@ def draw_rates(sweep: Sweep) -> Figure | None:
     told = "; ".join(f"{label_row(sweep, row)}: {format_rate(row.images_per_second or 0)}" for row in measured[:20])
     rows = [describe(sweep, row) for row in measured]
     chart = draw_curves(sweep, rows) if is_numeric([row.value for row in measured]) else draw_bars(sweep, rows)
-    return figure("sweep", "Throughput, with 95 % intervals", f"Images per second: {told}.", chart)
+    title = "Throughput, with 95 % intervals" if any(row.ci95 for row in measured) else "Throughput"
+    return figure("sweep", title, f"Images per second: {told}.", chart)
 
 
 def describe(sweep: Sweep, row: SweepRow) -> dict[str, Any]:

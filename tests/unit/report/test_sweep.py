@@ -87,6 +87,22 @@ def test_the_curve_has_intervals_a_log_axis_and_the_knee(tmp_path: Path):
     assert '"errorbar"' in spec
 
 
+@pytest.mark.parametrize(
+    ("half_width", "title", "lead"),
+    [
+        (0.01, "Throughput, with 95 % intervals", "bars are 95 % intervals."),
+        (None, "Throughput", "no point has an interval."),
+    ],
+)
+def test_intervals_are_promised_only_where_there_are_any(
+    tmp_path: Path, half_width: float | None, title: str, lead: str
+):
+    sweep = make_sweep(make_row(1, 90.0, half_width), make_row(2, 100.0, half_width))
+    page = build_page(read_view(write_sweep(tmp_path, sweep)))
+    assert figures(page)["sweep"].title == title
+    assert find_section(page).lead.endswith(lead)
+
+
 def test_curves_have_a_legend(tmp_path: Path):
     rows = [make_row(b, b * r, curve=c) for c, r in (("fp32", 1.0), ("bf16", 2.0)) for b in (1, 2, 4)]
     sweep = make_sweep(*rows, curve_key="train.precision", curves=["fp32", "bf16"])

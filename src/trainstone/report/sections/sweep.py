@@ -31,7 +31,9 @@ def tell_lead(view: RunView, sweep: Sweep) -> str:
     told = format_count(sweep.num_points, "point")
     if view.result.status not in FINISHED:
         told = f"The sweep is {view.result.status}: {done} of {told}"
-    return f"{told}, each a process of its own, run in shuffled order; bars are 95 % intervals."
+    known = any(row.ci95 is not None for row in sweep.rows)
+    bars = "bars are 95 % intervals" if known else "no point has an interval"
+    return f"{told}, each a process of its own, run in shuffled order; {bars}."
 
 
 def tabulate(view: RunView, sweep: Sweep) -> Table:
