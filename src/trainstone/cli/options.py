@@ -40,7 +40,7 @@ def collect_flags(
     iterations: int | None = None,
     data: Path | None = None,
 ) -> dict[str, Any]:
-    """Flags that are short for recipe keys, as dotted keys."""
+    """Flags that are short for recipe keys, as dotted keys; None takes a key away."""
     flags = {
         "data.root": str(data.absolute()) if data is not None else None,
         "data.source": "files" if data is not None else None,  # a recipe may name another
@@ -49,4 +49,7 @@ def collect_flags(
         "device": device,
         "measure.iterations": iterations,
     }
-    return {key: value for key, value in flags.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    if seconds is not None and iterations is None:
+        given["measure.iterations"] = None  # a recipe may count steps: whoever names a time means the time
+    return given

@@ -18,6 +18,7 @@ def check_rising(epochs: tuple[float, ...]) -> tuple[float, ...]:
 
 # TOML has lists only, which strict models would refuse.
 Epochs = Annotated[tuple[float, ...], Field(strict=False), AfterValidator(check_rising)]
+Adapted = Annotated[tuple[Literal["batch_size", "precision"], ...], Field(strict=False)]
 
 
 class TrainConfig(Section):
@@ -30,6 +31,9 @@ class TrainConfig(Section):
     """Batches whose gradients are averaged before an update: a step has batch_size x accumulate images a device."""
     precision: Precision | Literal["auto"] = "auto"
     """auto: the fastest that this device really executes, found by a short trial."""
+    adapt: Adapted = ()
+    """Which of batch_size and precision a machine that cannot do as written may change, with a finding: a recipe for
+    eight GPUs then runs on a laptop. `--set` of one of them takes it out."""
     loss_scale: Annotated[float, Field(gt=0)] | Literal["dynamic"] = "dynamic"
     """fp16 only: a fixed factor, or adapted to overflows."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -52,7 +56,9 @@ class OptimizerConfig(Section):
     """The schedule's highest rate."""
     rate_for: Annotated[int, Field(ge=1)] | Literal["run", "rank"] = "run"
     """What learning_rate is meant for. run: taken as it is. A number: a global batch of so many images; rank: one
-    batch of one rank; the rate then grows in proportion."""
+    batch of one rank; with others the rate grows (rate_growth)."""
+    rate_growth: Literal["linear", "sqrt"] = "linear"
+    """Where rate_for is a number: the rate grows with the global batch, or with its square root."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum (no Nesterov)."""
     momentum_correction: bool = True
@@ -93,6 +99,10 @@ class ScheduleConfig(Section):
     """Steps: when the rate falls."""
     decay_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Steps: by how much."""
+    decay_late: bool = False
+    """Steps: the step at a border still has the rate before it, as in TensorFlow's piecewise_constant."""
+    pictures: Annotated[int, Field(ge=1)] | None = None
+    """Pictures of an epoch, for the rate alone. Absent: what an epoch really has."""
 
 
 class EvalConfig(Section):
@@ -102,17 +112,19 @@ class EvalConfig(Section):
     """What counts: share of pictures whose class is the first, or among the first five, of the network's guesses."""
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the metric is at least this."""
-    every_epochs: Annotated[int, Field(ge=1)] = 1
-    """Evaluate after every so many epochs, and after the last."""
+    every_epochs: Annotated[int, Field(ge=0)] = 1
+    """Evaluate after every so many epochs, and after the last. 0: after the last alone."""
     offset: Annotated[int, Field(ge=0)] | None = None
     """After epochs e = 0, 1, ... with e mod every_epochs = offset. Absent: every_epochs - 1."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Images a device and step of evaluation. auto: that of training, at least 32."""
+    drop_rest: bool = False
+    """Leave out the pictures that do not fill a last batch of eval.batch_size."""
 
     @model_validator(mode="after")
     def check_offset(self) -> "EvalConfig":
         """An offset that never comes would never evaluate."""
-        if self.offset is not None and self.offset >= self.every_epochs:
+        if self.offset is not None and self.offset >= max(1, self.every_epochs):
             raise ValueError(f"eval.offset = {self.offset} must be less than eval.every_epochs = {self.every_epochs}")
         return self
 

@@ -10,7 +10,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,11 +82,13 @@ def change_config(
     values: dict[str, Any], where: str, *, settings: Sequence[str] = (), flags: Mapping[str, Any] | None = None
 ) -> Config:
     """Check the values of a configuration, which came from `where`, after flags and each `--set` changed them."""
-    for key, value in (flags or {}).items():
+    changes = [*(flags or {}).items(), *map(parse_setting, settings)]
+    defects = values.pop("defects", {})
+    if dict(changes).get("original_defects", values.get("original_defects")) is True and isinstance(defects, dict):
+        _merge(values, defects)
+    for key, value in changes:
         _assign(values, key, value)
-    for setting in settings:
-        key, value = parse_setting(setting)
-        _assign(values, key, value)
+    _hold_to({key for key, _ in changes}, values)
     return _check(Config, values, where)
 
 
@@ -181,7 +183,17 @@ def _assign(values: dict[str, Any], dotted_key: str, value: Any) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"{dotted_key}: {section} is a single value, not a section")
         values = inner
-    values[last] = value
+    if value is None:
+        values.pop(last, None)
+    else:
+        values[last] = value
+
+
+def _hold_to(asked: Collection[str], values: dict[str, Any]) -> None:
+    """Let no machine adapt what the user asked for."""
+    train = values.get("train")
+    if isinstance(train, dict) and isinstance(train.get("adapt"), list):
+        train["adapt"] = [key for key in train["adapt"] if f"train.{key}" not in asked]
 
 
 def _check(kind: type[Checked], values: dict[str, Any], where: str) -> Checked:

@@ -131,8 +131,10 @@ class LoaderConfig(Section):
     """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it. Not with DALI."""
     on_bad: Literal["error", "skip"] = "error"
     """A picture that cannot be decoded: stop, or take another in its place and count it (loader.skipped)."""
-    last: Literal["carry", "drop"] = "carry"
-    """Pictures that do not fill an epoch's last batch: the next epoch fills it up, or they are left out."""
+    last: Literal["carry", "drop", "fill", "fill_even"] = "carry"
+    """Pictures that do not fill an epoch's last batch. carry: the next epoch fills it up. drop: they are left out.
+    fill: pictures of the epoch's beginning fill it up (an epoch's steps are rounded up). fill_even: likewise, but what
+    does not divide among the ranks is left out."""
 
 
 class EngineConfig(Section):
@@ -167,6 +169,8 @@ class MeasureConfig(Section):
     """Stop earlier once the 95 % interval is this narrow (half-width, relative)."""
     iterations: Annotated[int, Field(ge=1)] | None = None
     """Run exactly so many steps instead, whatever the time and the interval."""
+    max_epochs: Annotated[int, Field(ge=1)] | None = None
+    """Real pictures: stop after so many epochs of them at the latest. Absent: they come again and again."""
     telemetry_seconds: Annotated[float, Field(ge=0.05)] = 0.5
     """Time between two telemetry samples."""
     profiler_range: StepRange | None = None
@@ -182,6 +186,33 @@ class MeasureConfig(Section):
                     f"measure.profiler_range needs {end} steps, but measure.iterations is {self.iterations}"
                 )
         return self
+
+
+class OriginalConfig(Section):
+    """The benchmark that a recipe brings back: what it wrote is written again, into original/ of the run folder."""
+
+    name: Literal["none", "mlperf", "tbd", "sc22", "wmlce"] = "none"
+    """Whose files: the RESULT line of MLPerf's MXNet ResNet-50, TBD's TimeHistory, SC22's iteration durations,
+    WMLCE's NVLOG."""
+    every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Steps between two lines of tbd (auto: 100) and wmlce (auto: 10); sc22 has one for each."""
+    warm_up_steps: Annotated[int, Field(ge=0)] = 100
+    """wmlce, bench: steps that the average of its log leaves out."""
+
+
+class MlperfConfig(Section):
+    """What mlperf.log of a training run says beside what it sees."""
+
+    division: Literal["auto", "closed", "open"] = "auto"
+    """auto: closed where model, data, target and optimiser are what the rules ask for, else open."""
+    org: Annotated[str, Field(min_length=1)] = "unknown"
+    """Who runs it."""
+    platform: Annotated[str, Field(min_length=1)] | None = None
+    """What it runs on. Absent: nodes x devices and the device's name."""
+    status: Literal["onprem", "cloud", "preview", "research"] = "onprem"
+    """Whose machine it is."""
+    clear_caches: bool = False
+    """Let the system forget the files it has read before the run starts; needs root, and says so where it cannot."""
 
 
 class Config(Section):
@@ -205,6 +236,10 @@ class Config(Section):
     """Number of hosts, from the system."""
     devices_per_node: Annotated[int, Field(ge=1)] = 1
     """Devices a host, from the system."""
+    original_defects: bool = False
+    """Do what the original did even where it was wrong: what the recipe lists under [defects]."""
+    notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """What every run of this recipe says in a finding."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -217,8 +252,17 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
     tracking: TrackingConfig = TrackingConfig()
+    original: OriginalConfig = OriginalConfig()
+    mlperf: MlperfConfig = MlperfConfig()
     engine: EngineConfig = EngineConfig()
     measure: MeasureConfig = MeasureConfig()
+
+    @model_validator(mode="after")
+    def check_original(self) -> "Config":
+        """Defects are those of an original."""
+        if self.original_defects and self.original.name == "none":
+            raise ValueError(f"original_defects = true: recipe {self.name} brings no original back")
+        return self
 
 
 class System(Section):
@@ -234,3 +278,8 @@ class System(Section):
     """Devices a host."""
     recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """One table for each recipe: the keys it changes on this system."""
+
+
+def change_section(config: Config, section: str, **changes: Any) -> Config:
+    """Return the configuration with some values of a section changed, which are taken as they are."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})

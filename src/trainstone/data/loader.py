@@ -196,14 +196,18 @@ def open_loader(
     num_classes: int | None = None,
     pinned: bool = False,
     first_step: int = 0,
+    parts: int = 1,
     storage: str = "",
 ) -> Loader:
-    """Return the loader that a recipe asks for, begun at a step."""
+    """Return the loader that a recipe asks for, begun at a batch.
+
+    `parts`: to train on, batches of a step; to validate with, pictures come in a multiple of it, the rest is left out.
+    """
     order: TrainOrder | EvalOrder
     if train:
-        order = TrainOrder(len(source), batch_size, seed, rank, drop=loader.last == "drop")
+        order = TrainOrder(len(source), batch_size, seed, rank, last=loader.last, parts=parts)
     else:
-        order = EvalOrder(len(source), batch_size, rank)
+        order = EvalOrder(len(source) // parts * parts, batch_size, rank)
     feed = Feed(
         source,
         make_transform(augment, loader, image_size, train=train),

@@ -15,6 +15,7 @@ FC_INITS = ("normal_001", "torch_default", "truncated_fan_out")
 POOL_PADDINGS = ("symmetric", "same")
 STEMS = ("imagenet", "small")
 TRUNCATED_NORMAL_STD = 0.87962566103423978  # of N(0, 1) cut at +-2; TensorFlow and Keras divide by it
+WITHIN_TWO = math.erf(math.sqrt(2.0))  # the share of N(0, 1) between -2 and 2
 
 Norm = Callable[[int], nn.Module]
 
@@ -135,8 +136,10 @@ def _draw(weight: Tensor, init: str) -> None:
     fan = weight.numel() // weight.shape[0 if init.endswith("fan_in") else 1]
     std = 0.01 if init == "normal_001" else math.sqrt(2.0 / fan)
     if init.startswith("truncated"):
-        std /= TRUNCATED_NORMAL_STD
-        nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+        # By the inverse of its distribution: nn.init.trunc_normal_ draws until all fit, which a fake tensor cannot.
+        scale = math.sqrt(2.0) * std / TRUNCATED_NORMAL_STD
+        with torch.no_grad():
+            weight.uniform_(-WITHIN_TWO, WITHIN_TWO).erfinv_().mul_(scale)
     else:
         nn.init.normal_(weight, std=std)
 

@@ -44,10 +44,15 @@ CODES = {
     "precision-chosen": Code("info", "choose another with --set train.precision=fp32|tf32|bf16|fp16"),
     "precision-slow": Code("warning", "use --set train.precision=auto"),
     "batch-fitted": Code("info", "fix it with --set train.batch_size=N to compare with other machines"),
+    "rate-derived": Code(
+        "info", "the head of the recipe states the rule; optimizer.rate_for=run keeps a rate as it is"
+    ),
+    "recipe-note": Code("info", "docs/from has a page on each original"),
     "engine-adapted": Code("info", "--strict refuses instead of adapting"),
     "learning-rate": Code(
         "warning", "set optimizer.learning_rate for this batch, or optimizer.rate_for to let it follow the batch"
     ),
+    "caches-kept": Code("warning", "run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
     "resumed": Code("info", "steps after that checkpoint were done again; the run's clock stood still in between"),
     "checkpoint-damaged": Code("warning", "look after the disk; checkpoint.keep says how many are kept"),
     "profiled": Code("info", "its speed is not comparable: trainstone bench measures that"),

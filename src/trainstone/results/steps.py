@@ -38,11 +38,14 @@ class StepRecord(NamedTuple):
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     optimizer_seconds: float | None = None
+    decay_loss: float | None = None
+    """Weight decay's part of the loss, where it is one; not in the file."""
 
 
 PHASE_COLUMNS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
+UNWRITTEN = ("decay_loss",)
 WHOLE_NUMBERS = ("step", "epoch", "images")
-COLUMNS = tuple(name for name in StepRecord._fields if name not in PHASE_COLUMNS)
+COLUMNS = tuple(name for name in StepRecord._fields if name not in PHASE_COLUMNS + UNWRITTEN)
 
 
 class StepWriter:
@@ -136,7 +139,7 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> Columns:
 
 def _read_header(path: Path, line: bytes) -> list[str]:
     header = line.decode("utf-8", "replace").strip().split(",") if line.endswith(b"\n") else list(COLUMNS)
-    unknown = set(header) - set(StepRecord._fields)
+    unknown = set(header) - set(COLUMNS + PHASE_COLUMNS)
     missing = set(COLUMNS) - set(header)
     if unknown or missing:
         raise ResultError(f"{path}: not a step file: columns missing {sorted(missing)}, unknown {sorted(unknown)}")

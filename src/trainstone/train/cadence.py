@@ -40,9 +40,11 @@ class Cadence:
     def evaluates_after(self, done: int) -> bool:
         """Say whether the validation pictures are due after so many steps."""
         every = self.eval.every_epochs
+        if done == self.last_step or not every:
+            return done == self.last_step
         offset = every - 1 if self.eval.offset is None else self.eval.offset
         ended = range(self._parts(done - 1, Fraction(1)), self._parts(done, Fraction(1)))
-        return done == self.last_step or any(epoch % every == offset for epoch in ended)
+        return any(epoch % every == offset for epoch in ended)
 
     def checkpoints_after(self, done: int) -> bool:
         """Say whether a checkpoint is due after so many steps."""

@@ -36,6 +36,7 @@ from trainstone.train.start import OTHER_RANK, provide_for_all, share_run, stop_
 from trainstone.train.task import open_data
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
+from trainstone.workloads.workload import choose_eval_batch
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def conclude_eval(
         quality=quality,
         phases=phases,
         devices=[schema.Device.model_validate(one) for one in devices],
-        findings=[*run.result.findings, *tell_left_out(len(opened.source) - judged.images)],
+        findings=[*run.result.findings, *tell_left_out(opened, judged.images, config)],
         verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
     )
 
@@ -142,11 +143,18 @@ def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: 
     return f"{title}: {told} on {format_count(evaluation.images, 'picture')} (from {origin})"
 
 
-def tell_left_out(pictures: int) -> list[schema.Finding]:
-    """A finding where damaged pictures were not judged."""
-    if not pictures:
-        return []
-    return [finding("pictures-skipped", f"{format_count(pictures, 'damaged picture')} not judged; log.txt names them")]
+def tell_left_out(opened: OpenSplit, judged: int, config: Config) -> list[schema.Finding]:
+    """Findings where not all pictures were judged: damaged ones, or the rest that fills no batch."""
+    batch, pictures = choose_eval_batch(config), len(opened.source)
+    rest = pictures % batch if config.eval.drop_rest else 0
+    found = []
+    if rest:
+        told = f"{format_count(rest, 'picture')} not judged: they fill no batch of {batch} (eval.drop_rest)"
+        found.append(finding("pictures-skipped", told, hint="--set eval.drop_rest=false judges all"))
+    if damaged := pictures - rest - judged:
+        told = f"{format_count(damaged, 'damaged picture')} not judged; log.txt names them"
+        found.append(finding("pictures-skipped", told))
+    return found
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -45,14 +45,16 @@ class LateLosses:
     """None where every step is waited for: the loss can be read as it is."""
     _next: int = field(default=0)
 
-    def put(self, loss: Tensor) -> Tensor:
-        """Start copying a loss; return the slot to read later."""
+    def put(self, *parts: Tensor | None) -> list[Tensor | None]:
+        """Start copying a step's loss and what there is of its parts; return the slots to read later."""
         if self.slots is None:
-            return loss.detach()
-        slot = self.slots[self._next % len(self.slots)]
+            return [part if part is None else part.detach() for part in parts]
+        row = self.slots[self._next % len(self.slots)]
         self._next += 1
-        slot.copy_(loss.detach(), non_blocking=True)
-        return slot
+        return [
+            part if part is None else slot.copy_(part.detach(), non_blocking=True)
+            for slot, part in zip(row, parts, strict=True)
+        ]
 
 
 def train_steps(
@@ -71,8 +73,8 @@ def train_steps(
     most `timer.lag`.
     """
     pinned = task.device.type == "cuda"
-    losses = LateLosses(torch.zeros(timer.lag + 1, pin_memory=pinned) if timer.lag else None)
-    pending: deque[tuple[int, StepMarks, Tensor]] = deque()
+    losses = LateLosses(torch.zeros(timer.lag + 1, 2, pin_memory=pinned) if timer.lag else None)
+    pending: deque[tuple[int, StepMarks, list[Tensor | None]]] = deque()
     update: Update = update_weights
     origin = timer.now() if origin is None else origin
     for step in itertools.count(first_step) if num_steps is None else range(first_step, first_step + num_steps):
@@ -86,7 +88,7 @@ def train_steps(
         if task.cuda_graphs and update is update_weights:
             keep_rate_on_device(task.optimizer, task.device)
             update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
-        loss = losses.put(update(task, batch, timer, marks))
+        loss = losses.put(update(task, batch, timer, marks), task.decay_loss())
         if task.average:
             task.average.update(step)
         marks.end = timer.mark()
@@ -132,9 +134,10 @@ def add_gradients(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> T
     return loss.detach()
 
 
-def settle(task: Task, timer: Timer, step: int, marks: StepMarks, loss: Tensor) -> StepRecord:
+def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: list[Tensor | None]) -> StepRecord:
     """Wait for the step's end and turn its marks into seconds."""
     timer.wait(marks.end)
+    loss, decay = (None if part is None else part.item() for part in losses)
     split = marks.forward is not None
     waits = [(marks.begin, marks.batch_ready), *marks.later_waits]
     return StepRecord(
@@ -144,11 +147,12 @@ def settle(task: Task, timer: Timer, step: int, marks: StepMarks, loss: Tensor) 
         data_seconds=sum(timer.seconds(begin, end) for begin, end in waits),
         step_seconds=timer.seconds(marks.begin, marks.end),
         images=task.images_per_step,
-        loss=loss.item(),
+        loss=loss,
         lr=task.rate(step),
         forward_seconds=timer.seconds(marks.batch_ready, marks.forward) if split else None,
         backward_seconds=timer.seconds(marks.forward, marks.backward) if split else None,
         optimizer_seconds=timer.seconds(marks.backward, marks.end) if split else None,
+        decay_loss=decay,
     )
 
 

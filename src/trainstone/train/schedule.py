@@ -7,8 +7,11 @@ import math
 from collections.abc import Callable
 
 from trainstone.config.learning import OptimizerConfig, ScheduleConfig
+from trainstone.units import format_count
 
 Rate = Callable[[int], float]
+
+GROWTHS = {"linear": "in proportion to the images", "sqrt": "by the square root of the images"}
 
 ROUNDING = 1e-9  # 0.57 x 100 is 56.99999999999999
 SGD_RATE, SGD_BATCH = 0.1, 256  # Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677): grows evenly
@@ -36,7 +39,8 @@ def build_rate(schedule: ScheduleConfig, peak: float, *, steps_per_epoch: float,
         if position < warm_up:
             return peak * (begin + (1 - begin) * position / warm_up)
         if schedule.name == "steps":
-            fallen = sum(epoch * epoch_length <= position + ROUNDING for epoch in schedule.decay_epochs)
+            reached = position + (-ROUNDING if schedule.decay_late else ROUNDING)
+            fallen = sum(epoch * epoch_length <= reached for epoch in schedule.decay_epochs)
             return peak * schedule.decay_factor**fallen
         start = warm_up if schedule.warm_up_offset else 0
         # A schedule that is all warm-up ends at the peak.
@@ -61,7 +65,21 @@ def peak_rate(optimizer: OptimizerConfig, *, global_batch: int, ranks: int) -> f
         return optimizer.learning_rate
     if optimizer.rate_for == "rank":
         return optimizer.learning_rate * ranks
-    return optimizer.learning_rate * global_batch / optimizer.rate_for
+    growth = global_batch / optimizer.rate_for
+    return optimizer.learning_rate * (math.sqrt(growth) if optimizer.rate_growth == "sqrt" else growth)
+
+
+def tell_rate(optimizer: OptimizerConfig, *, meant: tuple[int, int], now: tuple[int, int], where: str) -> str | None:
+    """Return a sentence where a step has other images than it was `meant` to have at a place: what that does to the
+    rate. Both are images a step and ranks (times accumulated batches)."""
+    if meant == now:
+        return None
+    images = f"a step has {format_count(now[0], 'image')} where {where} has {meant[0]:,}"
+    before, after = (peak_rate(optimizer, global_batch=batch, ranks=ranks) for batch, ranks in (meant, now))
+    if optimizer.rate_for == "run":
+        return f"{images}: the recipe has no rule for the learning rate, its peak stays {before:g}"
+    rule = "in proportion to the ranks" if optimizer.rate_for == "rank" else GROWTHS[optimizer.rate_growth]
+    return f"{images}: the peak learning rate is {after:.4g} instead of {before:.4g}, {rule}"
 
 
 def check_rate(optimizer: OptimizerConfig, *, peak: float, global_batch: int) -> str | None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.interrupt import Interrupt
@@ -25,7 +25,7 @@ from trainstone.train.fit import Fitted
 from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.schedule import check_rate, peak_rate
 from trainstone.train.snapshot import restore
-from trainstone.train.task import Task, build_task, find_data, open_data, provide_data
+from trainstone.train.task import Task, build_task, find_data, open_data, order_pictures, provide_data
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
@@ -126,7 +126,7 @@ def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Che
     """Start the run's clock, or let it go on."""
     train, training = config.train, pictures.training
     assert isinstance(train.batch_size, int)  # train/fit.py resolved it
-    order = TrainOrder(len(training.source), train.batch_size, config.seed, rank, drop=config.loader.last == "drop")
+    order = order_pictures(config, len(training.source), rank)
     course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate, starts=starts)
     course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures}
     if checkpoint:
@@ -155,10 +155,16 @@ def refuse_other_run(course: Course, checkpoint: Checkpoint, batch_size: int, ra
 
 
 def start_task(
-    fitted: Fitted, training: OpenSplit, world: World, course: Course, checkpoint: Checkpoint | None
+    fitted: Fitted,
+    training: OpenSplit,
+    world: World,
+    course: Course,
+    checkpoint: Checkpoint | None,
+    network: nn.Module | None = None,
 ) -> Task:
-    """Build what is trained, as it was when the checkpoint was written."""
-    task = build_task(fitted.config, fitted.device, training, world=world, first_step=course.done)
+    """Build what is trained, as it was when the checkpoint was written; `network`: built before (seed_network)."""
+    config, device = fitted.config, fitted.device
+    task = build_task(config, device, training, world=world, first_step=course.done, network=network)
     course.parameters = sum(parameter.numel() for parameter in task.plain.parameters())
     if checkpoint:
         restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))

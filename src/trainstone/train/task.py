@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.learning import OptimizerConfig
 from trainstone.config.schema import Config
+from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.stored import find_stored, provide_stored
 from trainstone.data.loader import KEEP, Loader
 from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import ConfigError, MachineError
 from trainstone.machine.affinity import read_affinity
-from trainstone.machine.ranks import ALONE
+from trainstone.machine.ranks import ALONE, Rank
 from trainstone.results.progress import Progress
 from trainstone.train.average import WeightAverage
 from trainstone.train.distributed import World, wrap_model
@@ -62,6 +63,10 @@ class Task:
     accumulate: int = 1
     """Batches a step."""
     average: WeightAverage | None = None
+
+    def decay_loss(self) -> Tensor | None:
+        """Return weight decay's part of the last loss, still on the device; None where it is no part of it."""
+        return self.loss.term if isinstance(self.loss, DecayedLoss) else None
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch that a step begins in; synthetic batches have none."""
@@ -121,29 +126,19 @@ def build_task(
     *,
     world: World | None = None,
     first_step: int = 0,
+    network: nn.Module | None = None,
 ) -> Task:
     """Seed everything and build the parts; the same seed gives the same losses. `opened`: real pictures to train on.
 
     `world`: the ranks that train together; they start from the same weights. `first_step`: where batches begin.
+    `network`: from seed_network, where it was to be built before.
     """
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     engine, train, rank = config.engine, config.train, world.rank if world else ALONE
-    torch.manual_seed(config.seed)
-    apply_process_settings(config)
     workload = WORKLOADS[config.workload]
-    model = build_network(config, device, world)
-    global_batch = train.batch_size * train.accumulate * rank.world
-    loader, pictures = None, IMAGENET_PICTURES
-    if opened:
-        loader = workload.open_training(config, opened, device, rank, first_step * train.accumulate)
-        pictures = loader.order.epoch_pictures
-    rate = build_rate(
-        config.schedule,
-        peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * train.accumulate),
-        steps_per_epoch=pictures / global_batch,
-        epochs=config.stop.epochs,
-        ranks=rank.world,
-    )
+    model = seed_network(config, device, world) if network is None else network
+    loader = workload.open_training(config, opened, device, rank, first_step * train.accumulate) if opened else None
+    rate = plan_rate(config, len(opened.source) if opened else IMAGENET_PICTURES, rank)
     called = compile_model(model) if engine.compile else model
     batches = loader or synthetic_batches(config, device)
     return Task(
@@ -166,6 +161,34 @@ def build_task(
     )
 
 
+def order_pictures(config: Config, count: int, rank: Rank) -> TrainOrder:
+    """Return the order of so many training pictures."""
+    train = config.train
+    assert isinstance(train.batch_size, int)  # train/fit.py resolved it
+    return TrainOrder(count, train.batch_size, config.seed, rank, last=config.loader.last, parts=train.accumulate)
+
+
+def plan_rate(config: Config, pictures: int, rank: Rank) -> Rate:
+    """Return the rate of each step of a run on so many training pictures."""
+    order = order_pictures(config, config.schedule.pictures or pictures, rank)
+    parts = config.train.accumulate
+    global_batch = order.global_batch * parts
+    return build_rate(
+        config.schedule,
+        peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * parts),
+        steps_per_epoch=order.epoch_pictures / global_batch,
+        epochs=config.stop.epochs,
+        ranks=rank.world,
+    )
+
+
+def seed_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:
+    """Seed everything, then build the network."""
+    torch.manual_seed(config.seed)
+    apply_process_settings(config)
+    return build_network(config, device, world)
+
+
 def build_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:
     """Return the network on its device, in its memory format."""
     model = WORKLOADS[config.workload].build_model(config).to(device).train()
@@ -176,12 +199,27 @@ def build_network(config: Config, device: torch.device, world: World | None = No
     return model
 
 
+class DecayedLoss:
+    """A loss with weight decay as a term of it."""
+
+    def __init__(self, loss: Loss, model: nn.Module, config: OptimizerConfig) -> None:
+        self._loss = loss
+        self._decayed = [parameter for _, parameter in split_parameters(model, config.decay)[0]]
+        self._factor = config.weight_decay
+        self.term: Tensor | None = None
+        """The decay of the last call, on the device."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        term = decay_term(self._decayed, self._factor)
+        self.term = term.detach()
+        return self._loss(model, batch) + term
+
+
 def add_decay(loss: Loss, model: nn.Module, config: OptimizerConfig) -> Loss:
     """Weight decay as a term of the loss, where it is asked for."""
     if config.decay_in != "loss" or not config.weight_decay:
         return loss
-    decayed = [parameter for _, parameter in split_parameters(model, config.decay)[0]]
-    return lambda called, batch: loss(called, batch) + decay_term(decayed, config.weight_decay)
+    return DecayedLoss(loss, model, config)
 
 
 def apply_process_settings(config: Config) -> None:

@@ -7,7 +7,8 @@ from trainstone.config.load import format_value
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, RunError
 from trainstone.measure.devices import choose_device
-from trainstone.train.fit import Fitted, fit_to_machine, free_bytes, needed_bytes
+from trainstone.train.fit import Fitted, fit_to_machine
+from trainstone.train.fit_batch import free_bytes, needed_bytes
 from trainstone.train.interleave import naming
 from trainstone.units import format_bytes
 

@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tmp_path: Path):
 def test_phases_have_columns_on_demand(tmp_path: Path):
     record = StepRecord(0, 0, 0.0, 0.0, 1.0, 4, 1.0, 0.1, 0.3, 0.6, 0.1)
     write(tmp_path / "s.csv", [record], split=True)
-    assert tuple(float(column[0]) for column in read_columns(tmp_path / "s.csv").values()) == record
+    assert tuple(float(column[0]) for column in read_columns(tmp_path / "s.csv").values()) == record[:-1]
 
 
 @pytest.mark.parametrize("cut", range(1, 30))

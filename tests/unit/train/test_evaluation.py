@@ -1,10 +1,12 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from made_saved import RUN_ID, make_checkpoint, make_config
 from ranks import run_ranks
+from trainstone.config.load import load_config
 from trainstone.data.generated.stored import find_stored, provide_stored
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import read_rank
@@ -81,9 +83,19 @@ def test_the_average_is_judged_not_the_weights_themselves(alone, tmp_path: Path)
 
 
 def test_damaged_pictures_are_left_out_and_told():
-    (found,) = tell_left_out(3)
+    config = load_config("demo-classify", settings=["eval.batch_size=256"])
+    opened = SimpleNamespace(source=range(1000))
+    (found,) = tell_left_out(opened, 997, config)
     assert (found.code, found.message) == ("pictures-skipped", "3 damaged pictures not judged; log.txt names them")
-    assert tell_left_out(0) == []
+    assert tell_left_out(opened, 1000, config) == []
+
+
+def test_a_rest_left_out_is_told_and_not_taken_for_damaged():
+    config = load_config("demo-classify", settings=["eval.batch_size=256", "eval.drop_rest=true"])
+    opened = SimpleNamespace(source=range(50_000))
+    (found,) = tell_left_out(opened, 49_920, config)  # WMLCE's published accuracies are of so many
+    assert found.message == "80 pictures not judged: they fill no batch of 256 (eval.drop_rest)"
+    assert [one.message.split()[0] for one in tell_left_out(opened, 49_918, config)] == ["80", "2"]
 
 
 def test_synthetic_data_cannot_be_judged_by():

@@ -13,7 +13,8 @@ from trainstone.machine.interrupt import Interrupt
 from trainstone.results.steps import read_columns
 from trainstone.results.summary import summarise_steps
 from trainstone.train.feeding import FILE_NAME, count_share, judge_feeding, measure_after, measure_before, open_alone
-from trainstone.train.fit import CPU, fit_to_machine
+from trainstone.train.fit import fit_to_machine
+from trainstone.train.fit_batch import CPU
 from trainstone.train.task import build_task
 
 TINY = [

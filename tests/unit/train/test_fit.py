@@ -3,8 +3,9 @@ import torch
 
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, MachineError, RunError
-from trainstone.train import fit
-from trainstone.train.fit import count_step_work, fit_to_machine
+from trainstone.train import fit_batch, fit_precision
+from trainstone.train.fit import fit_to_machine
+from trainstone.train.fit_batch import count_step_work
 from trainstone.train.trial import Trial
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu"]
@@ -69,18 +70,18 @@ def test_a_batch_is_halved_until_enough_steps_fit(monkeypatch: pytest.MonkeyPatc
         tried.append(batch)
         return batch <= 4
 
-    monkeypatch.setattr(fit, "_fits_time", fits)
+    monkeypatch.setattr(fit_batch, "_fits_time", fits)
     config = load_config("resnet50", settings=[*TINY, "engine.threads=16"])
-    config, found = fit.fit_batch(config, CPU)
+    config, found = fit_batch.fit_batch(config, CPU)
     assert config.train.batch_size == 4
     assert tried == [16, 8, 4]
     assert [f.code for f in found] == ["batch-fitted"]
 
 
 def try_with(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], asked: str):
-    monkeypatch.setattr(fit, "try_precisions", lambda *_: trials)
-    monkeypatch.setattr(fit, "candidate_precisions", lambda _: [trial.precision for trial in trials])
-    return fit.fit_precision(load_config("resnet50", settings=[f"train.precision={asked}"]), CPU, 2)
+    monkeypatch.setattr(fit_precision, "try_precisions", lambda *_: trials)
+    monkeypatch.setattr(fit_precision, "candidate_precisions", lambda _: [trial.precision for trial in trials])
+    return fit_precision.fit_precision(load_config("resnet50", settings=[f"train.precision={asked}"]), CPU, 2)
 
 
 def test_auto_avoids_a_precision_that_is_emulated(monkeypatch: pytest.MonkeyPatch):
@@ -102,8 +103,8 @@ def test_a_precision_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_cpu_without_sixteen_bit_units_takes_fp32_untried(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit, "candidate_precisions", lambda _: ["fp32"])
-    monkeypatch.setattr(fit, "try_precisions", lambda *_: pytest.fail("nothing to try"))
-    config, (found,) = fit.fit_precision(load_config("resnet50"), CPU, 2)
+    monkeypatch.setattr(fit_precision, "candidate_precisions", lambda _: ["fp32"])
+    monkeypatch.setattr(fit_precision, "try_precisions", lambda *_: pytest.fail("nothing to try"))
+    config, (found,) = fit_precision.fit_precision(load_config("resnet50"), CPU, 2)
     assert config.train.precision == "fp32"
     assert found.code == "precision-chosen"

@@ -11,7 +11,7 @@ from trainstone.errors import ConfigError
 from trainstone.measure.clock import HostTimer
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
-from trainstone.train.fit import count_step_work
+from trainstone.train.fit_batch import count_step_work
 from trainstone.train.inference import count_forward_work, fit_inference, infer_steps, open_enough, run_inference
 from trainstone.train.saved import open_saved, resolve_config
 

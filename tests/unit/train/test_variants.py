@@ -4,7 +4,7 @@ import torch
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, RunError
-from trainstone.train import fit, variants
+from trainstone.train import fit_batch, variants
 from trainstone.train.variants import (
     fit_pair,
     inherit_autos,
@@ -41,7 +41,7 @@ def test_an_auto_of_b_alone_stays():
 
 
 def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit, "_fits_time", lambda config, device, batch: config.model.depth > 18 or batch <= 2)
+    monkeypatch.setattr(fit_batch, "_fits_time", lambda config, device, batch: config.model.depth > 18 or batch <= 2)
     a = make("train.batch_size=auto", "engine.threads=4")
     pair = fit_pair(a, make("train.batch_size=auto", "engine.threads=1"), same_recipe=True, strict=False)
     assert {name: one.config.train.batch_size for name, one in pair.items()} == {"A": 2, "B": 2}
@@ -78,7 +78,7 @@ def test_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
 def test_both_must_fit_into_memory_together(monkeypatch: pytest.MonkeyPatch):
     """ResNet-18 has 11.7 million parameters: the other one's weights and momentum are 94 MB more."""
     a = make("train.batch_size=2")
-    alone = fit.needed_bytes(a, torch.device("cpu"), 2)
+    alone = fit_batch.needed_bytes(a, torch.device("cpu"), 2)
     monkeypatch.setattr(variants, "free_bytes", lambda _device: alone + 90 * 10**6)
     with pytest.raises(RunError, match="out of memory: both in one process"):
         fit_pair(a, a, same_recipe=True, strict=False)

@@ -8,7 +8,7 @@ import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 
 KEPT_EPOCHS = 3
+Last = Literal["carry", "drop", "fill", "fill_even"]
 
 
 class Place(NamedTuple):
@@ -30,34 +31,46 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Shuffled epochs without end. `drop`: what does not fill an epoch's last step is left out of that epoch."""
+    """Shuffled epochs without end."""
 
     count: int
     batch_size: int
     seed: int
     rank: Rank = ALONE
-    drop: bool = False
+    last: Last = "carry"
+    """What becomes of pictures that do not fill an epoch's last step: as loader.last says."""
+    parts: int = 1
+    """Batches a step: epochs that are cut or filled up have whole steps."""
     _epochs: OrderedDict[int, NDArray[np.int64]] = field(default_factory=OrderedDict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise DataError("there is no training picture")
-        if self.drop and self.count < self.global_batch:
+        if self.last == "drop" and self.count < self._step_pictures:
             raise DataError(
-                f"{self.count:,} pictures do not fill a batch of {self.global_batch:,} (all ranks)",
+                f"{self.count:,} pictures do not fill a batch of {self._step_pictures:,} (all ranks)",
                 hint="--set loader.last=carry, or a smaller train.batch_size",
             )
 
     @property
     def global_batch(self) -> int:
-        """Pictures a step, of all ranks."""
+        """Pictures a batch, of all ranks."""
         return self.batch_size * self.rank.world
 
     @property
     def epoch_pictures(self) -> int:
-        """Pictures an epoch, of all ranks."""
-        return self.count // self.global_batch * self.global_batch if self.drop else self.count
+        """Pictures an epoch, of all ranks; where it is filled up, some come twice."""
+        if self.last == "carry":
+            return self.count
+        if self.last == "drop":
+            return self.count // self._step_pictures * self._step_pictures
+        share = math.ceil(self.count / self.rank.world) if self.last == "fill" else self.count // self.rank.world
+        return max(1, math.ceil(share / (self.batch_size * self.parts))) * self._step_pictures
+
+    @property
+    def _step_pictures(self) -> int:
+        return self.global_batch * self.parts
 
     @property
     def steps(self) -> int | None:
@@ -74,7 +87,8 @@ class TrainOrder:
         places: list[Place] = []
         while len(places) < self.batch_size:
             epoch, at = divmod(begin + len(places), self.epoch_pictures)
-            wanted = self._shuffled(epoch)[at : min(self.epoch_pictures, at + self.batch_size - len(places))]
+            end = min(self.epoch_pictures, at + self.batch_size - len(places))
+            wanted = self._shuffled(epoch).take(range(at, end), mode="wrap")
             places += [Place(epoch, index) for index in wanted.tolist()]
         return places
 

@@ -4,16 +4,16 @@ from collections import Counter
 
 import pytest
 
-from trainstone.data.feeding.order import KEPT_EPOCHS, EvalOrder, Place, TrainOrder
+from trainstone.data.feeding.order import KEPT_EPOCHS, EvalOrder, Last, Place, TrainOrder
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 7])
 
 
-def take(count: int, batch_size: int, world: int, steps: int, drop: bool = False) -> list[list[Place]]:
+def take(count: int, batch_size: int, world: int, steps: int, last: Last = "carry") -> list[list[Place]]:
     """All ranks' pictures of each step, rank 0 first."""
-    orders = [TrainOrder(count, batch_size, 3, Rank(number, world), drop=drop) for number in range(world)]
+    orders = [TrainOrder(count, batch_size, 3, Rank(number, world), last=last) for number in range(world)]
     return [[place for order in orders for place in order.batch(step)] for step in range(steps)]
 
 
@@ -33,7 +33,7 @@ def test_every_picture_comes_once_an_epoch(count: int, batch_size: int, world: i
 def test_dropping_leaves_out_what_does_not_fill_a_step(world: int):
     count, batch_size = 50, 3
     steps = count // (batch_size * world)
-    orders = [TrainOrder(count, batch_size, 3, Rank(number, world), drop=True) for number in range(world)]
+    orders = [TrainOrder(count, batch_size, 3, Rank(number, world), last="drop") for number in range(world)]
     for epoch in range(3):
         places = [p for step in range(steps) for order in orders for p in order.batch(epoch * steps + step)]
         assert {place.epoch for place in places} == {epoch}
@@ -43,16 +43,16 @@ def test_dropping_leaves_out_what_does_not_fill_a_step(world: int):
 
 
 def test_what_is_dropped_is_another_each_epoch():
-    order = TrainOrder(10, 4, 0, drop=True)
+    order = TrainOrder(10, 4, 0, last="drop")
     seen = Counter(place.picture for step in range(200) for place in order.batch(step))
     assert set(seen) == set(range(10))
     assert max(seen.values()) - min(seen.values()) < 45  # each is left out of about 20 of 100 epochs
 
 
-@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("last", ["carry", "drop", "fill"])
 @pytest.mark.parametrize("world", [2, 3, 6])
-def test_the_pictures_of_a_step_do_not_depend_on_how_many_ranks_share_them(world: int, drop: bool):
-    assert take(50, 12 // world, world, 20, drop) == take(50, 12, 1, 20, drop)
+def test_the_pictures_of_a_step_do_not_depend_on_how_many_ranks_share_them(world: int, last: Last):
+    assert take(50, 12 // world, world, 20, last) == take(50, 12, 1, 20, last)
 
 
 def test_any_step_can_come_first():
@@ -97,9 +97,52 @@ def test_no_picture_is_an_error():
 
 def test_dropping_all_is_an_error():
     with pytest.raises(DataError, match=r"7 pictures do not fill a batch of 8 \(all ranks\)") as told:
-        TrainOrder(7, 4, 0, Rank(0, 2), drop=True)
+        TrainOrder(7, 4, 0, Rank(0, 2), last="drop")
     assert "loader.last=carry" in (told.value.hint or "")
-    assert TrainOrder(8, 4, 0, Rank(0, 2), drop=True).epoch_pictures == 8
+    assert TrainOrder(8, 4, 0, Rank(0, 2), last="drop").epoch_pictures == 8
+
+
+@pytest.mark.parametrize(
+    ("count", "world", "batch_size", "last", "steps"),
+    [
+        (1_281_167, 8, 408, "fill_even", 393),  # MLPerf's ResNet-50: ceil(int(pictures / ranks) / batch)
+        (1_281_167, 1024, 35, "fill_even", 36),
+        (1_281_167, 4216, 16, "fill_even", 19),
+        (10_000, 4, 64, "fill", 40),  # SC22 on ImageNetV2
+        (17, 4, 4, "fill", 2),
+        (17, 4, 4, "fill_even", 1),  # the seventeenth is left out
+        (3, 4, 4, "fill_even", 1),
+        (1_281_167, 4, 256, "drop", 1251),  # WMLCE
+    ],
+)
+def test_the_steps_of_an_epoch_are_rounded_as_the_originals_did(
+    count: int, world: int, batch_size: int, last: Last, steps: int
+):
+    order = TrainOrder(count, batch_size, 0, Rank(0, world), last=last)
+    assert order.epoch_pictures == steps * batch_size * world
+    assert order.epoch_of(steps - 1) == 0
+    assert order.epoch_of(steps) == 1
+
+
+def test_filling_up_takes_pictures_of_the_same_epoch_again():
+    places = [place for step in take(10, 4, 1, 6, "fill") for place in step]
+    for epoch in range(2):
+        part = places[12 * epoch : 12 * (epoch + 1)]
+        assert {place.epoch for place in part} == {epoch}
+        assert sorted(place.picture for place in part[:10]) == list(range(10))
+        assert part[10:] == part[:2]
+
+
+def test_a_set_smaller_than_a_batch_fills_it_by_coming_again():
+    assert [place.picture for place in TrainOrder(3, 8, 0, last="fill").batch(0)][:6] == [
+        place.picture for place in TrainOrder(3, 3, 0).batch(0)
+    ] * 2
+
+
+@pytest.mark.parametrize(("last", "steps"), [("drop", 2), ("fill", 3), ("fill_even", 3)])
+def test_epochs_that_are_cut_or_filled_up_have_whole_steps_of_several_batches(last: Last, steps: int):
+    order = TrainOrder(50, 5, 0, last=last, parts=4)
+    assert order.epoch_pictures == steps * 4 * 5
 
 
 @WORLDS

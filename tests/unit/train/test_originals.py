@@ -1,0 +1,291 @@
+"""The four ResNet originals: what each recipe does on its systems, against tables computed here from what is known of
+the originals, not from the code under test."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainstone.config.load import list_shipped, load_config, load_system
+from trainstone.config.schema import Config
+from trainstone.machine.ranks import Rank
+from trainstone.train.cadence import Cadence
+from trainstone.train.optim import decay_term, group_parameters, split_parameters
+from trainstone.train.task import IMAGENET_PICTURES, order_pictures, plan_rate
+from trainstone.workloads.registry import WORKLOADS
+
+# system: (batch a device, ranks, peak, warm-up epochs, decay, momentum, epochs, epochs evaluated after, steps an epoch)
+MLPERF = {
+    "dgxa100": (408, 8, 10.5, 2, 5e-5, 0.9, 37, [3, 7, 11, 15, 19, 23, 27, 31, 35], 393),
+    "dgxa100-4gpu": (816, 4, 10.5, 2, 5e-5, 0.9, 37, [3, 7, 11, 15, 19, 23, 27, 31, 35], 393),
+    "a30-1x2": (204, 2, 3.0, 2, 5e-5, 0.9, 37, [3, 7, 11, 15, 19, 23, 27, 31, 35], 3141),
+    "dgxa100-8x8": (51, 64, 10.5, 2, 5e-5, 0.9, 37, [3, 7, 11, 15, 19, 23, 27, 31, 35], 393),
+    "dgxa100-128x8": (35, 1024, 21.9, 17, 2.5e-5, 0.94, 60, list(range(4, 61, 4)), 36),
+    "dgxa100-527x8": (16, 4216, 24.699, 31, 1e-4, 0.951807, 90, list(range(2, 91, 4)), 19),
+}
+SYSTEMS = {
+    "resnet50-mlperf": [*MLPERF, "backendai-1x2"],
+    "resnet50-tbd": ["tbd-4gpu"],
+    "resnet50-sc22": ["longhorn", "frontera", "any-4gpu"],
+    "resnet50-wmlce": ["bede-1x1", "bede-1x4", "bede-4x4", "bede-8x4"],
+}
+EVERY = [(recipe, system) for recipe, systems in SYSTEMS.items() for system in systems]
+
+
+def load(recipe: str, system: str | None = None, *settings: str) -> tuple[Config, Rank]:
+    """Return a recipe on a system, and the first of the system's ranks."""
+    config = load_config(recipe, system=system, settings=settings)
+    return config, Rank(0, config.nodes * config.devices_per_node)
+
+
+def count_steps(config: Config, rank: Rank, pictures: int = IMAGENET_PICTURES) -> float:
+    """Return the steps of an epoch."""
+    order = order_pictures(config, pictures, rank)
+    return order.epoch_pictures / (order.global_batch * config.train.accumulate)
+
+
+def ends(steps: int, epochs: int) -> list[int]:
+    """Every step of the first and of the last epoch."""
+    return [*range(steps), *range(steps * (epochs - 1), steps * epochs)]
+
+
+def evaluated(config: Config, rank: Rank, pictures: int = IMAGENET_PICTURES) -> list[float]:
+    """Return the epochs after which the run evaluates."""
+    order = order_pictures(config, pictures, rank)
+    cadence = Cadence(order.epoch_pictures, order.global_batch, config.eval, config.stop, config.checkpoint)
+    steps = order.epoch_pictures // order.global_batch
+    return [done / steps for done in range(steps, cadence.last_step + 1, steps) if cadence.evaluates_after(done)]
+
+
+@pytest.mark.parametrize("recipe", SYSTEMS)
+def test_every_system_of_a_recipe_is_shipped_and_no_other(recipe: str):
+    shipped = [name for name in list_shipped("systems") if recipe in load_system(name).recipe]
+    assert sorted(shipped) == sorted(SYSTEMS[recipe])
+
+
+@pytest.mark.parametrize(("recipe", "system"), EVERY)
+@pytest.mark.parametrize("defects", ["true", "false"])
+def test_every_pair_loads_with_and_without_its_defects(recipe: str, system: str, defects: str):
+    config, rank = load(recipe, system, f"original_defects={defects}")
+    assert (config.name, config.system) == (recipe, system)
+    assert config.original.name in recipe
+    assert plan_rate(config, IMAGENET_PICTURES, rank)(0) >= 0
+
+
+@pytest.mark.parametrize("system", MLPERF)
+def test_mlperf(system: str):
+    batch, ranks, peak, warm_up, decay, momentum, epochs, judged, steps = MLPERF[system]
+    config, rank = load("resnet50-mlperf", system)
+    assert (config.train.batch_size, rank.world) == (batch, ranks)
+    assert (config.optimizer.weight_decay, config.optimizer.momentum) == (decay, momentum)
+    assert count_steps(config, rank) == steps == math.ceil(IMAGENET_PICTURES // ranks / batch)
+    rate = plan_rate(config, IMAGENET_PICTURES, rank)
+    warm, total = steps * warm_up, steps * epochs
+    for step in ends(steps, epochs):
+        it = step + 1  # MXNet counts updates from 1
+        expected = peak * it / warm if it <= warm else 1e-4 + (peak - 1e-4) * (1 - (it - warm) / (total - warm)) ** 2
+        assert rate(step) == pytest.approx(expected, rel=1e-9)
+    last = [epochs] if epochs not in judged else []
+    assert evaluated(config, rank) == [*judged, *last]  # ours also judges the network that it ends with
+    assert config.eval.target == 0.759
+
+
+def test_the_largest_mlperf_system_normalises_over_two_ranks_and_says_that_its_optimiser_is_another():
+    config, _ = load("resnet50-mlperf", "dgxa100-527x8")
+    assert config.parallel.bn_ranks == 2
+    assert config.optimizer.name == "lars"
+    assert "sgdwfastlarsv2" in config.notes[0]
+
+
+def test_backend_ai_takes_the_rate_of_3264_images_for_8_only_with_its_defects():
+    right, rank = load("resnet50-mlperf", "backendai-1x2")
+    assert rank.world * right.train.batch_size == 8
+    warm = round(2 * count_steps(right, rank))
+    assert plan_rate(right, IMAGENET_PICTURES, rank)(warm - 1) == pytest.approx(10.5 * math.sqrt(8 / 3264))
+    assert "original_defects" in right.notes[0]
+    wrong, _ = load("resnet50-mlperf", "backendai-1x2", "original_defects=true")
+    assert plan_rate(wrong, IMAGENET_PICTURES, rank)(warm - 1) == pytest.approx(10.5)
+    assert wrong.notes == ()
+
+
+def test_mlperf_counted_imagenets_pictures_whatever_the_data():
+    rank, pictures = Rank(0, 2), 100_000
+    right, wrong = (
+        load_config("resnet50-mlperf", settings=[f"original_defects={value}", "train.batch_size=204"])
+        for value in ("false", "true")
+    )
+    assert plan_rate(right, pictures, rank)(2 * 246 - 1) == pytest.approx(10.5 * math.sqrt(408 / 3264))  # warm
+    assert plan_rate(wrong, pictures, rank)(2 * 246 - 1) == pytest.approx(
+        10.5 * math.sqrt(408 / 3264) * 246 / 3141, rel=1e-9
+    )
+    assert count_steps(wrong, rank, pictures) == 246  # the epochs themselves are as long as the data
+
+
+@pytest.mark.parametrize(("system", "batch", "ranks"), [(None, 32, 1), ("tbd-4gpu", 96, 4)])
+def test_tbd(system: str | None, batch: int, ranks: int):
+    config, rank = load("resnet50-tbd", system)
+    assert (config.train.batch_size, rank.world) == (batch, ranks)
+    images = batch * ranks
+    steps, peak = IMAGENET_PICTURES // images, 0.1 * images / 256
+    assert count_steps(config, rank) == steps
+    rate = plan_rate(config, IMAGENET_PICTURES, rank)
+    borders = [30 * steps, 60 * steps, 80 * steps]
+    around = [border + by for border in borders for by in (-1, 0, 1)]
+    for step in (*ends(steps, 90), *around):
+        expected = peak * step / (5 * steps) if step < 5 * steps else peak * 0.1 ** sum(step > b for b in borders)
+        assert rate(step) == pytest.approx(expected, rel=1e-9)
+    assert evaluated(config, rank) == list(range(1, 91))
+
+
+@pytest.mark.parametrize("system", SYSTEMS["resnet50-sc22"])
+@pytest.mark.parametrize("depth", [50, 101, 152])
+def test_sc22(system: str, depth: int):
+    config, rank = load("resnet50-sc22", system, f"model.depth={depth}")
+    assert (config.train.batch_size, rank.world, config.seed) == (64, 4, 42)
+    assert count_steps(config, rank, 10_000) == 40  # ImageNetV2
+    assert count_steps(config, rank) == 5005
+    assert (config.measure.iterations, config.measure.max_epochs) == (500, None)
+    rate = plan_rate(config, 10_000, rank)
+    for step in ends(40, 55):
+        epoch = step // 40
+        factor = (1 / 4) * (epoch * (4 - 1) / 5 + 1) if epoch < 5 else 0.1 ** sum(epoch >= e for e in (30, 60, 80))
+        assert rate(step) == pytest.approx(0.05 * 4 * factor, rel=1e-9)
+    assert rate(0) == pytest.approx(0.05)
+    wrong, _ = load("resnet50-sc22", system, "original_defects=true")
+    assert (wrong.measure.max_epochs, wrong.stop.epochs) == (1, 1)
+
+
+@pytest.mark.parametrize("system", SYSTEMS["resnet50-wmlce"])
+@pytest.mark.parametrize("defects", [False, True])
+def test_wmlce(system: str, defects: bool):
+    config, rank = load("resnet50-wmlce", system, f"original_defects={str(defects).lower()}")
+    nodes, devices = map(int, system.removeprefix("bede-").split("x"))
+    assert (config.train.batch_size, rank.world) == (256, nodes * devices)
+    steps, peak = IMAGENET_PICTURES // (256 * rank.world), 0.256 * rank.world
+    assert count_steps(config, rank) == steps
+    rate, warm, total = plan_rate(config, IMAGENET_PICTURES, rank), 8 * steps, 50 * steps
+    for step in (*ends(steps, 50), warm - 1, warm, warm + 1):
+        begin = 0 if defects else warm
+        cosine = 0.5 * peak * (1 + math.cos(math.pi * (step - begin) / (total - begin)))
+        assert rate(step) == pytest.approx(peak * step / warm if step < warm else cosine, rel=1e-9, abs=1e-15)
+    assert rate(warm) == pytest.approx((0.938 if defects else 1) * peak, rel=1e-3)
+    assert evaluated(config, rank) == [50]
+    assert config.eval.drop_rest == defects
+
+
+def build(recipe: str) -> nn.Module:
+    """Return a recipe's network, with its initial weights."""
+    config = load_config(recipe)
+    torch.manual_seed(config.seed)
+    return WORKLOADS[config.workload].build_model(config)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "decayed", "trusted", "decay"),
+    [
+        ("resnet50-mlperf", "weights and fc.bias", "weights", 5e-5),
+        ("resnet50-tbd", "none", "none", 0.0),  # part of the loss
+        ("resnet50-sc22", "all", "none", 5e-5),
+        ("resnet50-wmlce", "none", "none", 0.0),
+    ],
+)
+def test_decay_groups(recipe: str, decayed: str, trusted: str, decay: float):
+    config = load_config(recipe)
+    with torch.device("meta"):
+        model = WORKLOADS[config.workload].build_model(config)
+    names = [name for name, _ in model.named_parameters()]
+    assert len(names) == 161
+    matrices = {n for n, p in model.named_parameters() if p.ndim > 1}
+    assert len(matrices) == 54  # 53 convolutions and the last layer
+    wanted = {"weights": matrices, "weights and fc.bias": {*matrices, "fc.bias"}, "all": set(names), "none": set()}
+    by_tensor = {id(p): n for n, p in model.named_parameters()}
+    groups = group_parameters(model, config.optimizer)
+    assert {by_tensor[id(p)] for g in groups if g["weight_decay"] for p in g["params"]} == wanted[decayed]
+    assert {by_tensor[id(p)] for g in groups if g.get("trust") for p in g["params"]} == wanted[trusted]
+    assert {g["weight_decay"] for g in groups} <= {0.0, decay}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [
+        ("resnet50-tbd", lambda out, fan_in, fan_out, count: count * 2 / fan_in),
+        ("resnet50-wmlce", lambda out, fan_in, fan_out, count: count * 2 / fan_out),
+    ],
+)
+def test_the_decay_that_the_loss_begins_with(recipe: str, share):
+    config, model = load_config(recipe), build(recipe)
+    decayed = split_parameters(model, config.optimizer.decay)[0]
+    assert {name for name, _ in decayed} == {n for n, p in model.named_parameters() if p.ndim > 1 or n == "fc.bias"}
+    expected = 0.0
+    for name, weight in decayed:
+        if weight.ndim == 4:
+            out, into, height, width = weight.shape
+            expected += share(out, into * height * width, out * height * width, weight.numel())
+        elif name == "fc.weight":  # N(0, 0.01) in TBD
+            expected += weight.numel() * 1e-4 if recipe == "resnet50-tbd" else weight.numel() * 2 / 1001
+    factor = 1e-4 if recipe == "resnet50-tbd" else 3.0517578125e-05 / 2
+    term = decay_term([parameter for _, parameter in decayed], config.optimizer.weight_decay).item()
+    assert term == pytest.approx(factor * expected, rel=2e-3)
+    if recipe == "resnet50-wmlce":
+        assert term == pytest.approx(0.74981, rel=2e-3)  # as published: WMLCE's first line on Bede
+
+
+@pytest.mark.parametrize(
+    ("recipe", "true", "other"),
+    [
+        ("resnet50-mlperf", 0.9, 0.1 / 999),
+        ("resnet50-tbd", 1.0, 0.0),
+        ("resnet50-sc22", 0.9, 0.1 / 999),
+        ("resnet50-wmlce", 0.9 + 0.1 / 1001, 0.1 / 1001),
+    ],
+)
+def test_cross_entropy_is_taken_against_the_originals_targets(recipe: str, true: float, other: float):
+    config = load_config(recipe)
+    classes = 1001 if recipe in ("resnet50-tbd", "resnet50-wmlce") else 1000
+    logits = torch.randn(4, classes, generator=torch.Generator().manual_seed(0)) * 3
+    labels = torch.tensor([0, 1, 500, classes - 1])
+    images = torch.zeros(4, 32, 32, 3, dtype=torch.uint8)
+    loss = WORKLOADS[config.workload].build_loss(config, torch.device("cpu"))(lambda _: logits, (images, labels))
+    target = torch.full((4, classes), other).scatter_(1, labels[:, None], true)
+    expected = -(target.double() * logits.double().log_softmax(1)).sum(1).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "conv", "fc"),
+    [
+        ("resnet50-mlperf", "fan_in", 0.01),
+        ("resnet50-tbd", "fan_in", 0.01),
+        ("resnet50-sc22", "fan_out", 1 / math.sqrt(3 * 2048)),  # torch's uniform, between -+1 / sqrt(fan in)
+        ("resnet50-wmlce", "fan_out", math.sqrt(2 / 1001)),
+    ],
+)
+def test_initial_weights(recipe: str, conv: str, fc: float):
+    model = build(recipe)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 4:
+            fan = weight[0].numel() if conv == "fan_in" else weight.shape[0] * weight[0, 0].numel()
+            assert weight.std().item() == pytest.approx(math.sqrt(2 / fan), rel=0.03), name
+        elif name.endswith("weight") and weight.ndim == 1:
+            assert torch.all(weight == 1), name  # no scale begins at 0
+    assert model.fc.weight.std().item() == pytest.approx(fc, rel=0.01)
+    largest = model.layer4[0].conv2.weight.abs().max() / model.layer4[0].conv2.weight.std()
+    cut = recipe in ("resnet50-tbd", "resnet50-wmlce")
+    assert (largest.item() < 2.3) == cut  # a truncated normal ends at 2 / 0.8796 of its deviation
+
+
+@pytest.mark.parametrize(
+    ("recipe", "area", "aspect", "crop", "normalise", "pool", "seed"),
+    [
+        ("resnet50-mlperf", (0.05, 1), (3 / 4, 4 / 3), "area", "standard", "symmetric", 1),
+        ("resnet50-tbd", (0.05, 1), (0.75, 1.33), "boxes", "mean", "same", 0),
+        ("resnet50-sc22", (0.08, 1), (3 / 4, 4 / 3), "area", "standard_unit", "symmetric", 42),
+        ("resnet50-wmlce", (0.05, 1), (0.75, 1.33), "boxes", "mean_255", "same", 1),
+    ],
+)
+def test_pictures(recipe: str, area, aspect, crop: str, normalise: str, pool: str, seed: int):
+    config = load_config(recipe)
+    assert (config.augment.area, config.augment.aspect, config.augment.crop) == (area, aspect, crop)
+    assert (config.augment.normalise, config.model.pool_padding, config.seed) == (normalise, pool, seed)
+    assert (config.augment.flip, config.augment.val_shorter, config.data.image_size) == (0.5, 256, 224)
