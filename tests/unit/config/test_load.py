@@ -156,3 +156,52 @@ def test_written_toml_is_complete():
 
 def test_did_you_mean_is_silent_when_nothing_is_near():
     assert did_you_mean("xyzzy", ["train.batch_size"]) == ""
+
+
+RECIPE = """
+name = "r"
+version = 1
+summary = "s"
+[original]
+name = "sc22"
+[train]
+adapt = ["batch_size", "precision"]
+[measure]
+iterations = 500
+[defects]
+seed = 7
+[defects.stop]
+epochs = 1.0
+"""
+
+
+def test_defects_are_the_recipes_own_and_only_on_demand(tmp_path: Path):
+    (tmp_path / "r.toml").write_text(RECIPE)
+    recipe = str(tmp_path / "r.toml")
+    assert (load_config(recipe).stop.epochs, load_config(recipe).seed) == (90.0, 0)
+    wrong = load_config(recipe, settings=["original_defects=true"])
+    assert (wrong.stop.epochs, wrong.seed, wrong.original_defects) == (1.0, 7, True)
+    # What is asked for by name comes after them, and the resolved configuration stays as it is.
+    own = load_config(recipe, settings=["original_defects=true", "stop.epochs=3.0"])
+    (tmp_path / "config.toml").write_text(write_toml(own))
+    assert load_config(str(tmp_path / "config.toml")) == own
+    assert own.stop.epochs == 3.0
+
+
+def test_defects_without_an_original_are_refused():
+    with pytest.raises(ConfigError, match="recipe resnet50 brings no original back"):
+        load_config("resnet50", settings=["original_defects=true"])
+
+
+def test_what_is_asked_for_by_name_no_machine_adapts(tmp_path: Path):
+    (tmp_path / "r.toml").write_text(RECIPE)
+    recipe = str(tmp_path / "r.toml")
+    assert load_config(recipe).train.adapt == ("batch_size", "precision")
+    assert load_config(recipe, settings=["train.batch_size=8"]).train.adapt == ("precision",)
+    assert load_config(recipe, flags={"train.precision": "fp32"}).train.adapt == ("batch_size",)
+
+
+def test_a_flag_of_none_takes_a_key_away(tmp_path: Path):
+    (tmp_path / "r.toml").write_text(RECIPE)
+    config = load_config(str(tmp_path / "r.toml"), flags={"measure.seconds": 5.0, "measure.iterations": None})
+    assert (config.measure.seconds, config.measure.iterations) == (5.0, None)

@@ -101,3 +101,8 @@ def test_a_tenth_of_an_epoch_is_a_tenth():
     cadence = make_cadence(3200, 32, epochs=0.1, saved=0.1)
     assert cadence.last_step == 10
     assert make_cadence(3200, 32, saved=0.1).checkpoints_after(10)
+
+
+def test_without_a_rhythm_only_the_last_step_is_judged():
+    cadence = make_cadence(10, 5, epochs=4.0, every=0)
+    assert [done for done in range(1, 9) if cadence.evaluates_after(done)] == [8]

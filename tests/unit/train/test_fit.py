@@ -1,11 +1,13 @@
 import pytest
 import torch
 
+from trainstone.config.learning import OptimizerConfig
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.train import fit_batch, fit_precision
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.fit_batch import count_step_work
+from trainstone.train.schedule import tell_rate
 from trainstone.train.trial import Trial
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu"]
@@ -108,3 +110,105 @@ def test_a_cpu_without_sixteen_bit_units_takes_fp32_untried(monkeypatch: pytest.
     config, (found,) = fit_precision.fit_precision(load_config("resnet50"), CPU, 2)
     assert config.train.precision == "fp32"
     assert found.code == "precision-chosen"
+
+
+def adapt_with(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], candidates: list[str]):
+    monkeypatch.setattr(
+        fit_precision, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked]
+    )
+    monkeypatch.setattr(fit_precision, "candidate_precisions", lambda _: candidates)
+    return fit_precision.fit_precision(load_config("resnet50-wmlce"), CPU, 2)
+
+
+@pytest.mark.parametrize(
+    ("trial", "told"),
+    [
+        (Trial("fp16", 5.0), "fp16 takes 5.0 times as long as fp32 on this device"),
+        (Trial("fp16", None, "no such kernel"), "fp16 does not run on this device: no such kernel"),
+    ],
+)
+def test_a_recipe_that_leaves_its_precision_open_gets_the_fastest(monkeypatch, trial: Trial, told: str):
+    config, (found,) = adapt_with(monkeypatch, [Trial("fp32", 1.0), trial, Trial("bf16", 0.4)], ["fp32", "bf16"])
+    assert config.train.precision == "bf16"
+    assert (found.code, found.message) == ("engine-adapted", f"{told}: took bf16")
+    config, (found,) = adapt_with(monkeypatch, [Trial("fp32", 1.0), trial], ["fp32"])
+    assert config.train.precision == "fp32"
+
+
+def test_a_recipe_keeps_its_precision_where_it_is_quick(monkeypatch: pytest.MonkeyPatch):
+    config, found = adapt_with(monkeypatch, [Trial("fp32", 1.0), Trial("fp16", 0.3)], ["fp32", "bf16", "fp16"])
+    assert (config.train.precision, found) == ("fp16", [])
+
+
+ORIGINAL = ["model.depth=18", "data.image_size=32", "device=cpu", "engine.threads=2"]
+
+
+def fit_original(monkeypatch: pytest.MonkeyPatch, seconds_an_image: float, *settings: str, system="bede-1x4", **how):
+    """Fit WMLCE's recipe as if an image took so long."""
+    monkeypatch.setattr(fit_batch, "_try_steps", lambda config, device, batch: batch * seconds_an_image)
+    monkeypatch.setattr(fit_precision, "try_precisions", lambda *_: [Trial("fp32", 1.0), Trial("fp16", 2.0)])
+    config = load_config("resnet50-wmlce", system=system, settings=[*ORIGINAL, *settings])
+    return fit_to_machine(config, **{"strict": False} | how)
+
+
+@pytest.mark.parametrize(("seconds_an_image", "batch"), [(1e-4, 256), (0.01, 64), (0.1, 8), (10.0, 2)])
+def test_bench_fits_a_recipes_batch_to_the_time(monkeypatch: pytest.MonkeyPatch, seconds_an_image: float, batch: int):
+    fitted = fit_original(monkeypatch, seconds_an_image)
+    assert fitted.config.train.batch_size == batch
+    told = [found.message for found in fitted.findings if found.code == "batch-fitted"]
+    if batch == 256:
+        assert told == []
+    else:
+        fits = "so that the run fits into memory and time"
+        assert told == [f"took {batch} images a step and device instead of 256, {fits}"]
+    assert fitted.config.train.adapt == ()
+
+
+def test_a_batch_asked_for_is_not_adapted(monkeypatch: pytest.MonkeyPatch):
+    fitted = fit_original(monkeypatch, 1.0, "train.batch_size=16")
+    assert fitted.config.train.batch_size == 16
+    assert "batch-fitted" not in [found.code for found in fitted.findings]
+
+
+def test_strict_refuses_another_batch_and_another_precision(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"--strict: took 8 images"):
+        fit_original(monkeypatch, 0.1, "train.precision=fp32", system="bede-1x1", strict=True)
+    with pytest.raises(ConfigError, match=r"--strict: fp16 takes 2.0 times as long"):
+        fit_original(monkeypatch, 1e-6, system="bede-1x1", strict=True)
+
+
+def test_train_takes_the_rate_by_the_recipes_rule_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    fitted = fit_original(monkeypatch, 1.0, measured=False)
+    assert fitted.config.train.batch_size == 256  # memory is enough, and training has no budget
+    (told,) = [found.message for found in fitted.findings if found.code == "rate-derived"]
+    images = "a step has 256 images where system bede-1x4 has 1,024"
+    assert told == f"{images}: the peak learning rate is 0.256 instead of 1.024, in proportion to the images"
+
+
+def test_train_halves_a_batch_that_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fit_batch, "_fits_memory", lambda config, device, batch: batch <= 40)
+    fitted = fit_original(monkeypatch, 1.0, system="bede-1x1", measured=False)
+    assert fitted.config.train.batch_size == 32
+    assert [found.code for found in fitted.findings] == ["engine-adapted", "batch-fitted", "rate-derived"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rate_for": 256}, "0.05 instead of 0.4, in proportion to the images"),
+        ({"rate_for": 256, "rate_growth": "sqrt"}, "0.07071 instead of 0.2, by the square root of the images"),
+        ({"rate_for": "rank"}, "0.1 instead of 0.4, in proportion to the ranks"),
+        ({"rate_for": "run"}, "the recipe has no rule for the learning rate, its peak stays 0.1"),
+    ],
+)
+def test_how_a_rate_follows_a_step_of_other_images(changes: dict, told: str):
+    optimizer = OptimizerConfig(learning_rate=0.1, **changes)
+    sentence = tell_rate(optimizer, meant=(1024, 4), now=(128, 1), where="system x")
+    assert sentence.startswith("a step has 128 images where system x has 1,024: ")
+    assert sentence.endswith(told)
+    assert tell_rate(optimizer, meant=(1024, 4), now=(1024, 4), where="system x") is None
+
+
+def test_what_a_recipe_notes_every_run_says(monkeypatch: pytest.MonkeyPatch):
+    fitted = fit_original(monkeypatch, 1e-6, 'notes=["the moon is not round"]', system="bede-1x1")
+    assert ("recipe-note", "the moon is not round") in [(found.code, found.message) for found in fitted.findings]

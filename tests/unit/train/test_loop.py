@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from trainstone.config.learning import OptimizerConfig
 from trainstone.measure.clock import HostTimer
 from trainstone.train.loop import train_steps
 from trainstone.train.precision import LossScale
-from trainstone.train.task import Task
+from trainstone.train.task import DecayedLoss, Task
 
 CPU = torch.device("cpu")
 
@@ -140,3 +141,20 @@ def test_a_late_record_is_yielded_only_after_its_lag():
     steps = train_steps(make_task(clock), LaggingTimer(now=clock))
     assert next(steps).step == 0
     assert clock.seconds == 100.0 + 3 * 3.75  # three steps were launched before the first came out
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_decay_that_is_part_of_the_loss_is_recorded_by_itself(lag: int):
+    class LateTimer(HostTimer):
+        pass
+
+    timer = LateTimer()
+    timer.lag = lag
+    task = make_task(ScriptedClock())
+    weights = [parameter.detach().clone() for parameter in task.plain.parameters()]
+    decayed = DecayedLoss(task.loss, task.plain, OptimizerConfig(weight_decay=0.5, decay_in="loss"))
+    first, *_, last = list(train_steps(replace(task, loss=decayed), timer, num_steps=5))
+    assert first.decay_loss == pytest.approx(0.25 * sum(w.square().sum().item() for w in weights))
+    assert last.decay_loss < first.decay_loss  # it goes on being that of its own step
+    assert first.loss == pytest.approx(first.decay_loss + (weights[0] + weights[1]).square().item())
+    assert list(train_steps(make_task(ScriptedClock()), HostTimer(), num_steps=1))[0].decay_loss is None

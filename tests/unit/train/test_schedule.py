@@ -216,3 +216,10 @@ def test_what_is_said_of_backend_ais_rate():
         "the peak learning rate 10.5 is 20 times the 0.52 usual for LARS at 8 images a step "
         "(MLPerf's ResNet-50 takes 10.5 for 3264)"
     )
+
+
+def test_a_late_border_belongs_to_what_is_before_it():
+    late = TBD.model_copy(update={"decay_late": True})
+    for schedule, at in ((TBD, 0.1), (late, 1.0)):
+        rate = build_rate(schedule, 1.0, steps_per_epoch=100, epochs=90)
+        assert [rate(30 * 100 + by) for by in (-1, 0, 1)] == pytest.approx([1.0, at, 0.1])

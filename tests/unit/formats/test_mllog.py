@@ -1,0 +1,200 @@
+"""MLPerf's log: lines as its own logger writes them, and all three generations of real logs read."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainstone.errors import DataError
+from trainstone.formats import mllog
+from trainstone.formats.mllog import Event, format_line, parse_line, parse_lines, read_mllog
+
+LINE = (
+    ':::MLLOG {"namespace": "", "time_ms": 1592669189098, "event_type": "POINT_IN_TIME", "key": "seed", "value": 7, '
+    '"metadata": {"file": "a.py", "lineno": 72}}'
+)
+EVENT = Event("seed", 7, "POINT_IN_TIME", 1592669189098, {"file": "a.py", "lineno": 72})
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def find_real(*parts: str) -> Path:
+    root = os.environ.get("TRAINSTONE_REAL_DATA")
+    if not root or not Path(root, "mlperf").is_dir():
+        pytest.skip("needs TRAINSTONE_REAL_DATA")
+    return Path(root, "mlperf", *parts)
+
+
+def test_a_line_is_written_as_the_original_did():
+    assert format_line(EVENT) == LINE
+
+
+def test_what_mlperfs_own_logger_writes_is_what_we_write(tmp_path: Path):
+    theirs = tmp_path / "theirs.log"
+    script = (
+        "import sys; from mlperf_logging import mllog; mllog.config(filename=sys.argv[1]); "
+        "logger = mllog.get_mllogger(); logger.event('seed', 7, {'x': 1}); logger.start('run_start'); "
+        "logger.end('run_stop', None, {'status': 'success'})"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script, str(theirs)], check=True, capture_output=True)
+    events = read_mllog(theirs)
+    assert [(event.key, event.value, event.kind) for event in events] == [
+        ("seed", 7, "POINT_IN_TIME"),
+        ("run_start", None, "INTERVAL_START"),
+        ("run_stop", None, "INTERVAL_END"),
+    ]
+    assert events[0].metadata["x"] == 1
+    assert [format_line(event) for event in events] == theirs.read_text().splitlines()
+
+
+@given(JSON, st.text(min_size=1), st.dictionaries(st.text(), JSON, max_size=3), st.integers(0, 2**53))
+def test_what_was_written_is_read(value: object, key: str, metadata: dict[str, object], time_ms: int):
+    event = Event(key, value, "POINT_IN_TIME", time_ms, metadata, "space")
+    assert parse_line("[rank 0] " + format_line(event)) == event
+
+
+def test_other_text_is_passed_over_and_of_two_tokens_the_last_counts():
+    lines = ["", "ENDING TIMING RUN", f"worker-0 | {LINE}", ":::MLLOG", f":::MLLOG {{cut {LINE}", "\x00\udcff"]
+    assert list(parse_lines(lines)) == [EVENT, EVENT]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LINE[:-5], "its JSON cannot be read"),
+        (f"{LINE} tail", "its JSON cannot be read: Extra data"),
+        (LINE.replace("7,", "NaN,"), "it holds NaN"),
+        (LINE.replace("7,", "-Infinity,"), "it holds -Infinity"),
+        (LINE.replace("7,", "1e999,"), "too big for a double"),
+        (LINE.replace("7,", "9" * 30 + ","), "more than 64 bits"),
+        (LINE.replace("7,", "9" * 5000 + ","), "more than 64 bits"),
+        (LINE.replace("7,", "[" * 100_000 + ","), "nested too deeply|its JSON cannot be read"),
+        (LINE.replace("1592669189098", "-1"), "time_ms is no number"),
+        (LINE.replace("1592669189098", '"noon"'), "time_ms is no number"),
+        (LINE.replace("1592669189098", "true"), "time_ms is no number"),
+        (LINE.replace("POINT_IN_TIME", "POINT"), "event_type must be one of"),
+        (LINE.replace("POINT_IN_TIME", '", "x": "').replace('"x"', '"event_type"'), "event_type must be one of"),
+        (LINE.replace('"seed"', "3"), "key is no text"),
+        (LINE.replace('"key"', '"kye"'), "key is missing"),
+        (re.sub(r"\{\"file.*?\}", "[]", LINE), "metadata is no JSON object"),
+        (":::MLLOG [1]", "no JSON object follows"),
+        (":::MLL 1558570829.749 key", "no line of MLPerf 0.6"),
+        (":::MLL noon key: {}", "no line of MLPerf 0.6"),
+        (":::MLL 1558570829.749 key: 3", "no JSON object with a value"),
+        (":::MLPv0.5.0 resnet noon (a:1) key", "no line of MLPerf 0.5"),
+        (":::MLPv0.5.0 resnet 15.5 (a:1) key: {", "its JSON cannot be read"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, text: str, told: str):
+    file = tmp_path / "result_0.txt"
+    file.write_text(f"\n{LINE}\n{text}\n")
+    with pytest.raises(DataError, match=rf"result_0\.txt, line 3: .*({told})"):
+        read_mllog(file)
+    with pytest.raises(DataError, match=f"line 1: .*({told})"):
+        list(parse_lines([text]))
+
+
+@given(
+    st.binary(max_size=400), st.sampled_from([b":::MLLOG ", b":::MLL 1.5 k: ", b":::MLPv0.5.0 r 1.5 (a:1) k: ", b""])
+)
+def test_any_bytes_give_events_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, noise: bytes, token: bytes):
+    file = tmp_path_factory.getbasetemp() / "noise.txt"
+    file.write_bytes(LINE.encode()[: len(noise)] + b"\n" + token + noise)
+    try:
+        assert read_mllog(file)
+    except DataError as err:
+        assert str(file) in err.message
+
+
+def test_a_file_without_events_a_folder_and_nothing_at_all_are_told(tmp_path: Path):
+    (tmp_path / "log.txt").write_bytes(b"\x00\x01" * 1000)
+    for name, told in (("log.txt", "no MLPerf log line"), ("gone.txt", "No such file"), (".", "it is no file")):
+        with pytest.raises(DataError, match=told):
+            read_mllog(tmp_path / name)
+
+
+def test_too_many_events_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mllog, "MAX_EVENTS", 3)
+    (tmp_path / "a.txt").write_text(f"{LINE}\n" * 4)
+    with pytest.raises(DataError, match="more than 3 MLPerf events"):
+        read_mllog(tmp_path / "a.txt")
+
+
+def test_a_line_without_event_type_or_metadata_is_read():
+    line = ':::MLLOG {"namespace": "main", "time_ms": 12.5, "key": "run_stop", "value": null}'
+    assert parse_line(line) == Event("run_stop", None, "INTERVAL_END", 12, {}, "main")
+
+
+def test_lines_of_06():
+    line = ':::MLL 1558570845.3 block_start: {"value": null, "metadata": {"first_epoch_num": 1, "file": "train.py"}}'
+    metadata = {"first_epoch_num": 1, "file": "train.py"}
+    assert parse_line(line) == Event("block_start", None, "INTERVAL_START", 1558570845300, metadata)
+
+
+@pytest.mark.parametrize(
+    ("rest", "key", "value", "more"),
+    [
+        ("run_start", "run_start", None, {}),
+        ("run_clear_caches", "cache_clear", True, {}),
+        ("input_batch_size: 1024", "global_batch_size", 1024, {}),
+        ("preproc_num_train_examples: 5", "train_samples", 5, {}),
+        ("preproc_num_eval_examples: 6", "eval_samples", 6, {}),
+        ("run_set_random_seed: 3", "seed", 3, {}),
+        ("train_epoch: 4", "epoch_start", None, {"epoch_num": 4}),
+        ('eval_accuracy: {"value": 0.75, "epoch": 61}', "eval_accuracy", 0.75, {"epoch_num": 61}),
+        ('run_stop: {"success": "true"}', "run_stop", None, {"status": "success"}),
+        ('run_stop: {"success": false}', "run_stop", None, {"status": "aborted"}),
+        ("model_hp_relu", "model_hp_relu", None, {}),
+    ],
+)
+def test_keys_of_05_become_todays_where_they_mean_the_same(rest: str, key: str, value: object, more: dict[str, object]):
+    event = parse_line(f":::MLPv0.5.0 resnet 1541660914.084755421 (resnet/main.py:523) {rest}")
+    assert event is not None
+    assert (event.key, event.value, event.time_ms, event.namespace) == (key, value, 1541660914084, "resnet")
+    assert event.metadata == {"file": "resnet/main.py", "lineno": 523, **more}
+
+
+# Lines with a token (grep -c), batch, minutes between run_start and run_stop and the last accuracy (read by eye).
+REAL = {
+    "v0.5/google-resnet/result_0.txt": (401, 1024, 301.5173, 0.7511393427848816, 61),
+    "v0.6/nvidia-ssd/result_0.txt": (141, 960, 22.4587, 0.23309154960042147, 50),
+    "v0.7/Google/results/gpu-v100-8-TF2.0/resnet/result_0.txt": (74, 2496, 88.2317, 0.7595199942588806, 39),
+    "v0.7/Intel/results/1-node-8s-cpx-1-tensorflow/resnet/result_1.txt": (216, 2048, 1146.5835, 0.7592599987983704, 39),
+    "v0.7/SIAT/results/modelarts_512_mindspore_close/resnet/result_0.txt": (70, 32768, 1.58655, 0.76004, 64),
+    "v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet/result_0.txt": (169, 3264, 39.4444, 0.76146, 41),
+    "v0.7/NVIDIA/results/dgxa100_ngc20.06_pytorch/ssd/result_0.txt": (141, 912, 10.214, 0.23333818699997438, 50),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_logs_are_read(name: str):
+    num_lines, batch, minutes, accuracy, epoch = REAL[name]
+    events = read_mllog(find_real(*name.split("/")))
+    assert len(events) == num_lines
+    last = {event.key: event for event in events}
+    assert last["global_batch_size"].value == batch
+    assert (last["run_stop"].time_ms - last["run_start"].time_ms) / 60000 == pytest.approx(minutes, abs=1e-4)
+    assert last["run_stop"].metadata["status"] == "success"
+    assert (last["eval_accuracy"].value, last["eval_accuracy"].metadata["epoch_num"]) == (accuracy, epoch)
+
+
+def test_every_line_of_07_says_what_its_json_says():
+    for path in sorted(find_real("v0.7").rglob("result_*.txt")):
+        texts = re.findall(r":::MLLOG (\{.*\})", path.read_text(errors="replace"))
+        events = read_mllog(path)
+        assert len(texts) == len(events) > 50
+        for text, event in zip(texts, events, strict=True):
+            fields = json.loads(text)
+            assert (event.key, event.value, event.time_ms) == (fields["key"], fields["value"], fields["time_ms"])
+            assert event.metadata == fields["metadata"]
+            assert fields.get("event_type", event.kind) == event.kind
