@@ -54,17 +54,23 @@ SURFACE = {
         (COMMON | LOUDNESS | {"--recipe", "--data", "--predict", "--top", "--bench", "--export"})
         - {"--system", "--runs", "--seed", "--strict"},
     ),
+    "mlperf check": (["paths"], {"--ruleset", "--keep", "--json"}),
+    "mlperf package": (["runs"], {"--out", "--name", "--field", "--ruleset", "--json"}),
+    "mlperf summary": (["paths"], {"--json"}),
     "profile": (
         ["recipe"],
         COMMON - {"--runs", "--seconds"} | LOUDNESS | {"--data", "--start", "--iterations", "--cores", "--nvtx"},
     ),
-    "recipes": (["name"], {"--json"}),
+    "recipes": (["name"], {"--from", "--json"}),
     "report": (["runs"], {"--page", "--png", "--svg", "--pdf", "--json"}),
     "sweep": (
         ["recipe"],
         COMMON - {"--runs"} | {"--data", "--batch-sizes", "--over", "--profile", "--cores", "--quiet", "-q"},
     ),
-    "train": (["recipe"], COMMON - {"--runs"} | LOUDNESS | {"--iterations", "--data", "--resume", "--require-target"}),
+    "train": (
+        ["recipe"],
+        COMMON | {"--iterations", "--data", "--resume", "--require-target", "--quiet", "-q"},
+    ),
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
+from made_mlperf import write_closed_log
 from made_saved import make_checkpoint
 from trainstone.results.checks import CODES
 
@@ -58,6 +59,8 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
     if arguments[0] == "eval":
         (tmp_path / "runs" / "a" / "checkpoints").mkdir()
         make_checkpoint(tmp_path / "runs" / "a" / "checkpoints")
+    if arguments[0] == "mlperf":
+        write_closed_log(tmp_path / "runs" / "a" / "mlperf.log", seed=1)
     if arguments[0] in ("bench", "sweep", "profile", "train", "eval"):
         arguments.append("--dry-run")
     if "--aa" in arguments:

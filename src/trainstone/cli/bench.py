@@ -14,7 +14,7 @@ from trainstone.cli import options
 from trainstone.errors import EXIT_INTERRUPTED, ConfigError, TrainstoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trainstone.config.schema import Config
     from trainstone.results.store import RunFolder
@@ -74,7 +74,7 @@ def bench(
     config = load(recipe, settings=settings)
     rival = load_rival(load, recipe, settings, against, config, runs)
     if dry_run:
-        print_plan(config, rival, out, runs, strict=strict, as_json=as_json)
+        print_plan(config, rival, out, list_commands(config, runs, strict=strict), as_json=as_json)
         return
     if config.engine.keep_memory and runs == 1:
         restart_keeping_memory()
@@ -144,18 +144,28 @@ def repeat_run(config: "Config", run: "RunFolder", num_runs: int, *, strict: boo
             line.show(progress)
 
 
-def print_plan(config: "Config", rival: Rival | None, out: Path, runs: int, *, strict: bool, as_json: bool) -> None:
-    """--dry-run: what would be run, and by which commands."""
+def list_commands(config: "Config", runs: int, *, strict: bool) -> list[str]:
+    """Return the command lines of --runs."""
+    from trainstone.launch.children import seeded_command
+
+    file, points = Path("RUN/config.toml"), Path("RUN/points")
+    seeds = range(config.seed, config.seed + runs if runs > 1 else config.seed)
+    return [shlex.join(seeded_command("bench", file, points, seed, strict=strict)) for seed in seeds]
+
+
+def print_plan(
+    config: "Config", rival: Rival | None, out: Path, children: "Sequence[str]" = (), *, as_json: bool
+) -> None:
+    """--dry-run: what would be run, and by which commands, where it is children that do."""
     from trainstone.cli.output import print_json
     from trainstone.config.load import write_toml
-    from trainstone.launch.children import bench_command
 
-    children = [
-        shlex.join(bench_command(Path("RUN/config.toml"), Path("RUN/points"), config.seed + number, strict=strict))
-        for number in range(runs if runs > 1 else 0)
-    ]
     if as_json:
-        plan = {"config": config.model_dump(mode="json", exclude_none=True), "out": str(out), "commands": children}
+        plan = {
+            "config": config.model_dump(mode="json", exclude_none=True),
+            "out": str(out),
+            "commands": list(children),
+        }
         if rival:
             plan["against"] = rival.config.model_dump(mode="json", exclude_none=True)
         print_json(plan)

@@ -77,6 +77,7 @@ def evaluate(
         flags["data.source"] = "files" if data is not None else "synthetic"
     configure_terminal(verbose=verbose, quiet=quiet)
     first = read_rank().number == 0
+    refuse_repeated(checkpoint)
     saved, config = open_asked(checkpoint, recipe, settings, flags, quiet=bool(quiet) or not first)
     if dry_run:
         print_eval_plan(config, mode, out, as_json=as_json)
@@ -97,6 +98,20 @@ def choose_mode(*, predict: bool, bench: bool, export: bool, seconds: float | No
     if seconds is not None and not bench:
         raise ConfigError("--seconds is the time of --bench; to judge takes as long as there are pictures")
     return asked[0] if asked else "quality"
+
+
+def refuse_repeated(path: Path) -> None:
+    """A folder of train --runs has weights of several runs: one is to be named."""
+    from trainstone.results.store import read_result
+
+    repeated = read_result(path).repeated if (path / "result.json").is_file() else None
+    if repeated is None:
+        return
+    best = max(repeated.runs, key=lambda run: run.value or 0.0, default=None)
+    raise DataError(
+        f"{path} holds {len(repeated.runs)} runs, each with its own weights",
+        hint=f"give one; the best of them is {path / best.run}" if best else None,
+    )
 
 
 def open_asked(

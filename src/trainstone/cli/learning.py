@@ -15,7 +15,8 @@ from trainstone.results.learning import (
     tell_split,
     total_time,
 )
-from trainstone.results.quality import Quality
+from trainstone.results.quality import Quality, Repeated
+from trainstone.results.repeated import list_repeated_facts, tell_run
 from trainstone.results.schema import Result
 from trainstone.text import printable
 from trainstone.units import format_seconds
@@ -25,6 +26,9 @@ def learning_rows(result: Result, width: int, encoding: str | None) -> Iterator[
     """Name and text of each line; nothing for a run that was no training."""
     quality = result.quality
     if quality is None:
+        return
+    if result.repeated is not None:
+        yield from repeated_rows(result.repeated, quality)
         return
     if quality.history:
         yield "quality", Text(printable(tell_quality(quality)))
@@ -40,6 +44,14 @@ def learning_rows(result: Result, width: int, encoding: str | None) -> Iterator[
         total = total_time(quality, result.phases)
         if split := tell_split(result.phases, total):
             yield "time", Text(f"{format_seconds(total)}: {split}")
+
+
+def repeated_rows(repeated: Repeated, quality: Quality) -> Iterator[tuple[str, Text]]:
+    """A line a run, and what they are together."""
+    for run in repeated.runs:
+        yield f"seed {run.seed}", Text(printable(tell_run(run, quality)))
+    for name, told in list_repeated_facts(repeated, quality):
+        yield name, Text(printable(told))
 
 
 def tell_quality(quality: Quality) -> str:

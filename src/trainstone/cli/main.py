@@ -12,6 +12,7 @@ from trainstone.cli.compare import CompareCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
 from trainstone.cli.eval import EvalCommand, evaluate
+from trainstone.cli.mlperf import app as mlperf
 from trainstone.cli.profile import profile
 from trainstone.cli.recipes import recipes
 from trainstone.cli.report import report
@@ -38,6 +39,7 @@ app.command()(report)
 app.command()(sweep)
 app.command()(train)
 app.add_typer(data)
+app.add_typer(mlperf)
 
 
 def print_version(asked: bool) -> None:

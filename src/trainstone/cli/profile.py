@@ -61,7 +61,7 @@ def profile(
     config = load_config(recipe, settings=settings, system=system, flags=flags)
     check_asked(config, cores=cores)
     if dry_run:
-        print_plan(config, None, out, 1, strict=strict, as_json=as_json)
+        print_plan(config, None, out, as_json=as_json)
         return
     if config.engine.keep_memory:
         restart_keeping_memory()

@@ -1,4 +1,4 @@
-"""trainstone recipes: list them, or show one with the documentation of its keys."""
+"""trainstone recipes: list them, show one with the documentation of its keys, or say an old command line in ours."""
 
 import shlex
 from typing import Annotated
@@ -6,28 +6,82 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.errors import ConfigError
+
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME|OLD FLAGS",
+        help="Show this one; after --from ORIGINAL -- the old command line, pasted.",
+        show_default=False,
+    ),
+]
+Original = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="ORIGINAL",
+        help="Print the recipe that equals an old command: mlperf-resnet50, tbd, sc22 or wmlce.",
+        show_default=False,
+    ),
+]
 
 
-def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this one.", show_default=False)] = None,
-    as_json: options.Json = False,
-) -> None:
-    """List the recipes, or show one with its documentation."""
+def recipes(name: Names = [], original: Original = None, as_json: options.Json = False) -> None:  # noqa: B006
+    """List the recipes, show one with its documentation, or turn an old command line into one."""
     from trainstone.cli.output import print_json
     from trainstone.config.load import list_shipped, load_config
     from trainstone.text import printable
 
-    if name is not None:
-        show_recipe(name, as_json=as_json)
+    if original is not None:
+        show_old(original, name, as_json=as_json)
+        return
+    if len(name) > 1:
+        raise ConfigError(
+            f"{len(name)} names: {' '.join(name)}; it shows one recipe",
+            hint="an old command line: trainstone recipes --from wmlce -- ...",
+        )
+    if name:
+        show_recipe(name[0], as_json=as_json)
         return
     configs = [load_config(shipped) for shipped in list_shipped("recipes")]
+    places = list_systems()
     if as_json:
-        print_json([{"name": c.name, "version": c.version, "summary": c.summary} for c in configs])
+        told = [{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]
+        print_json([one | {"systems": places.get(str(one["name"]), [])} for one in told])
         return
     width = max(len(config.name) for config in configs)
     for config in configs:
         print(printable(f"{config.name:<{width}}  v{config.version}  {config.summary}"))
-    print("\nShow one: trainstone recipes NAME      Run one: trainstone bench|train NAME")
+        if config.name in places:
+            print(f"{'':<{width}}      systems: {', '.join(places[config.name])}")
+    print("\nShow one: trainstone recipes NAME      Run one: trainstone bench|train NAME [--system SYSTEM]")
+    print("From an old command: trainstone recipes --from ORIGINAL -- OLD FLAGS > FILE.toml")
+
+
+def list_systems() -> dict[str, list[str]]:
+    """Return the shipped systems that change something of a recipe, by its name."""
+    from trainstone.config.load import list_shipped, load_system
+
+    found: dict[str, list[str]] = {}
+    for name in list_shipped("systems"):
+        for recipe in load_system(name).recipe:
+            found.setdefault(recipe, []).append(name)
+    return found
+
+
+def show_old(original: str, words: list[str], *, as_json: bool) -> None:
+    """--from: print the recipe that equals an old command line."""
+    from trainstone.cli.output import print_json
+    from trainstone.config.old.told import tell_old, write_file
+    from trainstone.text import printable_lines
+
+    told = tell_old(original, words)
+    if as_json:
+        config = told.config.model_dump(mode="json", exclude_none=True)
+        print_json({"verb": told.verb, "command": told.command, "config": config, "notes": told.notes})
+    else:
+        print(printable_lines(write_file(told)))
 
 
 def show_recipe(name: str, *, as_json: bool) -> None:

@@ -123,7 +123,7 @@ def _rate_rows(result: Result) -> Iterator[tuple[str, str]]:
     if loader and loader.skipped:
         times = format_count(loader.skipped, "time")
         yield "left out", f"{format_count(loader.skipped_pictures, 'damaged picture')}, {times} in all"
-    if result.points:
+    if result.points and not result.repeated:
         yield "runs", f"{len(result.points)} in points/"
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from trainstone.machine.health import Noise
 from trainstone.results.profiled import Timeline
-from trainstone.results.quality import Quality
+from trainstone.results.quality import Quality, Repeated
 from trainstone.results.record import Count, Rate, Record, Seconds
 from trainstone.results.sweep import Sweep
 
@@ -19,7 +19,7 @@ FORMAT = 1
 
 SECTIONS = (
     *("model", "data", "augment", "loader", "train", "optimizer", "schedule", "eval", "stop", "checkpoint"),
-    *("parallel", "tracking", "engine", "measure"),
+    *("parallel", "tracking", "original", "mlperf", "engine", "measure"),
 )
 """Tables of a configuration."""
 
@@ -254,6 +254,7 @@ class Result(Record):
     energy: Energy | None = None
     loader: Loader | None = None
     quality: Quality | None = None
+    repeated: Repeated | None = None
     timeline: Timeline | None = None
     devices: list[Device] = []
     points: list[Point] = []

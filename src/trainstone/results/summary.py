@@ -170,7 +170,10 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
     config = shlex.quote(str(path / "config.toml"))
     if result.kind == "train":
         unfinished = result.status in ("interrupted", "killed", "failed")
-        return f"trainstone train --resume {shlex.quote(str(path))}" if unfinished else f"trainstone train {config}"
+        runs = f" --runs {result.repeated.num_runs}" if result.repeated else ""
+        return (
+            f"trainstone train --resume {shlex.quote(str(path))}" if unfinished else f"trainstone train {config}{runs}"
+        )
     if result.kind in ("eval", "profile"):
         return result.command
     if result.kind == "sweep":

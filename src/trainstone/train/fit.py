@@ -64,9 +64,14 @@ def derive_rate(asked: Config, fitted: Config, world: Rank) -> list[Finding]:
         asked.optimizer,
         meant=(meant * asked.train.batch_size, meant),
         now=(world.world * parts * fitted.train.batch_size, world.world * parts),
-        where=f"system {asked.system}" if asked.system else f"recipe {asked.name}",
+        where=name_place(asked),
     )
     return [finding("rate-derived", told)] if told else []
+
+
+def name_place(config: Config) -> str:
+    """Say whose geometry a configuration has."""
+    return f"system {config.system}" if config.system else f"recipe {config.name}"
 
 
 def refuse(findings: list[Finding], *, strict: bool) -> None:
@@ -146,6 +151,6 @@ def adapt_engine(
     if config.nodes * config.devices_per_node not in (1, world.world):
         geometry = f"{config.nodes} x {config.devices_per_node} devices"
         used = "one" if world.world == 1 else str(world.world)
-        findings.append(finding("engine-adapted", f"system {config.system} has {geometry}; this run uses {used}"))
+        findings.append(finding("engine-adapted", f"{name_place(config)} has {geometry}; this run uses {used}"))
         config = config.model_copy(update={"nodes": 1, "devices_per_node": world.world})
     return config, findings

@@ -69,7 +69,8 @@ def fit_batch(config: Config, device: torch.device, *, measured: bool = True) ->
     if batch == first:
         return config, []
     fits = "memory and time" if measured else "memory"
-    message = f"took {format_count(batch, 'image')} a step and device instead of {first}, so that the run fits into {fits}"
+    taken = f"took {format_count(batch, 'image')} a step and device instead of {first}"
+    message = f"{taken}, so that the run fits into {fits}"
     return config, [finding("batch-fitted", message)]
 
 

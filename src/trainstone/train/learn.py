@@ -28,6 +28,8 @@ from trainstone.train.course import Course
 from trainstone.train.distributed import Agreement, World, average_buffers, barrier
 from trainstone.train.evaluate import evaluate
 from trainstone.train.loop import train_steps
+from trainstone.train.original.mllog import MlperfLog
+from trainstone.train.original.writers import Writers
 from trainstone.train.snapshot import is_finite, take_tensors, take_values
 from trainstone.train.task import Task
 from trainstone.train.tracking import Trackers
@@ -49,6 +51,8 @@ class Setting:
     validation: OpenSplit
     recorder: StepRecorder
     trackers: Trackers
+    mlperf: MlperfLog
+    writers: Writers
     interrupt: Interrupt
 
     @property
@@ -117,10 +121,13 @@ def run_steps(setting: Setting, course: Course, timer: Timer, wishes: Wishes) ->
         origin=timer.now() - course.clock(),
         go_on=lambda: not wishes.pause,
     )
+    setting.mlperf.begin_steps(course.done)
     for record in steps:
         setting.run.begin()
         setting.recorder.add(record)
         setting.trackers.step(record)
+        setting.mlperf.step(record)
+        setting.writers.step(record)
         course.add_step(record)
         wishes.take(agreement)
         agreement.post(list_wishes(setting, course, record))
@@ -164,6 +171,7 @@ def list_wishes(setting: Setting, course: Course, record: StepRecord | None) -> 
 def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
     """Judge the validation pictures and write down what came of it; nothing where a signal broke it off."""
     began = time.perf_counter()
+    setting.mlperf.begin_evaluation(course.done)
     judged = yield from evaluate(setting.task, setting.config, setting.validation, setting.world, setting.interrupt)
     spent = time.perf_counter() - began
     if judged is None:
@@ -179,7 +187,10 @@ def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
         images=judged.images,
     )
     course.add_evaluation(evaluation)
+    metric, target = setting.config.eval.metric, setting.config.eval.target
+    setting.mlperf.evaluation(evaluation, metric=metric, reached=course.has_reached(target))
     setting.trackers.evaluation(evaluation)
+    setting.writers.evaluation(evaluation)
     told = ", ".join(f"{name} {value:.4f}" for name, value in judged.metrics.items())
     log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, judged.images)
     setting.run.update(quality=course.quality(setting.config.eval), phases=course.phases())
@@ -192,6 +203,7 @@ def save(setting: Setting, course: Course) -> None:
         raise diverged(setting, course.done - 1)
     # A step file that lacks steps of the checkpoint would begin anew: first they are written, on every rank.
     setting.recorder.flush()
+    setting.writers.flush()
     barrier(setting.world)
     if setting.world.rank.number == 0:
         setting.checkpoints.mkdir(exist_ok=True)

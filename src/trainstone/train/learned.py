@@ -65,14 +65,15 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
     verdict = write_learning_verdict(
         quality, status, phases, title, stopped_by=signal_name or "a signal", run=shlex.quote(str(run.path))
     )
-    judged = course.history[-1].images if course.history else len(setting.validation.source)
     findings = [
         *run.result.findings,
         *tell_skipped(setting.task),
-        *tell_left_out(len(setting.validation.source) - judged),
+        *(found for one in course.history[-1:] for found in tell_left_out(setting.validation, one.images, config)),
         *tell_stop(run, course, signal_name),
     ]
     run.update(status=status, quality=quality, phases=phases, verdict=verdict, findings=findings)
+    setting.mlperf.finish(status, course.done)
+    setting.writers.finish(status)  # the original's copy of mlperf.log among them
 
 
 def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Seen) -> None:

@@ -42,7 +42,9 @@ from trainstone.train.distributed import explain_peer_error
 from trainstone.train.feeding import measure_after, measure_before, open_alone
 from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.loop import train_steps
-from trainstone.train.task import Task, build_task, open_data, provide_data, settle_classes
+from trainstone.train.original.facts import Facts
+from trainstone.train.original.writers import Writers, open_writers
+from trainstone.train.task import IMAGENET_PICTURES, Task, build_task, open_data, provide_data, settle_classes
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,8 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
             sample_device(run, fitted, recorder, clock_start) as telemetry,
         ):
             task = files.enter_context(closing(build_task(fitted.config, fitted.device, opened)))
-            yield from measure_steps(task, fitted.config.measure, recorder, interrupt, clock_start)
+            writers = files.enter_context(open_writers(describe_bench(run, fitted, task)))
+            yield from measure_steps(task, fitted.config.measure, recorder, interrupt, clock_start, writers)
         after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
         if alone and not interrupt.asked:
             yield from measure_after(task, fitted, alone, interrupt)
@@ -93,6 +96,23 @@ def run_bench(config: Config, run: RunFolder, *, strict: bool) -> Iterator[Progr
         spent = time.perf_counter() - started
         beside = (before, after), peaks, memory, telemetry.path, telemetry.reader, interrupt.asked, spent
         conclude(run, fitted, recorder, Observed(*beside, loader=task.loader, alone=alone))
+        writers.finish(run.result.status)
+        run.update()  # which lists files
+
+
+def describe_bench(run: RunFolder, fitted: Fitted, task: Task) -> Facts:
+    """What the files of the recipe's original tell of a bench."""
+    return Facts(
+        kind="bench",
+        config=fitted.config,
+        folder=run.path,
+        ranks=1,
+        global_batch=task.images_per_step,
+        train_pictures=task.loader.order.epoch_pictures if task.loader else IMAGENET_PICTURES,
+        val_pictures=None,
+        steps=limit_steps(task, fitted.config.measure),
+        device=fitted.device.index or 0,
+    )
 
 
 def sample_device(
@@ -110,7 +130,12 @@ def sample_device(
 
 
 def measure_steps(
-    task: Task, measure: MeasureConfig, recorder: StepRecorder, interrupt: Interrupt, clock_start: float
+    task: Task,
+    measure: MeasureConfig,
+    recorder: StepRecorder,
+    interrupt: Interrupt,
+    clock_start: float,
+    writers: Writers,
 ) -> Iterator[Progress]:
     """Run the loop until the interval is narrow enough, the time is over, the steps are done or somebody asks.
 
@@ -119,9 +144,18 @@ def measure_steps(
     timer = choose_timer(task.device)
     with ProfilerRange(measure.profiler_range) as profiled:
         steps = train_steps(
-            task, timer, num_steps=measure.iterations, origin=clock_start, go_on=profiled.pass_to_next_step
+            task, timer, num_steps=limit_steps(task, measure), origin=clock_start, go_on=profiled.pass_to_next_step
         )
-        yield from record_steps(steps, timer, measure, recorder, interrupt)
+        yield from record_steps(writers.watch(steps), timer, measure, recorder, interrupt)
+
+
+def limit_steps(task: Task, measure: MeasureConfig) -> int | None:
+    """Return how many steps there are at most: those asked for, or an end of the pictures; None: until time is over."""
+    limits = [measure.iterations] if measure.iterations is not None else []
+    if measure.max_epochs is not None and task.loader:
+        pictures = measure.max_epochs * task.loader.order.epoch_pictures
+        limits.append(math.ceil(pictures / (task.loader.order.global_batch * task.accumulate)))
+    return min(limits, default=None)
 
 
 def record_steps(

@@ -30,6 +30,9 @@ from trainstone.train.distributed import World, join_world
 from trainstone.train.fit import Fitted, choose_rank_device, fit_to_machine
 from trainstone.train.learn import Setting, learn
 from trainstone.train.learned import Seen, conclude_training, write_end
+from trainstone.train.original.facts import Facts
+from trainstone.train.original.mllog_open import clear_caches, open_log
+from trainstone.train.original.writers import Writers, open_writers
 from trainstone.train.refusal import hear_refusal
 from trainstone.train.run import explaining, keep_record, sample_device
 from trainstone.train.start import (
@@ -46,7 +49,7 @@ from trainstone.train.start import (
     start_task,
     stop_together,
 )
-from trainstone.train.task import settle_classes
+from trainstone.train.task import seed_network, settle_classes
 from trainstone.train.tracking import Trackers, open_trackers
 
 log = logging.getLogger(__name__)
@@ -93,7 +96,11 @@ def train_and_judge(
     *,
     resume: bool,
 ) -> Iterator[Progress]:
-    """Start or take up the run, learn to the end, write the result."""
+    """Start or take up the run, learn to the end, write the result.
+
+    The clock, and run_start of mlperf.log, begin when the network is on its device and before any training picture is
+    read. Opening a data set, before it, reads its index and no picture.
+    """
     config, rank = fitted.config, world.rank
     training, validation = pictures
     checkpoint, told = find_start(run, world) if resume else (None, [])
@@ -101,18 +108,28 @@ def train_and_judge(
     own = find_own_processes(world)
     before = read_pressure(pids=own)
     with ExitStack() as files:
+        cleared, uncleared = clear_caches(config, world, resumed=resume)
+        network = seed_network(config, fitted.device, world)
+        counts = len(training.source), len(validation.source)
+        mlperf = files.enter_context(open_log(run, fitted, counts, rank, network, cleared))
+        if not resume:
+            mlperf.begin()
         # The run's clock starts: from here on training data is touched.
         course = begin_course(config, pictures, rank, checkpoint, run.result.process.starts)
-        task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint)))
+        task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint, network)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
-        findings = [*fitted.findings, *told, *check_learning_rate(config, course.global_batch, rank)]
+        findings = [*fitted.findings, *uncleared, *told, *check_learning_rate(config, course.global_batch, rank)]
         # Not before: a change that a resumed run cannot bear must not stay in its folder.
         run.write_config(config)
         # Evaluations after the checkpoint are to be made again.
         run.update(findings=findings, quality=course.quality(config.eval), phases=course.phases())
         recorder = files.enter_context(open_recorder(run, config, world, course))
         trackers = files.enter_context(open_curves(run, config, rank, course))
-        setting = Setting(config, run, world, task, cadence, validation, recorder, trackers, interrupt)
+        writers = files.enter_context(open_originals(run, fitted, pictures, world, cadence, course))
+        if resume:
+            mlperf.go_on(course.done, judged=course.judged_now)
+        beside = recorder, trackers, mlperf, writers
+        setting = Setting(config, run, world, task, cadence, validation, *beside, interrupt)
         with open_sampler(run, fitted, world, recorder, course) as telemetry:
             yield from learn(setting, course)
         after, memory = read_pressure(pids=own), (peak_device_bytes(fitted.device), peak_host_bytes())
@@ -132,6 +149,28 @@ def open_curves(run: RunFolder, config: Config, rank: Rank, course: Course) -> A
     tracking = config.tracking if rank.number == 0 else TrackingConfig()
     told = config.model_dump(mode="json", exclude_none=True)
     return open_trackers(tracking, run.path, run.result.run_id, told, first_step=course.done)
+
+
+def open_originals(
+    run: RunFolder, fitted: Fitted, pictures: Pictures, world: World, cadence: Cadence, course: Course
+) -> Writers:
+    """Open the files that the recipe's original wrote, on the first rank."""
+    if world.rank.number:
+        return Writers()
+    return open_writers(
+        Facts(
+            kind="train",
+            config=fitted.config,
+            folder=run.path,
+            ranks=world.rank.world,
+            global_batch=course.global_batch,
+            train_pictures=course.pictures,
+            val_pictures=len(pictures.validation.source),
+            steps=cadence.last_step,
+            device=fitted.device.index or 0,
+            first_step=course.done,
+        )
+    )
 
 
 def open_recorder(run: RunFolder, config: Config, world: World, course: Course) -> StepRecorder:

@@ -18,6 +18,7 @@ from trainstone.models.losses import cross_entropy
 from trainstone.models.mixing import draw_mix, mix_images, mix_loss
 from trainstone.models.pixels import Normaliser
 from trainstone.models.resnet import build_resnet
+from trainstone.workloads.mlperf_resnet import RESNET
 from trainstone.workloads.workload import Batch, Judge, Loss, Scores, Workload, choose_eval_batch
 
 
@@ -55,13 +56,16 @@ def open_training(
     """Feed training pictures as the recipe asks."""
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     how = {"loader": config.loader, "batch_size": config.train.batch_size, "first_step": first_batch}
+    how["parts"] = config.train.accumulate
     return open_rank_loader(config, opened, device, rank, **how)
 
 
 def open_validation(config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
     """Feed this rank's share of the validation pictures, each once: a cache would be for nothing."""
     loader = config.loader.model_copy(update={"cache": "off"})
-    how = {"loader": loader, "batch_size": choose_eval_batch(config), "train": False}
+    batch_size = choose_eval_batch(config)
+    parts = batch_size if config.eval.drop_rest else 1
+    how = {"loader": loader, "batch_size": batch_size, "train": False, "parts": parts}
     return open_rank_loader(config, opened, device, rank, **how)
 
 
@@ -183,4 +187,5 @@ CLASSIFY = Workload(
     build_scores=build_scores,
     finish_eval=finish_eval,
     empty_batch=empty_batch,
+    mllog=RESNET,
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,35 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 Judge = Callable[[nn.Module, Batch], Tensor]
 Scores = Callable[[nn.Module, Tensor], Tensor]
 MIN_EVAL_BATCH = 32
+
+
+class RunSizes(NamedTuple):
+    """Numbers of a training run that MLPerf's log tells and its rules ask for."""
+
+    ranks: int
+    global_batch: int
+    """Images a step, of all ranks."""
+    train_pictures: int
+    """Of the data set."""
+    val_pictures: int
+    peak_rate: float
+    """The schedule's highest."""
+    decay_steps: int
+    """After the warm-up."""
+
+
+@dataclass(frozen=True)
+class Mllog:
+    """What mlperf.log says of a workload."""
+
+    benchmark: str
+    """MLPerf's name for it."""
+    tensor_names: Callable[[nn.Module], list[str]]
+    """What its reference calls the parameters of the network."""
+    list_values: Callable[[Config, RunSizes], dict[str, Any]]
+    """The keys that tell how it is trained; what the recipe cannot say is left out."""
+    find_departures: Callable[[Config, RunSizes], list[str]]
+    """What is not as the closed division asks for, in words."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +77,7 @@ class Workload:
     """Metrics and number of pictures of those sums."""
     empty_batch: Callable[[Config, int], Batch]
     """A batch of that size without content, for counting work."""
+    mllog: Mllog
 
 
 def choose_eval_batch(config: Config) -> int:

@@ -43,3 +43,7 @@ def test_signals_have_names_or_numbers():
     assert (name_signal(signal.SIGTERM), name_signal(40)) == ("SIGTERM", "signal 40")
     assert explain_failure("batch 2", Ended(-40, "", "")).message == "batch 2 was ended by signal 40"
     assert "memory ran out" in explain_failure("batch 2", Ended(-signal.SIGKILL, "", "")).hint
+
+
+def test_who_was_stopped_is_told_from_who_ended():
+    assert [Ended(code, "", "").interrupted for code in (0, 6, 75, 130, -15)] == [False, False, True, True, False]

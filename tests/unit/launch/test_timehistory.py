@@ -1,5 +1,6 @@
 """A run's steps as the original's throughput log."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from made_results import make_result, write_run
 from trainstone.formats.timehistory import read_timehistory
-from trainstone.launch.timehistory import measure, write_timehistory
+from trainstone.launch.timehistory import measure, read_every, write_timehistory
 from trainstone.results.steps import StepRecord, StepWriter
 
 
@@ -61,6 +62,21 @@ def test_a_run_without_steps_or_with_damaged_ones_gives_no_file(tmp_path: Path):
     (run / "steps-rank0000.csv").write_text("nonsense\n1,2\n")
     write_timehistory(run, tmp_path / "x.log")
     assert not (tmp_path / "x.log").exists()
+
+
+def test_steps_between_lines_are_those_of_the_run(tmp_path: Path):
+    run = write_steps(tmp_path, 200)
+    document = json.loads((run / "result.json").read_text())
+    document["config"]["original"] = {"every_steps": 50}
+    (run / "result.json").write_text(json.dumps(document))
+    write_timehistory(run, tmp_path / "x.log")
+    assert [one.last_step for one in read_timehistory(tmp_path / "x.log")] == [50, 100, 150, 200]
+
+
+@pytest.mark.parametrize("section", [None, {}, 5, {"every_steps": "auto"}, {"every_steps": 0}, {"every_steps": []}])
+def test_a_run_that_does_not_say_has_the_original_s(section: object):
+    result = make_result("x")
+    assert read_every(result.model_copy(update={"config": {**result.config, "original": section}})) == "auto"
 
 
 def test_steps_that_take_no_time_give_no_line():

@@ -1,6 +1,10 @@
 """Sweeps that are gone on with: found, checked against what was changed since, held by one process at a time."""
 
 import json
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,7 @@ import pytest
 from made_sweep import count_points, plan_small, run_fake, statuses
 from stranger import be_stranger, make_shared_folder
 from trainstone.errors import ResultError
-from trainstone.launch.unfinished import find_due, find_unfinished, hold, plan_again
+from trainstone.launch.unfinished import end_orphans, find_due, find_unfinished, hold, plan_again
 from trainstone.results.schema import Result
 from trainstone.results.store import RunFolder, read_result, reopen_run
 
@@ -198,3 +202,29 @@ def test_a_file_in_the_place_of_the_launch_folder(monkeypatch, tmp_path: Path):
     assert find_unfinished(tmp_path, plan) is None
     with pytest.raises(ResultError, match=r"cannot write into .*Not a directory"), hold(run.path):
         pass
+
+
+WAIT = "import sys, time; print(flush=True); time.sleep(60)"
+
+
+def start_orphan(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+    """A process that might be a point: it has its command line."""
+    command = [sys.executable, "-I", "-S", "-c", WAIT, "trainstone", *words]
+    child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child
+
+
+def test_points_that_outlived_their_run_are_stopped_and_others_left_alone(tmp_path: Path):
+    (tmp_path / "runs").mkdir()
+    ours = [("bench", "--out", "runs/a/points"), ("train", "--resume", str(tmp_path / "runs/a/points/x"))]
+    others = [("train", "--resume", "runs/a"), ("report", "runs/a/points/x"), ("bench", "--out", "runs/b/points")]
+    with ExitStack() as started:
+        children = [started.enter_context(start_orphan(tmp_path, *words)) for words in (*ours, *others)]
+        try:
+            end_orphans(tmp_path / "runs" / "a")
+            assert [child.poll() for child in children] == [-signal.SIGTERM] * 2 + [None] * 3
+        finally:
+            for child in children:
+                child.kill()

@@ -157,4 +157,4 @@ def test_decay_that_is_part_of_the_loss_is_recorded_by_itself(lag: int):
     assert first.decay_loss == pytest.approx(0.25 * sum(w.square().sum().item() for w in weights))
     assert last.decay_loss < first.decay_loss  # it goes on being that of its own step
     assert first.loss == pytest.approx(first.decay_loss + (weights[0] + weights[1]).square().item())
-    assert list(train_steps(make_task(ScriptedClock()), HostTimer(), num_steps=1))[0].decay_loss is None
+    assert next(train_steps(make_task(ScriptedClock()), HostTimer(), num_steps=1)).decay_loss is None

@@ -5,7 +5,7 @@ import torch
 from trainstone.config.load import load_config
 from trainstone.measure.clock import HostTimer
 from trainstone.train.loop import train_steps
-from trainstone.train.task import apply_process_settings, build_task
+from trainstone.train.task import apply_process_settings, build_task, seed_network
 
 CPU = torch.device("cpu")
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "engine.threads=1"]
@@ -61,3 +61,15 @@ def test_building_applies_what_the_process_has_only_once():
     assert torch.get_num_threads() == threads
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
+
+
+def test_a_network_built_before_is_the_one_that_would_be_built():
+    config = load_config("resnet50", settings=TINY)
+    within = build_task(config, CPU)
+    state = torch.get_rng_state()
+    network = seed_network(config, CPU)
+    given = build_task(config, CPU, network=network)
+    assert given.plain is network
+    assert torch.get_rng_state().equal(state)
+    for mine, theirs in zip(given.plain.parameters(), within.plain.parameters(), strict=True):
+        assert mine.equal(theirs)

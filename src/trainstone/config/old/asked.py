@@ -1,0 +1,53 @@
+"""What an old command line asks for, in our words: the verb, recipe keys, flags, and what has to be said about it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from trainstone.config.old.launcher import Geometry
+from trainstone.config.old.line import Line
+
+Verb = Literal["train", "bench", "eval", "sweep", "profile"]
+MOST_SHOWN = 200
+INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|sh|bash|source|\.)|-u")
+"""Words that start a program and ask for nothing."""
+
+
+class Asked(NamedTuple):
+    """An old line, understood."""
+
+    verb: Verb
+    keys: Mapping[str, Any]
+    """Dotted keys of the recipe, those that the line leaves as they are included."""
+    options: tuple[str, ...] = ()
+    """Words of the command that are no keys: --out DIR, --batch-sizes ..."""
+    geometry: Geometry = Geometry()
+    notes: tuple[str, ...] = ()
+
+
+def set_data(keys: dict[str, Any], path: str | None, flag: str) -> tuple[str, ...]:
+    """Set the folder of the pictures; say where none can be taken from the line."""
+    if path is None:
+        return (f"{flag} is not given: give --data DIR",)
+    if "$" in path or "`" in path:
+        return (f"{flag} {path}: no shell reads this, so give --data DIR",)
+    keys["data.root"] = path
+    return ()
+
+
+def set_out(asked: str | None) -> tuple[str, ...]:
+    """Return --out for a folder of results that was named."""
+    return () if not asked or "$" in asked or "`" in asked else ("--out", asked)
+
+
+def tell_launcher(line: Line) -> tuple[str, ...]:
+    """Say what becomes of the words before a program."""
+    if all(INTERPRETER.fullmatch(word) for word in line.before):
+        return ()
+    shown = " ".join(line.before)
+    if len(shown) > MOST_SHOWN:
+        shown = f"{shown[:MOST_SHOWN]}…"
+    notes = [f"{shown}: left out but for the number of devices; torchrun, srun and mpirun start ranks here"]
+    if any(word.endswith(("nvprof", "ncu", "nsys")) for word in line.before):
+        notes.append("the profiler: `trainstone profile` records steps, telemetry is in every run")
+    return tuple(notes)

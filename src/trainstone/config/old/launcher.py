@@ -1,0 +1,78 @@
+"""How many devices the words before a program ask for: mpirun, ddlrun, horovodrun, srun, sbatch, torch's launcher."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+RANKS = ("-n", "-np", "--np", "--ntasks", "--num-proc")
+NODES = ("-N", "--nodes", "--nnodes")
+EACH = (
+    *("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--gpus-per-node"),
+    *("-npernode", "--npernode", "--gres"),
+)
+HOSTS = ("-H", "-host", "--host", "--hosts")
+DDL_MODE = re.compile(r".*\bp:(\d+)x(\d+)x1x1\s*")  # GPUs a node x nodes
+LARGEST = 1_000_000
+
+
+class Geometry(NamedTuple):
+    """Devices; None where nobody said it."""
+
+    nodes: int | None = None
+    each: int | None = None
+    """Devices a node."""
+    ranks: int | None = None
+
+    def devices(self) -> int | None:
+        """Return the number of all devices."""
+        if self.each is not None:
+            return self.each * (self.nodes or 1)
+        return self.ranks
+
+
+def read_launcher(words: Sequence[str]) -> Geometry:
+    """Return what the words say; of contradictions the last counts."""
+    found: dict[str, int] = {}
+    under_mpi = any(word.endswith("mpirun") for word in words)
+    for place, word in enumerate(words):
+        if mode := DDL_MODE.fullmatch(word):
+            found |= {"each": int(mode[1]), "nodes": int(mode[2])}
+            continue
+        name, text = split_option(word, words[place + 1] if place + 1 < len(words) else "")
+        if name in HOSTS and text:
+            found |= read_hosts(text)
+            continue
+        kind = next((kind for kind, names in (("ranks", RANKS), ("nodes", NODES), ("each", EACH)) if name in names), "")
+        kind = "each" if name == "-N" and under_mpi else kind
+        number = text.rpartition(":")[2]  # --gres=gpu:v100:4
+        if kind and number.isdecimal() and 0 < int(number[:8]) <= LARGEST:
+            found[kind] = int(number)
+    return settle(Geometry(**found))
+
+
+def split_option(word: str, following: str) -> tuple[str, str]:
+    """Return name and value of -N4, -N 4, --nodes=4 and --nodes 4."""
+    if attached := re.fullmatch(r"(-[nN])(\d+)", word):
+        return attached[1], attached[2]
+    name, equals, text = word.partition("=")
+    return (name, text) if equals else (word, following)
+
+
+def read_hosts(text: str) -> dict[str, int]:
+    """Read host:4,host:4."""
+    hosts = [host for host in text.split(",") if host]
+    slots = {host.rpartition(":")[2] for host in hosts if ":" in host}
+    found = {"nodes": len(hosts)} if hosts else {}
+    if len(slots) == 1 and (slot := slots.pop()).isdecimal() and 0 < int(slot[:8]) <= LARGEST:
+        found["each"] = int(slot)
+    return found
+
+
+def settle(seen: Geometry) -> Geometry:
+    """Fill in what the rest says."""
+    nodes, each, ranks = seen
+    if each is None and nodes and ranks and ranks % nodes == 0:
+        each = ranks // nodes
+    if nodes is None and each and ranks and ranks % each == 0:
+        nodes = ranks // each
+    return Geometry(nodes, each, ranks)

@@ -1,0 +1,137 @@
+"""torch_imagenet_resnet.py of the SC22 study of GPU variability, and the scripts that start it. K-FAC only when off."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainstone.config.old.asked import Asked, set_data, set_out, tell_launcher
+from trainstone.config.old.flag import Flag
+from trainstone.config.old.launcher import Geometry, read_launcher
+from trainstone.config.old.line import Line, read_line
+from trainstone.config.old.reading import Given, Grammar, read_flags
+from trainstone.errors import ConfigError
+
+OFF = "K-FAC is off (--kfac-update-freq 0)"
+MODELS = ("resnet50", "resnet101", "resnet152")
+FLAGS = (
+    Flag("train-dir", "path", "/tmp/imagenet/ILSVRC2012_img_train/", "`--data`", "read there from a fixed place"),
+    Flag("val-dir", "path", "/tmp/imagenet/ILSVRC2012_img_val/", "", "nothing is validated; `--data` names both"),
+    Flag("log-dir", "path", "./logs/torch_imagenet", "`--out`"),
+    Flag("checkpoint-format", "text", "checkpoint_{epoch}.pth.tar", "", "bench keeps no checkpoints"),
+    Flag("no-cuda", "switch", "false", "`--device`", "cpu"),
+    Flag("seed", "integer", "42", "`seed`"),
+    Flag("fp16", "switch", "false", "`train.precision`", "fp16 with a dynamic loss scale"),
+    Flag("model", "text", "resnet50", "`model.depth`", "", MODELS),
+    Flag("batch-size", "integer", "32", "`train.batch_size`", "per device"),
+    Flag("val-batch-size", "integer", "32", "", "nothing is validated"),
+    Flag("batches-per-allreduce", "integer", "1", "`train.accumulate`", "above 1: `engine.split_phases` is false"),
+    Flag("epochs", "integer", "55", "", "500 iterations end the run: pictures come again until then"),
+    Flag("base-lr", "number", "0.0125", "`optimizer.learning_rate`", "of one rank, here too"),
+    Flag("lr-decay", "epochs", "25 35 40 45 50", "`schedule.decay_epochs`"),
+    Flag("warmup-epochs", "number", "5", "`schedule.warm_up_epochs`"),
+    Flag("momentum", "number", "0.9", "`optimizer.momentum`"),
+    Flag("weight-decay", "number", "5e-5", "`optimizer.weight_decay`"),
+    Flag("label-smoothing", "number", "0.1", "`train.label_smoothing`"),
+    Flag("checkpoint-freq", "integer", "5", "", "bench keeps no checkpoints; train: `checkpoint.every_epochs`"),
+    Flag("kfac-update-freq", "integer", "100", "0 alone", "0 is off; K-FAC is not here"),
+    Flag("kfac-cov-update-freq", "integer", "10", "", OFF),
+    Flag("kfac-update-freq-alpha", "number", "10", "", OFF),
+    Flag("kfac-update-freq-decay", "epochs", "", "", OFF),
+    Flag("use-inv-kfac", "switch", "false", "", OFF),
+    Flag("stat-decay", "number", "0.95", "", OFF),
+    Flag("damping", "number", "0.001", "", OFF),
+    Flag("damping-alpha", "number", "0.5", "", OFF),
+    Flag("damping-decay", "epochs", "", "", OFF),
+    Flag("kl-clip", "number", "0.001", "", OFF),
+    Flag("skip-layers", "words", "", "", OFF),
+    Flag("coallocate-layer-factors", "switch", "true", "", OFF),
+    Flag("kfac-comm-method", "text", "comm-opt", "", OFF, ("comm-opt", "mem-opt", "hybrid-opt")),
+    Flag("kfac-grad-worker-fraction", "number", "0.25", "", OFF),
+    Flag("backend", "text", "nccl", "`parallel.backend`", "not given: the recipe's, auto", ("nccl", "gloo")),
+    Flag("local_rank", "integer", "0", "`--device`", "a launcher sets it; by hand it names the GPU"),
+)
+GRAMMAR = Grammar("sc22", FLAGS)
+KFAC = tuple(flag.name for flag in FLAGS if flag.remark == OFF)
+# What run-resnet.sh passes; the other scripts change the batch and the devices.
+SCRIPT = (
+    *("--base-lr", "0.05", "--batch-size", "64", "--kfac-update-freq", "0", "--kfac-cov-update-freq", "50"),
+    *("--damping", "0.003", "--model", "resnet50", "--checkpoint-freq", "90", "--kfac-comm-method", "comm-opt"),
+    *("--kfac-grad-worker-fraction", "0.0", "--epochs", "1", "--lr-decay", "30", "60", "80"),
+)
+SCRIPT_ARGUMENTS = {
+    "run-resnet.sh": (),
+    "resnet-singularity.sh": (),
+    "run-resnet-single.sh": ("DEVICE", "RUN"),
+    "run-resnet-multi.sh": ("RUN", "NODES", "BATCH"),
+}
+SCRIPTS = "|".join(name.replace(".", r"\.") for name in SCRIPT_ARGUMENTS)
+
+
+def understand(words: Sequence[str]) -> Asked:
+    """Read a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
+    line, geometry = expand_script(read_line(words, rf"{SCRIPTS}|[\w.-]+\.py"))
+    given = read_flags(GRAMMAR, line.after)
+    refuse_kfac(given)
+    keys = read_keys(given)
+    notes = [*line.notes, *tell_launcher(line), *given.notes]
+    if "train-dir" in given.asked:
+        notes += set_data(keys, given.values["train-dir"], "--train-dir")
+    else:
+        notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
+    options = set_out(given.values["log-dir"] if "log-dir" in given.asked else None)
+    return Asked("bench", keys, options, geometry, tuple(notes))
+
+
+def expand_script(line: Line) -> tuple[Line, Geometry]:
+    """Write out what a script of the study passes on, and on how many devices."""
+    if line.program not in SCRIPT_ARGUMENTS:
+        return line, read_launcher(line.before)
+    names = SCRIPT_ARGUMENTS[line.program]
+    if len(line.after) > len(names) or not all(word.isdecimal() for word in line.after):
+        taken = " ".join(names) or "no arguments"
+        raise ConfigError(f"{line.program} {' '.join(line.after)}: it takes {taken}", hint="numbers, in this order")
+    given = dict(zip(names, line.after, strict=False))
+    if line.program == "run-resnet-single.sh":
+        alone = ("--batch-size", "16", "--local_rank", given.get("DEVICE", "0"))
+        return line._replace(after=(*SCRIPT, *alone)), Geometry(1, 1)
+    if line.program == "run-resnet-multi.sh":
+        batch = ("--batch-size", given.get("BATCH", "64"))
+        return line._replace(after=(*SCRIPT, *batch)), Geometry(max(1, int(given.get("NODES", "1"))), 3)
+    return line._replace(after=SCRIPT), Geometry(1, 4)
+
+
+def refuse_kfac(given: Given) -> None:
+    """K-FAC is not here; a line that leaves it on cannot be equalled."""
+    if given.values["kfac-update-freq"] == 0:
+        return
+    named = [given.asked[name] for name in ("kfac-update-freq", *KFAC) if name in given.asked]
+    told = ", ".join(named) if named else "--kfac-update-freq is 100 unless it is given"
+    raise ConfigError(
+        f"K-FAC is on, and there is none here: {told}", hint="the study itself ran with --kfac-update-freq 0: give that"
+    )
+
+
+def read_keys(given: Given) -> dict[str, Any]:
+    """Return the keys that the flags set."""
+    values = given.values
+    keys: dict[str, Any] = {
+        "seed": values["seed"],
+        "model.depth": int(values["model"].lower().removeprefix("resnet")),
+        "train.batch_size": values["batch-size"],
+        "train.accumulate": values["batches-per-allreduce"],
+        "train.label_smoothing": values["label-smoothing"],
+        "train.precision": "fp16" if values["fp16"] else "fp32",
+        "optimizer.learning_rate": values["base-lr"],
+        "optimizer.momentum": values["momentum"],
+        "optimizer.weight_decay": values["weight-decay"],
+        "schedule.warm_up_epochs": values["warmup-epochs"],
+        "schedule.decay_epochs": list(values["lr-decay"]),
+    }
+    if values["batches-per-allreduce"] > 1:
+        keys["engine.split_phases"] = False  # phases alternate within a step
+    if "backend" in given.asked:
+        keys["parallel.backend"] = values["backend"]
+    if values["no-cuda"]:
+        keys["device"] = "cpu"
+    elif "local_rank" in given.asked and values["local_rank"] > 0:
+        keys["device"] = f"cuda:{values['local_rank']}"
+    return keys

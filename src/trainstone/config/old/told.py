@@ -1,0 +1,166 @@
+"""From an old command line to the recipe and the command that equal it; which original is read by which file."""
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
+from trainstone.config.old import mlperf, sc22, tbd, wmlce
+from trainstone.config.old.asked import Asked
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError
+from trainstone.text import printable
+
+FILE = "FILE.toml"
+OPTIONS = {"data.root": "--data", "seed": "--seed", "device": "--device"}
+STEPS = {("bench", "measure.iterations"), ("train", "stop.steps")}
+BESIDE = ("data.", "loader.", "engine.", "measure.", "tracking.", "original.", "mlperf.", "seed", "device")
+"""Keys that may be others without making it another system's training."""
+EVALUATED = ("data.", "eval.", "device")
+"""Keys that saved weights do not bring with them."""
+
+
+class Original(NamedTuple):
+    """Who reads its lines, and the recipe it became."""
+
+    recipe: str
+    understand: Callable[[Sequence[str]], Asked]
+
+
+ORIGINALS = {
+    "mlperf-resnet50": Original("resnet50-mlperf", mlperf.understand),
+    "tbd": Original("resnet50-tbd", tbd.understand),
+    "sc22": Original("resnet50-sc22", sc22.understand),
+    "wmlce": Original("resnet50-wmlce", wmlce.understand),
+}
+
+
+class Told(NamedTuple):
+    """What equals an old command line."""
+
+    old: str
+    verb: str
+    command: str
+    """Without a file: the shipped recipe and what is changed of it."""
+    file_command: str
+    """With the file that write_file gives."""
+    config: Config
+    defects: Mapping[str, Any]
+    """What original_defects = true would bring back."""
+    notes: tuple[str, ...]
+
+
+def tell_old(original: str, words: Sequence[str]) -> Told:
+    """Translate an old command line, or raise what cannot be."""
+    if original not in ORIGINALS:
+        raise ConfigError(
+            f"--from {original}: unknown original{did_you_mean(original, ORIGINALS)}",
+            hint=f"known: {', '.join(ORIGINALS)}",
+        )
+    recipe, understand = ORIGINALS[original]
+    asked = understand(words)
+    system, changes = fit_system(recipe, make_absolute(asked))
+    config = load_config(recipe, system=system, flags=changes)
+    command = write_command(asked, recipe, system, changes)
+    with_file = shlex.join(["trainstone", asked.verb, FILE, *asked.options])
+    file_command = command if asked.verb == "eval" else with_file
+    notes = (*asked.notes, *tell_ranks(asked, config))
+    old = words[0] if len(words) == 1 else shlex.join(words)
+    return Told(old, asked.verb, command, file_command, config, read_defects(recipe, system), notes)
+
+
+def make_absolute(asked: Asked) -> Asked:
+    """Let the pictures lie where they lie from here, as --data does."""
+    if "data.root" not in asked.keys:
+        return asked
+    root = str(Path(asked.keys["data.root"]).absolute())
+    return asked._replace(keys={**asked.keys, "data.root": root, "data.source": "files"})
+
+
+def fit_system(recipe: str, asked: Asked) -> tuple[str | None, dict[str, Any]]:
+    """Return the shipped system that is what the line asks for, or none, and the keys that differ from it."""
+    nodes, each, _ = asked.geometry
+    count = asked.geometry.devices()
+    for name in list_shipped("systems") if count is not None else ():
+        system = load_system(name)
+        if recipe not in system.recipe or system.nodes * system.devices_per_node != count:
+            continue
+        if (nodes or system.nodes) != system.nodes or (each or system.devices_per_node) != system.devices_per_node:
+            continue
+        changes = differ(asked.keys, load_config(recipe, system=name))
+        if all(key.startswith(BESIDE) for key in changes):
+            return name, changes
+    geometry = {} if count is None else {"nodes": nodes or 1, "devices_per_node": each or count}
+    return None, differ({**asked.keys, **geometry}, load_config(recipe))
+
+
+def differ(keys: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Return the keys whose values are others in a configuration."""
+    return {key: value for key, value in keys.items() if read_key(config, key) != value}
+
+
+def read_key(config: Config, dotted_key: str) -> Any:
+    """Return the value of a key, lists as lists."""
+    value: Any = config
+    for part in dotted_key.split("."):
+        value = getattr(value, part)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def write_command(asked: Asked, recipe: str, system: str | None, changes: Mapping[str, Any]) -> str:
+    """Return the command with the shipped recipe, quoted for a shell."""
+    evaluates = asked.verb == "eval"
+    words = ["trainstone", asked.verb, "CHECKPOINT" if evaluates else recipe]
+    if system is not None and not evaluates:
+        words += ["--system", system]
+    for key, value in changes.items():
+        if evaluates and not key.startswith(EVALUATED):
+            continue
+        if key == "data.source" and "data.root" in changes:
+            continue
+        option = "--iterations" if (asked.verb, key) in STEPS else OPTIONS.get(key)
+        words += [option, str(value)] if option else ["--set", f"{key}={write_value(value)}"]
+    return shlex.join([*words, *asked.options])
+
+
+def write_value(value: Any) -> str:
+    """Return a value as --set takes it."""
+    if isinstance(value, str) and re.fullmatch(r"[a-z]\w*", value) and value not in ("true", "false", "inf", "nan"):
+        return value
+    return json.dumps(value, ensure_ascii=False)  # of texts, numbers and lists TOML has the same
+
+
+def tell_ranks(asked: Asked, config: Config) -> tuple[str, ...]:
+    """Say how many devices are started."""
+    count = asked.geometry.devices()
+    if count is None or count == 1 or asked.verb != "train":
+        return ()
+    if config.nodes == 1:
+        return (f"on {count} devices: torchrun --nproc-per-node {count} -m trainstone train {FILE}",)
+    return (f"on {config.nodes} x {config.devices_per_node} devices: srun or mpirun, one rank a device",)
+
+
+def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:
+    """Return what the recipe, and the system for it, list under [defects]."""
+    defects: dict[str, Any] = tomllib.loads(read_source("recipes", recipe)[0]).get("defects", {})
+    if system is not None:
+        defects = {**defects, **load_system(system).recipe[recipe].get("defects", {})}
+    return defects
+
+
+def write_file(told: Told) -> str:
+    """Return a recipe file that is the old command line, with a head comment that says so."""
+    first, *more = told.old.strip().splitlines() or ["(nothing: all defaults)"]
+    head = ["The old command line, in trainstone's words.", "", f"Was       {first}"]
+    head += [f"          {line}" for line in more]
+    head += [f"Command   {told.command}", f"          {told.file_command}, where {FILE} is this file"]
+    head += ["", "What has to be said:", *(f"- {note}" for note in told.notes)] if told.notes else []
+    comment = "".join(f"# {printable(line)}".rstrip() + "\n" for line in head)
+    defects = tomli_w.dumps({"defects": told.defects}) if told.defects else ""
+    return "\n".join(filter(None, (comment, write_toml(told.config), defects)))

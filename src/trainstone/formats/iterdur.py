@@ -1,0 +1,193 @@
+"""Iteration-duration files of the SC22 GPU-variability study, and the tables its scripts made of them.
+
+rank = 0, world_size = 4, device_ids = 0
+
+Iteration Duration 0 0 : 2.0815321020025294
+"""
+
+import csv
+import io
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from trainstone.errors import DataError
+from trainstone.formats.files import damaged_line, read_lines
+from trainstone.text import printable
+
+# Ranks write without waiting for each other: what they print may stand on one line, and in any order.
+DURATION = re.compile(
+    r"Iteration Duration ([0-9]{1,18}) ([0-9]{1,9}) : ([0-9]{1,12}(?:\.[0-9]{1,20})?(?:e-[0-9]{1,3})?)"
+)
+RANK = re.compile(r"rank = ([0-9]{1,9}), world_size = ([0-9]{1,9}), device_ids = ([0-9]{1,9})")
+TRAINING_TIME = re.compile(
+    r"Training time: (?:([0-9]{1,7}) days?, )?([0-9]{1,2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?"
+)
+
+
+class Duration(NamedTuple):
+    """Forward and backward of one iteration on one device."""
+
+    iteration: int
+    device: int
+    seconds: float
+
+
+class RankPlace(NamedTuple):
+    """Which device a rank has."""
+
+    rank: int
+    world_size: int
+    device: int
+
+
+class IterDur(NamedTuple):
+    """What a file says."""
+
+    ranks: list[RankPlace]
+    durations: list[Duration]
+    """As they stand there."""
+    train_seconds: float | None
+    """None: the run did not come to its end."""
+
+
+class DeviceRow(NamedTuple):
+    """A row of all_data.csv: a device in one run. None: not known."""
+
+    exp: str
+    reps: int
+    cabinet: str
+    node: str
+    device: int
+    train_time: float | None
+    mean_iter_dur: float | None
+    """Without the first iteration, and so the median; the others with it."""
+    med_iter_dur: float | None
+    max_iter_dur: float
+    min_iter_dur: float
+
+
+def format_rank(place: RankPlace) -> str:
+    """Return a rank's first line."""
+    return f"rank = {place.rank}, world_size = {place.world_size}, device_ids = {place.device}\n"
+
+
+def format_duration(duration: Duration) -> str:
+    """Return an iteration's lines."""
+    return f"\nIteration Duration {duration.iteration} {duration.device} : {duration.seconds}\n"
+
+
+def format_training_time(seconds: float) -> str:
+    """Return the last lines."""
+    return f"\nTraining time: {timedelta(seconds=seconds)}\n"
+
+
+def parse_lines(lines: Iterable[str]) -> IterDur:
+    """Read a file's lines; anything else in them is passed over. Of several training times the last counts."""
+    ranks: list[RankPlace] = []
+    durations: list[Duration] = []
+    train_seconds = None
+    for line in lines:
+        ranks += [RankPlace(*map(int, found)) for found in RANK.findall(line)]
+        durations += parse_durations(line)
+        if found := TRAINING_TIME.search(line):
+            days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
+            fraction = float(f"0.{found[5] or 0}")
+            train_seconds = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+            train_seconds += fraction
+    return IterDur(ranks, durations, train_seconds)
+
+
+def parse_durations(line: str) -> Iterator[Duration]:
+    """Yield the iterations that a line tells of."""
+    for iteration, device, seconds in DURATION.findall(line):
+        yield Duration(int(iteration), int(device), float(seconds))
+
+
+def read_iterdur(path: Path) -> IterDur:
+    """Read an iteration-duration file."""
+    told = parse_lines(text for _, text in read_lines(path))
+    if not told.durations:
+        raise DataError(
+            f"{printable(str(path))}: no iteration duration in it",
+            hint="the program prints them to stdout: redirect it, as in `python ... > resnet_iterdur_TIME_HOST.txt`",
+        )
+    return told
+
+
+def place_host(host: str) -> tuple[str, str]:
+    """Return cabinet and node of a host called as c301-001; of another no cabinet."""
+    name = printable(host.split(".")[0])
+    found = re.fullmatch(r"([A-Za-z]+[0-9]+)-([0-9]{1,9})", name)
+    return (found[1], str(int(found[2]))) if found else ("", name)
+
+
+def summarise(told: IterDur, host: str, *, exp: str = "resnet", reps: int = 0) -> list[DeviceRow]:
+    """Return a row for each device of a file, by its number."""
+    seconds: dict[int, list[float]] = {}
+    for one in told.durations:
+        seconds.setdefault(one.device, []).append(one.seconds)
+    rows = []
+    for device, values in sorted(seconds.items()):
+        later = values[1:]
+        mean = statistics.fmean(later) if later else None
+        median = statistics.median(later) if later else None
+        place = (exp, reps, *place_host(host), device)
+        rows.append(DeviceRow(*place, told.train_seconds, mean, median, max(values), min(values)))
+    return rows
+
+
+def format_devices(rows: Iterable[DeviceRow]) -> str:
+    """Return all_data.csv."""
+    return _format_table(DeviceRow._fields, rows)
+
+
+def format_aggregated(rows: Iterable[DeviceRow]) -> str:
+    """Return aggregated_data.csv: mean and median over the runs of each device."""
+    groups: dict[tuple[object, ...], list[DeviceRow]] = {}
+    for row in rows:
+        groups.setdefault((row.exp, row.cabinet, row.node, row.device), []).append(row)
+    columns = ("mean_iter_dur", "train_time")
+    names = [f"{column}_{how}" for column in columns for how in ("mean", "median")]
+    table = []
+    for key, members in sorted(groups.items()):
+        cells: list[object] = list(key)
+        for column in columns:
+            values = [value for row in members if (value := getattr(row, column)) is not None]
+            cells += [statistics.fmean(values), statistics.median(values)] if values else [None, None]
+        table.append(cells)
+    return _format_table(["exp", "cabinet", "node", "device", *names], table)
+
+
+def read_devices(path: Path) -> list[DeviceRow]:
+    """Read an all_data.csv; further columns, as pandas' number of the row, are passed over."""
+    table = csv.DictReader(text for _, text in read_lines(path))
+    rows: list[DeviceRow] = []
+    try:
+        missing = set(DeviceRow._fields) - set(table.fieldnames or ())
+        if missing:
+            raise DataError(f"{printable(str(path))}: columns missing: {', '.join(sorted(missing))}")
+        rows += (_read_row(cells) for cells in table)
+    except (ValueError, TypeError, csv.Error) as err:
+        raise damaged_line(path, table.line_num, f"no row of a device: {printable(str(err))[:200]}") from err
+    return rows
+
+
+def _read_row(cells: Mapping[str, str]) -> DeviceRow:
+    words = [cells[name] for name in DeviceRow._fields]
+    train, mean, median = (float(word) if word else None for word in words[5:8])
+    return DeviceRow(
+        *(words[0], int(words[1]), words[2], words[3], int(words[4])),
+        *(train, mean, median, float(words[8]), float(words[9])),
+    )
+
+
+def _format_table(names: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(names)
+    table.writerows(rows)
+    return text.getvalue()

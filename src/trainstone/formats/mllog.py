@@ -1,0 +1,207 @@
+"""MLPerf's training log: one line written as of 0.7, all three generations read. It judges nothing (mlperf check does).
+
+:::MLLOG {"namespace": "", "time_ms": 1592669189098, "event_type": ..., "key": "seed", "value": 1, "metadata": {...}}
+:::MLL 1558570829.749 global_batch_size: {"value": 960, "metadata": {...}}                       (0.6)
+:::MLPv0.5.0 resnet 1541660914.300546646 (resnet/resnet_main.py:551) input_batch_size: 1024      (0.5)
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+from trainstone.errors import DataError
+from trainstone.formats.files import damaged_line, read_lines
+from trainstone.text import printable
+
+Kind = Literal["POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"]
+HINT = "give the log as the run wrote it: RUN/mlperf.log of trainstone, result_*.txt of a submission"
+MAX_EVENTS = 1_000_000  # a run logs hundreds, its time tags included some hundred thousand
+
+# Text before the token is anybody's; of several tokens in a line the last counts, as for MLPerf's own checker.
+_TOKEN = re.compile(r".*:::(MLLOG|MLL|MLPv[0-9.]{1,20}) ")
+_SECONDS = r"([0-9]{1,15}(?:\.[0-9]{1,20})?)"
+_LINE_06 = re.compile(_SECONDS + r" ([^\s:]{1,200}): (.+)")
+_LINE_05 = re.compile(r"(\S{1,200}) " + _SECONDS + r" \(([^)]{0,1000}):([0-9]{1,9})\) ([^\s:]{1,200})(?:: (.+))?")
+# Keys of 0.5 that mean what another key means today; the others keep their name.
+_KEYS_05 = {
+    "run_clear_caches": "cache_clear",
+    "run_set_random_seed": "seed",
+    "input_batch_size": "global_batch_size",
+    "preproc_num_train_examples": "train_samples",
+    "preproc_num_eval_examples": "eval_samples",
+    "train_epoch": "epoch_start",
+}
+_LIMIT = 1 << 63
+
+
+class Event(NamedTuple):
+    """One line of a log."""
+
+    key: str
+    value: Any
+    kind: Kind
+    time_ms: int
+    """Since 1970."""
+    metadata: dict[str, Any]
+    namespace: str = ""
+    """Mostly empty; of a line of 0.5 the benchmark's name, which later logs tell as submission_benchmark."""
+
+
+def format_line(event: Event) -> str:
+    """Return the line, its keys in the order of MLPerf's own logger."""
+    fields = {
+        "namespace": event.namespace,
+        "time_ms": event.time_ms,
+        "event_type": event.kind,
+        "key": event.key,
+        "value": event.value,
+        "metadata": event.metadata,
+    }
+    return ":::MLLOG " + json.dumps(fields, allow_nan=False)
+
+
+def parse_lines(lines: Iterable[str]) -> Iterator[Event]:
+    """Yield the events of a log; lines of anything else are passed over."""
+    for number, line in enumerate(lines, 1):
+        try:
+            event = parse_line(line)
+        except ValueError as err:
+            raise DataError(f"line {number}: {err}", hint=HINT) from err
+        if event is not None:
+            yield event
+
+
+def scan_mllog(path: Path) -> Iterator[Event]:
+    """Yield the events of a file one by one."""
+    for number, line in read_lines(path):
+        try:
+            event = parse_line(line)
+        except ValueError as err:
+            raise damaged_line(path, number, str(err), HINT) from err
+        if event is not None:
+            yield event
+
+
+def read_mllog(path: Path) -> list[Event]:
+    """Read all events of a file."""
+    events: list[Event] = []
+    for event in scan_mllog(path):
+        events.append(event)
+        if len(events) > MAX_EVENTS:
+            raise DataError(f"{printable(str(path))}: more than {MAX_EVENTS} MLPerf events in it", hint=HINT)
+    if not events:
+        raise DataError(f"{printable(str(path))}: no MLPerf log line in it (:::MLLOG, :::MLL, :::MLPv0.5)", hint=HINT)
+    return events
+
+
+def parse_line(line: str) -> Event | None:
+    """Return the event of a line, None where it holds none; a ValueError says what is wrong with it."""
+    found = _TOKEN.match(line)
+    if found is None:
+        return None
+    rest = line[found.end() :].strip()
+    if found[1] == "MLLOG":
+        return _parse_today(rest)
+    return _parse_06(rest) if found[1] == "MLL" else _parse_05(rest)
+
+
+def _parse_today(text: str) -> Event:
+    fields = _decode(text)
+    if not isinstance(fields, dict):
+        raise ValueError("no JSON object follows the token")
+    missing = [name for name in ("time_ms", "key", "value") if name not in fields]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is missing")
+    key, kind, namespace = fields["key"], fields.get("event_type"), fields.get("namespace")
+    if not isinstance(key, str):
+        raise ValueError("key is no text")
+    if kind is None:  # as in logs of TensorFlow's models of 0.7
+        kind = kind_of(key)
+    if kind not in get_args(Kind):
+        raise ValueError(f"event_type must be one of {', '.join(get_args(Kind))}")
+    time_ms = fields["time_ms"]
+    if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not 0 <= time_ms < _LIMIT:
+        raise ValueError("time_ms is no number of milliseconds since 1970")
+    namespace = namespace if isinstance(namespace, str) else ""
+    return Event(key, fields["value"], cast(Kind, kind), int(time_ms), _metadata(fields.get("metadata")), namespace)
+
+
+def _parse_06(text: str) -> Event:
+    found = _LINE_06.fullmatch(text)
+    if found is None:
+        raise ValueError("it is no line of MLPerf 0.6: time, key, colon and JSON")
+    seconds, key, rest = found.groups()
+    fields = _decode(rest)
+    if not isinstance(fields, dict) or "value" not in fields:
+        raise ValueError("no JSON object with a value follows the key")
+    return Event(key, fields["value"], kind_of(key), _milliseconds(seconds), _metadata(fields.get("metadata")))
+
+
+def _parse_05(text: str) -> Event:
+    found = _LINE_05.fullmatch(text)
+    if found is None:
+        raise ValueError("it is no line of MLPerf 0.5: benchmark, time, (file:line), key and maybe a value")
+    benchmark, seconds, file, line, old_key, rest = found.groups()
+    value = None if rest is None else _decode(rest)
+    key = _KEYS_05.get(old_key, old_key)
+    metadata: dict[str, Any] = {"file": file, "lineno": int(line)}
+    if key == "epoch_start":
+        value, metadata["epoch_num"] = None, value
+    elif key == "cache_clear" and value is None:
+        value = True  # the line itself said so
+    elif key == "eval_accuracy" and isinstance(value, dict):
+        metadata["epoch_num"] = value.get("epoch")
+        value = value.get("value")
+    elif key == "run_stop" and isinstance(value, dict):
+        succeeded = str(value.get("success")).lower() == "true"
+        value, metadata["status"] = None, "success" if succeeded else "aborted"
+    return Event(key, value, kind_of(key), _milliseconds(seconds), metadata, benchmark)
+
+
+def kind_of(key: str) -> Kind:
+    """Return what an event is by its key, as MLPerf's keys are named."""
+    if key.endswith("_start"):
+        return "INTERVAL_START"
+    return "INTERVAL_END" if key.endswith("_stop") else "POINT_IN_TIME"
+
+
+def _milliseconds(seconds: str) -> int:
+    whole, _, fraction = seconds.partition(".")
+    return int(whole) * 1000 + int(fraction[:3].ljust(3, "0"))
+
+
+def _metadata(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError("metadata is no JSON object")
+    return value
+
+
+def _decode(text: str) -> Any:
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_refuse)
+    except json.JSONDecodeError as err:
+        raise ValueError(f"its JSON cannot be read: {err.msg} at character {err.pos + 1}") from err
+    except RecursionError as err:
+        raise ValueError("its JSON is nested too deeply") from err
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -_LIMIT <= (number := int(text)) < 2 * _LIMIT:
+        raise ValueError("it holds a number of more than 64 bits")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("it holds a number too big for a double")
+    return number
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"it holds {text}, which is no JSON")

@@ -1,0 +1,211 @@
+"""Combines the runs of train --runs: a row each, medians, MLPerf's olympic mean, a verdict. Pure."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from trainstone.results.learning import (
+    describe_metric,
+    format_epoch,
+    format_epochs,
+    format_metric,
+    format_target,
+    name_metric,
+)
+from trainstone.results.quality import Quality, Repeated, TrainedRun
+from trainstone.results.repeat import combine_runs
+from trainstone.results.schema import FINISHED, Result, Status
+from trainstone.units import format_seconds
+
+FEWEST_SCORED = 3
+"""Runs, so that one is left when the fastest and the slowest are dropped."""
+
+
+class ChildRun(NamedTuple):
+    """A run and its folder, as its parent names it."""
+
+    folder: str
+    result: Result
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come to its end, target or not."""
+        return self.result.status in FINISHED
+
+
+def combine_trainings(result: Result, children: Sequence[ChildRun]) -> dict[str, Any]:
+    """Return the keys of the combined result; `children` are those begun, by seed. Its status is not among them."""
+    assert result.repeated is not None
+    over = [child.result for child in children if child.is_over]
+    runs = [describe_run(child) for child in children]
+    repeated = score_runs(result.repeated.model_copy(update={"runs": runs}))
+    quality = combine_quality(repeated, over, result.process.starts)
+    title = (over[0].verdict or over[0].recipe.name).partition(":")[0] if over else result.recipe.name
+    told = {"repeated": repeated, "quality": quality, "devices": over[0].devices if over else []}
+    return combine_runs(over) | told | {"verdict": write_repeated_verdict(repeated, quality, title)}
+
+
+def describe_run(child: ChildRun) -> TrainedRun:
+    """Return a run's row; its quality only if it was evaluated."""
+    result, quality = child.result, child.result.quality
+    row = TrainedRun(seed=result.config["seed"], run=child.folder, status=result.status, starts=result.process.starts)
+    if quality is None:
+        return row
+    found = {"epochs": quality.epochs, "value": quality.value if quality.history else None}
+    reached = result.status == "target_reached"
+    return row.model_copy(
+        update=found | {"reached": reached, "seconds_to_target": quality.seconds_to_target if reached else None}
+    )
+
+
+def score_runs(repeated: Repeated) -> Repeated:
+    """Score them when all are over: of three and more the fastest and the slowest are dropped, the rest is averaged.
+
+    A run that missed the target is the slowest; where two did, there is no score (MLPerf's rules).
+    """
+    runs = [run.model_copy(update={"counted": False}) for run in repeated.runs]
+    missed = sum(not run.reached for run in runs)
+    complete = is_complete(repeated) and len(runs) >= FEWEST_SCORED
+    if not complete or missed > 1:
+        return repeated.model_copy(update={"runs": runs, "score_seconds": None, "score_epochs": None})
+    by_time = sorted(range(len(runs)), key=lambda place: _or_never(runs[place], runs[place].seconds_to_target))
+    for place in by_time[1:-1]:
+        runs[place] = runs[place].model_copy(update={"counted": True})
+    return repeated.model_copy(
+        update={
+            "runs": runs,
+            "score_seconds": average_olympic([_or_never(run, run.seconds_to_target) for run in runs]),
+            "score_epochs": average_olympic([_or_never(run, run.epochs) for run in runs]),
+        }
+    )
+
+
+def average_olympic(numbers: Sequence[float]) -> float:
+    """Return the mean without the lowest and the highest."""
+    return fmean(sorted(numbers)[1:-1])
+
+
+def is_complete(repeated: Repeated) -> bool:
+    """Say whether all runs that were asked for have come to their end."""
+    return sum(run.status in FINISHED for run in repeated.runs) == repeated.num_runs
+
+
+def judge_repeated(repeated: Repeated, target: float | None) -> Status:
+    """Say in a word how runs ended that have all come to their end."""
+    if target is None:
+        return "ok"
+    return "target_reached" if all(run.reached for run in repeated.runs) else "target_missed"
+
+
+def combine_quality(repeated: Repeated, over: Sequence[Result], starts: int) -> Quality | None:
+    """Return the medians of runs that are over; a time to the target only where all runs reached it."""
+    qualities = [result.quality for result in over if result.quality is not None]
+    if not qualities:
+        return None
+    first = qualities[0]
+    evaluated = [quality for quality in qualities if quality.history] or qualities
+    times = [run.seconds_to_target for run in repeated.runs if run.seconds_to_target is not None]
+    return Quality(
+        metric=first.metric,
+        value=median(quality.value for quality in evaluated),
+        target=first.target,
+        seconds_to_target=median(times) if len(times) == repeated.num_runs else None,
+        epochs=median(quality.epochs for quality in qualities),
+        starts=starts,
+        parameters=first.parameters,
+        global_batch=first.global_batch,
+    )
+
+
+def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: str) -> str:
+    """One sentence that can be quoted."""
+    over = [run for run in repeated.runs if run.status in FINISHED]
+    if quality is None or not over:
+        return f"{title}: none of {repeated.num_runs} runs has come to its end"
+    if quality.target is None:
+        told = _tell_values(over, quality)
+    elif all(run.reached for run in over):
+        runs = f"{len(over)} runs, " if is_complete(repeated) else ""
+        told = f"reached {_tell_target(quality)} in {_tell_times(repeated, over, runs)}"
+    else:
+        told = _tell_missed(repeated, over, quality)
+    under_way = "" if is_complete(repeated) else f"{len(over)} of {repeated.num_runs} runs are over: "
+    return f"{title}: {under_way}{told}"
+
+
+def _tell_missed(repeated: Repeated, over: Sequence[TrainedRun], quality: Quality) -> str:
+    reached = [run for run in over if run.reached]
+    told = f"{len(reached)} of {len(over)} runs reached {_tell_target(quality)}"
+    if reached:
+        told += f", in {_tell_times(repeated, reached)}"
+    values = [run.value for run in over if run.value is not None and not run.reached]
+    best = f"; the best that missed it found {format_metric(quality.metric, max(values), quality.target)}"
+    return told + (best if values else "")
+
+
+def _tell_times(repeated: Repeated, reached: Sequence[TrainedRun], runs: str = "") -> str:
+    """Return 41 s (5 runs, 38 s to 47 s; olympic mean 41.2 s)."""
+    times = [run.seconds_to_target for run in reached if run.seconds_to_target is not None]
+    middle = format_seconds(median(times))
+    score = f"; {tell_score(repeated)}" if repeated.score_seconds is not None else ""
+    return f"{middle} ({runs}{format_seconds(min(times))} to {format_seconds(max(times))}{score})"
+
+
+def _tell_values(over: Sequence[TrainedRun], quality: Quality) -> str:
+    values = [run.value for run in over if run.value is not None]
+    if not values:
+        return "not evaluated"
+    low, high = (format_metric(quality.metric, value) for value in (min(values), max(values)))
+    middle = describe_metric(quality.metric, quality.value)
+    return f"best {middle} after {format_epochs(quality.epochs)} ({len(over)} runs, {low} to {high})"
+
+
+def tell_score(repeated: Repeated) -> str:
+    """Return olympic mean 41.2 s."""
+    assert repeated.score_seconds is not None
+    return f"olympic mean {format_seconds(repeated.score_seconds)}"
+
+
+def tell_run(run: TrainedRun, quality: Quality) -> str:
+    """Return 90.7 % top-1 after 4 epochs, reached in 41 s; what is not known is left out."""
+    parts = []
+    if run.value is not None:
+        parts.append(
+            f"{describe_metric(quality.metric, run.value, quality.target)} after {format_epochs(run.epochs or 0)}"
+        )
+    if run.seconds_to_target is not None:
+        parts.append(f"reached in {format_seconds(run.seconds_to_target)}")
+    elif run.status != "ok":
+        parts.append("not reached" if run.status == "target_missed" else run.status)
+    return ", ".join([*parts, *list_notes(run)])
+
+
+def list_notes(run: TrainedRun) -> list[str]:
+    """Say what else is to be known of a run."""
+    return [f"in {run.starts} starts"] if run.starts > 1 else []
+
+
+def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str, str]]:
+    """Names and values, the most important first: for tiles."""
+    over = [run for run in repeated.runs if run.status in FINISHED]
+    facts = [("runs", f"{len(over)} of {repeated.num_runs}" if len(over) < repeated.num_runs else str(len(over)))]
+    if quality.target is not None:
+        facts.append((f"reached {_tell_target(quality)}", f"{sum(run.reached for run in over)} of {len(over)}"))
+    if quality.seconds_to_target is not None:
+        facts.append(("time to target, median", format_seconds(quality.seconds_to_target)))
+    if repeated.score_seconds is not None:
+        facts.append(("olympic mean", format_seconds(repeated.score_seconds)))
+    best = format_metric(quality.metric, quality.value, quality.target)
+    facts.append((f"{name_metric(quality.metric)}, median", best))
+    facts.append(("epochs, median", format_epoch(quality.epochs)))
+    return facts
+
+
+def _tell_target(quality: Quality) -> str:
+    assert quality.target is not None
+    return f"{format_target(quality.metric, quality.target)} {name_metric(quality.metric)}"
+
+
+def _or_never(run: TrainedRun, number: float | None) -> float:
+    return number if run.reached and number is not None else math.inf

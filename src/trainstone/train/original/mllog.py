@@ -1,0 +1,204 @@
+"""Writes mlperf.log of a training run line by line while it goes on: the keys of MLPerf's rules 0.7.0 to 4.0.0.
+
+Of many ranks the first writes. What stands before run_start is made by mllog_head.py; a resumed run's lines are cut by
+mllog_resume.py, and not before the run has done something new.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from trainstone.files import write_atomically
+from trainstone.formats.mllog import Event, format_line
+from trainstone.results.quality import Evaluation
+from trainstone.results.schema import Status
+from trainstone.results.steps import StepRecord
+from trainstone.train.cadence import Cadence
+from trainstone.train.original.mllog_head import Submission, list_head, make_event
+from trainstone.train.original.mllog_resume import Kept, keep_times, keep_until, read_whole
+
+log = logging.getLogger(__name__)
+
+MLPERF_LOG = "mlperf.log"
+
+
+class MlperfLog:
+    """The log of one run. Steps are counted as done; events after run_start carry them, so that they can be cut."""
+
+    def __init__(
+        self, path: Path | None, cadence: Cadence, submission: Submission, *, now: Callable[[], float] = time.time
+    ) -> None:
+        """Write into `path`; None: nowhere, on other ranks than the first."""
+        self._path, self._cadence, self._submission, self._now = path, cadence, submission, now
+        self._file: IO[str] | None = None
+        self._before: list[Event] | None = None
+        """What stays of a resumed run's log, as long as the run has not done anything new."""
+        self._waiting: list[Event] = []
+        """What is to follow it then."""
+        self._judged_ms: int | None = None
+        """When the last evaluation was over."""
+        self._epoch: int | None = None
+        """The one that goes on, from 1."""
+        self._block: int | None = None
+        """First epoch of those between two evaluations."""
+        self._stopped = False
+        self._first_seconds: float | None = None
+        """When the first step of this epoch, of this start, began."""
+        self._images = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is None:
+            return
+        if kind is not None and not self._stopped:
+            with suppress(OSError, ValueError):  # what broke the run may be this very file
+                self._stop("aborted", "failed" if issubclass(kind, Exception) else "interrupted")
+        with suppress(OSError):
+            self._file.close()
+
+    def begin(self) -> None:
+        """The run starts: training data is touched from here on."""
+        if self._path is not None:
+            self._file = self._path.open("w", encoding="utf-8")
+            self._write(list_head(self._submission, self._now_ms()))
+
+    def go_on(self, done: int, *, judged: bool) -> None:
+        """Take up the log of a run that has done some steps; `judged`: and an evaluation after them.
+
+        The file is left as it is until there is something new. Values of the head are today's, its times the old ones.
+        """
+        if self._path is None:
+            return
+        before = read_whole(self._path)
+        kept = keep_until(before, done, judged=judged)
+        if kept is None:
+            log.warning("%s is missing or damaged: it begins anew, run_start and all", self._path.name)
+            kept = Kept()
+        self._before = [*keep_times(list_head(self._submission, self._now_ms()), before), *kept.events]
+        self._epoch, self._block, self._stopped, self._judged_ms = kept.epoch, kept.block, kept.stopped, kept.judged_ms
+
+    def begin_steps(self, done: int) -> None:
+        """Steps are about to be made."""
+        if self._path is None:
+            return
+        epoch = self._completed(done) + 1
+        if self._block is None:
+            self._block = self._epoch or epoch
+            count = self._next_evaluation(self._block) - self._block + 1
+            self._add("block_start", done, first_epoch_num=self._block, epoch_count=count)
+        if self._epoch is None:
+            self._epoch = epoch
+            self._add("epoch_start", done, epoch_num=epoch)
+
+    def step(self, record: StepRecord) -> None:
+        """Take in a step, when the device has finished it."""
+        if self._path is None:
+            return
+        if self._epoch is None:
+            self.begin_steps(record.step)
+        self._commit()
+        if self._first_seconds is None:
+            self._first_seconds = record.start_seconds
+        self._images += record.images * self._submission.sizes.ranks
+        done = record.step + 1
+        if self._epoch is not None and self._completed(done) >= self._epoch:
+            self._add("epoch_stop", done, epoch_num=self._epoch)
+            self._tell_rate(done, record.start_seconds + record.step_seconds - self._first_seconds)
+            self._epoch, self._first_seconds, self._images = None, None, 0
+
+    def begin_evaluation(self, done: int) -> None:
+        """Validation pictures are about to be judged."""
+        if self._path is not None:
+            self._add("eval_start", done, epoch_num=self._epoch_judged(done))
+
+    def evaluation(self, evaluation: Evaluation, *, metric: str, reached: bool) -> None:
+        """Take in an evaluation; the run's time ends with the one that reached the target."""
+        if self._path is None:
+            return
+        self._commit()
+        done = evaluation.step
+        epoch = self._epoch_judged(done)
+        self._add("eval_stop", done, epoch_num=epoch)
+        self._add("eval_accuracy", done, evaluation.metrics[metric], epoch_num=epoch, metric=metric)
+        if self._block is not None:
+            self._add("block_stop", done, first_epoch_num=self._block)
+            self._block = None
+        if reached:
+            self._stop("success", "target_reached", done)
+
+    def finish(self, status: Status, done: int) -> None:
+        """Write the end, unless an evaluation has done so."""
+        if self._path is None:
+            return
+        self._commit()
+        if self._stopped:
+            return
+        if status == "target_reached":  # a start that was killed after its last evaluation lost the line
+            self._stop("success", status, done, self._judged_ms)
+        else:
+            self._stop("aborted", status, done)
+
+    def _stop(self, status: str, ended: str, done: int | None = None, at_ms: int | None = None) -> None:
+        self._add("run_stop", done, at_ms=at_ms, status=status, ended=ended)
+        self._stopped = True
+
+    def _tell_rate(self, done: int, seconds: float) -> None:
+        """The original's two lines of an epoch's speed, pauses within it included."""
+        if seconds > 0:
+            rate = self._images / seconds
+            self._add("tracked_stats", done, {"imgs_sec": rate})
+            self._add("throughput", done, rate)
+
+    def _completed(self, done: int) -> int:
+        return done * self._cadence.global_batch // self._cadence.pictures
+
+    def _epoch_judged(self, done: int) -> int:
+        """Return the epoch that an evaluation follows, or lies in."""
+        return self._epoch or max(1, self._completed(done))
+
+    def _next_evaluation(self, epoch: int) -> int:
+        """Return the epoch after which pictures are judged next, this one or a later one."""
+        cadence = self._cadence
+        length = Fraction(cadence.last_step * cadence.global_batch, cadence.pictures)
+        last = max(epoch, min(math.ceil(cadence.stop.epochs), math.ceil(length)))
+        every = cadence.eval.every_epochs
+        if not every:
+            return last
+        offset = every - 1 if cadence.eval.offset is None else cadence.eval.offset
+        return min(last, epoch + (offset - (epoch - 1)) % every)
+
+    def _add(self, key: str, done: int | None, value: Any = None, at_ms: int | None = None, **metadata: Any) -> None:
+        if done is not None:
+            metadata["step"] = done
+        event = make_event(key, value, self._now_ms() if at_ms is None else at_ms, up=2, **metadata)
+        if self._before is not None:
+            self._waiting.append(event)
+        else:
+            self._write([event])
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)
+
+    def _commit(self) -> None:
+        """Cut the log of a resumed run, now that it goes on."""
+        if self._before is None or self._path is None:
+            return
+        events = [*self._before, *self._waiting]
+        write_atomically(self._path, [format_line(event) + "\n" for event in events])
+        self._file = self._path.open("a", encoding="utf-8")
+        self._before, self._waiting = None, []
+
+    def _write(self, events: Sequence[Event]) -> None:
+        if self._file is not None:
+            self._file.writelines(format_line(event) + "\n" for event in events)
+            self._file.flush()

@@ -1,0 +1,99 @@
+"""Opens mlperf.log of a training run: gathers what its head tells, and clears the page cache where asked for."""
+
+import logging
+import math
+import time
+from datetime import datetime
+
+from torch import nn
+
+from trainstone.config.schema import Config
+from trainstone.machine.pagecache import NOT_ASKED, CacheCleared, clear_page_cache
+from trainstone.machine.ranks import Rank
+from trainstone.measure.devices import name_device
+from trainstone.results.checks import finding
+from trainstone.results.schema import Finding
+from trainstone.results.store import RunFolder
+from trainstone.train.cadence import Cadence
+from trainstone.train.distributed import World, gather
+from trainstone.train.fit import Fitted
+from trainstone.train.original.mllog import MLPERF_LOG, MlperfLog
+from trainstone.train.original.mllog_head import Submission, judge_division
+from trainstone.train.schedule import ROUNDING, peak_rate
+from trainstone.train.task import order_pictures
+from trainstone.workloads.registry import WORKLOADS
+from trainstone.workloads.workload import RunSizes
+
+log = logging.getLogger(__name__)
+
+
+def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheCleared, list[Finding]]:
+    """Clear the page cache on every host where asked for; a finding where it could not be done."""
+    if not config.mlperf.clear_caches:
+        return NOT_ASKED, []
+    if resumed:
+        return CacheCleared(False, "page cache not cleared: the run had begun before"), []
+    mine = clear_page_cache() if world.rank.local == 0 else CacheCleared(True, "")
+    found = [CacheCleared(**one) for one in gather(world, mine._asdict()) or [mine._asdict()]]
+    failed = [one for one in found if not one.done]
+    if not failed:
+        return found[0], []
+    return failed[0], [finding("caches-kept", f"mlperf.clear_caches is set, but: {failed[0].told}")]
+
+
+def open_log(
+    run: RunFolder, fitted: Fitted, pictures: tuple[int, int], rank: Rank, network: nn.Module, cleared: CacheCleared
+) -> MlperfLog:
+    """Return the log of this rank, with nothing written yet; only the first has a file. `pictures`: train and val."""
+    config = fitted.config
+    order = order_pictures(config, pictures[0], rank)
+    images = order.global_batch * config.train.accumulate
+    cadence = Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
+    submission = describe_submission(run, fitted, measure_sizes(config, *pictures, rank), network, cleared)
+    return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, submission)
+
+
+def describe_submission(
+    run: RunFolder, fitted: Fitted, sizes: RunSizes, network: nn.Module, cleared: CacheCleared
+) -> Submission:
+    """Gather what the log tells before the first step, and say in log.txt why it is not the closed division's."""
+    mllog = WORKLOADS[fitted.config.workload].mllog
+    division, departures = judge_division(fitted.config, mllog, sizes)
+    why = f": {'; '.join(departures)}" if departures else ""
+    log.info(
+        "mlperf.log: %s division%s", division, f", against the rules{why}" if division == "closed" and why else why
+    )
+    now = time.time()
+    return Submission(
+        config=fitted.config,
+        mllog=mllog,
+        sizes=sizes,
+        division=division,
+        device_name=name_device(fitted.device),
+        tensors=mllog.tensor_names(network),
+        cleared=cleared,
+        init_ms=int(min(now, datetime.fromisoformat(run.result.process.started_utc).timestamp()) * 1000),
+    )
+
+
+def measure_sizes(config: Config, train_pictures: int, val_pictures: int, rank: Rank) -> RunSizes:
+    """Return the numbers of a run on so many pictures."""
+    train = config.train
+    assert isinstance(train.batch_size, int)  # train/fit.py resolved it
+    global_batch = train.batch_size * train.accumulate * rank.world
+    counted = order_pictures(config, config.schedule.pictures or train_pictures, rank).epoch_pictures
+    return RunSizes(
+        ranks=rank.world,
+        global_batch=global_batch,
+        train_pictures=train_pictures,
+        val_pictures=val_pictures,
+        peak_rate=peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * train.accumulate),
+        decay_steps=count_decay_steps(config, counted / global_batch),
+    )
+
+
+def count_decay_steps(config: Config, steps_per_epoch: float) -> int:
+    """Return how many steps the rate falls for, as train/schedule.py counts them."""
+    warm_up = math.floor(steps_per_epoch * config.schedule.warm_up_epochs + ROUNDING)
+    total = round(steps_per_epoch * config.stop.epochs)
+    return max(0, total - (warm_up if config.schedule.warm_up_offset else 0))

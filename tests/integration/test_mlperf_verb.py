@@ -1,0 +1,224 @@
+"""trainstone mlperf through the command line, with MLPerf's real checkers, on made-up runs and others' real logs."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hostile import EVIL, EVIL_NAME, hidden
+from made_submission import closed_log, write_mlperf_run, write_mlperf_runs
+
+
+@pytest.fixture(scope="module")
+def published() -> Path:
+    data = os.environ.get("TRAINSTONE_REAL_DATA")
+    if not data:
+        pytest.skip("needs TRAINSTONE_REAL_DATA")
+    return Path(data) / "mlperf"
+
+
+def test_check_of_a_run_passes(quick, tmp_path):
+    write_mlperf_run(tmp_path, 1)
+    done = quick("mlperf", "check", "run-1")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "SUCCESS  run-1/mlperf.log",
+        "         resnet, closed; ruleset 4.0.0: the last with ResNet",
+    ]
+
+
+def test_check_of_points_explains_the_one_that_fails(quick, tmp_path):
+    runs = write_mlperf_runs(tmp_path, seeds=(1, 2), minutes=(28.0, 29.0))
+    (runs / "points/run-2/mlperf.log").write_text(closed_log(2, 29.0, converged=False))
+    done = quick("mlperf", "check", "repeated", "--keep", "kept")
+    assert done.code == 9
+    assert "eval_accuracy 0.7584 never reached 0.759: the closed division demands it (train for longer; " in done.out
+    assert done.out.splitlines()[-1] == "1 of 2 logs pass"
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert kept == ["0-points-run-1-mlperf.log.log", "1-points-run-2-mlperf.log.log"]
+    document = quick("mlperf", "check", "repeated", "--json").json()
+    assert [log["passed"] for log in document["logs"]] == [True, False]
+    assert document["passed"] is False
+    assert document["logs"][1]["complaints"][0]["key"] == "eval_accuracy"
+
+
+def test_other_peoples_logs_by_the_rules_of_their_round(quick, published):
+    done = quick("mlperf", "check", str(published / "v0.7"), "--ruleset", "0.7.0", "--json")
+    document = done.json()
+    assert done.code == 0, done.err
+    assert len(document["logs"]) == 13
+    assert all(log["passed"] and log["complaints"] == [] for log in document["logs"])
+
+
+def test_other_peoples_logs_by_our_choice_of_rules(quick, published):
+    done = quick("mlperf", "check", str(published), "--json")
+    assert done.code == 9
+    logs = done.json()["logs"]
+    by_form = [log for log in logs if "v0.5" in log["path"] or "v0.6" in log["path"]]
+    assert "no ruleset of mlperf-logging reads" in by_form[0]["error"]
+    assert (by_form[1]["ruleset"], by_form[1]["passed"]) == ("0.6.0", True)
+    rest = [log for log in logs if log not in by_form]
+    assert {(log["benchmark"], log["ruleset"]) for log in rest} == {("resnet", "4.0.0"), ("ssd", "1.0.0")}
+    complaints = {complaint["key"] for log in rest for complaint in log["complaints"]}
+    assert complaints == {"gradient_accumulation_steps"}
+
+
+def test_a_log_of_0_5_is_refused_in_words(quick, published):
+    done = quick("mlperf", "check", str(published / "v0.5"))
+    assert done.code == 3
+    assert "is a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads" in done.err
+    assert "hint:" in done.err
+
+
+def test_summary_of_published_logs(quick, published):
+    done = quick("mlperf", "summary", str(published), env={"COLUMNS": "200"})
+    assert (done.code, done.err) == (0, "")
+    scores = [line for line in done.out.splitlines() if line.startswith("score ")]
+    told = "mean of 3 of 5 runs: the fastest and the slowest are left out"
+    assert f"score      39.78 min, {told}" in scores
+    assert f"score      10.21 min, {told}" in scores
+    assert len(scores) == 7
+    assert "score      none: resnet needs 5 runs, here is 1; mean to the target 301.52 min" in scores
+    assert "\x1b" not in done.out
+
+
+def test_summary_of_runs_one_of_them_damaged(quick, tmp_path):
+    runs = write_mlperf_runs(tmp_path)
+    (runs / "points/run-5/mlperf.log").write_bytes(b":::MLLOG {\0\xff\n")
+    done = quick("mlperf", "summary", "repeated", "--json")
+    assert done.code == 3
+    assert done.err.startswith("warning: not read: repeated/points/run-5/mlperf.log, line 1")
+    (group,) = done.json()["groups"]
+    assert len(group["runs"]) == 4
+    assert group["score_note"] == "no score: resnet needs 5 runs, here are 4"
+    assert len(done.json()["not_read"]) == 1
+
+
+def test_package_of_five_runs_passes_every_checker(quick, tmp_path):
+    write_mlperf_runs(tmp_path)
+    done = quick("mlperf", "package", "repeated", "--out", "org", "--field", "cooling=air")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert [line.partition(":")[0] for line in lines if line.startswith(("passed", "FAILED", "not run"))] == [
+        f"passed  {step}" for step in ("system", "logs", "seeds", "convergence")
+    ]
+    assert lines[-1].startswith("SUCCESS: MLPerf's package checker, ruleset 4.0.0")
+    assert any(line.startswith("score      29.00 min") for line in lines)
+    assert "PACKAGE CHECKER FOUND NO ERRORS" in (tmp_path / "org/package_checker.log").read_text()
+    again = quick("mlperf", "package", "repeated", "--out", "org")
+    assert again.code == 7
+    assert "is there already and is left alone" in again.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "told"),
+    [
+        ({"seeds": (1, 2, 3, 4)}, "logs", "found 4, expected 5"),
+        ({"epochs": 34}, "convergence", "faster than that allows"),
+        ({"converged": False}, "logs", "5 files do not comply"),
+    ],
+)
+def test_package_that_fails_says_which_checker_and_why(quick, tmp_path, changes, step, told):
+    minutes = (28.0,) * len(changes.get("seeds", range(5)))
+    write_mlperf_runs(tmp_path, minutes=minutes, **changes)
+    done = quick("mlperf", "package", "repeated", "--out", "org", "--json")
+    assert done.code == 9
+    document = done.json()
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks[step]["passed"] is False
+    assert told in checks[step]["told"]
+    assert not document["passed"]
+
+
+def test_package_of_runs_with_the_same_seed_fails(quick, tmp_path):
+    runs = write_mlperf_runs(tmp_path)
+    (runs / "points/run-2/mlperf.log").write_bytes((runs / "points/run-1/mlperf.log").read_bytes())
+    done = quick("mlperf", "package", "repeated", "--out", "org")
+    assert done.code == 9
+    assert "FAILED  seeds: " in done.out
+    assert "logs seed 1" in done.out
+
+
+def test_an_open_package_is_not_asked_for_seeds(quick, tmp_path):
+    write_mlperf_runs(tmp_path, mlperf__division="open", converged=False)
+    done = quick("mlperf", "package", "repeated", "--out", "org")
+    assert done.code == 0, done.out
+    assert "not run seeds: not asked of the open division" in done.out
+
+
+@pytest.mark.parametrize("verb", ["check", "summary"])
+@pytest.mark.parametrize(
+    ("make", "code", "told"),
+    [
+        (lambda path: None, 3, "No such file"),
+        (lambda path: path.mkdir(), 3, "no mlperf.log or result_*.txt in"),
+        (lambda path: path.write_bytes(os.urandom(4096)), 3, "no MLPerf log line in it"),
+        (lambda path: path.symlink_to(path), 3, "symbolic links"),
+        (lambda path: os.mkfifo(path), 3, "it is no file"),
+        (lambda path: path.write_text(2 * closed_log()), 3, "several runs in one log"),
+        (lambda path: path.write_text(":::MLLOG {NaN\n"), 3, "line 1"),
+        (lambda path: path.write_text(':::MLLOG {"time_ms": 1, "key": "seed", "value": 1}\n'), 3, "no run_start in it"),
+    ],
+    ids=["missing", "empty folder", "binary", "link to itself", "pipe", "two runs", "no JSON", "no run"],
+)  # fmt: skip
+def test_wrong_input_is_named_and_refused(quick, tmp_path, verb, make, code, told):
+    make(tmp_path / "thing")
+    done = quick("mlperf", verb, "thing")
+    assert done.code == code, done.err
+    assert told in done.err
+    assert "Traceback" not in done.err
+    assert "thing" in done.err
+
+
+def test_a_huge_file_without_lines_is_refused_at_once(quick, tmp_path):
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(200 << 20)
+    done = quick("mlperf", "summary", "huge")
+    assert done.code == 3
+    assert "the line is longer than" in done.err
+
+
+def test_names_and_values_of_strangers_are_made_harmless(quick, tmp_path):
+    folder = tmp_path / EVIL_NAME
+    folder.mkdir()
+    text = closed_log()
+    text = text.replace('"somebody"', json.dumps(EVIL)).replace(
+        '"value": "8xMade-up accelerator"', f'"value": {json.dumps(EVIL)}'
+    )
+    (folder / "result_0.txt").write_text(text)
+    for arguments in (("check",), ("check", "--json"), ("summary",), ("summary", "--json")):
+        done = quick("mlperf", arguments[0], str(folder), *arguments[1:])
+        assert done.code == 0, done.err
+        assert not hidden(done.out + done.err)
+
+
+def test_a_log_that_names_rules_of_its_own_is_refused(quick, tmp_path):
+    text = closed_log()
+    (tmp_path / "log").write_text(text.replace('"value": "closed"', '"value": "../../../evil"'))
+    done = quick("mlperf", "check", "log")
+    assert done.code == 3
+    assert "submission_division must be a plain word" in done.err
+
+
+def test_wrong_flags(quick, tmp_path):
+    write_mlperf_run(tmp_path, 1)
+    unknown = quick("mlperf", "check", "run-1", "--ruleset", "9.0.0")
+    assert unknown.code == 2
+    assert "one of 0.6.0, 0.7.0" in unknown.err
+    field = quick("mlperf", "package", "run-1", "--out", "org", "--field", "coling=air")
+    assert field.code == 2
+    assert "did you mean cooling?" in field.err
+    assert not (tmp_path / "org").exists()
+    assert quick("mlperf", "package", "run-1").code == 2
+    assert quick("mlperf", "check").code == 2
+
+
+def test_without_the_checkers_it_says_what_to_install(trainstone, tmp_path):
+    """A package of that name that cannot be imported stands for one that is not there."""
+    write_mlperf_run(tmp_path, 1)
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['mlperf_logging'] = None\n")
+    done = trainstone("mlperf", "check", "run-1", env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 4
+    assert "pip install 'trainstone[mlperf]'" in done.err
+    assert trainstone("mlperf", "summary", "run-1", env={"PYTHONPATH": str(tmp_path)}).code == 0

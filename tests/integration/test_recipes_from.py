@@ -1,0 +1,86 @@
+"""trainstone recipes --from: old command lines become recipes that run."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from command import narrow_arguments
+from old_lines import MLPERF_PROGRAM, SC22, WMLCE, WMLCE_JOB, mlperf_words
+
+LINES = [
+    ("wmlce", WMLCE),
+    ("wmlce", [WMLCE_JOB]),
+    ("sc22", SC22),
+    ("tbd", ["measure_compute_util.sh", "nvprof"]),
+    ("tbd", ["--skip_eval", "--train_steps=20", "-batch_size=8"]),
+    ("mlperf-resnet50", mlperf_words("a30-1x2")),
+    ("mlperf-resnet50", MLPERF_PROGRAM),
+]
+
+
+@pytest.mark.parametrize(("original", "words"), LINES)
+def test_the_printed_command_and_file_are_what_json_says(quick, tmp_path: Path, original: str, words: list[str]):
+    told = quick("recipes", "--from", original, "--json", "--", *words).json()
+    assert set(told) == {"verb", "command", "config", "notes"}
+    planned = quick(*shlex.split(told["command"])[1:], "--dry-run", "--json")
+    assert planned.code == 0, planned.err
+    assert planned.json()["config"] == told["config"]
+    printed = quick("recipes", "--from", original, "--", *words)
+    (tmp_path / "mine.toml").write_text(printed.out)
+    planned = quick(told["verb"], "mine.toml", "--dry-run", "--json")
+    assert planned.json()["config"] == told["config"]
+
+
+def test_an_old_benchmark_line_runs(quick, tmp_path: Path):
+    line = "python main.py --mode=training_benchmark --iter_unit batch --num_iter=12 --batch_size 2 --warmup_steps=2"
+    printed = quick("recipes", "--from", "wmlce", "--", *shlex.split(line))
+    (tmp_path / "mine.toml").write_text(printed.out)
+    done = quick("bench", "mine.toml", "--json", *narrow_arguments())
+    assert done.code == 0, done.err
+    result = done.json()
+    assert result["recipe"]["name"] == "resnet50-wmlce"
+    assert result["config"]["measure"]["iterations"] == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            ["--from", "wmlce", "--", "--batchsize=4", "--lr", "1", "--precison=fp16"],
+            "unknown flag --batchsize, did you mean --batch_size?; --lr may be --lr_init or --lr_warmup_epochs; "
+            "unknown flag --precison, did you mean --precision?",
+        ),
+        (
+            ["--from", "sc22", "--", "--kfac-update-freq=10"],
+            "K-FAC is on, and there is none here: --kfac-update-freq=10",
+        ),
+        (["--from", "wmlce", "--", "--use_tf_amp", "--precision", "fp16"], "--use_tf_amp and --precision=fp16 exclude"),
+        (["--from", "tbd", "--", "--dtype=fp8"], "--dtype=fp8: it is fp32, fp16 or bf16"),
+        (["--from", "mlperf-resnet50", "--", "config_NONE.sh"], "neither NAME=value nor a config_*.sh that is there"),
+        (["--from", "caffe", "--", "x"], "--from caffe: unknown original"),
+        (["a", "b"], "2 names: a b; it shows one recipe"),
+    ],
+)
+def test_what_cannot_be_said_here_ends_with_two(quick, words: list[str], error: str):
+    done = quick("recipes", *words)
+    assert (done.code, done.out) == (2, "")
+    assert error in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_configuration_file_of_mlperf_is_read_and_not_run(quick, tmp_path: Path):
+    file = tmp_path / "config_MINE.sh"
+    lines = [f"export {word}" for word in mlperf_words("dgxa100")]
+    file.write_text("\n".join([*lines, "export WALLTIME=$(touch made-by-a-shell)"]))
+    told = quick("recipes", "--from", "mlperf-resnet50", "--json", "--", "./config_MINE.sh").json()
+    assert told["command"] == "trainstone train resnet50-mlperf --system dgxa100"
+    file.write_text("touch made-by-a-shell\n")
+    done = quick("recipes", "--from", "mlperf-resnet50", "--", "config_MINE.sh")
+    assert done.code == 2
+    assert "lines that are no assignments, and no shell is started here: touch made-by-a-shell" in done.err
+    assert not (tmp_path / "made-by-a-shell").exists()
+
+
+def test_the_list_of_recipes_names_the_way(quick):
+    assert "trainstone recipes --from ORIGINAL -- OLD FLAGS" in quick("recipes").out

@@ -1,0 +1,190 @@
+"""trainstone train --runs: several whole trainings, combined; stopped or killed, they end with the same bits."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from command import Finished
+from nursery import Child, Nursery, wait_until
+from small_training import assert_same, read_learned, set_arguments
+from trainstone.results.repeated import ChildRun
+from trainstone.results.store import read_result
+
+# 240 steps: some seconds, so that whoever looks once a second meets it under way.
+LONG = set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20)
+
+
+def find_run(out: Path) -> Path:
+    (run,) = out.iterdir()
+    return run
+
+
+def find_children(run: Path) -> dict[int, Path]:
+    """Folders by seed."""
+    return {read_result(path.parent).config["seed"]: path.parent for path in run.glob("points/*/result.json")}
+
+
+def start(nursery: Nursery, out: Path, *arguments: str) -> Child:
+    return nursery.start("train", "demo-classify", *LONG, "--runs", "2", "--seed", "3", "--out", str(out), *arguments)
+
+
+def wait_for_checkpoint(out: Path, num_children: int = 1) -> None:
+    """Until so many runs have been begun, and the last has a checkpoint."""
+    wait_until(lambda: len(list(out.glob("*/points/*"))) == num_children)
+    newest = max(out.glob("*/points/*"))
+    wait_until(lambda: any(newest.glob("checkpoints/step-*.safetensors")))
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery) -> tuple[Path, Finished]:
+    """Two runs that nobody stopped and that missed their target, which was required."""
+    out = nursery.folder / "whole-runs"
+    ended = start(nursery, out, "--json", "--require-target").wait(240)
+    return find_run(out), ended
+
+
+def test_each_run_is_what_it_would_be_alone(nursery: Nursery, whole: tuple[Path, Finished]):
+    run, ended = whole
+    assert ended.code == 8, ended.err
+    children = find_children(run)
+    assert sorted(children) == [3, 4]
+    out = nursery.folder / "alone"
+    alone = nursery.run("train", "demo-classify", *LONG, "--seed", "4", "--out", str(out))
+    assert alone.code == 0
+    assert_same(read_learned(children[4]), read_learned(find_run(out)))
+    assert read_learned(children[3]).judged != read_learned(children[4]).judged
+
+
+def test_the_result_is_one_document_that_tells_of_both(whole: tuple[Path, Finished]):
+    run, ended = whole
+    document = json.loads(ended.out)
+    assert document == json.loads((run / "result.json").read_text())
+    result = read_result(run)
+    assert (result.kind, result.status) == ("train", "target_missed")
+    assert result.throughput.ci_covers == "between runs"
+    assert [point.label for point in result.points] == ["seed 3", "seed 4"]
+    rows = result.repeated.runs
+    assert [(row.seed, row.status, row.reached, row.epochs) for row in rows] == [
+        (seed, "target_missed", False, 20.0) for seed in (3, 4)
+    ]
+    children = [read_result(run / row.run) for row in rows]
+    assert [row.value for row in rows] == [child.quality.value for child in children]
+    assert result.quality.value == pytest.approx(sum(child.quality.value for child in children) / 2)
+    assert result.config == children[0].config == children[1].config | {"seed": 3}
+    assert "0 of 2 runs reached 90 % top-1" in result.verdict
+
+
+def test_runs_that_are_over_say_so(nursery: Nursery, whole: tuple[Path, Finished]):
+    before = (whole[0] / "result.json").read_bytes()
+    over = nursery.run("train", "--resume", str(whole[0]))
+    assert over.code == 0
+    assert "has come to its end: all of its 2 runs have; --runs N begins new ones" in over.err
+    assert "0 of 2 runs reached" in " ".join(over.out.split())
+    assert nursery.run("train", "--resume", str(whole[0]), "--require-target").code == 8
+    assert (whole[0] / "result.json").read_bytes() == before
+
+
+def test_other_verbs_know_what_it_is(nursery: Nursery, whole: tuple[Path, Finished], tmp_path: Path):
+    run = whole[0]
+    written = nursery.run("report", str(run), "--page", str(tmp_path / "page.html"))
+    assert written.code == 0, written.err
+    assert "Learning, run by run" in (tmp_path / "page.html").read_text()
+    judged = nursery.run("eval", str(run))
+    assert (judged.code, "holds 2 runs, each with its own weights" in judged.err) == (3, True)
+    compared = nursery.run("compare", str(run / "points"), "--to", str(run), "--json")
+    assert compared.code == 7
+    assert "on both sides stands the same run" in compared.err
+
+
+def test_signals_end_it_resumably_and_the_bits_are_the_same(nursery: Nursery, whole: tuple[Path, Finished]):
+    out = nursery.folder / "signalled-runs"
+    going = start(nursery, out)
+    wait_for_checkpoint(out)
+    going.send(signal.SIGUSR1)
+    ended = going.wait()
+    run = find_run(out)
+    assert ended.code == 75, ended.err
+    result = read_result(run)
+    assert result.status == "interrupted"
+    assert [finding.message for finding in result.findings if finding.code == "interrupted"] == [
+        "stopped by SIGUSR1 after 0 of 2 runs"
+    ]
+    assert [ChildRun("", read_result(child)).is_over for child in find_children(run).values()] == [False]
+
+    going = nursery.start("train", "--resume", str(run))
+    wait_for_checkpoint(out, 2)
+    os.killpg(going.pid, signal.SIGINT)  # as a terminal does
+    ended = going.wait()
+    assert ended.code == 130, ended.err
+    assert "stopped by SIGINT after 1 of 2 runs" in " ".join(ended.out.split())
+    assert "Traceback" not in ended.err
+
+    refused = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=30")
+    assert (refused.code, "--resume cannot change it" in refused.err) == (2, True)
+    assert nursery.start("train", "--resume", str(run)).wait(240).code == 0
+    assert read_result(run).status == "target_missed"
+    assert [row.starts for row in read_result(run).repeated.runs] == [2, 2]
+    compare_children(run, whole[0])
+
+
+def test_killed_it_goes_on_and_leaves_no_child_behind(nursery: Nursery, whole: tuple[Path, Finished]):
+    out = nursery.folder / "killed-runs"
+    going = start(nursery, out)
+    wait_for_checkpoint(out)
+    run = find_run(out)
+    (child,) = find_children(run).values()
+    orphan = psutil.Process(read_result(child).process.pid)
+    refused = nursery.run("train", "--resume", str(run))
+    going.send(signal.SIGKILL)
+    assert going.wait().code == -signal.SIGKILL
+    assert refused.code == 7
+    assert "is being gone on with by another process" in refused.err
+    assert read_result(run).status == "killed"
+    resumed = nursery.start("train", "--resume", str(run))
+    wait_until(lambda: read_result(run).status == "running" and not alive(orphan))
+    assert resumed.wait(240).code == 0
+    assert read_result(run).process.starts == 2
+    assert len(find_children(run)) == len(list(run.glob("points/*"))) == 2
+    compare_children(run, whole[0])
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def compare_children(run: Path, other: Path) -> None:
+    ours, theirs = find_children(run), find_children(other)
+    assert ours.keys() == theirs.keys()
+    for seed, path in ours.items():
+        assert_same(read_learned(path), read_learned(theirs[seed]))
+
+
+def test_a_run_that_fails_is_named(nursery: Nursery, tmp_path: Path):
+    broken = set_arguments(optimizer__learning_rate=1e12)
+    ended = nursery.run("train", "demo-classify", *broken, "--runs", "3", "--out", str(tmp_path))
+    assert ended.code == 6
+    assert "error: run 1 of 3: the loss is no number any more at step " in ended.err
+    result = read_result(find_run(tmp_path))
+    assert result.status == "failed"
+    assert [finding.code for finding in result.findings] == ["child-failed"]
+    assert [row.status for row in result.repeated.runs] == ["failed"]
+
+
+def test_a_dry_run_names_the_commands(nursery: Nursery, tmp_path: Path):
+    asked = [*LONG, "--runs", "3", "--seed", "3", "--out", str(tmp_path / "none")]
+    planned = nursery.run("train", "demo-classify", *asked, "--dry-run")
+    lines = [line for line in planned.out.splitlines() if " train RUN/config.toml " in line]
+    assert [line.split()[-2:] for line in lines] == [["--seed", seed] for seed in ("3", "4", "5")]
+    told = nursery.run("train", "demo-classify", "--runs", "2", "--dry-run", "--json")
+    assert len(told.json()["commands"]) == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_many_ranks_are_refused(nursery: Nursery):
+    refused = nursery.run("train", "demo-classify", *LONG, "--runs", "2", world=2)
+    assert refused.code == 2
+    assert "here 2 ranks would each do so" in refused.err

@@ -1,0 +1,84 @@
+"""Command lines of the four originals as their own scripts pass them, and rows of the pages that explain them."""
+
+import shlex
+
+from trainstone.config.old.flag import Flag
+
+WMLCE = shlex.split(
+    "--mode=train_and_evaluate --iter_unit epoch --num_iter=50 --batch_size=256 --warmup_steps=100 --use_cosine_lr "
+    "--label_smoothing 0.1 --lr_init=0.256 --lr_warmup_epochs=8 --momentum=0.875 "
+    "--weight_decay=3.0517578125e-05 --data_dir=/data/TFRecords --results_dir=run_results --use_xla "
+    "--precision=fp16 --loss_scale=1024 --use_static_loss_scaling"
+)
+# A job of Bede: what Slurm is asked for, shell, the line in several.
+WMLCE_JOB = """#!/bin/bash -l
+#SBATCH -p gpu
+#SBATCH --gres=gpu:4
+#SBATCH -N4
+module load slurm/dflt
+export OMP_NUM_THREADS=1   # one thread
+bede-ddlrun python $PYTHON_HOME/tensorflow-benchmarks/resnet50/main.py \\
+--mode=train_and_evaluate --iter_unit=epoch --num_iter=50 --batch_size=256 \\
+--warmup_steps=100 --use_cosine_lr --label_smoothing 0.1 --lr_init=0.256 --lr_warmup_epochs=8 \\
+--momentum=0.875 --weight_decay=3.0517578125e-05 --data_dir="/data/my pictures" \\
+--results_dir=run_results --nouse_xla --precision=fp16 --loss_scale=1024 --use_static_loss_scaling
+echo Total run time : $hours Hours
+"""
+SC22 = shlex.split(
+    "nvprof --print-gpu-trace --csv --log-file resnet_%p.csv -f python -m torch.distributed.launch "
+    "--nproc_per_node=4 torch_imagenet_resnet.py --base-lr 0.05 --batch-size 64 --kfac-update-freq 0 "
+    "--kfac-cov-update-freq 50 --damping 0.003 --model resnet50 --checkpoint-freq 90 "
+    "--kfac-comm-method comm-opt --kfac-grad-worker-fraction 0.0 --epochs 1 --lr-decay 30 60 80"
+)
+MLPERF = {
+    "OPTIMIZER": "sgdwfastlars",
+    "KVSTORE": "horovod",
+    "WARMUP_EPOCHS": "2",
+    "EVAL_OFFSET": "2",
+    "EVAL_PERIOD": "4",
+    "WD": "5.0e-05",
+    "MOM": "0.9",
+    "LARSETA": "0.001",
+    "LABELSMOOTHING": "0.1",
+    "LRSCHED": "pow2",
+    "NUMEPOCHS": "37",
+    "NETWORK": "resnet-v1b-stats-fl",
+    "DALI_THREADS": "6",
+    "MXNET_HOROVOD_NUM_GROUPS": "1",
+}
+# Facts of the published configurations that differ from it: what the shipped systems are.
+MLPERF_SYSTEMS = {
+    "dgxa100": {"BATCHSIZE": "408", "LR": "10.5", "DGXNNODES": "1", "DGXNGPU": "8"},
+    "dgxa100-4gpu": {"BATCHSIZE": "816", "LR": "10.5", "DGXNNODES": "1", "DGXNGPU": "4"},
+    "a30-1x2": {"BATCHSIZE": "204", "LR": "3.0", "DGXNNODES": "1", "DGXNGPU": "2"},
+    "dgxa100-8x8": {"BATCHSIZE": "51", "LR": "10.5", "DGXNNODES": "8", "DGXNGPU": "8"},
+    "dgxa100-128x8": {
+        **{"BATCHSIZE": "35", "LR": "21.9", "DGXNNODES": "128", "DGXNGPU": "8", "WARMUP_EPOCHS": "17"},
+        **{"WD": "2.5e-5", "MOM": "0.94", "NUMEPOCHS": "60", "EVAL_OFFSET": "3", "INPUT_BATCH_MULTIPLIER": "8"},
+    },
+    "dgxa100-527x8": {
+        **{"OPTIMIZER": "sgdwfastlarsv2", "BATCHSIZE": "16", "LR": "24.699", "DGXNNODES": "527", "DGXNGPU": "8"},
+        **{"WARMUP_EPOCHS": "31", "WD": "1e-4", "MOM": "0.951807", "NUMEPOCHS": "90", "EVAL_OFFSET": "1"},
+        **{"BN_GROUP": "2", "E2E_CUDA_GRAPHS": "1"},
+    },
+}
+# What run_and_time.sh makes of config_DGXA100.sh.
+MLPERF_PROGRAM = shlex.split(
+    "python train_imagenet.py --gpus 0,1,2,3,4,5,6,7 --batch-size 408 --kv-store horovod --lr 10.5 --mom 0.9 "
+    "--lr-step-epochs pow2 --lars-eta 0.001 --label-smoothing 0.1 --wd 5.0e-05 --warmup-epochs 2 --eval-period 4 "
+    "--eval-offset 2 --optimizer sgdwfastlars --network resnet-v1b-stats-fl --num-layers 50 --num-epochs 37 "
+    "--accuracy-threshold 0.759 --seed 1 --dtype float16 --disp-batches 20 --image-shape 4,224,224 "
+    "--fuse-bn-relu 1 --bn-group 1 --min-random-area 0.05 --max-random-area 1.0 --input-layout NHWC "
+    "--batchnorm-mom 0.9 --batchnorm-eps 1e-5 --dali-threads 6 --use-dali"
+)
+
+
+def mlperf_words(system: str) -> list[str]:
+    return [f"{name}={text}" for name, text in {**MLPERF, **MLPERF_SYSTEMS[system]}.items()]
+
+
+def page_row(flag: Flag, dashes: str) -> str:
+    """A row of the table in docs/from that explains a flag or variable."""
+    default = f"`{flag.default}`" if flag.default else "–"
+    remark = "; ".join(filter(None, (flag.remark, f"allowed: {', '.join(flag.choices)}" if flag.choices else "")))
+    return f"| `{dashes}{flag.name}` | {default} | {flag.ours or '–'} | {remark} |"

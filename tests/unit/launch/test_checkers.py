@@ -1,0 +1,148 @@
+"""The real checkers as child processes: what they take and refuse, and what a hostile log cannot make them do."""
+
+import importlib.util
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hostile import EVIL_NAME
+from made_submission import closed_log
+from trainstone.errors import DataError, LaunchError, MachineError
+from trainstone.launch import checkers
+from trainstone.launch.checkers import check_log, check_package, list_rulesets, refuse_paths
+from trainstone.results.mlperf.complaints import read_complaints
+from trainstone.results.mlperf.logged import read_logged
+
+
+@pytest.fixture
+def good(tmp_path) -> Path:
+    (tmp_path / "good.log").write_text(closed_log())
+    return tmp_path / "good.log"
+
+
+def without(log: Path, key: str) -> Path:
+    kept = [line for line in log.read_text().splitlines() if json.loads(line.partition(" ")[2])["key"] != key]
+    log.write_text("".join(f"{line}\n" for line in kept))
+    return log
+
+
+def event_line(key: str, value: object) -> str:
+    event = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": value, "metadata": {}}
+    return f":::MLLOG {json.dumps(event)}\n"
+
+
+def test_rulesets_and_their_benchmarks():
+    known = list_rulesets()
+    assert {"0.6.0", "0.7.0", "1.0.0", "4.0.0"} <= set(known)
+    assert {"resnet", "ssd"} <= known["4.0.0"]
+    assert "resnet" not in known["4.1.0"]
+    assert "ssd" in known["0.6.0"]
+
+
+def test_a_good_log_passes_and_the_checkers_own_log_is_kept(good, tmp_path):
+    kept = tmp_path / "kept/own.log"
+    checked = check_log(good, "4.0.0", kept)
+    assert checked.passed, checked.log
+    assert checked.fault == ""
+    assert "Compliance checks: training_4.0.0/closed_resnet.yaml" in checked.log
+    assert "SUCCESS" in kept.read_text()
+    assert list(Path.cwd().glob("*checker.log")) == []
+
+
+@pytest.mark.parametrize("key", ["run_stop", "seed", "lars_epsilon", "eval_accuracy", "epoch_start", "submission_org"])
+def test_a_key_that_is_gone_is_named(good, key):
+    log = without(good, key)
+    checked = check_log(log, "4.0.0")
+    found = read_complaints(checked.log, read_logged(log), "4.0.0")
+    if key in ("seed", "epoch_start"):  # nobody asks for one; block_start stands for the other
+        assert checked.passed
+        return
+    assert not checked.passed
+    assert key in [complaint.key for complaint in found if complaint.fatal]
+
+
+def test_a_run_below_the_target_is_told_so(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(closed_log(converged=False))
+    checked = check_log(log, "4.0.0")
+    assert not checked.passed
+    (found,) = read_complaints(checked.log, read_logged(log), "4.0.0")
+    assert found.meaning == "eval_accuracy 0.7584 never reached 0.759: the closed division demands it"
+
+
+def test_odd_names_of_files_do_no_harm(tmp_path):
+    log = tmp_path / f"-{EVIL_NAME}"
+    log.write_text(closed_log())
+    assert check_log(log, "4.0.0").passed
+
+
+def test_a_checker_that_falls_over_is_told_apart_from_a_verdict(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(event_line("submission_division", "closed") + event_line("submission_benchmark", "vgg"))
+    checked = check_log(log, "4.0.0")
+    assert not checked.passed
+    assert "FileNotFoundError" in checked.fault
+
+
+@pytest.mark.parametrize("lines", ["{}", "{}\r{}", "noise {}", ':::MLLOG {{"key": 1}} {}'])
+def test_a_log_cannot_lead_the_checker_to_rules_of_its_own(tmp_path, lines):
+    evil = tmp_path / "evil_common.yaml"
+    ran = tmp_path / "ran"
+    evil.write_text(f"- BEGIN:\n    CODE: \"open('{ran}', 'w')\"\n")
+    there = "../" * 12 + str(tmp_path / "evil").lstrip("/")
+    event = event_line("submission_division", there).strip()
+    log = tmp_path / "log"
+    log.write_text(lines.replace("{}", event) + "\n")
+    with pytest.raises(DataError, match="submission_division must be a plain word"):
+        check_log(log, "4.0.0")
+    # The real checker does go there.
+    command = [checkers.sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "4.0.0", str(log)]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert ran.exists()
+
+
+def test_old_lines_are_looked_at_too(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(':::MLL 1.5 submission_benchmark: {"value": "../evil", "metadata": {}}\n')
+    with pytest.raises(DataError, match="submission_benchmark must be a plain word"):
+        refuse_paths(log)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", ":::MLLOG {", ":::MLLOG []", ":::MLLOG 5", ":::MLL 1 a: 7", ":::MLLOG " + "[" * 9000]
+)
+def test_lines_that_are_no_events_are_left_to_the_checker(tmp_path, text):
+    (tmp_path / "log").write_text(text)
+    refuse_paths(tmp_path / "log")
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(MachineError, match="not installed") as caught:
+        list_rulesets()
+    assert caught.value.hint == "pip install 'trainstone[mlperf]'"
+    with pytest.raises(MachineError):
+        check_log(Path("any"), "4.0.0")
+
+
+def test_a_checker_that_never_ends_is_ended(monkeypatch, good):
+    monkeypatch.setattr(checkers, "TIMEOUT_SECONDS", 0.01)
+    with pytest.raises(LaunchError, match="did not end"):
+        check_log(good, "4.0.0")
+
+
+def test_a_folder_that_is_no_package_does_not_pass(tmp_path):
+    checked = check_package(tmp_path, "4.0.0")
+    assert not checked.passed
+    assert re.search("No such file", checked.fault)
+
+
+def test_checkers_that_lack_a_library_are_the_machines_fault(monkeypatch, good, tmp_path):
+    (tmp_path / "yaml.py").write_text("import nowhere_to_be_found\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(MachineError, match="does not start: ModuleNotFoundError") as caught:
+        check_log(good, "4.0.0")
+    assert caught.value.hint == "pip install 'trainstone[mlperf]'"

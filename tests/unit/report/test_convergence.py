@@ -1,0 +1,114 @@
+"""The section on MLPerf's reference: there where the reference is a measure, and nowhere else."""
+
+from pathlib import Path
+
+import pytest
+
+from browser import Browser
+from made_learning import write_training
+from made_submission import write_mlperf_run, write_mlperf_runs
+from trainstone.report.blocks import Figure, Section, Table
+from trainstone.report.figures import export_figures
+from trainstone.report.page import build_page, write_report
+from trainstone.report.sections import convergence
+from trainstone.report.vega import Scripts
+from trainstone.report.view import read_view
+
+
+def build(path: Path) -> Section | None:
+    return convergence.build(read_view(path))
+
+
+def points_of(figure: Figure) -> list[dict]:
+    return figure.spec["layer"][-1]["data"]["values"]
+
+
+def test_runs_are_held_against_the_reference(tmp_path):
+    section = build(write_mlperf_runs(tmp_path))
+    assert section is not None
+    assert section.title == "Convergence against MLPerf's reference"
+    assert section.lead.startswith(
+        "35.0 epochs to the target; the reference needs 35.2 at this batch of 3,264: faster, but"
+    )
+    figure, table = section.blocks
+    assert isinstance(figure, Figure)
+    assert isinstance(table, Table)
+    assert figure.alt == "At a batch of 3,264 the runs trained for 35 epochs; the reference needs 35.2."
+    assert [(row["batch"], row["epochs"], row["what"]) for row in points_of(figure)] == [
+        (3264, 35, "reached the target")
+    ] * 5
+    assert table.rows[1] == ["3,264", "35.15", "34.31", "0.75", "held against"]
+    assert [row[-1] for row in table.rows].count("not counted") == 5
+
+
+def test_one_run_has_the_section_too(tmp_path):
+    section = build(write_mlperf_run(tmp_path, 1))
+    assert section is not None
+    assert section.lead.endswith("(judged for 5 runs, not 1).")
+
+
+def test_a_run_that_missed_the_target_sees_what_the_reference_needs(tmp_path):
+    section = build(write_mlperf_run(tmp_path, 1, converged=False))
+    assert section is not None
+    assert section.lead == (
+        "0 of 1 run reached the target, in up to 35 epochs; the reference needs 35.2 at a batch of 3,264."
+    )
+    assert points_of(section.blocks[0])[0]["what"] == "missed it"
+
+
+def test_the_curve_lies_on_the_reference_and_below_what_is_not_counted(tmp_path):
+    section = build(write_mlperf_run(tmp_path, 1))
+    assert section is not None
+    curve = section.blocks[0].spec["layer"][0]["data"]["values"]
+    at = {row["batch"]: row for row in curve}
+    assert at[3264]["epochs"] == pytest.approx(35.154)
+    assert all(row["least"] < row["epochs"] for row in curve)
+    near = min(curve, key=lambda row: abs(row["batch"] - 8192))
+    assert near["epochs"] < 41.875
+
+
+@pytest.mark.parametrize("what", ["no log", "other pictures", "larger batch", "bench", "damaged"])
+def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, what):
+    path = write_training(tmp_path) if what == "no log" else write_mlperf_run(tmp_path, 1)
+    log = path / "mlperf.log"
+    if what == "other pictures":
+        log.write_text(log.read_text().replace("1281167", "2000"))
+    if what == "larger batch":
+        log.write_text(
+            log.read_text().replace('"global_batch_size", "value": 3264', '"global_batch_size", "value": 99999')
+        )
+    if what == "bench":
+        result = path / "result.json"
+        result.write_text(result.read_text().replace('"kind": "train"', '"kind": "bench"'))
+    if what == "damaged":
+        log.write_text(":::MLLOG {\n")
+    view = read_view(path)
+    assert convergence.build(view) is None
+    assert bool(view.doubts) == (what == "damaged")
+
+
+def test_logs_outside_of_the_run_are_not_read(tmp_path):
+    outside = write_mlperf_run(tmp_path / "elsewhere", 1)
+    path = write_training(tmp_path)
+    (path / "mlperf.log").symlink_to(outside / "mlperf.log")
+    assert build(path) is None
+
+
+def test_the_page_shows_it_without_errors(tmp_path, browser: Browser):
+    path = write_mlperf_runs(tmp_path)
+    with Scripts() as scripts:
+        file, page = write_report(path, scripts)
+    assert [section.id for section in page.sections].index("convergence") == 3
+    for width in (1200, 400):
+        shown = browser.open(file, width=width)
+        assert shown.console_errors == []
+        assert shown.evaluate("document.querySelector('#convergence svg, #convergence canvas') !== null")
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        shown.close()
+
+
+def test_the_chart_can_be_printed(tmp_path):
+    page = build_page(read_view(write_mlperf_run(tmp_path, 1)))
+    figures = [figure for figure in page.figures if figure.name == "convergence"]
+    (file,) = export_figures(figures, tmp_path / "figures", "svg")
+    assert "epochs to the target" in file.read_text()

@@ -1,0 +1,182 @@
+"""The reference's epochs: the shipped numbers are mlperf-logging's, and judged as its rcp_checker judges."""
+
+import json
+import os
+import random
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import ROOT
+from trainstone.results.mlperf.convergence import (
+    MISSED,
+    REFERENCES,
+    Reference,
+    expect,
+    interpolate,
+    judge,
+    list_points,
+    prune,
+    summarise,
+    why_none,
+)
+
+TABLE = r"\| (global batch|epochs, mean|least) "
+RULESETS = {"resnet": "4.0.0", "ssd": "1.0.0"}
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """mlperf-logging's own module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
+
+
+def counts(document: dict[str, Any]) -> dict[int, dict[int, int]]:
+    return {record["BS"]: dict(Counter(record["Epochs to converge"])) for record in document.values()}
+
+
+@pytest.mark.parametrize("benchmark", RULESETS)
+def test_the_shipped_numbers_are_those_of_the_installed_files(theirs, benchmark):
+    folder = Path(theirs.__file__).parent / f"training_{RULESETS[benchmark]}"
+    document = json.loads((folder / f"rcps_{benchmark}.json").read_text())
+    assert {point.batch: point.runs for point in REFERENCES[benchmark]} == counts(document)
+    assert [point.batch for point in REFERENCES[benchmark]] == sorted(point.batch for point in REFERENCES[benchmark])
+
+
+@pytest.mark.parametrize(("benchmark", "ruleset"), [("resnet", "2.0.0"), ("resnet", "2.1.0"), ("ssd", "1.0.0")])
+def test_the_shipped_numbers_are_those_of_published_files(benchmark, ruleset):
+    data = os.environ.get("TRAINSTONE_REAL_DATA")
+    if not data:
+        pytest.skip("needs TRAINSTONE_REAL_DATA")
+    document = json.loads((Path(data) / f"mlperf/rcp/training_{ruleset}/rcps_{benchmark}.json").read_text())
+    assert {point.batch: point.runs for point in REFERENCES[benchmark]} == counts(document)
+
+
+@pytest.mark.parametrize("benchmark", RULESETS)
+def test_points_and_pruning_are_the_checkers(theirs, benchmark):
+    checker = theirs.RCP_Checker("training", RULESETS[benchmark], benchmark, False)
+    points = list_points(benchmark)
+    for point, record in zip(points, checker.rcp_data.values(), strict=True):
+        assert point.batch == record["BS"]
+        assert point.mean == pytest.approx(record["RCP Mean"], abs=1e-9)
+        assert point.stdev == pytest.approx(record["RCP Stdev"], abs=1e-9)
+        assert point.least == pytest.approx(record["Min Epochs"], abs=1e-4)  # theirs is searched for
+    assert [point.batch for point in prune(points, 5)] == [record["BS"] for record in checker.pruned_rcp_data.values()]
+
+
+def test_pruning_of_any_points_is_the_checkers(theirs, tmp_path):
+    draw = random.Random(8)
+    for _ in range(30):
+        batches = sorted(draw.sample(range(256, 70_000), draw.randint(1, 9)))
+        made = [Reference(batch, dict(Counter(draw.randint(30, 90) for _ in range(10)))) for batch in batches]
+        document = {
+            f"point {point.batch}": {
+                "Benchmark": "resnet", "BS": point.batch, "Hyperparams": {}, "Epochs to converge": point.epochs
+            }
+            for point in made
+        }  # fmt: skip
+        (tmp_path / "rcps.json").write_text(json.dumps(document))
+        with (tmp_path / "rcps.json").open() as file:
+            checker = theirs.RCP_Checker("training", "4.0.0", "resnet", False, file)
+        kept = prune([summarise(point, 5) for point in made], 5)
+        assert [point.batch for point in kept] == [record["BS"] for record in checker.pruned_rcp_data.values()]
+
+
+def write_logs(folder: Path, benchmark: str, batch: int, epochs: list[float | None]) -> None:
+    for number, value in enumerate(epochs):
+        events = [
+            {"key": "submission_benchmark", "value": benchmark, "metadata": {}},
+            {"key": "global_batch_size", "value": batch, "metadata": {}},
+            {"key": "eval_accuracy", "value": 0.76, "metadata": {"epoch_num": value or 99}},
+            {"key": "run_stop", "value": None, "metadata": {"status": "aborted" if value is None else "success"}},
+        ]
+        (folder / f"result_{number}.txt").write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
+
+
+def test_judgements_are_the_checkers(theirs, tmp_path):
+    draw = random.Random(3)
+    seen = set()
+    for batch in (256, 1632, 2000, 3264, 4096, 8192, 30_000, 32_768, 60_000, 67_840):
+        needed = expect("resnet", batch)
+        assert needed is not None
+        for shift in (-3, -1, 0, 2):
+            epochs: list[float | None] = [round(needed.mean) + shift + draw.choice((-1, 0, 0, 1)) for _ in range(5)]
+            if draw.random() < 0.3:
+                epochs[2] = None
+            write_logs(tmp_path, "resnet", batch, epochs)
+            passed, _, factor = theirs.check_directory(
+                str(tmp_path), "training", "4.0.0", False, False, rcp_pass="pruned_rcps"
+            )
+            ours = judge("resnet", batch, epochs)
+            assert ours is not None
+            assert ours.passes == passed, (batch, epochs)
+            assert ours.factor == pytest.approx(factor)
+            seen.add((passed, factor > 1))
+    assert seen == {(True, False), (True, True), (False, True)}
+
+
+def test_more_than_one_miss_and_no_run_are_not_judged():
+    assert judge("resnet", 3264, [35, None, None, 35, 35]) is None
+    assert judge("resnet", 3264, [None]) is None
+    assert judge("resnet", 3264, []) is None
+    assert judge("resnet", 70_000, [90.0] * 5) is None
+    assert judge("bert", 448, [3.0] * 10) is None
+
+
+def test_one_miss_of_five_is_left_out_as_the_slowest():
+    judged = judge("resnet", 3264, [36, None, 35, 35, 36])
+    assert judged is not None
+    assert judged.epochs == pytest.approx((35 + 36 + 36) / 3)
+    assert judged.epochs < MISSED
+
+
+def test_between_two_points_mean_and_scatter_lie_on_the_line():
+    low, high = prune(list_points("resnet"), 5)[1:3]
+    half = interpolate((low.batch + high.batch) // 2, low, high, 5)
+    assert half.mean == pytest.approx((low.mean + high.mean) / 2)
+    assert half.stdev == pytest.approx((low.stdev + high.stdev) / 2)
+    assert (half.how, half.points) == ("interpolated", (3264, 32_768))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, None),
+        ({"train_samples": 1_281_167 - 3263}, None),  # an epoch without its last batch
+        ({"benchmark": "bert"}, "there are no reference points of bert here"),
+        ({"benchmark": None}, "there are no reference points of an unnamed benchmark here"),
+        ({"batch": None}, "the log does not say the global batch size"),
+        ({"optimizer": "adam"}, "the reference trains with lars or sgd, not with adam"),
+        ({"optimizer": None}, "the reference trains with lars or sgd, not with an unnamed optimizer"),
+        ({"train_samples": 2000}, "the reference trains on ImageNet's 1,281,167 pictures, this run on 2,000"),
+        ({"train_samples": None}, "the reference trains on ImageNet's 1,281,167 pictures, this run on an unknown number"),  # noqa: E501
+        ({"target": 0.75}, "the reference trains to 0.759, this run only to 0.75"),
+        ({"batch": 70_000}, "the largest batch with a reference is 67,840, here it is 70,000"),
+    ],
+)  # fmt: skip
+def test_where_the_reference_is_no_measure_it_says_why(changes, told):
+    values = {"benchmark": "resnet", "optimizer": "lars", "batch": 3264, "train_samples": 1_281_167, "target": 0.7592}
+    assert why_none(**(values | changes)) == told
+
+
+def test_ssd_as_retinanet_is_not_held_against_ssd300():
+    assert why_none("ssd", None, 912, 117_266, 0.2326) is None
+    assert why_none("ssd", "adam", 256, 1_170_301, 0.341) is not None
+
+
+def test_the_document_has_the_same_numbers():
+    text = (ROOT / "docs/mlperf.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in text.splitlines() if re.match(TABLE, line)]
+    points = list_points("resnet")
+    counted = prune(points, 5)
+    assert rows == [
+        [f"{point.batch:,}" for point in points],
+        [f"{point.mean:.1f}" for point in points],
+        [f"{point.least:.1f}" if point in counted else "" for point in points],
+    ]

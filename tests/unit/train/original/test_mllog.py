@@ -1,0 +1,330 @@
+"""mlperf.log as it is written: its sequence, epochs and blocks, the end in every way, and what a resumed run keeps."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from made_mlperf import BEGAN, Clock, load_mlperf, make_submission, write_closed_log
+from trainstone.config.schema import Config
+from trainstone.formats.mllog import Event, format_line, read_mllog
+from trainstone.models.resnet import build_resnet
+from trainstone.results.quality import Evaluation
+from trainstone.results.steps import StepRecord
+from trainstone.train.cadence import Cadence
+from trainstone.train.original.mllog import MlperfLog
+from trainstone.train.original.mllog_resume import keep_until, read_whole
+
+BATCH = 10
+SMALL = build_resnet(18, width=16, num_classes=2)
+RunLog = Callable[..., MlperfLog]
+
+
+def make_config(**changes: object) -> Config:
+    return load_mlperf(eval__every_epochs=2, eval__offset=1, stop__epochs=6.0, eval__target=0.9, **changes)
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> RunLog:
+    """A log of a run with 40 pictures, 4 steps an epoch, judged after epochs 2, 4, 6."""
+
+    def open_one(pictures: int = 40, clock: Clock | None = None, **changes: object) -> MlperfLog:
+        config = make_config(**changes)
+        cadence = Cadence(pictures, BATCH, config.eval, config.stop, config.checkpoint)
+        return MlperfLog(tmp_path / "mlperf.log", cadence, make_submission(config, 1, SMALL), now=clock or Clock())
+
+    return open_one
+
+
+def make_steps(log: MlperfLog, first: int, end: int) -> None:
+    """Train from one step to before another, as learn.py does it where nothing is due between."""
+    log.begin_steps(first)
+    for step in range(first, end):
+        log.step(StepRecord(step, 0, float(step), 0.0, 1.0, BATCH, 1.0, 0.1))
+
+
+def judge(log: MlperfLog, done: int, top1: float = 0.5) -> None:
+    log.begin_evaluation(done)
+    judged = Evaluation(epoch=1, step=done, seconds=1, eval_seconds=1, metrics={"top1": top1, "top5": 1.0}, images=40)
+    log.evaluation(judged, metric="top1", reached=top1 >= 0.9)
+
+
+def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> None:
+    """Train epochs of four steps, counted from 1, and judge every second."""
+    for epoch in range(first, last + 1):
+        make_steps(log, 4 * epoch - 4, 4 * epoch)
+        if epoch % 2 == 0:
+            judge(log, 4 * epoch, top1)
+
+
+def read_body(path: Path) -> list[Event]:
+    """What follows the head."""
+    events = read_mllog(path)
+    keys = [event.key for event in events]
+    return events[keys.index("eval_samples") + 1 :]
+
+
+def tell(events: list[Event]) -> list[tuple[str, object]]:
+    """Keys with the epochs they are about; speeds left out."""
+    wanted = ("epoch_num", "first_epoch_num", "status")
+    numbers = [next((event.metadata[name] for name in wanted if name in event.metadata), None) for event in events]
+    pairs = zip((event.key for event in events), numbers, strict=True)
+    return [pair for pair in pairs if pair[0] not in ("tracked_stats", "throughput")]
+
+
+def test_the_sequence_is_the_originals(tmp_path: Path):
+    write_closed_log(tmp_path / "a.log", seed=5, epochs=7)
+    events = read_mllog(tmp_path / "a.log")
+    keys = list(dict.fromkeys(event.key for event in events))
+    assert keys == [
+        "submission_benchmark", "submission_org", "submission_division", "submission_status", "submission_platform",
+        "cache_clear", "init_start", "seed", "model_bn_span", "weights_initialization", "init_stop",
+        "lars_opt_learning_rate_decay_poly_power", "lars_opt_end_learning_rate", "d_batch_size", "global_batch_size",
+        "gradient_accumulation_steps", "opt_name", "lars_epsilon", "lars_opt_weight_decay", "lars_opt_momentum",
+        "lars_opt_base_learning_rate", "lars_opt_learning_rate_warmup_epochs", "lars_opt_learning_rate_decay_steps",
+        "run_start", "train_samples", "eval_samples", "block_start", "epoch_start", "epoch_stop", "tracked_stats",
+        "throughput", "eval_start", "eval_stop", "eval_accuracy", "block_stop", "run_stop",
+    ]  # fmt: skip
+    values = {event.key: event.value for event in events}
+    assert (values["seed"], values["submission_platform"]) == (5, "8xMade-up accelerator")
+    assert (values["model_bn_span"], values["train_samples"], values["eval_samples"]) == (408, 1281167, 50000)
+    assert sum(event.key == "weights_initialization" for event in events) == 161
+
+
+def test_the_time_between_start_and_stop_is_the_runs(tmp_path: Path):
+    write_closed_log(tmp_path / "a.log", seed=5, minutes=28.7)
+    times = {event.key: event.time_ms for event in read_mllog(tmp_path / "a.log")}
+    assert times["init_start"] == BEGAN * 1000
+    assert times["init_stop"] <= times["run_start"]
+    assert (times["run_stop"] - times["run_start"]) / 60000 == pytest.approx(28.7, abs=1e-4)
+
+
+def test_epochs_blocks_and_evaluations_come_in_order(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        train_epochs(log, 1, 3)
+        train_epochs(log, 4, 4, top1=0.95)
+        log.finish("target_reached", 16)
+    assert tell(read_body(tmp_path / "mlperf.log")) == [
+        ("block_start", 1), ("epoch_start", 1), ("epoch_stop", 1), ("epoch_start", 2), ("epoch_stop", 2),
+        ("eval_start", 2), ("eval_stop", 2), ("eval_accuracy", 2), ("block_stop", 1),
+        ("block_start", 3), ("epoch_start", 3), ("epoch_stop", 3), ("epoch_start", 4), ("epoch_stop", 4),
+        ("eval_start", 4), ("eval_stop", 4), ("eval_accuracy", 4), ("block_stop", 3), ("run_stop", "success"),
+    ]  # fmt: skip
+    blocks = [event for event in read_body(tmp_path / "mlperf.log") if event.key == "block_start"]
+    assert [event.metadata["epoch_count"] for event in blocks] == [2, 2]
+
+
+def test_the_speed_of_an_epoch_is_its_images_over_its_time(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        make_steps(log, 0, 4)
+    stats = {event.key: event.value for event in read_body(tmp_path / "mlperf.log")}
+    assert (stats["tracked_stats"], stats["throughput"]) == ({"imgs_sec": 10.0}, 10.0)
+
+
+def test_every_line_is_on_disk_at_once(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        log.begin_steps(0)
+        assert tell(read_body(tmp_path / "mlperf.log")) == [("block_start", 1), ("epoch_start", 1)]
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [("target_missed", "aborted"), ("interrupted", "aborted"), ("ok", "aborted")]
+)
+def test_a_run_that_did_not_reach_its_target_is_aborted(open_log: RunLog, tmp_path: Path, status, told: str):
+    with open_log() as log:
+        log.begin()
+        make_steps(log, 0, 3)
+        log.finish(status, 3)
+    last = read_body(tmp_path / "mlperf.log")[-1]
+    assert (last.key, last.metadata["status"], last.metadata["ended"]) == ("run_stop", told, status)
+
+
+@pytest.mark.parametrize(("error", "ended"), [(RuntimeError, "failed"), (KeyboardInterrupt, "interrupted")])
+def test_a_run_that_breaks_is_aborted(open_log: RunLog, tmp_path: Path, error: type[BaseException], ended: str):
+    def run() -> None:
+        with open_log() as log:
+            log.begin()
+            make_steps(log, 0, 2)
+            raise error
+
+    with pytest.raises(error):
+        run()
+    last = read_body(tmp_path / "mlperf.log")[-1]
+    assert (last.key, last.metadata["status"], last.metadata["ended"]) == ("run_stop", "aborted", ended)
+
+
+def test_an_epoch_that_ends_within_a_step_ends_with_it(open_log: RunLog, tmp_path: Path):
+    """25 pictures, 10 a step: epochs end with steps 3, 5, 8."""
+    with open_log(pictures=25) as log:
+        log.begin()
+        for first, end in ((0, 3), (3, 5), (5, 8)):
+            make_steps(log, first, end)
+    found = [(key, number) for key, number in tell(read_body(tmp_path / "mlperf.log")) if key.startswith("epoch_")]
+    assert found == [(f"epoch_{what}", number) for number in (1, 2, 3) for what in ("start", "stop")]
+
+
+def test_many_epochs_in_a_step_are_not_counted_out(open_log: RunLog, tmp_path: Path):
+    with open_log(pictures=3) as log:
+        log.begin()
+        make_steps(log, 0, 1)
+        judge(log, 1)
+        make_steps(log, 1, 2)
+    body = tell(read_body(tmp_path / "mlperf.log"))
+    assert [number for key, number in body if key == "epoch_start"] == [1, 4]
+    assert ("eval_accuracy", 3) in body
+
+
+def test_an_evaluation_amid_an_epoch_is_of_that_epoch(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        make_steps(log, 0, 6)
+        judge(log, 6)
+        log.finish("target_missed", 6)
+    assert tell(read_body(tmp_path / "mlperf.log"))[-5:] == [
+        ("eval_start", 2), ("eval_stop", 2), ("eval_accuracy", 2), ("block_stop", 1), ("run_stop", "aborted"),
+    ]  # fmt: skip
+
+
+def test_other_ranks_write_nothing(tmp_path: Path):
+    config = make_config()
+    cadence = Cadence(40, BATCH, config.eval, config.stop, config.checkpoint)
+    with MlperfLog(None, cadence, make_submission(config, 2, SMALL)) as log:
+        log.begin()
+        log.go_on(4, judged=False)
+        train_epochs(log, 1, 2)
+        log.finish("ok", 8)
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_before(open_log: RunLog, epochs: int = 3, status: str | None = "interrupted", **changes: object) -> None:
+    with open_log(**changes) as log:
+        log.begin()
+        train_epochs(log, 1, epochs)
+        if status:
+            log.finish(status, 4 * epochs)
+
+
+def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    write_before(open_log)
+    with open_log(clock=Clock(BEGAN + 5000)) as log:
+        log.go_on(8, judged=True)
+        train_epochs(log, 3, 4, top1=0.95)
+        log.finish("target_reached", 16)
+    body = read_body(path)
+    undisturbed = tell(body)
+    assert [key for key, _ in undisturbed].count("run_stop") == 1
+    assert undisturbed[-1] == ("run_stop", "success")
+    assert [number for key, number in undisturbed if key == "epoch_start"] == [1, 2, 3, 4]
+    assert [number for key, number in undisturbed if key == "block_start"] == [1, 3]
+    events = read_mllog(path)
+    assert [event.time_ms for event in events if event.key == "run_start"] == [int(BEGAN * 1000)]
+    assert events[-1].time_ms == int(BEGAN * 1000) + 5_000_000
+
+
+def test_resumed_amid_an_epoch_it_ends_that_epoch(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        make_steps(log, 0, 3)  # killed: nothing ends it
+        log._file.close()
+        log._file = None
+    with open_log() as log:
+        log.go_on(2, judged=False)
+        make_steps(log, 2, 4)
+    assert tell(read_body(tmp_path / "mlperf.log")) == [("block_start", 1), ("epoch_start", 1), ("epoch_stop", 1)]
+
+
+def test_a_broken_off_evaluation_is_made_again(open_log: RunLog, tmp_path: Path):
+    with open_log() as log:
+        log.begin()
+        make_steps(log, 0, 4)
+        make_steps(log, 4, 8)
+        log.begin_evaluation(8)
+        log.finish("interrupted", 8)
+    with open_log() as log:
+        log.go_on(8, judged=False)
+        judge(log, 8)
+    assert [key for key, _ in tell(read_body(tmp_path / "mlperf.log"))[-5:]] == [
+        "epoch_stop", "eval_start", "eval_stop", "eval_accuracy", "block_stop"
+    ]  # fmt: skip
+
+
+def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    with open_log() as log:
+        log.begin()
+        train_epochs(log, 1, 2, top1=0.95)
+    whole = path.read_text()
+    for text in (whole, whole[: whole.rindex(":::MLLOG")]):
+        path.write_text(text)
+        with open_log(clock=Clock(BEGAN + 9999)) as log:
+            log.go_on(8, judged=True)
+            log.finish("target_reached", 8)
+        body = read_body(path)
+        assert tell(body)[-1] == ("run_stop", "success")
+        assert body[-1].time_ms == body[-2].time_ms == int(BEGAN * 1000)  # not when somebody looked again
+
+
+def test_a_resumed_run_that_does_nothing_leaves_its_log_as_it_was(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    write_before(open_log)
+    before = path.read_bytes()
+
+    def run() -> None:
+        with open_log() as log:
+            log.go_on(8, judged=True)
+            log.begin_steps(8)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run()
+    assert path.read_bytes() == before
+
+
+def test_without_a_checkpoint_all_but_the_head_is_made_again(open_log: RunLog, tmp_path: Path):
+    write_before(open_log, status=None)
+    with open_log(clock=Clock(BEGAN + 7)) as log:
+        log.go_on(0, judged=False)
+        make_steps(log, 0, 1)
+    events = read_mllog(tmp_path / "mlperf.log")
+    assert tell(read_body(tmp_path / "mlperf.log")) == [("block_start", 1), ("epoch_start", 1)]
+    assert next(event for event in events if event.key == "run_start").time_ms == int(BEGAN * 1000)
+
+
+def test_changed_values_are_todays_with_the_old_times(open_log: RunLog, tmp_path: Path):
+    write_before(open_log)
+    with open_log(clock=Clock(BEGAN + 7), optimizer__momentum=0.8, mlperf__org="another") as log:
+        log.go_on(12, judged=False)
+        make_steps(log, 12, 13)
+    head = {event.key: event for event in read_mllog(tmp_path / "mlperf.log")}
+    assert (head["lars_opt_momentum"].value, head["submission_org"].value) == (0.8, "another")
+    assert head["lars_opt_momentum"].time_ms == int(BEGAN * 1000)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00" * 100, b":::MLLOG {", None])
+def test_a_log_that_is_lost_begins_anew(
+    open_log: RunLog, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
+):
+    if damage is not None:
+        (tmp_path / "mlperf.log").write_bytes(damage)
+    with open_log() as log:
+        log.go_on(8, judged=True)
+        train_epochs(log, 3, 4, top1=0.95)
+    keys = [event.key for event in read_mllog(tmp_path / "mlperf.log")]
+    assert keys.count("run_start") == keys.count("run_stop") == 1
+    assert "missing or damaged: it begins anew" in caplog.text
+
+
+def test_a_torn_last_line_is_dropped(open_log: RunLog, tmp_path: Path):
+    path = tmp_path / "mlperf.log"
+    write_before(open_log, epochs=2, status=None)
+    whole = read_whole(path)
+    with path.open("a") as file:
+        file.write(format_line(whole[-1])[:40])
+    assert read_whole(path) == whole
+    kept = keep_until(whole, 4, judged=False)
+    assert kept is not None
+    assert (kept.epoch, kept.block, kept.stopped) == (None, 1, False)

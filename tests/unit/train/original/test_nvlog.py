@@ -1,0 +1,304 @@
+"""WMLCE's log of a run: what is said, when, and what a resumed run makes of it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from made_original import EPOCH_SECONDS, HandClock, make_evaluation, make_facts, make_step
+from trainstone.formats.nvlog import Entry, read_nvlog
+from trainstone.train.original.facts import Facts
+from trainstone.train.original.nvlog import BenchmarkLog, TrainingLog, bear_warm_up
+
+GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
+EPOCH = ("epoch", "final_cross_entropy", "final_l2_loss", "final_total_loss", "final_learning_rate")
+ITERATION = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
+END = "Ending Model Training ..."
+
+
+def train(facts: Facts, last: int, *, status: str | None = "ok", evaluations: tuple[int, ...] = ()) -> list[Entry]:
+    """Write a run's log from its first step to before `last`; status None: it is killed."""
+    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
+    for step in range(facts.first_step, last):
+        log.step(make_step(step))
+        if step + 1 in evaluations:
+            log.evaluation(make_evaluation(step + 1))
+    if status:
+        log.finish(status)
+    log.close()
+    return read(facts)
+
+
+def read(facts: Facts) -> list[Entry]:
+    return read_nvlog(facts.folder / "original/nvlog.txt")
+
+
+def read_json(facts: Facts, name: str = "training.json") -> dict:
+    return json.loads((facts.folder / "original" / name).read_text())
+
+
+def values(entries: list[Entry], key: str) -> list:
+    return [entry.value for entry in entries if entry.key == key]
+
+
+def test_a_run_begins_with_what_it_is(tmp_path: Path):
+    entries = train(make_facts(tmp_path, "wmlce", "data.source=files", "data.root=x", "engine.compile=true"), 0)
+    assert [(entry.key, entry.value) for entry in entries] == [
+        ("Model HParams:", None),
+        ("Name", "resnet50_v1.5"),
+        ("Number of classes", 1001),
+        ("Compute_format", "NHWC"),
+        ("Input_format", "NHWC"),
+        ("dtype", "<dtype: 'float16'>"),
+        ("Deterministic Run - Seed", 1),
+        ("Starting Model Training...", None),
+        ("Training Epochs", 50),
+        ("Total Steps", 50),
+        ("Steps per Epoch", 10.0),
+        ("Decay Steps", 500),
+        ("Weight Decay Factor", 1 / 32768),
+        ("Init Learning Rate", 0.256),
+        ("Momentum", 0.875),
+        ("Num GPUs", 4),
+        ("Per-GPU Batch Size", 256),
+        ("XLA is activated - Experimental Feature", None),
+        ("Using cosine learning rate schedule", None),
+        (END, None),
+    ]
+    assert [entry.model for entry in entries] == [None] * 17 + ["resnet"] * 3
+    assert {entry.time_seconds for entry in entries} == {EPOCH_SECONDS}
+
+
+def test_every_tenth_step_is_told_with_its_losses(tmp_path: Path):
+    entries = train(make_facts(tmp_path, "wmlce"), 25)
+    assert values(entries, "iteration") == [0, 10, 20]
+    first = next(number for number, entry in enumerate(entries) if entry.key == "iteration")
+    block = entries[first : first + 6]
+    assert [(entry.file, entry.line) for entry in block] == [("training_hooks.py", 100 + n) for n in range(6)]
+    assert [(entry.key, entry.value) for entry in block] == list(
+        zip(ITERATION, (0, 2048.0, 8.75, 0.75, 9.5, 0.0), strict=True)
+    )
+
+
+def test_every_line_fits_the_grammar(tmp_path: Path):
+    train(make_facts(tmp_path, "wmlce"), 50, evaluations=(50,))
+    lines = (tmp_path / "original/nvlog.txt").read_text().splitlines()
+    assert len(lines) == 19 + 5 * 6 + 5 * 5 + 1 + 8
+    assert all(GRAMMAR.fullmatch(line) for line in lines)
+
+
+def test_without_decay_in_the_loss_there_is_no_l2_loss(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce", "optimizer.decay_in=optimizer")
+    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
+    for step in range(11):
+        log.step(make_step(step)._replace(decay_loss=None))
+    log.finish("ok")
+    log.close()
+    entries = read(facts)
+    assert values(entries, "cross_entropy") == values(entries, "total_loss") == [9.5, 9.5 - 10 / 64]
+    assert not [entry for entry in entries if "l2" in entry.key]
+    document = read_json(facts)
+    assert "l2_loss" not in document["iter"]
+    assert list(document["epoch"]) == ["x", "epoch", "final_cross_entropy", "final_total_loss", "final_learning_rate"]
+
+
+@pytest.mark.parametrize(("pictures", "ends"), [(10240, [10, 20, 30]), (10241, [10, 20, 30]), (11000, [10, 21, 32])])
+def test_an_epoch_is_over_when_no_whole_batch_is_left_of_it(tmp_path: Path, pictures: int, ends: list[int]):
+    facts = make_facts(tmp_path, "wmlce", train_pictures=pictures)
+    entries = train(facts, 33)
+    assert values(entries, "epoch") == [0, 1, 2]
+    # The rate tells which step it was
+    assert [round(rate * 128) + 1 for rate in values(entries, "final_learning_rate")] == ends
+    keys = [entry.key for entry in entries]
+    assert tuple(keys[keys.index("epoch") :][:5]) == EPOCH
+
+
+def test_evaluations_are_told_in_percent(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    entries = train(facts, 50, evaluations=(50,))
+    assert [(entry.key, entry.value) for entry in entries[-9:]] == [
+        (END, None),
+        ("Starting Model Evaluation...", None),
+        ("Evaluation Epochs", 1),
+        ("Evaluation Steps", 1),
+        ("Decay Steps", 1),
+        ("Global Batch Size", 1024),
+        ("Top-1 Accuracy", 75.863),
+        ("Top-5 Accuracy", 92.823),
+        ("Ending Model Evaluation ...", None),
+    ]
+    assert [entry.line for entry in entries[-3:]] == [610, 611, 630]
+    assert [entry.time_seconds - EPOCH_SECONDS for entry in entries[-9:]] == [-4] * 6 + [0] * 3
+    assert "Top-1 Accuracy: 75.863\n" in (tmp_path / "original/nvlog.txt").read_text()
+
+
+def test_an_evaluation_on_the_way_does_not_end_the_training(tmp_path: Path):
+    entries = train(make_facts(tmp_path, "wmlce"), 25, evaluations=(20,))
+    keys = [entry.key for entry in entries]
+    assert keys.index("Ending Model Evaluation ...") < keys.index(END) == len(keys) - 1
+    assert keys.count(END) == 1
+
+
+def test_the_json_has_a_list_for_each_epoch(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce", "original.every_steps=4", "data.source=files", "data.root=x")
+    train(facts, 23)
+    document = read_json(facts)
+    assert list(document) == ["run", "epoch", "iter", "event"]
+    assert document["run"] == {"Using cosine learning rate schedule": None}
+    assert document["event"] == {}
+    assert list(document["iter"]) == ["x", *ITERATION]
+    assert document["iter"]["iteration"] == [[0, 4, 8], [12, 16], [20]]
+    assert document["iter"]["x"] == [[0, 4, 8], [2, 6], [0]]
+    assert document["iter"]["total_loss"][1] == [9.5 - 12 / 64, 9.5 - 16 / 64]
+    assert list(document["epoch"]) == ["x", *EPOCH]
+    assert document["epoch"]["x"] == document["epoch"]["epoch"] == [0, 1]
+    assert document["epoch"]["final_learning_rate"] == [9 / 128, 19 / 128]
+    assert '\n    "run": {' in (tmp_path / "original/training.json").read_text()
+
+
+def test_the_json_is_there_after_the_first_epoch(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
+    for step in range(9):
+        log.step(make_step(step))
+    assert not (tmp_path / "original/training.json").exists()
+    log.step(make_step(9))
+    assert read_json(facts)["epoch"]["epoch"] == [0]
+    log.close()
+
+
+def test_a_loss_that_is_no_number_is_null_in_json(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
+    log.step(make_step(0)._replace(loss=float("nan")))
+    log.finish("failed")
+    log.close()
+    assert read_json(facts)["iter"]["total_loss"] == [[None]]
+    assert read(facts)[-1].key != END
+
+
+def test_lines_are_on_disk_a_second_later(tmp_path: Path):
+    facts, now = make_facts(tmp_path, "wmlce"), HandClock()
+    log = TrainingLog(facts, wall=HandClock(), now=now)
+    log.step(make_step(0))
+    assert (tmp_path / "original/nvlog.txt").read_text() == ""
+    now.seconds += 1
+    log.step(make_step(1))
+    assert values(read(facts), "iteration") == [0]
+    log.close()
+
+
+@pytest.mark.parametrize("status", ["interrupted", None, "failed"])
+@pytest.mark.parametrize(("stopped", "first"), [(37, 30), (37, 31), (37, 37), (30, 30), (28, 3), (13, 10), (49, 11)])
+def test_a_resumed_run_writes_what_an_unbroken_one_does(tmp_path: Path, status: str | None, stopped: int, first: int):
+    whole = make_facts(tmp_path / "whole", "wmlce", "original.every_steps=4")
+    expected = train(whole, 50, evaluations=(20, 50))
+    facts = make_facts(tmp_path / "parts", "wmlce", "original.every_steps=4")
+    train(facts, stopped, status=status, evaluations=(20,))
+    again = make_facts(tmp_path / "parts", "wmlce", "original.every_steps=4", first_step=first)
+    assert train(again, 50, evaluations=(20, 50)) == expected
+    assert read_json(again) == read_json(whole)
+
+
+def test_a_torn_line_is_cut(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    train(facts, 15, status=None)
+    file = tmp_path / "original/nvlog.txt"
+    file.write_bytes(file.read_bytes()[:-7])
+    entries = train(make_facts(tmp_path, "wmlce", first_step=15), 25)
+    assert values(entries, "iteration") == [0, 10, 20]
+    assert len(file.read_text().splitlines()) == len(entries)
+
+
+def test_a_log_that_somebody_has_damaged_is_gone_on_with(tmp_path: Path):
+    train(make_facts(tmp_path, "wmlce"), 15, status=None)
+    file = tmp_path / "original/nvlog.txt"
+    odd = ":::NVLOGv0.2.3 resnet 1.000000000 (a.py:1)"
+    damage = f"\x00\xff\n{odd} iteration: [1]\n{odd} epoch: null\n{odd} epoch: {'9' * 30}\n{odd} iteration: -1\n"
+    file.write_bytes(file.read_bytes() + damage.encode("latin-1"))
+    entries = train(make_facts(tmp_path, "wmlce", first_step=15), 25)
+    assert values(entries, "iteration") == [0, 10, [1], 20]
+    assert values(entries, "epoch") == [0, 1]
+
+
+def test_a_checkpoint_finds_all_lines_on_disk(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
+    log.step(make_step(0))
+    log.flush()
+    assert values(read(facts), "iteration") == [0]
+    log.close()
+
+
+def test_a_run_resumed_at_its_end_changes_nothing(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    train(facts, 50, evaluations=(50,))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "original").iterdir()}
+    train(make_facts(tmp_path, "wmlce", first_step=50), 50)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "original").iterdir()} == before
+
+
+def test_an_evaluation_that_is_made_up_for_comes_behind_the_training(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    train(facts, 50, status="interrupted")
+    log = TrainingLog(make_facts(tmp_path, "wmlce", first_step=50), wall=HandClock(), now=HandClock())
+    log.evaluation(make_evaluation(50))
+    log.finish("ok")
+    log.close()
+    keys = [entry.key for entry in read(facts)]
+    assert keys.count(END) == 1
+    assert keys[-9] == END
+
+
+def bench(facts: Facts, steps: int, **changes: float) -> list[Entry]:
+    log = BenchmarkLog(facts, wall=HandClock(), now=HandClock())
+    for step in range(steps):
+        log.step(make_step(step)._replace(step_seconds=0.5 if step % 2 else 1.0, **changes))
+    log.finish("ok")
+    log.close()
+    return read(facts)
+
+
+def bench_facts(folder: Path, *settings: str, **changes: object) -> Facts:
+    return make_facts(folder, "wmlce", *settings, kind="bench", **{"ranks": 1, "global_batch": 256, **changes})
+
+
+def test_a_bench_tells_rates_after_the_warm_up_and_their_average(tmp_path: Path):
+    facts = bench_facts(tmp_path, steps=300)
+    entries = bench(facts, 300)
+    assert values(entries, "iteration") == list(range(100, 300, 10))
+    assert values(entries, "total_ips") == [256.0] * 20
+    assert values(entries, "Average total_ips") == [200 * 256 / 150]
+    assert [entry.key for entry in entries][-2:] == ["Average total_ips", END]
+    assert {entry.file for entry in entries if entry.key in ("iteration", "total_ips")} == {"benchmark_hooks.py"}
+    document = read_json(facts, "training_benchmark.json")
+    assert document["iter"]["x"] == [list(range(0, 200, 10))]
+    assert document["epoch"] == {"x": []}
+    assert "Using Synthetic Data ..." in document["run"]
+
+
+def test_the_original_s_defect_is_the_mean_of_rates(tmp_path: Path):
+    entries = bench(bench_facts(tmp_path, "original_defects=true", steps=300), 300)
+    assert values(entries, "Average total_ips") == [(256 + 512) / 2]
+
+
+@pytest.mark.parametrize(
+    ("known", "run", "told"),
+    [(None, 60, [30, 40, 50]), (None, 1, [0]), (None, 2, [1]), (40, 40, [20, 30]), (1, 1, [0]), (500, 7, [3])],
+)
+def test_a_run_shorter_than_its_warm_up_has_lines_all_the_same(tmp_path: Path, known: int | None, run: int, told: list):
+    entries = bench(bench_facts(tmp_path, steps=known), run)
+    assert values(entries, "iteration") == told
+    assert len(values(entries, "Average total_ips")) == 1
+    assert values(entries, "Total Steps") == ([known] if known else [])
+
+
+def test_a_bench_without_a_step_has_no_average(tmp_path: Path):
+    entries = bench(bench_facts(tmp_path, steps=None), 0)
+    assert values(entries, "Average total_ips") == []
+    assert entries[-1].key == END
+
+
+def test_warm_up_is_at_most_half_of_a_run():
+    assert [bear_warm_up(100, steps) for steps in (None, 1000, 200, 100, 3, 1)] == [100, 100, 100, 50, 1, 0]

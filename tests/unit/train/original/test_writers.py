@@ -1,0 +1,106 @@
+"""Which files a recipe's original has, and that they behave as any file of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from made_original import make_facts, make_step
+from trainstone.train.original.lines import LineFile, read_kept
+from trainstone.train.original.writers import Writers, open_writers
+
+FILES = {
+    ("wmlce", "train"): {"nvlog.txt", "training.json"},
+    ("wmlce", "bench"): {"nvlog.txt", "training_benchmark.json"},
+    ("sc22", "train"): {"resnet_iterdur", "all_data.csv", "aggregated_data.csv"},
+    ("sc22", "bench"): {"resnet_iterdur", "all_data.csv", "aggregated_data.csv"},
+    ("tbd", "train"): {"training.log"},
+    ("tbd", "bench"): {"throughput_data/batch_32.log"},
+    ("mlperf", "train"): {"_1.log"},
+    ("mlperf", "bench"): set(),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), FILES)
+def test_each_original_has_its_files(tmp_path: Path, name: str, kind: str):
+    (tmp_path / "mlperf.log").write_text(':::MLLOG {"time_ms": 1592643996250}\n')
+    with open_writers(make_facts(tmp_path, name, kind=kind)) as writers:
+        assert list(writers.watch(map(make_step, range(50)))) == [make_step(step) for step in range(50)]
+        writers.finish("ok")
+    written = [
+        str(path.relative_to(tmp_path / "original")) for path in tmp_path.glob("original/**/*") if path.is_file()
+    ]
+    assert len(written) == len(FILES[name, kind])
+    assert all(any(part in path for path in written) for part in FILES[name, kind])
+    assert not [path for path in written if path.endswith(".partial")]
+
+
+@pytest.mark.parametrize("kind", ["train", "bench"])
+def test_other_recipes_have_none(tmp_path: Path, kind: str):
+    with open_writers(make_facts(tmp_path, "tbd", "original.name=none", kind=kind)) as writers:
+        writers.step(make_step(0))
+        writers.finish("ok")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "kind"), [key for key in FILES if key[0] != "mlperf"])
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, name: str, kind: str):
+    """Every text file of the run is /dev/full, which takes nothing."""
+    writers = open_writers(make_facts(tmp_path, name, kind=kind))
+    for writer in writers._writers:
+        file = getattr(writer._file, "_file", None)
+        lines = writer._file if isinstance(writer._file, LineFile) else file
+        lines.close()
+        lines._file, lines.path = None, Path("/dev/full")
+        lines.keep_bytes = 0
+    with pytest.raises(OSError), writers:  # noqa: PT012
+        for step in range(50):
+            writers.step(make_step(step))
+        writers.finish("ok")
+
+
+def test_all_are_closed_where_one_cannot_be(tmp_path: Path):
+    class Other:
+        closed = False
+
+        def __init__(self, error: type[OSError] | None) -> None:
+            self.error = error
+
+        def close(self) -> None:
+            self.closed = True
+            if self.error:
+                raise self.error
+
+    several = Other(None), Other(BrokenPipeError), Other(None)
+    with pytest.raises(BrokenPipeError), Writers(several):
+        pass
+    assert all(one.closed for one in several)
+
+
+def test_a_file_keeps_what_it_is_told_and_nothing_is_touched_before(tmp_path: Path):
+    path = tmp_path / "deep/er.txt"
+    LineFile(path).close()
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    path.write_bytes(b"one\ntwo\nthr")
+    kept = list(read_kept(path))
+    assert kept == [(4, "one\n"), (8, "two\n")]
+    file = LineFile(path, keep_bytes=4)
+    file.flush()
+    assert path.read_bytes() == b"one\ntwo\nthr"
+    file.write("new é\n")
+    file.close()
+    assert path.read_text() == "one\nnew é\n"
+
+
+def test_a_file_may_begin_again(tmp_path: Path):
+    file = LineFile(tmp_path / "x")
+    file.empty()
+    file.write("one\n")
+    file.empty()
+    file.write("two\n")
+    file.close()
+    assert (tmp_path / "x").read_text() == "two\n"
+
+
+def test_an_absent_file_has_nothing_to_keep(tmp_path: Path):
+    assert list(read_kept(tmp_path / "absent")) == []
