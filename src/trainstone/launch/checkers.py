@@ -1,0 +1,163 @@
+"""Runs mlperf-logging's own checkers as child processes: of one log, and of a whole submission. It judges nothing.
+
+They are somebody else's programs: they write files where they stand, and take file names out of the logs they read.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainstone.errors import DataError, LaunchError, MachineError, ResultError
+from trainstone.files import write_atomically
+from trainstone.text import printable
+
+HINT = "pip install 'trainstone[mlperf]'"
+TIMEOUT_SECONDS = 600.0
+TOKEN, OLD_TOKEN = ":::MLLOG ", ":::MLL"
+PACKAGE_LOG = "package_checker.log"
+PACKAGE_PASSED = "PACKAGE CHECKER FOUND NO ERRORS"
+# The checker makes names of rule files of these and executes what it finds there.
+BECOME_FILES = ("submission_division", "submission_benchmark", "opt_name")
+_OLD_LINE = re.compile(r"[\d.]+ (\w+) ?:\s+(.+)")
+_RULESET = re.compile(r"training_([0-9]+\.[0-9]+\.[0-9]+)")
+
+
+class Checked(NamedTuple):
+    """What a checker left behind."""
+
+    passed: bool
+    log: str
+    """Everything it logged."""
+    fault: str = ""
+    """Why it fell over, where it did."""
+
+
+def list_rulesets() -> dict[str, frozenset[str]]:
+    """Return the rulesets of the installed checker and the benchmarks of each."""
+    rules = {}
+    folder = _find_checkers() / "compliance_checker"
+    for path in folder.glob("training_*"):
+        if found := _RULESET.fullmatch(path.name):
+            rules[found[1]] = frozenset(file.stem.removeprefix("closed_") for file in path.glob("*.yaml"))
+    if not rules:
+        raise MachineError(f"no rulesets in {printable(str(folder))}", hint=HINT)
+    return rules
+
+
+def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
+    """Run the compliance checker on a log; `keep` is where its own log stays."""
+    _find_checkers()
+    refuse_paths(log)
+    with tempfile.TemporaryDirectory(prefix="trainstone-mlperf-") as folder:
+        link = Path(folder) / "result_0.txt"
+        link.symlink_to(log.absolute())  # a name that harms nobody in its output
+        words = ["compliance_checker", "--usage", "training", "--ruleset", ruleset, "--log_output", "checker.log"]
+        ended = _run([*words, link.name], Path(folder))
+        written = _read(Path(folder) / "checker.log")
+    if keep is not None:
+        _keep(keep, written + ended.stderr)
+    passed = ended.returncode == 0
+    broken = not passed and "ERROR - FAILED" not in written
+    return Checked(passed, written, _last_line(ended.stderr) if broken else "")
+
+
+def check_package(folder: Path, ruleset: str) -> Checked:
+    """Run the package checker, with its checks of seeds and of convergence, on a submission's folder."""
+    _find_checkers()
+    for log in sorted((folder / "results").glob("*/*/result_*.txt")):
+        refuse_paths(log)
+    # From within: it takes the folder's name for a pattern of names.
+    ended = _run(["package_checker", ".", "training", ruleset, "--log_output", PACKAGE_LOG], folder)
+    written = _read(folder / PACKAGE_LOG)
+    passed = ended.returncode == 0 and bool(re.search(rf"^INFO - {PACKAGE_PASSED}", written, re.MULTILINE))
+    return Checked(passed, written, _last_line(ended.stderr) if ended.returncode else "")
+
+
+def refuse_paths(log: Path) -> None:
+    """Refuse a log whose values would lead the checker to rule files outside of its own folder.
+
+    Lines are taken apart as the checker does it, so that none is seen by it alone.
+    """
+    try:
+        with log.open(encoding="latin-1") as lines:
+            for number, line in enumerate(lines, 1):
+                for key, value in _parse(line):
+                    if key in BECOME_FILES and re.search(r"[/\\]", str(value)):
+                        raise DataError(
+                            f"{printable(str(log))}, line {number}: {key} must be a plain word, "
+                            f"not {printable(str(value))[:80]}",
+                            hint="the checker would take its rules from that place; who wrote this log?",
+                        )
+    except OSError as err:
+        raise DataError(f"cannot read {printable(str(log))}: {err.strerror or err}") from err
+
+
+def _parse(line: str) -> Iterator[tuple[Any, Any]]:
+    """Yield key and value of a line, as the old and the new rulesets read it."""
+    with suppress(ValueError, RecursionError):  # of a line that is no JSON the checker says so itself
+        if TOKEN in line:
+            event = json.loads(line.rpartition(TOKEN)[2])
+            yield (event.get("key"), event.get("value")) if isinstance(event, dict) else (None, None)
+    with suppress(ValueError, RecursionError):
+        if found := _OLD_LINE.match(line.rpartition(OLD_TOKEN)[2].strip() if OLD_TOKEN in line else ""):
+            event = json.loads(found[2])
+            yield found[1], event.get("value") if isinstance(event, dict) else None
+
+
+def _find_checkers() -> Path:
+    spec = importlib.util.find_spec("mlperf_logging")
+    if spec is None or not spec.submodule_search_locations:
+        raise MachineError("MLPerf's checkers (mlperf-logging) are not installed", hint=HINT)
+    return Path(spec.submodule_search_locations[0])
+
+
+def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{words[0]}", *words[1:]]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONUTF8": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as err:
+        raise LaunchError(f"the {words[0]} of mlperf-logging did not end in {TIMEOUT_SECONDS:.0f} s") from err
+    except OSError as err:
+        raise LaunchError(f"cannot run the {words[0]} of mlperf-logging: {err.strerror or err}") from err
+    last = _last_line(ended.stderr)
+    if ended.returncode and re.match("(ModuleNotFound|Import)Error", last):
+        raise MachineError(f"mlperf-logging does not start: {last}", hint=HINT)
+    return ended
+
+
+def _keep(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as err:
+        raise ResultError(f"cannot write {printable(str(path))}: {err.strerror or err}") from err
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return printable(lines[-1])[:300] if lines else "it said nothing"

@@ -1,0 +1,179 @@
+"""MLPerf's reference convergence points (RCPs): how many epochs the reference needs to the target, by batch size.
+
+Judges as mlperf-logging's rcp_checker does, in closed form: a mean of epochs below what a one-sided t-test at 5 % still
+lets pass is too good to be true. Points slower than the line between their neighbours do not count ("pruned").
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from trainstone.results.mlperf.score import NUM_RUNS, olympic_mean
+from trainstone.results.student import student_t_quantile
+
+ALPHA = 0.05
+MISSED = 1e9
+"""Epochs of a run that missed the target, as the checker counts it."""
+PICTURES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
+"""What is trained on: COCO's are those with boxes. (ssd as RetinaNet, from 2.0.0 on, trains on others.)"""
+OPTIMIZERS = ("lars", "sgd")
+TARGETS = {"resnet": 0.759, "ssd": 0.23}
+
+How = Literal["recorded", "interpolated", "smallest"]
+
+
+class Reference(NamedTuple):
+    """One point: a batch size, and how often the reference needed how many epochs."""
+
+    batch: int
+    runs: dict[int, int]
+
+    @property
+    def epochs(self) -> list[int]:
+        """Epochs of each run, in rising order."""
+        return [epochs for epochs, count in sorted(self.runs.items()) for _ in range(count)]
+
+
+# mlperf-logging 4.1.68 (Apache-2.0): rcp_checker/training_4.0.0/rcps_resnet.json, training_1.0.0/rcps_ssd.json (SSD300;
+# later rulesets mean RetinaNet by ssd). Epochs: number of runs. A test holds them against the installed files.
+REFERENCES = {
+    "resnet": (
+        Reference(1632, {33: 1, 34: 4, 35: 9, 37: 3}),
+        Reference(3264, {34: 2, 35: 9, 36: 3, 37: 1}),
+        Reference(4096, {39: 4, 40: 3, 41: 2, 42: 1}),
+        Reference(8192, {41: 4, 42: 3, 43: 2, 44: 1}),
+        Reference(13056, {44: 1, 45: 4, 46: 5}),
+        Reference(32768, {55: 1, 56: 8, 57: 1}),
+        Reference(49152, {67: 2, 68: 6, 69: 2}),
+        Reference(58880, {78: 1, 79: 1, 80: 6, 81: 2}),
+        Reference(65536, {83: 2, 84: 2, 85: 5, 86: 1}),
+        Reference(67840, {85: 8, 86: 16, 87: 4}),
+    ),
+    "ssd": (
+        Reference(1024, {50: 10}),
+        Reference(2048, {65: 58, 70: 2}),
+        Reference(4096, {85: 22, 90: 15}),
+    ),
+}
+SOURCE = {
+    "resnet": "mlperf-logging 4.1.68, rcps_resnet.json of ruleset 4.0.0",
+    "ssd": "mlperf-logging 4.1.68, rcps_ssd.json of ruleset 1.0.0",
+}
+
+
+class Expected(NamedTuple):
+    """What the reference needs at a batch size."""
+
+    batch: int
+    mean: float
+    stdev: float
+    least: float
+    """Fewer epochs than this on average are refused."""
+    how: How
+    points: tuple[int, ...]
+    """Batch sizes it was taken from."""
+
+
+class Judgement(NamedTuple):
+    """Runs held against the reference."""
+
+    expected: Expected
+    epochs: float
+    """Mean of the runs, without the fastest and the slowest where there are three or more."""
+    passes: bool
+    factor: float
+    """By which MLPerf lengthens the time of runs that needed fewer epochs than the reference; 1: not at all."""
+
+
+def summarise(point: Reference, num_runs: int) -> Expected:
+    """Return mean, scatter and least mean of a recorded point."""
+    epochs = point.epochs
+    middle = sum(epochs) / len(epochs)
+    stdev = math.sqrt(sum((value - middle) ** 2 for value in epochs) / len(epochs))
+    mean = olympic_mean(epochs)
+    return Expected(
+        point.batch, mean, stdev, least_mean(mean, stdev, len(epochs) - 2, num_runs), "recorded", (point.batch,)
+    )
+
+
+def least_mean(mean: float, stdev: float, num_reference: int, num_runs: int) -> float:
+    """Return the mean at which the t-test between both, of equal scatter, has a one-sided p-value of 5 %."""
+    kept = num_runs - 2
+    return mean + student_t_quantile(ALPHA, num_reference + kept - 2) * stdev * math.sqrt(1 / num_reference + 1 / kept)
+
+
+def interpolate(batch: int, low: Expected, high: Expected, num_runs: int) -> Expected:
+    """Return what a batch between two points is expected to need: mean and scatter on the straight line."""
+    share = (batch - low.batch) / (high.batch - low.batch)
+    mean = low.mean + share * (high.mean - low.mean)
+    stdev = low.stdev + share * (high.stdev - low.stdev)
+    least = least_mean(mean, stdev, 2 * num_runs, num_runs)
+    return Expected(batch, mean, stdev, least, "interpolated", (low.batch, high.batch))
+
+
+def prune(points: Sequence[Expected], num_runs: int) -> list[Expected]:
+    """Leave out batches smaller than the fastest point's, then points above the line between their neighbours."""
+    fastest = min(points, key=lambda point: point.mean)
+    kept = [point for point in points if point.batch >= fastest.batch]
+    at = 1
+    while at < len(kept) - 1:
+        if kept[at].mean > interpolate(kept[at].batch, kept[at - 1], kept[at + 1], num_runs).mean:
+            del kept[at]
+        else:
+            at += 1
+    return kept
+
+
+def list_points(benchmark: str) -> list[Expected]:
+    """Return all points of a benchmark by rising batch; none where there are none."""
+    return [summarise(point, NUM_RUNS[benchmark]) for point in REFERENCES.get(benchmark, ())]
+
+
+def expect(benchmark: str, batch: int) -> Expected | None:
+    """Return what the reference needs at a batch: recorded, interpolated, or for small ones the smallest's.
+
+    None: the batch is larger than any that was recorded, or the benchmark has no points.
+    """
+    points = list_points(benchmark)
+    if not points:
+        return None
+    pruned = prune(points, NUM_RUNS[benchmark])
+    if batch < pruned[0].batch:
+        return pruned[0]._replace(how="smallest")
+    for low, high in itertools.pairwise(pruned):
+        if low.batch < batch < high.batch:
+            return interpolate(batch, low, high, NUM_RUNS[benchmark])
+    return next((point for point in pruned if point.batch == batch), None)
+
+
+def judge(benchmark: str, batch: int, epochs: Sequence[float | None]) -> Judgement | None:
+    """Hold the epochs of runs against the reference; None for a run that missed the target.
+
+    None: there is no reference, no run, or more than one run that missed it.
+    """
+    expected = expect(benchmark, batch)
+    if expected is None or not epochs or sum(value is None for value in epochs) > (len(epochs) > 2):
+        return None
+    mean = olympic_mean([MISSED if value is None else value for value in epochs])
+    return Judgement(expected, mean, mean >= expected.least, max(1.0, expected.mean / mean))
+
+
+def why_none(
+    benchmark: str | None, optimizer: str | None, batch: int | None, train_samples: int | None, target: float | None
+) -> str | None:
+    """Say why the reference is no measure for a run; None where it is."""
+    if benchmark not in REFERENCES:
+        return f"there are no reference points of {benchmark or 'an unnamed benchmark'} here"
+    if batch is None:
+        return "the log does not say the global batch size"
+    if benchmark == "resnet" and optimizer not in OPTIMIZERS:
+        return f"the reference trains with {' or '.join(OPTIMIZERS)}, not with {optimizer or 'an unnamed optimizer'}"
+    dataset, pictures = PICTURES[benchmark]
+    if train_samples is None or abs(train_samples - pictures) >= batch:
+        here = "an unknown number" if train_samples is None else f"{train_samples:,}"
+        return f"the reference trains on {dataset}'s {pictures:,} pictures, this run on {here}"
+    if target is not None and target < TARGETS[benchmark]:
+        return f"the reference trains to {TARGETS[benchmark]:g}, this run only to {target:g}"
+    largest = REFERENCES[benchmark][-1].batch
+    return f"the largest batch with a reference is {largest:,}, here it is {batch:,}" if batch > largest else None
