@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Data = Annotated[
     Path | None, typer.Option("--data", help="Train on the pictures of this data set.", show_default="the recipe's")
 ]
+Runs = Annotated[
+    int, typer.Option("--runs", min=1, help="Train so often, with new seeds: the time to the target and its spread.")
+]
 FIXED = ("workload", "seed", "data", "model")
 """What a run keeps to its end, however often it is resumed."""
 
@@ -50,43 +53,59 @@ def train(
         int | None,
         typer.Option("--iterations", help="Stop after so many steps; 0: no limit.", show_default="the recipe's epochs"),
     ] = None,
+    runs: Runs = 1,
     seed: options.Seed = None,
     device: options.DeviceName = None,
     strict: options.Strict = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
-    verbose: options.Verbose = 0,
     quiet: options.Quiet = 0,
 ) -> None:
     """Train to the target and stop there; say how long it took and where the time went."""
+    from trainstone.cli.repeating import plan_runs, run_all, tell_commands
     from trainstone.log import configure_terminal
     from trainstone.machine.allocator import restart_keeping_memory
     from trainstone.machine.ranks import read_rank
 
     flags = options.collect_flags(seed=seed, device=device, data=data)
     flags |= {key: value for key, value in (("stop.seconds", seconds), ("stop.steps", iterations)) if value is not None}
-    config = load_asked(recipe, resume, settings, system, flags)
+    config, changed = load_asked(recipe, resume, settings, system, flags), bool(settings or flags or system)
+    repeated = plan_runs(config, resume, runs, strict=strict, changed=changed)
     if dry_run:
-        print_plan(config, None, out, 1, strict=strict, as_json=as_json)
+        print_plan(config, None, out, tell_commands(repeated, resume) if repeated else (), as_json=as_json)
         return
-    if config.engine.keep_memory:
+    if config.engine.keep_memory and not repeated:
         restart_keeping_memory()
     first = read_rank().number == 0
-    configure_terminal(verbose=verbose, quiet=quiet)
-    if resume and not settings and not flags:
+    configure_terminal(verbose=0, quiet=quiet)
+    if resume and not changed:
         status = tell_over(resume, config.stop, as_json=as_json, first=first)
         if status:
             raise typer.Exit(code_of_end(status, None, require_target=require_target))
+    if repeated:
+        status, signal = run_all(config, repeated, resume, out, quiet=bool(quiet), as_json=as_json)
+    else:
+        status, signal = run_one(config, resume, out, strict=strict, quiet=bool(quiet), as_json=as_json)
+    raise typer.Exit(code_of_end(status, signal, require_target=require_target))
+
+
+def run_one(
+    config: "Config", resume: Path | None, out: Path, *, strict: bool, quiet: bool, as_json: bool
+) -> tuple[str, str | None]:
+    """Train once, on one rank or many; the first shows what came of it. Return status, and the signal that ended it."""
+    from trainstone.machine.ranks import read_rank
+
+    first = read_rank().number == 0
     run = open_run(config, resume, out) if first else None
     try:
-        ended = run_here(config, run, strict=strict, quiet=bool(quiet) or not first, resume=resume is not None)
+        ended = run_here(config, run, strict=strict, quiet=quiet or not first, resume=resume is not None)
     except KeyboardInterrupt as err:
         if run:
             print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
-        raise typer.Exit(code_of_signal(str(err) or "SIGINT")) from None
+        return "interrupted", str(err) or "SIGINT"
     if run:
         show(run, as_json=as_json)
-    raise typer.Exit(code_of_end(ended.status, ended.signal, require_target=require_target))
+    return ended.status, ended.signal
 
 
 def load_asked(
@@ -153,6 +172,8 @@ def tell_over(resume: Path, stop: "StopConfig", *, as_json: bool, first: bool) -
 
 def tell_end(result: "Result", stop: "StopConfig") -> str:
     """Name the rule that ended a run, and what to type to let it go on."""
+    if result.repeated:
+        return f"all of its {result.repeated.num_runs} runs have; --runs N begins new ones"
     if result.status == "target_reached":
         return "the target is reached; --set eval.target=X asks for more"
     last = result.quality.history[-1] if result.quality and result.quality.history else None

@@ -1,4 +1,4 @@
-"""Runs trainstone in child processes, one after the other; --runs, which gathers their run folders.
+"""Runs trainstone in child processes, one after the other; bench --runs, which gathers their run folders.
 
 A child of its own, because a CPU out of memory is a SIGKILL and because two runs must not share a warm process.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.errors import EXIT_INTERRUPTED, LaunchError, TrainstoneError, error_of_child
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.log import log_into
 from trainstone.machine.interrupt import Interrupt
 from trainstone.results.checks import finding
@@ -45,7 +45,7 @@ class Ended(NamedTuple):
     @property
     def interrupted(self) -> bool:
         """Whether somebody stopped it."""
-        return self.code == EXIT_INTERRUPTED
+        return self.code in (EXIT_INTERRUPTED, EXIT_RESUMABLE)
 
 
 def child_command(verb: str, config_file: Path, out: Path, *, strict: bool) -> list[str]:
@@ -54,9 +54,9 @@ def child_command(verb: str, config_file: Path, out: Path, *, strict: bool) -> l
     return [*command, "--strict"] if strict else command
 
 
-def bench_command(config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
+def seeded_command(verb: str, config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
     """Return the command line of one of --runs."""
-    return [*child_command("bench", config_file, out, strict=strict), "--seed", str(seed)]
+    return [*child_command(verb, config_file, out, strict=strict), "--seed", str(seed)]
 
 
 def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool) -> Iterator[Progress]:
@@ -68,7 +68,8 @@ def repeat_bench(config: Config, run: RunFolder, num_runs: int, *, strict: bool)
     with Interrupt() as interrupt, log_into(run.path / "log.txt"):
         for number in range(num_runs):
             label = f"run {number + 1} of {num_runs}"
-            command = bench_command(run.path / "config.toml", run.path / "points", config.seed + number, strict=strict)
+            seed = config.seed + number
+            command = seeded_command("bench", run.path / "config.toml", run.path / "points", seed, strict=strict)
             ended = yield from run_child(command, label, interrupt)
             child = _read_repeated(ended, label, run)
             children.append(child)
@@ -110,7 +111,7 @@ def run_child(command: list[str], label: str, interrupt: Interrupt) -> Generator
                 yield Progress(label)
             asked_seconds += POLL_SECONDS if interrupt.asked else 0.0
             # A terminal's Ctrl-C reaches the child by itself; a second signal could end it before it has written.
-            due = interrupt.asked == "SIGTERM" or asked_seconds > CTRL_C_GRACE_SECONDS
+            due = interrupt.asked not in (None, "SIGINT") or asked_seconds > CTRL_C_GRACE_SECONDS
             if due and not told_to_stop:
                 child.terminate()
                 told_to_stop = True

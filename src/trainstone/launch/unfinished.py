@@ -1,13 +1,16 @@
-"""Sweeps that did not come to their end: found by the plan they follow, and taken up by one process at a time."""
+"""Sweeps that did not come to their end: found by the plan they follow, and taken up by one process at a time.
+
+train --runs is taken up by the same means: hold, load_settled, end_orphans.
+"""
 
 import fcntl
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +126,7 @@ def read_plan(path: Path, result: Result) -> Plan:
 
 
 def load_settled(path: Path, result: Result) -> Config:
-    """Read the configuration of a sweep; refuse one that was changed, since its points would not be comparable."""
+    """Read the configuration of points; refuse one that was changed, since they would not be comparable."""
     file = path / "config.toml"
     config = load_config(str(file))
     now, then = (_flatten(values) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
@@ -134,7 +137,7 @@ def load_settled(path: Path, result: Result) -> Config:
     if changed:
         told = ", ".join(f"{key} was {then.get(key)}, is {now.get(key)}" for key in changed[:3])
         raise ResultError(
-            f"{file} is not what the points of this sweep were run with: {told}",
+            f"{file} is not what the points of this {result.kind} were run with: {told}",
             hint=f"restore it, or start anew: move {path} away, then {result.command}",
         )
     return config
@@ -149,7 +152,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextmanager
 def hold(path: Path) -> Iterator[bool]:
-    """Hold a sweep's folder for this process, until the end even if that is a kill; False: another has it."""
+    """Hold a run's folder for this process, until the end even if that is a kill; False: another has it."""
     file = path / LOCK
     try:
         with suppress(FileExistsError):
@@ -174,30 +177,31 @@ def _lock(descriptor: int) -> bool:
 
 
 def end_orphans(path: Path) -> None:
-    """Stop points that outlived their killed sweep: they would disturb what is measured next."""
-    for folder in find_runs(path / "points"):
-        result = _read_alive(folder)
-        if result is None:
-            continue
-        log.warning("point %s of the killed sweep still runs (process %d): stopping it", folder, result.process.pid)
-        os.kill(result.process.pid, signal.SIGTERM)
-        end = time.monotonic() + ORPHAN_SECONDS
-        while _read_alive(folder) is not None:
-            if time.monotonic() > end:
-                raise LaunchError(f"process {result.process.pid} of {folder} does not stop", hint="end it, then go on")
-            time.sleep(0.1)
+    """Stop points that outlived the killed run they are of: they would disturb what is measured next."""
+    orphans = find_orphans(path)
+    for orphan in orphans:
+        log.warning("process %d outlived the killed run %s: stopping it", orphan.pid, path)
+        with suppress(psutil.Error):
+            orphan.terminate()
+    end = time.monotonic() + ORPHAN_SECONDS
+    while orphans:
+        if time.monotonic() > end:
+            numbers = ", ".join(str(orphan.pid) for orphan in orphans)
+            raise LaunchError(f"process {numbers} of {path} does not stop", hint="end it, then go on")
+        time.sleep(0.1)
+        orphans = find_orphans(path)
 
 
-def _read_alive(folder: Path) -> Result | None:
+def find_orphans(path: Path) -> list[psutil.Process]:
+    """Return the processes here that work in points/ of a run, by their command lines: one may have no folder yet."""
+    points = os.path.realpath(path / "points")
+    return [process for process in psutil.process_iter() if _works_in(process, points)]
+
+
+def _works_in(process: psutil.Process, points: str) -> bool:
     try:
-        result = read_result(folder)
-    except ResultError:
-        return None
-    if result.status != "running" or result.process.host != socket.gethostname():
-        return None
-    try:
-        command = psutil.Process(result.process.pid).cmdline()
-    except psutil.Error:
-        return None
-    # Only a process that was started for this very sweep
-    return result if any(folder.parent.parent.name in word for word in command) else None
+        words, folder = process.cmdline(), process.cwd()
+    except psutil.Error:  # gone meanwhile, or of somebody else
+        return False
+    places = [os.path.realpath(Path(folder, word)) for flag, word in pairwise(words) if flag in ("--out", "--resume")]
+    return any(points in (place, str(Path(place).parent)) for place in places)

@@ -113,7 +113,8 @@ def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
     rate = measured.images_per_second if measured else None
     half = (measured.ci95[1] - measured.ci95[0]) / 2 / rate if measured and rate and measured.ci95 else None
     step = result.step_seconds.median if result.step_seconds else None
-    quality = result.quality if result.quality and result.quality.history else None
+    evaluated = result.quality and (result.quality.history or result.repeated)
+    quality = result.quality if evaluated else None
     texts = {
         "run": result.run_id,
         "date": result.process.started_utc[:16].replace("T", " "),

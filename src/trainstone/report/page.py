@@ -21,6 +21,7 @@ from trainstone.report.blocks import Figure, Section
 from trainstone.report.sections import (
     breakdown,
     comparison,
+    convergence,
     cores,
     devices,
     distribution,
@@ -39,6 +40,7 @@ from trainstone.report.sections import (
     roofline,
     sweep,
     timeline,
+    trainings,
     unmeasured,
 )
 from trainstone.report.vega import Scripts
@@ -59,6 +61,8 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     roofline.build,
     cores.build,
     learning.build,
+    convergence.build,
+    trainings.build,
     feeding.build,
     timeline.build,
     distribution.build,

@@ -9,6 +9,7 @@ from trainstone.report.blocks import Block, Facts, Figure, Section
 from trainstone.report.charts import BLUE, ORANGE, figure, height_of, values
 from trainstone.report.view import RunView
 from trainstone.results.learning import list_facts
+from trainstone.results.repeated import list_repeated_facts
 from trainstone.results.schema import Result
 from trainstone.results.summary import describe_interval
 from trainstone.units import format_percent, format_rate, format_seconds
@@ -19,11 +20,19 @@ def build(view: RunView) -> Section | None:
     result = view.result
     if result.throughput is None and result.quality is None:
         return None
-    learned = list_facts(result.quality, result.status) if result.quality else []
+    learned = _tell_learned(result)
     drawn = draw_interval(view)
     blocks: list[Block] = [Facts([*learned, *_tiles(result)], big=True), *([drawn] if drawn else [])]
     title = "Quality and throughput" if learned else "Throughput"
     return Section("numbers", title, blocks, _tell_rate(view))
+
+
+def _tell_learned(result: Result) -> list[tuple[str, str]]:
+    if result.quality is None:
+        return []
+    if result.repeated is not None:
+        return list_repeated_facts(result.repeated, result.quality)
+    return list_facts(result.quality, result.status)
 
 
 def _tell_rate(view: RunView) -> str:

@@ -28,7 +28,7 @@ MOST_METRICS = 8
 def build(view: RunView) -> Section | None:
     """Charts of what there is; a run that was no training has none."""
     result, quality = view.result, view.result.quality
-    if result.kind != "train":
+    if result.kind != "train" or result.repeated:  # sections/trainings.py draws those
         return None
     curve = read_curve(view)
     blocks: list[Block] = []

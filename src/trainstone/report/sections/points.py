@@ -8,7 +8,7 @@ from trainstone.units import format_rate
 
 def build(view: RunView) -> Section | None:
     """A row a child."""
-    if not view.children or view.result.sweep:  # sections/sweep.py lists its points
+    if not view.children or view.result.sweep or view.result.repeated:  # sections/sweep.py, trainings.py list them
         return None
     rows = [[child.label, *_tell(child)] for child in view.children]
     links = [address(view, child) for child in view.children]

@@ -37,5 +37,5 @@ def _missing(result: Result) -> Iterator[tuple[str, str]]:
         yield "energy", ended or "no counter (RAPL, NVML) was read over the window; a guess is not given"
     if result.phases and result.phases.forward_seconds is None:
         yield "forward, backward, optimiser", "not split: --set engine.split_phases=true (costs a little speed)"
-    again = "--runs 5" if result.kind == "bench" else "the same with --seed 1, 2, ..."
+    again = "--runs 5" if result.kind in ("bench", "train") else "the same with --seed 1, 2, ..."
     yield "spread between runs", f"one run does not show what memory layout and seeds do; {again} does"
