@@ -102,10 +102,12 @@ def test_on_a_cpu_nvtx_is_switched_off_and_it_profiles_itself(quick, tmp_path: P
     assert "engine-adapted" in [found.code for found in result.findings]
 
 
-def test_many_ranks_are_refused(quick):
-    done = quick("profile", *tiny_arguments(), env={"RANK": "0", "WORLD_SIZE": "2"})
+@pytest.mark.parametrize("verb", ["bench", "sweep", "profile"])
+def test_many_ranks_are_refused(quick, tmp_path: Path, verb: str):
+    done = quick(verb, *tiny_arguments(), env={"RANK": "0", "WORLD_SIZE": "2"})
     assert done.code == 2
-    assert "profile records one process" in done.err
+    assert f"{verb} measures one process; here 2 ranks" in done.err
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_killed_in_the_middle_it_leaves_a_readable_folder(nursery: Nursery, tmp_path: Path, quick):

@@ -76,6 +76,7 @@ def bench(
     if dry_run:
         print_plan(config, rival, out, list_commands(config, runs, strict=strict), as_json=as_json)
         return
+    options.refuse_ranks("bench")
     if config.engine.keep_memory and runs == 1:
         restart_keeping_memory()
     configure_terminal(verbose=verbose, quiet=quiet)

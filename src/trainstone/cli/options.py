@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from trainstone.errors import ConfigError
+
 Settings = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable.", show_default=False),
@@ -30,6 +32,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice: everything.")]
 Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="No progress, errors only.")]
+
+
+def refuse_ranks(verb: str) -> None:
+    """End where a launcher has started several: each would do the whole work by itself."""
+    from trainstone.machine.ranks import read_rank
+
+    if read_rank().world > 1:
+        raise ConfigError(
+            f"{verb} measures one process; here {read_rank().world} ranks would each make a run of its own",
+            hint="start it without a launcher; many ranks train together: torchrun ... -m trainstone train",
+        )
 
 
 def collect_flags(

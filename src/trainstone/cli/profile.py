@@ -77,12 +77,9 @@ def profile(
 
 def check_asked(config: "Config", *, cores: bool) -> None:
     """Refuse what cannot be done, before any work."""
-    from trainstone.machine.ranks import read_rank
-
     if cores and config.engine.nvtx:
         raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
-    if read_rank().world > 1:
-        raise ConfigError("profile records one process", hint="start it without a launcher")
+    options.refuse_ranks("profile")
     if cores:
         from trainstone.launch.ncu import check_permission, find_ncu
 

@@ -78,6 +78,7 @@ def sweep(
     if dry_run:
         print_plan(plan, named, out, as_json=as_json)
         return
+    options.refuse_ranks("sweep")
     if plan.sweep.cores:
         from trainstone.launch.ncu import find_ncu
 

@@ -73,7 +73,12 @@ def load_config(
     values = _parse_toml(text, where)
     if system is not None:
         fitted_to = load_system(system)
-        _merge(values, fitted_to.recipe.get(str(values.get("name", name)), {}))
+        own = str(values.get("name", name))
+        _merge(values, fitted_to.recipe.get(own, {}))
+        if fitted_to.recipe and own not in fitted_to.recipe:
+            made_for = ", ".join(fitted_to.recipe)
+            note = f"system {fitted_to.name} changes nothing of recipe {own}; it is made for {made_for}"
+            values["notes"] = [*values.get("notes", []), note]
         values |= fitted_to.model_dump(include={"nodes", "devices_per_node"}) | {"system": fitted_to.name}
     return change_config(values, where, settings=settings, flags=flags)
 

@@ -12,6 +12,7 @@ import torch
 
 from trainstone.machine.cpus import memory_available_bytes
 from trainstone.measure.devices import free_device_bytes, synchronize
+from trainstone.units import format_count
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COPY_BYTES = {"cpu": 512 * 2**20}  # larger than the caches
@@ -44,7 +45,7 @@ def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) ->
         repeats += num
         if flops > best_flops:
             best_flops, best_size = flops, size
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    threads = f", {format_count(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
     source = f"measured in this run: {precision} matmul {best_size}x{best_size}, best of {repeats}{threads}"
     return Peaks(best_flops, source, _measure_copy(device, 0.3 * seconds))
 

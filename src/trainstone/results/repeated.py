@@ -158,7 +158,7 @@ def _tell_values(over: Sequence[TrainedRun], quality: Quality) -> str:
         return "not evaluated"
     low, high = (format_metric(quality.metric, value) for value in (min(values), max(values)))
     middle = describe_metric(quality.metric, quality.value)
-    return f"best {middle} after {format_epochs(quality.epochs)} ({len(over)} runs, {low} to {high})"
+    return f"best {middle} in {format_epochs(quality.epochs)} ({len(over)} runs, {low} to {high})"
 
 
 def tell_score(repeated: Repeated) -> str:
@@ -171,9 +171,9 @@ def tell_run(run: TrainedRun, quality: Quality) -> str:
     """Return 90.7 % top-1 after 4 epochs, reached in 41 s; what is not known is left out."""
     parts = []
     if run.value is not None:
-        parts.append(
-            f"{describe_metric(quality.metric, run.value, quality.target)} after {format_epochs(run.epochs or 0)}"
-        )
+        value, epochs = describe_metric(quality.metric, run.value, quality.target), format_epochs(run.epochs or 0)
+        # The best need not be the last.
+        parts.append(f"{value} after {epochs}" if run.reached else f"best {value} in {epochs}")
     if run.seconds_to_target is not None:
         parts.append(f"reached in {format_seconds(run.seconds_to_target)}")
     elif run.status != "ok":
@@ -197,7 +197,8 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     if repeated.score_seconds is not None:
         facts.append(("olympic mean", format_seconds(repeated.score_seconds)))
     best = format_metric(quality.metric, quality.value, quality.target)
-    facts.append((f"{name_metric(quality.metric)}, median", best))
+    of_best = "" if all(run.reached for run in over) else "best "
+    facts.append((f"{of_best}{name_metric(quality.metric)}, median", best))
     facts.append(("epochs, median", format_epoch(quality.epochs)))
     return facts
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainstone.errors import ResultError
 from trainstone.results.student import student_t_quantile
+from trainstone.units import format_count
 
 Array = NDArray[np.float64]
 
@@ -182,7 +183,7 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
         raise ResultError(f"no throughput from {num_steps} steps, {total_images} images, {total_seconds} s")
     rate = total_images / total_seconds
     if num_steps < MIN_STEADY_STEPS:
-        why = f"not established: {num_steps} steady steps, {MIN_STEADY_STEPS} needed"
+        why = f"not established: {format_count(num_steps, 'steady step')}, {MIN_STEADY_STEPS} needed"
         return Throughput(rate, None, None, why, num_steps, None)
     size = math.ceil(num_steps / MAX_BINS)
     seconds, counts = sum_bins(seconds, size), sum_bins(counts, size)

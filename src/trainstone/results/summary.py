@@ -152,8 +152,9 @@ def describe_setting(result: schema.Result) -> str:
     parts = [f"{result.recipe.name} v{result.recipe.version}"]
     names = Counter(device.name for device in result.devices)
     if names:
+        number = engine.get("threads")
         on_cpu = result.devices[0].label == "cpu" and "engine.threads" not in swept
-        threads = f", {engine.get('threads')} threads" if on_cpu else ""
+        threads = f", {number} thread{'' if number == 1 else 's'}" if on_cpu else ""
         told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
         parts.append(f"{told}{threads}")
     values = {

@@ -77,7 +77,7 @@ def tell_rate(optimizer: OptimizerConfig, *, meant: tuple[int, int], now: tuple[
     images = f"a step has {format_count(now[0], 'image')} where {where} has {meant[0]:,}"
     before, after = (peak_rate(optimizer, global_batch=batch, ranks=ranks) for batch, ranks in (meant, now))
     if optimizer.rate_for == "run":
-        return f"{images}: the recipe has no rule for the learning rate, its peak stays {before:g}"
+        return f"{images}: the learning rate is taken as it is (optimizer.rate_for), its peak stays {before:g}"
     rule = "in proportion to the ranks" if optimizer.rate_for == "rank" else GROWTHS[optimizer.rate_growth]
     return f"{images}: the peak learning rate is {after:.4g} instead of {before:.4g}, {rule}"
 

@@ -84,7 +84,7 @@ def test_without_a_target_quality_is_told():
 
     children = [child._replace(result=drop_target(child.result)) for child in make_children(TIMES)]
     result = make_repeated(children)
-    assert result.verdict == "ResNet-18: best 90.9 % top-1 after 4 epochs (5 runs, 90.7 % to 91.1 %)"
+    assert result.verdict == "ResNet-18: best 90.9 % top-1 in 4 epochs (5 runs, 90.7 % to 91.1 %)"
     assert (result.status, result.repeated.score_seconds) == ("ok", None)
     assert dict(list_repeated_facts(result.repeated, result.quality)) == {
         "runs": "5",
@@ -99,7 +99,7 @@ def test_a_run_that_is_not_over_has_a_row_and_counts_for_nothing():
     assert [run.status for run in result.repeated.runs] == ["target_reached", "interrupted"]
     assert result.quality.value == pytest.approx(0.907)
     assert result.throughput.ci_covers == "not established: 1 run, 2 needed"
-    assert tell_run(result.repeated.runs[1], result.quality) == "87.8 % top-1 after 8 epochs, interrupted"
+    assert tell_run(result.repeated.runs[1], result.quality) == "best 87.8 % top-1 in 8 epochs, interrupted"
     assert tell_run(result.repeated.runs[0], result.quality) == "90.7 % top-1 after 4 epochs, reached in 40 s"
 
 

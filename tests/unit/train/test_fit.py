@@ -198,7 +198,7 @@ def test_train_halves_a_batch_that_memory_cannot_hold(monkeypatch: pytest.Monkey
         ({"rate_for": 256}, "0.05 instead of 0.4, in proportion to the images"),
         ({"rate_for": 256, "rate_growth": "sqrt"}, "0.07071 instead of 0.2, by the square root of the images"),
         ({"rate_for": "rank"}, "0.1 instead of 0.4, in proportion to the ranks"),
-        ({"rate_for": "run"}, "the recipe has no rule for the learning rate, its peak stays 0.1"),
+        ({"rate_for": "run"}, "the learning rate is taken as it is (optimizer.rate_for), its peak stays 0.1"),
     ],
 )
 def test_how_a_rate_follows_a_step_of_other_images(changes: dict, told: str):
