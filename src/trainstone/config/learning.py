@@ -34,8 +34,9 @@ class TrainConfig(Section):
     adapt: Adapted = ()
     """Which of batch_size and precision a machine that cannot do as written may change, with a finding: a recipe for
     eight GPUs then runs on a laptop. `--set` of one of them takes it out."""
-    loss_scale: Annotated[float, Field(gt=0)] | Literal["dynamic"] = "dynamic"
-    """fp16 only: a fixed factor, or adapted to overflows."""
+    loss_scale: Annotated[float, Field(gt=0)] | Literal["dynamic", "batch"] = "dynamic"
+    """fp16 only: a fixed factor, or adapted to overflows. batch: batch_size, so that until the update gradients are
+    those of the sum over the batch, as in MXNet."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share a of the target that is taken from the true class."""
     smoothing_over: Literal["all", "others"] = "all"
@@ -113,11 +114,14 @@ class EvalConfig(Section):
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the metric is at least this."""
     every_epochs: Annotated[int, Field(ge=0)] = 1
-    """Evaluate after every so many epochs, and after the last. 0: after the last alone."""
+    """Evaluate after every so many epochs, and after the last (at_end). 0: after the last alone."""
     offset: Annotated[int, Field(ge=0)] | None = None
     """After epochs e = 0, 1, ... with e mod every_epochs = offset. Absent: every_epochs - 1."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Images a device and step of evaluation. auto: that of training, at least 32."""
+    at_end: bool = True
+    """After the last epoch, too, where the rhythm does not fall on it. A run that ends earlier, or would never be
+    judged, is judged at its end all the same."""
     drop_rest: bool = False
     """Leave out the pictures that do not fill a last batch of eval.batch_size."""
 

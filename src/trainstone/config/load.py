@@ -88,8 +88,12 @@ def change_config(
 ) -> Config:
     """Check the values of a configuration, which came from `where`, after flags and each `--set` changed them."""
     changes = [*(flags or {}).items(), *map(parse_setting, settings)]
-    defects = values.pop("defects", {})
-    if dict(changes).get("original_defects", values.get("original_defects")) is True and isinstance(defects, dict):
+    defects, has_defects = values.pop("defects", None), bool(values.get("original_defects", False))
+    wants_defects = dict(changes).get("original_defects", has_defects)
+    if defects is None and wants_defects != has_defects and isinstance(wants_defects, bool) and "original" in values:
+        resolved = f"{where} is resolved, original_defects = {format_value(has_defects)} is in all its keys"
+        raise ConfigError(resolved, hint="start from the recipe to change it")
+    if wants_defects is True and isinstance(defects, dict):
         _merge(values, defects)
     for key, value in changes:
         _assign(values, key, value)

@@ -53,7 +53,10 @@ CODES = {
         "warning", "set optimizer.learning_rate for this batch, or optimizer.rate_for to let it follow the batch"
     ),
     "caches-kept": Code("warning", "run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
-    "resumed": Code("info", "steps after that checkpoint were done again; the run's clock stood still in between"),
+    "resumed": Code(
+        "info",
+        "steps after the checkpoint were done again; the run's clock stood still in between, mlperf.log's did not",
+    ),
     "checkpoint-damaged": Code("warning", "look after the disk; checkpoint.keep says how many are kept"),
     "profiled": Code("info", "its speed is not comparable: trainstone bench measures that"),
     "not-measured": Code("info", "trainstone doctor says what would be needed"),

@@ -40,11 +40,21 @@ class Cadence:
     def evaluates_after(self, done: int) -> bool:
         """Say whether the validation pictures are due after so many steps."""
         every = self.eval.every_epochs
-        if done == self.last_step or not every:
-            return done == self.last_step
-        offset = every - 1 if self.eval.offset is None else self.eval.offset
+        if done >= self.last_step and self._judges_the_end:
+            return True
         ended = range(self._parts(done - 1, Fraction(1)), self._parts(done, Fraction(1)))
-        return any(epoch % every == offset for epoch in ended)
+        return bool(every) and any(epoch % every == self._offset for epoch in ended)
+
+    @property
+    def _offset(self) -> int:
+        return self.eval.every_epochs - 1 if self.eval.offset is None else self.eval.offset
+
+    @property
+    def _judges_the_end(self) -> bool:
+        """Always, but for a whole run that was to be judged in its rhythm alone and was."""
+        whole = self.last_step == self._steps_for(as_written(self.stop.epochs))
+        rhythmic = bool(self.eval.every_epochs) and self._parts(self.last_step, Fraction(1)) > self._offset
+        return self.eval.at_end or not (whole and rhythmic)
 
     def checkpoints_after(self, done: int) -> bool:
         """Say whether a checkpoint is due after so many steps."""

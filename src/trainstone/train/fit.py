@@ -59,7 +59,9 @@ def derive_rate(asked: Config, fitted: Config, world: Rank) -> list[Finding]:
     assert isinstance(asked.train.batch_size, int)
     assert isinstance(fitted.train.batch_size, int)
     parts = asked.train.accumulate
-    meant = asked.nodes * asked.devices_per_node * parts
+    geometry = asked.nodes * asked.devices_per_node
+    # Without a system a recipe is for any number of ranks.
+    meant = (geometry if asked.system or geometry > 1 else world.world) * parts
     told = tell_rate(
         asked.optimizer,
         meant=(meant * asked.train.batch_size, meant),

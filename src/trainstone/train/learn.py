@@ -97,7 +97,7 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
         if wishes.bad_step:
             raise diverged(setting, wishes.bad_step - 1)
         share_statistics(setting)
-        due = wishes.time_over or course.done >= last or setting.cadence.evaluates_after(course.done)
+        due = wishes.time_over or setting.cadence.evaluates_after(course.done)
         if due and not wishes.stop and not course.judged_now:
             yield from run_evaluation(setting, course)
             wishes.take(ask_all(setting, course))  # it may have taken long, or was broken off

@@ -148,7 +148,7 @@ def build_task(
         loss=add_decay(workload.build_loss(config, device), model, config.optimizer),
         optimizer=build_optimizer(model, config.optimizer, device, rate=rate(first_step)),
         rate=rate,
-        scale=LossScale(device, train.precision, train.loss_scale),
+        scale=LossScale(device, train.precision, train.batch_size if train.loss_scale == "batch" else train.loss_scale),
         autocast=lambda: autocast(device, train.precision),
         batches=feed_device(workload.mix(config, batches, rank, first_step * train.accumulate), device),
         loader=loader,

@@ -55,7 +55,8 @@ def list_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
     values[f"{warm_up}_learning_rate_warmup_epochs"] = as_integer(schedule.warm_up_epochs)
     if schedule.name in ("polynomial", "cosine"):
         # The original wrote the epochs of the whole schedule.
-        steps = as_integer(config.stop.epochs) if config.original_defects else sizes.decay_steps
+        wrong = config.original_defects and config.original.name == "mlperf"
+        steps = as_integer(config.stop.epochs) if wrong else sizes.decay_steps
         values[f"{own}_learning_rate_decay_steps"] = steps
     return values
 

@@ -1,12 +1,16 @@
 """What `trainstone mlperf` calls runs and how it writes minutes."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from trainstone.cli.mlperfing import format_minutes, name_runs
+from trainstone.cli.mlperfing import make_table, name_runs, print_whole
 from trainstone.results.mlperf.logged import LoggedRun
+from trainstone.results.mlperf.summary import make_group
 
 
 def make_run(path: str, seeds: tuple[int, ...] = ()) -> LoggedRun:
@@ -29,7 +33,25 @@ def test_runs_have_names_that_tell_them_apart(runs, names):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "told"), [(39.7797, "39.78"), (1146.58345, "1146.58"), (0.01234, "0.0123"), (0, "0")]
+    ("minutes", "told"),
+    [
+        ((39.7797, 0.5, 1146.58345), ["39.78", "0.50", "1146.58"]),
+        ((0.01234, 0.009), ["0.0123", "0.0090"]),
+        ((0.0, None), ["0.00", "–"]),
+    ],
 )
-def test_minutes_of_short_runs_keep_three_digits(minutes, told):
-    assert format_minutes(minutes) == told
+def test_minutes_of_a_column_have_the_same_decimals(minutes, told):
+    stops = [None if value is None else round(value * 60_000) for value in minutes]
+    runs = [replace(make_run(f"r/result_{at}.txt", (at,)), stop_ms=stop) for at, stop in enumerate(stops)]
+    assert list(make_table(make_group(tuple(runs))).columns[1].cells) == told
+
+
+def test_a_narrow_terminal_breaks_no_name():
+    name = "20261116-174136-resnet50-mlperf-a-rather-long-name"
+    runs = [make_run(f"{name}-{letter}/mlperf.log") for letter in "ab"]
+    out = io.StringIO()
+    print_whole(Console(file=out, width=60), make_table(make_group(tuple(runs))))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith(f"{name}-a ")
+    assert lines[1].rstrip().endswith("not ended")

@@ -211,3 +211,12 @@ def test_a_system_that_is_not_meant_for_a_recipe_says_so():
     config = load_config("resnet50-wmlce", system="dgxa100")
     assert config.notes == ("system dgxa100 changes nothing of recipe resnet50-wmlce; it is made for resnet50-mlperf",)
     assert load_config("resnet50-mlperf", system="dgxa100").notes == ()
+
+
+def test_the_defects_of_a_resolved_configuration_stay_as_they_are(tmp_path: Path):
+    for value, other in (("true", "false"), ("false", "true")):
+        resolved = load_config("resnet50-wmlce", settings=[f"original_defects={value}"])
+        (tmp_path / "config.toml").write_text(write_toml(resolved))
+        with pytest.raises(ConfigError, match=f"is resolved, original_defects = {value} is in all its keys"):
+            load_config(str(tmp_path / "config.toml"), settings=[f"original_defects={other}"])
+        assert load_config(str(tmp_path / "config.toml"), settings=[f"original_defects={value}"]) == resolved

@@ -112,6 +112,14 @@ def test_validation_shows_each_picture_once(world: int, count: int):
     assert torch.equal(images[order], whole[0])
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_validation_leaves_out_what_fills_no_batch_where_asked(world: int):
+    source = Listed([Sample(sample.name, sample.image, number) for number, sample in enumerate(SAMPLES)])
+    ranks = [take(make(source, train=False, rank=Rank(number, world), parts=4)) for number in range(world)]
+    labels = torch.cat([labels for rank in ranks for _, labels in rank])
+    assert sorted(labels[labels != IGNORED].tolist()) == list(range(20))  # of 21, whatever the ranks
+
+
 def test_rows_that_fill_up_are_clean_when_memory_is_used_again():
     loader = make(train=False, batch_size=8, prefetch=1)
     images, labels = take(loader)[-1]

@@ -88,7 +88,7 @@ def test_without_a_target_quality_is_told():
     assert (result.status, result.repeated.score_seconds) == ("ok", None)
     assert dict(list_repeated_facts(result.repeated, result.quality)) == {
         "runs": "5",
-        "top-1, median": "90.9 %",
+        "best top-1, median": "90.9 %",
         "epochs, median": "4",
     }
 

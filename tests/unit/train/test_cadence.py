@@ -106,3 +106,15 @@ def test_a_tenth_of_an_epoch_is_a_tenth():
 def test_without_a_rhythm_only_the_last_step_is_judged():
     cadence = make_cadence(10, 5, epochs=4.0, every=0)
     assert [done for done in range(1, 9) if cadence.evaluates_after(done)] == [8]
+
+
+def test_the_end_is_left_out_only_of_a_whole_run_that_was_judged():
+    def judged(**how) -> list[int]:
+        evaluation = EvalConfig(every_epochs=4, offset=2, at_end=False)
+        cadence = Cadence(10, 10, evaluation, StopConfig(**how), CheckpointConfig())
+        return [done for done in range(1, cadence.last_step + 1) if cadence.evaluates_after(done)]
+
+    assert judged(epochs=9.0) == [3, 7]
+    assert judged(epochs=7.0) == [3, 7]
+    assert judged(epochs=9.0, steps=5) == [3, 5]  # cut short: as it is then
+    assert judged(epochs=2.0) == [2]  # or never
