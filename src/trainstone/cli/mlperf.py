@@ -41,13 +41,15 @@ def check(
     as_json: options.Json = False,
 ) -> None:
     """Run MLPerf's compliance checker on logs and explain what it says. Exit 9 if one fails."""
-    from trainstone.cli.mlperfing import document_verdict, print_verdicts
+    from trainstone.cli.mlperfing import Verdict, document_verdict, print_verdicts
     from trainstone.cli.output import print_json
     from trainstone.launch.checkers import list_rulesets
     from trainstone.results.mlperf.find import find_logs
 
     known = list_rulesets()
-    verdicts = [check_one(log, known, ruleset, keep, number) for number, log in enumerate(find_logs(paths))]
+    logs, errors = find_logs(paths)
+    verdicts = [check_one(log, known, ruleset, keep, number) for number, log in enumerate(logs)]
+    verdicts += [Verdict(path, error=err) for path, err in errors.items()]
     if len(verdicts) == 1 and verdicts[0].error is not None:
         raise verdicts[0].error
     if as_json:
@@ -120,8 +122,10 @@ def summary(paths: Logs, as_json: options.Json = False) -> None:
     from trainstone.results.mlperf.find import find_logs
     from trainstone.results.mlperf.summary import document_group, group_runs, read_logs
 
-    logged, errors = read_logs(find_logs(paths))
-    if not logged:
+    logs, empty = find_logs(paths)
+    logged, errors = read_logs(logs)
+    errors += empty.values()
+    if not logged and len(errors) == 1:
         raise errors[0]
     for err in errors:
         warn(f"not read: {err.message}")

@@ -18,11 +18,12 @@ from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.results.mlperf.package import Plan
 from trainstone.results.mlperf.rules import Choice
 from trainstone.results.mlperf.summary import Group, document_group
-from trainstone.results.mlperf.verdicts import read_steps
+from trainstone.results.mlperf.verdicts import Step, read_steps
 from trainstone.text import printable
-from trainstone.units import format_rate
+from trainstone.units import count_decimals, format_count, format_rate
 
 SHOWN_COMPLAINTS = 20
+WIDEST = 10_000
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,22 @@ class Verdict:
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """One line a log, and under it what is wrong with it."""
+    """Two lines a log, and under them what is wrong with it."""
     console = make_console()
     for verdict in verdicts:
         print_verdict(console, verdict)
-    failed = sum(not verdict.passed for verdict in verdicts)
     if len(verdicts) > 1:
-        console.print(Text(f"{len(verdicts) - failed} of {len(verdicts)} logs pass", style="bold"))
+        console.print(Text(tell_count(verdicts), style="bold"))
+
+
+def tell_count(verdicts: Sequence[Verdict]) -> str:
+    """Return 4 of 5 logs pass, 1 not read."""
+    unread = sum(verdict.error is not None for verdict in verdicts)
+    read = len(verdicts) - unread
+    told = (
+        f"{len(verdicts) - count_failed(verdicts)} of {format_count(read, 'log')} {'passes' if read == 1 else 'pass'}"
+    )
+    return f"{told}, {unread} not read" if unread else told
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
@@ -110,18 +120,33 @@ def print_package(
     for verdict in verdicts:
         if not verdict.passed or verdict.complaints:
             print_verdict(console, verdict)
-    for step in read_steps(checked.log, plan.runs[0].division):
-        word = {True: ("passed  ", "green"), False: ("FAILED  ", "red"), None: ("not run ", "dim")}[step.passed]
+    for step in list_steps(plan, verdicts, checked):
+        word = {True: ("passed   ", "green"), False: ("FAILED   ", "red"), None: ("not run  ", "dim")}[step.passed]
+        word = ("accepted ", "yellow") if step.accepted else word
         console.print(Text.assemble(word, f"{step.name}: {step.told}"), soft_wrap=True)
     if checked.fault:
         console.print(Text(f"the package checker itself fell over: {checked.fault}"), soft_wrap=True)
     for line in tell_result(group):
         console.print(Text(printable(line)), soft_wrap=True)
-    word = ("SUCCESS", "green") if checked.passed else ("FAILED", "red")
+    word, failed = ("SUCCESS", "green"), count_failed(verdicts)
+    if not checked.passed:
+        word = ("FAILED", "red")
+    elif failed:
+        word = (f"ACCEPTED with {format_count(failed, 'log')} that failed", "yellow")
     log = printable(str(out / PACKAGE_LOG))
     console.print(
         Text.assemble(word, f": MLPerf's package checker, ruleset {choice.ruleset}; log {log}"), soft_wrap=True
     )
+
+
+def list_steps(plan: Plan, verdicts: Sequence[Verdict], checked: Checked) -> list[Step]:
+    """Return the checks of a package."""
+    return read_steps(checked.log, plan.runs[0].division, count_failed(verdicts))
+
+
+def count_failed(verdicts: Sequence[Verdict]) -> int:
+    """Return how many logs do not pass by themselves."""
+    return sum(not verdict.passed for verdict in verdicts)
 
 
 def document_package(
@@ -130,13 +155,14 @@ def document_package(
     """Return a package and what was said of it as JSON."""
     return {
         "folder": str(out),
-        "passed": checked.passed,
+        "passed": checked.passed and not count_failed(verdicts),
+        "accepted": checked.passed,
         "system": plan.system,
         "files": sorted(plan.files),
         "unknown_fields": plan.unknown,
         "ruleset": choice.ruleset,
         "ruleset_reason": choice.reason,
-        "checks": [step._asdict() for step in read_steps(checked.log, plan.runs[0].division)],
+        "checks": [step._asdict() for step in list_steps(plan, verdicts, checked)],
         "checker_log": str(out / PACKAGE_LOG),
         **({"checker_fault": checked.fault} if checked.fault else {}),
         "logs": [document_verdict(verdict) for verdict in verdicts],
@@ -161,17 +187,18 @@ def print_groups(groups: Sequence[Group]) -> None:
 
 def make_table(group: Group) -> Table:
     """One row a run."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("log", overflow="fold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("log", no_wrap=True)
     for head in ("minutes", "epochs", "accuracy", "images/s"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
+    decimals = count_minute_decimals(group)
     for at, (run, name) in enumerate(zip(group.runs, name_runs(group.runs), strict=True)):
         ended = {"success": "", None: "not ended"}.get(run.ended, str(run.ended))
         notes = ", ".join(note for note in (ended, "left out" if at in group.score.dropped else "") if note)
         table.add_row(
             Text(printable(name)),
-            "–" if run.minutes is None else format_minutes(run.minutes),
+            "–" if run.minutes is None else f"{run.minutes:.{decimals}f}",
             "–" if run.epochs is None else f"{run.epochs:g}",
             "–" if run.accuracy is None else f"{run.accuracy:.4f}",
             "–" if run.images_per_second is None else format_rate(run.images_per_second),
@@ -190,25 +217,26 @@ def name_runs(runs: Sequence[LoggedRun]) -> list[str]:
     return [run.path.absolute().parent.name for run in runs]
 
 
-def format_minutes(minutes: float) -> str:
-    """Return 39.78, 0.0123: of short runs three digits."""
-    return f"{minutes:.2f}" if minutes >= 1 else f"{minutes:.3g}"
+def count_minute_decimals(group: Group) -> int:
+    """Return the decimals of all minutes of a group: 39.78; where all runs are short, three digits of the longest."""
+    longest = max((run.minutes for run in group.runs if run.minutes is not None), default=0.0)
+    return 2 if longest >= 1 or longest <= 0 else count_decimals(longest, 3)
 
 
 def tell_result(group: Group) -> list[str]:
     """Score, or mean and why there is no score; then the reference."""
-    score = group.score
-    mean = "" if score.mean_minutes is None else f"; mean to the target {format_minutes(score.mean_minutes)} min"
+    score, decimals = group.score, count_minute_decimals(group)
+    mean = "" if score.mean_minutes is None else f"; mean to the target {score.mean_minutes:.{decimals}f} min"
     if score.minutes is not None:
-        told = f"score      {format_minutes(score.minutes)} min, {score.note}"
+        told = f"score      {score.minutes:.{decimals}f} min, {score.note}"
     else:
         told = f"score      none: {score.note.removeprefix('no score: ')}{mean}"
     return [told, f"reference  {group.reference_note}"]
 
 
 def make_console() -> Console:
-    """Print on stdout; no colour when it is not a terminal."""
-    return Console(file=sys.stdout, highlight=False)
+    """Print on stdout; no colour when it is not a terminal. Lines are left to it to wrap: no name is cut or folded."""
+    return Console(file=sys.stdout, highlight=False, width=WIDEST)
 
 
 def warn(told: str) -> None:

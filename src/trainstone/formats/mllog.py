@@ -7,6 +7,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -76,13 +77,30 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Event]:
 
 def scan_mllog(path: Path) -> Iterator[Event]:
     """Yield the events of a file one by one."""
-    for number, line in read_lines(path):
+    lines = read_lines(path)
+    for number, line in lines:
         try:
             event = parse_line(line)
         except ValueError as err:
+            if next(lines, None) is None and not _ends_whole(path):
+                raise _cut_off(path, number) from err
             raise damaged_line(path, number, str(err), HINT) from err
         if event is not None:
             yield event
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether the last line has its end; writers end a line with its last byte."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) in (b"\n", b"\r")
+
+
+def _cut_off(path: Path, number: int) -> DataError:
+    return DataError(
+        f"{printable(str(path))}, line {number}, the last: cut off: the run was killed, or still writes",
+        hint="wait for its end; a run that was killed goes on with trainstone train --resume RUN",
+    )
 
 
 def read_mllog(path: Path) -> list[Event]:

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from trainstone.errors import DataError, LaunchError, MachineError, ResultError
 from trainstone.files import write_atomically
+from trainstone.results.mlperf.verdicts import SKIPPED
 from trainstone.text import printable
 
-HINT = "pip install 'trainstone[mlperf]'"
+HINT = "pip install 'trainstone[mlperf]'; in a checkout: pip install -e '.[mlperf]'"
 TIMEOUT_SECONDS = 600.0
 TOKEN, OLD_TOKEN = ":::MLLOG ", ":::MLL"
 PACKAGE_LOG = "package_checker.log"
@@ -78,6 +79,7 @@ def check_package(folder: Path, ruleset: str) -> Checked:
     ended = _run(["package_checker", ".", "training", ruleset, "--log_output", PACKAGE_LOG], folder)
     written = _read(folder / PACKAGE_LOG)
     passed = ended.returncode == 0 and bool(re.search(rf"^INFO - {PACKAGE_PASSED}", written, re.MULTILINE))
+    passed = passed and not re.search(rf"^WARNING - +{SKIPPED}", written, re.MULTILINE)  # it looked at nothing
     return Checked(passed, written, _last_line(ended.stderr) if ended.returncode else "")
 
 

@@ -104,6 +104,18 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, text: str, told: st
         list(parse_lines([text]))
 
 
+def test_the_torn_last_line_of_a_killed_run_is_called_that(tmp_path: Path):
+    file = tmp_path / "mlperf.log"
+    file.write_text(f"{LINE}\n" * 55 + LINE[:60])
+    with pytest.raises(DataError) as caught:
+        read_mllog(file)
+    assert caught.value.message == f"{file}, line 56, the last: cut off: the run was killed, or still writes"
+    for damaged in (f"{LINE[:60]}\n", f"{LINE[:60]}\n{LINE}", f"{LINE[:60]}\n{LINE[:60]}"):
+        file.write_text(damaged)
+        with pytest.raises(DataError, match=r"line 1: its JSON cannot be read"):
+            read_mllog(file)
+
+
 @given(
     st.binary(max_size=400), st.sampled_from([b":::MLLOG ", b":::MLL 1.5 k: ", b":::MLPv0.5.0 r 1.5 (a:1) k: ", b""])
 )

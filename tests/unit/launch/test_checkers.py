@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from hostile import EVIL_NAME
-from made_submission import closed_log
+from made_submission import closed_log, write_mlperf_runs
 from trainstone.errors import DataError, LaunchError, MachineError
 from trainstone.launch import checkers
 from trainstone.launch.checkers import check_log, check_package, list_rulesets, refuse_paths
 from trainstone.results.mlperf.complaints import read_complaints
 from trainstone.results.mlperf.logged import read_logged
+from trainstone.results.mlperf.package import make_plan, write_package
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(MachineError, match="not installed") as caught:
         list_rulesets()
-    assert caught.value.hint == "pip install 'trainstone[mlperf]'"
+    assert caught.value.hint == "pip install 'trainstone[mlperf]'; in a checkout: pip install -e '.[mlperf]'"
     with pytest.raises(MachineError):
         check_log(Path("any"), "4.0.0")
 
@@ -140,9 +141,17 @@ def test_a_folder_that_is_no_package_does_not_pass(tmp_path):
     assert re.search("No such file", checked.fault)
 
 
+def test_a_package_whose_benchmark_was_skipped_does_not_pass(tmp_path):
+    write_package(make_plan([write_mlperf_runs(tmp_path)], {}), tmp_path / "org")
+    assert check_package(tmp_path / "org", "4.0.0").passed
+    skipped = check_package(tmp_path / "org", "5.0.0")
+    assert "PACKAGE CHECKER FOUND NO ERRORS" in skipped.log  # it says so, having looked at nothing
+    assert not skipped.passed
+
+
 def test_checkers_that_lack_a_library_are_the_machines_fault(monkeypatch, good, tmp_path):
     (tmp_path / "yaml.py").write_text("import nowhere_to_be_found\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(MachineError, match="does not start: ModuleNotFoundError") as caught:
         check_log(good, "4.0.0")
-    assert caught.value.hint == "pip install 'trainstone[mlperf]'"
+    assert "pip install 'trainstone[mlperf]'" in (caught.value.hint or "")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.text import printable
+from trainstone.units import format_count
 
 SEPARATOR = "\n" + "-" * 30 + "\n"
 _RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) - ", re.MULTILINE)
@@ -102,7 +103,9 @@ def _explain_occurrence(found: re.Match[str], text: str) -> Complaint:
     if count == "0":
         return Complaint(key, f"{key} is missing", MISSING.get(key, OURS), text)
     if rule != "EXACTLY_ONE":
-        return Complaint(key, f"{key} stands there {count} times, too few", MISSING.get(key, OURS), text)
+        return Complaint(
+            key, f"{key} stands there {format_count(int(count), 'time')}, too few", MISSING.get(key, OURS), text
+        )
     told = f"{key} stands there {count} times instead of once"
     if "different values" not in rest:
         return Complaint(key, f"{told}, always the same", "only one rank should log", text, fatal=False)

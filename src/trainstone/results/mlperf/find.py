@@ -13,13 +13,22 @@ LOG_NAME = "mlperf.log"
 RESULT_NAMES = "result_*.txt"
 
 
-def find_logs(given: Sequence[Path]) -> list[Path]:
-    """Return every log once, in the order given and, below a folder, by name with numbers as numbers."""
+def find_logs(given: Sequence[Path]) -> tuple[list[Path], dict[Path, DataError]]:
+    """Return every log once, in the order given and, below a folder, by name with numbers as numbers.
+
+    And of each folder without a log the error that says so.
+    """
     found: dict[str, Path] = {}
+    errors: dict[Path, DataError] = {}
     for path in given:
-        for log in _in_folder(path) if path.is_dir() else [path]:
+        try:
+            logs = _in_folder(path) if path.is_dir() else [path]
+        except DataError as err:
+            errors[path] = err
+            continue
+        for log in logs:
             found.setdefault(os.path.realpath(log), log)  # the same log twice would be two runs
-    return list(found.values())
+    return list(found.values()), errors
 
 
 def find_run_logs(run: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """What one MLPerf log says of its run: when it began and ended, how good it got, after how many epochs."""
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from trainstone.errors import DataError
 from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import HINT, Event, scan_mllog
 from trainstone.text import printable
+from trainstone.units import format_count
 
 Form = Literal["0.5", "0.6", "0.7"]
 """Which line form: :::MLPv0.5.0, :::MLL, or :::MLLOG, which came with 0.7 and stayed."""
@@ -46,7 +48,9 @@ class LoggedRun:
     accuracies: tuple[float, ...]
     """Of every evaluation, in order."""
     epochs: float | None
-    """What the last evaluation calls its epoch: to the target, where the run reached it."""
+    """What the last evaluation before run_stop calls its epoch: to the target, where the run reached it."""
+    accuracy: float | None = None
+    """Of the same evaluation."""
 
     @property
     def converged(self) -> bool:
@@ -59,9 +63,9 @@ class LoggedRun:
         return None if self.stop_ms is None else (self.stop_ms - self.start_ms) / 60_000
 
     @property
-    def accuracy(self) -> float | None:
-        """The last where it reached its target, else the best."""
-        return None if not self.accuracies else self.accuracies[-1] if self.converged else max(self.accuracies)
+    def best_accuracy(self) -> float | None:
+        """Of all evaluations."""
+        return max(self.accuracies, default=None)
 
     @property
     def images_per_second(self) -> float | None:
@@ -82,11 +86,14 @@ def read_logged(path: Path) -> LoggedRun:
         raise DataError(f"{name}: no run_start in it, so no run", hint="a run that fell over while it was built?")
     if len(starts) > 1 or len(stops) > 1:
         raise DataError(
-            f"{name}: several runs in one log: {len(starts)} times run_start, {len(stops)} times run_stop", hint=HINT
+            f"{name}: several runs in one log: {format_count(len(starts), 'time')} run_start, "
+            f"{format_count(len(stops), 'time')} run_stop",
+            hint=HINT,
         )
     if stops and stops[0].time_ms < starts[0].time_ms:
         raise DataError(f"{name}: run_stop comes before run_start", hint=HINT)
     judged = [event for event in _named(events, "eval_accuracy") if _number(event.value) is not None]
+    last = _last_in_time(events) or (judged[-1] if judged else None)
     return LoggedRun(
         path=path,
         form=form,
@@ -103,7 +110,8 @@ def read_logged(path: Path) -> LoggedRun:
         start_ms=starts[0].time_ms,
         stop_ms=stops[0].time_ms if stops else None,
         accuracies=tuple(float(event.value) for event in judged),
-        epochs=_number(judged[-1].metadata.get("epoch_num")) if judged else None,
+        epochs=_number(last.metadata.get("epoch_num")) if last else None,
+        accuracy=float(last.value) if last else None,
     )
 
 
@@ -126,6 +134,15 @@ def _gather(path: Path) -> tuple[list[Event], str]:
         if len(kept) > MOST_EVENTS:
             raise DataError(f"{printable(str(path))}: more than {MOST_EVENTS} events that one run has once", hint=HINT)
     return kept, namespace
+
+
+def _last_in_time(events: Iterable[Event]) -> Event | None:
+    """Return the last evaluation before run_stop: pictures may be judged again after the target was reached."""
+    last = None
+    for event in itertools.takewhile(lambda event: event.key != "run_stop", events):
+        if event.key == "eval_accuracy" and _number(event.value) is not None:
+            last = event
+    return last
 
 
 def _named(events: Iterable[Event], key: str) -> list[Event]:

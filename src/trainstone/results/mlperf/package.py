@@ -9,16 +9,14 @@ from pathlib import Path
 
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.files import dump_json
+from trainstone.results.mlperf.alike import check_alike, check_number
 from trainstone.results.mlperf.find import LOG_NAME, find_run_logs
 from trainstone.results.mlperf.logged import LoggedRun, read_logged
+from trainstone.results.mlperf.repeating import write_readme, write_script
 from trainstone.results.mlperf.system import describe_system, list_unknown
-from trainstone.results.schema import Result
 from trainstone.results.store import read_result
 from trainstone.text import printable
-from trainstone.units import format_count
 
-SAME = ("benchmark", "org", "division", "platform", "status", "global_batch")
-"""What the logs of one result must agree on."""
 HINT = "trainstone train RECIPE --runs 5, and give its run folder"
 
 
@@ -47,7 +45,8 @@ def make_plan(given: Sequence[Path], told: Mapping[str, str], name: str | None =
         raise ConfigError("the same run is given twice", hint="each result is a run of its own, with its own seed")
     runs = tuple(read_logged(log) for log in logs)
     results = [read_result(log.parent) for log in logs]
-    _check_alike(runs, results)
+    check_alike(runs, results)
+    check_number(runs)
     first = runs[0]
     system = slug(name or first.platform or "system")
     benchmark = first.benchmark or ""
@@ -60,7 +59,7 @@ def make_plan(given: Sequence[Path], told: Mapping[str, str], name: str | None =
     }
     files[f"systems/{system}.json"] = dump_json(fields)
     files[f"{code}/README.md"] = write_readme(runs, results)
-    files[f"{code}/run_and_time.sh"] = write_script(results)
+    files[f"{code}/run_and_time.sh"] = write_script(runs, results)
     config = first.path.parent / "config.toml"
     return Plan(system, runs, fields, files | ({f"{code}/config.toml": config} if config.is_file() else {}))
 
@@ -79,6 +78,8 @@ def write_package(plan: Plan, out: Path) -> None:
                 shutil.copyfile(content, target)
             else:
                 target.write_text(content, encoding="utf-8", errors="backslashreplace")
+            if target.suffix == ".sh":
+                target.chmod(0o755)
         partial.replace(out)
     except OSError as err:
         raise ResultError(f"cannot write {shown}: {err.strerror or err}", hint="choose another --out DIR") from err
@@ -91,35 +92,6 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "system"
 
 
-def write_readme(runs: Sequence[LoggedRun], results: Sequence[Result]) -> str:
-    """Say what was run, for who wants to repeat it."""
-    first, software = results[0], results[0].software
-    seeds = ", ".join(str(result.config.get("seed", "unknown")) for result in results)
-    lines = [
-        f"# {first.recipe.name} {first.recipe.version}, trainstone {software.get('trainstone', 'unknown')}",
-        "",
-        f"{len(runs)} runs of `config.toml`, seeds {seeds}; `run_and_time.sh` repeats them.",
-        f"PyTorch {software.get('torch', 'unknown')}, Python {software.get('python', 'unknown')}, "
-        f"{format_count(first.world.ranks, 'rank')}.",
-        "",
-        "The source of that version of trainstone belongs here, too, before this is submitted.",
-    ]
-    return "\n".join(printable(line) for line in lines) + "\n"
-
-
-def write_script(results: Sequence[Result]) -> str:
-    """Return a shell script that repeats the runs; of texts from files only plain versions stand in it."""
-    version = str(results[0].software.get("trainstone", ""))
-    wanted = f"trainstone=={version}" if re.fullmatch(r"[0-9A-Za-z.+-]{1,40}", version) else "trainstone"
-    seed = results[0].config.get("seed", 0)
-    seed = seed if type(seed) is int else 0
-    return (
-        "#!/bin/sh\n# Needs the prepared data where config.toml says (data.root), or --data DIR.\nset -eu\n"
-        f'pip install "{wanted}"\n'
-        f'exec trainstone train config.toml --runs {len(results)} --seed {seed} "$@"\n'
-    )
-
-
 def _find_logs(run: Path) -> list[Path]:
     if not run.is_dir():
         raise ResultError(f"{printable(str(run))} is no run folder", hint=HINT)
@@ -127,16 +99,3 @@ def _find_logs(run: Path) -> list[Path]:
     if not logs:
         raise ResultError(f"no {LOG_NAME} in {printable(str(run))} or in its points/", hint=HINT)
     return logs
-
-
-def _check_alike(runs: Sequence[LoggedRun], results: Sequence[Result]) -> None:
-    for name in SAME:
-        values = list(dict.fromkeys(str(getattr(run, name)) for run in runs))
-        if len(values) > 1:
-            raise ConfigError(
-                f"the logs differ in {name}: {printable(', '.join(values))}",
-                hint="one result is runs of the same thing",
-            )
-    machines = {(result.world.ranks, *sorted({device.name for device in result.devices})) for result in results}
-    if len(machines) > 1:
-        raise ConfigError("the runs are of different devices, or of different numbers of them", hint=HINT)

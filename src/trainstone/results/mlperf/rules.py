@@ -48,13 +48,18 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, asked: str | None = None) ->
         return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)")
     if run.benchmark in CHOSEN:
         return Choice(*CHOSEN[run.benchmark])
+    return Choice(list_having(run, known)[-1], f"the last with rules for {run.benchmark}")
+
+
+def list_having(run: LoggedRun, known: Rulesets) -> list[str]:
+    """Return the rulesets with rules for the benchmark of a log, the newest last; refuse a log that has none."""
     having = [ruleset for ruleset, benchmarks in known.items() if run.benchmark in benchmarks]
     if not having:
         raise DataError(
-            f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}",
+            f"{printable(str(run.path))}: no ruleset has rules for benchmark {printable(str(run.benchmark))}",
             hint="submission_benchmark is resnet or ssd in logs of trainstone",
         )
-    return Choice(max(having, key=order), f"the last with rules for {run.benchmark}")
+    return sorted(having, key=order)
 
 
 def _take_asked(run: LoggedRun, known: Rulesets, asked: str) -> Choice:
@@ -65,6 +70,13 @@ def _take_asked(run: LoggedRun, known: Rulesets, asked: str) -> Choice:
         raise DataError(
             f"{printable(str(run.path))}: its lines are {form}, which ruleset {asked} does not read",
             hint=f"--ruleset {wanted}, or none",
+        )
+    having = list_having(run, known)
+    if asked not in having:
+        span = " ... ".join(dict.fromkeys((having[0], having[-1])))
+        raise ConfigError(
+            f"--ruleset {asked} has no {run.benchmark}: {run.benchmark} has rules in {span}",
+            hint=f"--ruleset {CHOSEN[run.benchmark][0] if run.benchmark in CHOSEN else having[-1]}",
         )
     return Choice(asked, "asked for")
 

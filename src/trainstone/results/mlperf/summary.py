@@ -1,7 +1,7 @@
 """Several MLPerf logs as results: grouped by system and benchmark, scored, held against the reference."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,10 @@ def read_logs(paths: Sequence[Path]) -> tuple[list[LoggedRun], list[DataError]]:
 
 
 def group_runs(runs: Sequence[LoggedRun]) -> list[Group]:
-    """Put together what lies in one folder and is of one benchmark, division, platform and batch."""
+    """Put together what lies in one folder and is of one benchmark, submitter, division, platform and batch."""
     places: dict[tuple[Any, ...], list[LoggedRun]] = {}
     for run in runs:
-        key = (find_place(run.path), run.benchmark, run.division, run.platform, run.global_batch)
+        key = (find_place(run.path), run.benchmark, run.org, run.division, run.platform, run.global_batch)
         places.setdefault(key, []).append(run)
     return [make_group(tuple(group)) for group in places.values()]
 
@@ -50,7 +50,42 @@ def make_group(runs: tuple[LoggedRun, ...]) -> Group:
     first = runs[0]
     score = score_runs(first.benchmark, [run.minutes if run.converged else None for run in runs])
     judgement, note = judge_runs(runs)
+    repeated = find_repetition(runs)
+    if repeated is not None:
+        score = Score(None, f"no score: {repeated}", score.mean_minutes)
+        judgement, note = None, f"none: {repeated}"
     return Group(name_group(first), runs, score, judgement, note)
+
+
+def find_repetition(runs: Sequence[LoggedRun]) -> str | None:
+    """Say which logs are copies of one run, or of one seed; None where every run is one of its own."""
+    same = find_pair(runs, lambda run: replace(run, path=Path()))
+    if same is not None:
+        return f"{name_pair(*same)} are the same run: they say the same, to the millisecond"
+    same = find_pair(runs, lambda run: run.seeds or None)
+    if same is None:
+        return None
+    seeds = ", ".join(map(str, same[0].seeds[:5]))
+    return f"{name_pair(*same)} have the same seed {seeds}: every run needs its own"
+
+
+def find_pair(runs: Sequence[LoggedRun], key: Callable[[LoggedRun], Any]) -> tuple[LoggedRun, LoggedRun] | None:
+    """Return the first two runs of the same key; runs without one are alone."""
+    seen: dict[Any, LoggedRun] = {}
+    for run in runs:
+        mark = key(run)
+        if mark in seen:
+            return seen[mark], run
+        if mark is not None:
+            seen[mark] = run
+    return None
+
+
+def name_pair(one: LoggedRun, other: LoggedRun) -> str:
+    """Return the names of two logs, as short as tells them apart."""
+    if one.path.name != other.path.name:
+        return f"{one.path.name} and {other.path.name}"
+    return " and ".join("/".join(run.path.absolute().parts[-2:]) for run in (one, other))
 
 
 def find_place(log: Path) -> Path:
@@ -158,6 +193,7 @@ def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
         "minutes": run.minutes,
         "epochs": run.epochs,
         "accuracy": run.accuracy,
+        "best_accuracy": None if run.best_accuracy == run.accuracy else run.best_accuracy,
         "images_per_second": run.images_per_second,
         "seeds": list(run.seeds),
         "dropped": dropped,

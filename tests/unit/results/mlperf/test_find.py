@@ -1,9 +1,12 @@
 """Where logs lie: in runs, in their points, in submissions; each once, in order, and never in a circle."""
 
-import pytest
+from trainstone.results.mlperf import find
 
-from trainstone.errors import DataError
-from trainstone.results.mlperf.find import find_logs
+
+def find_logs(given):
+    logs, errors = find.find_logs(given)
+    assert not errors
+    return logs
 
 
 def touch(*paths):
@@ -44,10 +47,14 @@ def test_links_that_lead_round_in_a_circle(tmp_path):
     assert find_logs([tmp_path / "loop"]) == [tmp_path / "loop"]
 
 
-def test_nothing_to_find_is_told(tmp_path):
-    with pytest.raises(DataError, match=r"no mlperf.log or result_\*.txt in"):
-        find_logs([tmp_path])
-    touch(tmp_path / "result.json")
-    with pytest.raises(DataError, match=r"no mlperf\.log in run") as caught:
-        find_logs([tmp_path])
-    assert caught.value.hint == "trainstone train writes one, other verbs do not"
+def test_a_folder_without_logs_is_told_beside_the_logs_of_the_others(tmp_path):
+    (log,) = touch(tmp_path / "good/mlperf.log")
+    touch(tmp_path / "other/result.json")
+    (tmp_path / "empty").mkdir()
+    logs, errors = find.find_logs([tmp_path / "empty", tmp_path / "good", tmp_path / "other"])
+    assert logs == [log]
+    assert list(errors) == [tmp_path / "empty", tmp_path / "other"]
+    nothing, no_log = errors.values()
+    assert nothing.message.startswith("no mlperf.log or result_*.txt in")
+    assert no_log.message.startswith("no mlperf.log in run")
+    assert no_log.hint == "trainstone train writes one, other verbs do not"

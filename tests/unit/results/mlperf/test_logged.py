@@ -69,10 +69,17 @@ def test_what_the_log_does_not_say_is_none(tmp_path):
     assert run.seeds == ()
 
 
-def test_a_run_that_missed_its_target_shows_its_best(tmp_path):
+def test_accuracy_and_epoch_are_of_one_evaluation(tmp_path):
     events = (*WHOLE[:3], ("eval_accuracy", 0.7, {"epoch_num": 3}), ("eval_accuracy", 0.6, {"epoch_num": 7}))
     run = read_logged(write_log(tmp_path / "log", *events, ("run_stop", None, {"status": "aborted"})))
-    assert (run.accuracy, run.epochs, run.converged, run.minutes) == (0.7, 7, False, 3.0)
+    assert (run.accuracy, run.epochs, run.converged, run.minutes) == (0.6, 7, False, 3.0)
+    assert run.best_accuracy == 0.7
+
+
+def test_what_is_judged_after_the_target_was_reached_does_not_count(tmp_path):
+    later = ("eval_accuracy", 0.7, {"epoch_num": 11})
+    run = read_logged(write_log(tmp_path / "log", *WHOLE, later))
+    assert (run.accuracy, run.epochs, run.best_accuracy, len(run.accuracies)) == (0.76, 7, 0.76, 3)
 
 
 def test_values_of_another_kind_are_not_taken(tmp_path):
@@ -86,6 +93,7 @@ def test_values_of_another_kind_are_not_taken(tmp_path):
     ("events", "told"),
     [
         (WHOLE + WHOLE, "several runs in one log: 2 times run_start, 2 times run_stop"),
+        (WHOLE[:3] + WHOLE[2:], "several runs in one log: 2 times run_start, 1 time run_stop"),
         (WHOLE[:2], "no run_start in it"),
         ((WHOLE[5], WHOLE[2]), "run_stop comes before run_start"),
     ],

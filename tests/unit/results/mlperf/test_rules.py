@@ -44,6 +44,8 @@ def test_the_choice_has_its_reason(changes, asked, ruleset, reason):
         ({"form": "0.6"}, "4.0.0", DataError, "its lines are :::MLL of 0.6, which ruleset 4.0.0 does not read"),
         ({"form": "0.5"}, None, DataError, "MLPerf 0.5 .* no ruleset of mlperf-logging reads"),
         ({"form": "0.5"}, "0.6.0", DataError, "MLPerf 0.5"),
+        ({}, "4.10.0", ConfigError, r"--ruleset 4.10.0 has no resnet: resnet has rules in 0.6.0 \.\.\. 4.0.0"),
+        ({"benchmark": "vgg"}, "4.0.0", DataError, "no ruleset has rules for benchmark vgg"),
         ({"benchmark": None}, None, DataError, "no ruleset has rules for benchmark None"),
         ({"benchmark": "a\x1bb"}, None, DataError, r"benchmark a\\x1bb"),
     ],
@@ -51,6 +53,15 @@ def test_the_choice_has_its_reason(changes, asked, ruleset, reason):
 def test_what_cannot_be_is_refused(changes, asked, kind, told):
     with pytest.raises(kind, match=told):
         choose_ruleset(make_run(**changes), KNOWN, asked)
+
+
+def test_a_ruleset_without_the_benchmark_names_one_that_has_it():
+    with pytest.raises(ConfigError) as caught:
+        choose_ruleset(make_run(), KNOWN, "4.10.0")
+    assert caught.value.hint == "--ruleset 4.0.0"
+    with pytest.raises(ConfigError, match=r"unet3d has rules in 4\.0\.0 \.\.\. 4\.10\.0") as caught:
+        choose_ruleset(make_run(benchmark="unet3d"), KNOWN, "0.7.0")
+    assert caught.value.hint == "--ruleset 4.10.0"
 
 
 def test_versions_are_numbers():
