@@ -195,7 +195,8 @@ def make_table(group: Group) -> Table:
     decimals = count_minute_decimals(group)
     for at, (run, name) in enumerate(zip(group.runs, name_runs(group.runs), strict=True)):
         ended = {"success": "", None: "not ended"}.get(run.ended, str(run.ended))
-        notes = ", ".join(note for note in (ended, "left out" if at in group.score.dropped else "") if note)
+        resumed = "resumed: the pause is counted" if run.resumed else ""
+        notes = ", ".join(note for note in (ended, "left out" if at in group.score.dropped else "", resumed) if note)
         table.add_row(
             Text(printable(name)),
             "–" if run.minutes is None else f"{run.minutes:.{decimals}f}",

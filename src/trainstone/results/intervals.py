@@ -18,7 +18,7 @@ def choose_every(asked: int | Literal["auto"], num_steps: int) -> int:
 
 
 class Intervals:
-    """Counts steps from first_step on.
+    """Counts steps from first_step on; each interval ends at a multiple of `every`, so the first may be shorter.
 
     An interval lasts from the beginning of its first step to the end of its last: what lies between steps is in it,
     and the slow first step, as in the original.
@@ -36,7 +36,7 @@ class Intervals:
             self._began, self._images = start_seconds, 0.0
         self._next += 1
         self._images += images
-        if self._next - self._first < self.every:
+        if self._next % self.every:
             return None
         seconds = start_seconds + step_seconds - self._began
         first, self._first = self._first, self._next

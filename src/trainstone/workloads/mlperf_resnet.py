@@ -3,25 +3,49 @@
 Rules: https://github.com/mlcommons/training_policies, and the rule files of mlperf-logging 4.1.68 (0.7.0 to 4.0.0).
 """
 
+import functools
 import math
 from typing import Any
 
 from torch import nn
 
+from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.models.mxnet_names import name_in_mxnet
-from trainstone.units import format_count
 from trainstone.workloads.workload import Mllog, RunSizes
 
 TRAIN_PICTURES, VAL_PICTURES = 1_281_167, 50_000
-CLASSES = (1000, 1001)  # with TensorFlow's background class
 TARGET = 0.759
-IMAGE_SIZE = 224
-END_RATE, POWER = 1e-4, 2.0
 MOMENTUM, FREE_MOMENTUM_BATCH = 0.9, 32768
-EVAL_EPOCHS = 4
 DECAY_UNIT, RATE_UNIT = 1e-4, 1e-3
 ROUNDING = 1e-5  # the checker's
+
+COMPARED: dict[str, tuple[str, ...]] = {
+    "model": (),
+    "data": ("image_size",),
+    "augment": (),
+    "loader": ("last", "on_bad"),
+    "train": (),
+    "optimizer": (),
+    "schedule": (),
+    "eval": (),
+}
+"""Sections that the reference's are compared with, and which keys: none named means all. Others change the speed."""
+FREE = frozenset(
+    {
+        *("train.batch_size", "train.accumulate", "train.precision", "train.loss_scale", "train.adapt"),
+        *("optimizer.name", "optimizer.learning_rate", "optimizer.rate_for", "optimizer.rate_growth"),
+        *("schedule.warm_up_epochs", "eval.offset", "eval.batch_size"),
+        # Rules of their own: find_broken.
+        *("optimizer.weight_decay", "optimizer.momentum", "schedule.pictures", "eval.target"),
+    }
+)
+FREE_FOR_SGD = frozenset({"optimizer.lars_eta", "optimizer.lars_epsilon", "optimizer.momentum_correction"})
+ALSO_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "model.num_classes": (1001,),  # TensorFlow's background class
+    "augment.val_shorter": ("auto",),  # 256 for 224 pixels
+    "loader.last": ("carry", "fill"),  # the last batch may be mixed or padded, but not left out
+}
 
 
 def tensor_names(model: nn.Module) -> list[str]:
@@ -62,75 +86,76 @@ def list_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
 
 
 def find_departures(config: Config, sizes: RunSizes) -> list[str]:
-    """Say what the closed division does not allow."""
-    asked = [*check_model(config), *check_data(config, sizes), *check_goal(config), *check_optimizer(config, sizes)]
-    return [told for allowed, told in asked if not allowed]
+    """Say what the closed division does not allow: whatever is not as in the reference and not free."""
+    return [*compare_sections(config), *find_broken(config, sizes)]
 
 
-def check_model(config: Config) -> list[tuple[bool, str]]:
-    """The network and what it is trained with."""
-    model, train = config.model, config.train
-    plain = (model.stem, model.width, model.norm) == ("imagenet", 64, "batch")
-    return [
-        (model.depth == 50, f"the network is ResNet-{model.depth}, not ResNet-50"),
-        (plain, "the network is not the ResNet-50 v1.5 of the reference (model.stem, model.width, model.norm)"),
-        (model.num_classes in CLASSES, f"{model.num_classes} classes, not 1000 or 1001"),
-        (not train.mixup, f"train.mixup = {train.mixup:g}"),
-        (not train.ema, f"train.ema = {train.ema:g}"),
-    ]
+@functools.cache
+def load_reference() -> Config:
+    """Return the recipe that follows the rules."""
+    return load_config("resnet50-mlperf")
 
 
-def check_data(config: Config, sizes: RunSizes) -> list[tuple[bool, str]]:
-    """The pictures."""
-    seen = sizes.train_pictures, sizes.val_pictures
+def compare_sections(config: Config) -> list[str]:
+    """Name keys whose value is not the reference's."""
+    free = FREE | (FREE_FOR_SGD if config.optimizer.name == "sgd" else frozenset())
+    found = []
+    for section, keys in COMPARED.items():
+        ours, theirs = getattr(config, section), getattr(load_reference(), section)
+        for key in keys or type(ours).model_fields:
+            name = f"{section}.{key}"
+            value, wanted = getattr(ours, key), getattr(theirs, key)
+            if name not in free and value not in (wanted, *ALSO_ALLOWED.get(name, ())):
+                found.append(f"{name} = {tell_value(value)}, not {tell_value(wanted)}")
+    return found
+
+
+def tell_value(value: Any) -> str:
+    """Write a value as a recipe does, without its quotation marks."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(tell_value, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def find_broken(config: Config, sizes: RunSizes) -> list[str]:
+    """Say which rules are not kept that leave a choice."""
+    rules = [*check_goal(config, sizes), *check_optimizer(config, sizes)]
+    return [told for kept, told in rules if not kept]
+
+
+def check_goal(config: Config, sizes: RunSizes) -> list[tuple[bool, str]]:
+    """The pictures, and what the network is trained to."""
+    seen, asked = (sizes.train_pictures, sizes.val_pictures), config.eval.target
     imagenet = f"ImageNet's {TRAIN_PICTURES:,} and {VAL_PICTURES:,}"
+    counted = config.schedule.pictures
+    target = "there is no target" if asked is None else f"the target is {asked:g}"
     return [
-        (config.data.image_size == IMAGE_SIZE, f"{config.data.image_size} pixels, not {IMAGE_SIZE}"),
         (seen == (TRAIN_PICTURES, VAL_PICTURES), f"{seen[0]:,} and {seen[1]:,} pictures, not {imagenet}"),
-    ]
-
-
-def check_goal(config: Config) -> list[tuple[bool, str]]:
-    """What it is trained to, and when it is judged."""
-    judged = config.eval
-    target = "there is no target" if judged.target is None else f"the target is {judged.target:g}"
-    return [
-        ((judged.target or 0) >= TARGET, f"{target}: at least {TARGET} is asked for"),
-        (judged.metric == "top1", f"the metric is {judged.metric}, not top1"),
-        (not judged.drop_rest, "validation pictures are left out (eval.drop_rest)"),
-        (
-            judged.every_epochs == EVAL_EPOCHS,
-            f"it is judged every {format_count(judged.every_epochs, 'epoch')}, not every {EVAL_EPOCHS}",
-        ),
+        (counted in (None, seen[0]), f"schedule.pictures = {counted}, the data set has {seen[0]}"),
+        ((asked or 0) >= TARGET, f"{target}: at least {TARGET} is asked for"),
     ]
 
 
 def check_optimizer(config: Config, sizes: RunSizes) -> list[tuple[bool, str]]:
     """How weights move."""
-    optimizer, schedule = config.optimizer, config.schedule
-    decay = optimizer.weight_decay
-    polynomial = schedule.name == "polynomial"
-    found = [
-        (polynomial, f"the rate is {schedule.name}, not polynomial"),
-        (not polynomial or schedule.power == POWER, f"schedule.power = {schedule.power:g}, not {POWER:g}"),
-        (not polynomial or schedule.end_rate == END_RATE, f"schedule.end_rate = {schedule.end_rate:g}, not {END_RATE}"),
+    optimizer, sgd = config.optimizer, config.optimizer.name == "sgd"
+    decay, rate, warm_up = optimizer.weight_decay, sizes.peak_rate, config.schedule.warm_up_epochs
+    free_momentum = not sgd and sizes.global_batch >= FREE_MOMENTUM_BATCH
+    where = "SGD" if sgd else f"LARS, fewer than {FREE_MOMENTUM_BATCH} images"
+    return [
         (
             decay > 0 and is_whole(math.log2(decay / DECAY_UNIT)),
             f"weight decay {decay:g} is not {DECAY_UNIT} times a power of two",
         ),
+        (
+            free_momentum or optimizer.momentum == MOMENTUM,
+            f"momentum {optimizer.momentum:g}, not {MOMENTUM} ({where})",
+        ),
+        (not sgd or is_whole(rate / RATE_UNIT), f"the peak rate {rate:g} is no multiple of {RATE_UNIT} (SGD)"),
+        (not sgd or warm_up == int(warm_up), f"{warm_up:g} epochs of warm-up are no whole number (SGD)"),
     ]
-    if optimizer.name == "lars":
-        free = sizes.global_batch >= FREE_MOMENTUM_BATCH
-        return [
-            *found,
-            (optimizer.lars_epsilon == 0, f"optimizer.lars_epsilon = {optimizer.lars_epsilon:g}, not 0"),
-            (
-                free or optimizer.momentum == MOMENTUM,
-                f"momentum {optimizer.momentum:g}, not {MOMENTUM} (LARS, fewer than {FREE_MOMENTUM_BATCH} images)",
-            ),
-        ]
-    rate = sizes.peak_rate
-    return [*found, (is_whole(rate / RATE_UNIT), f"the peak rate {rate:g} is no multiple of {RATE_UNIT} (SGD)")]
 
 
 def is_whole(value: float) -> bool:

@@ -18,7 +18,16 @@ Form = Literal["0.5", "0.6", "0.7"]
 LOOKED_AT = frozenset(
     [
         *("submission_benchmark", "submission_division", "submission_org", "submission_platform", "submission_status"),
-        *("global_batch_size", "train_samples", "opt_name", "seed", "run_start", "run_stop", "eval_accuracy"),
+        *(
+            "global_batch_size",
+            "train_samples",
+            "opt_name",
+            "seed",
+            "run_start",
+            "run_stop",
+            "eval_accuracy",
+            "resumed",
+        ),
     ]
 )
 MOST_EVENTS = 100_000
@@ -51,6 +60,8 @@ class LoggedRun:
     """What the last evaluation before run_stop calls its epoch: to the target, where the run reached it."""
     accuracy: float | None = None
     """Of the same evaluation."""
+    resumed: int = 0
+    """How often trainstone took it up again: the time in between is counted."""
 
     @property
     def converged(self) -> bool:
@@ -112,6 +123,7 @@ def read_logged(path: Path) -> LoggedRun:
         accuracies=tuple(float(event.value) for event in judged),
         epochs=_number(last.metadata.get("epoch_num")) if last else None,
         accuracy=float(last.value) if last else None,
+        resumed=len(_named(events, "resumed")),
     )
 
 

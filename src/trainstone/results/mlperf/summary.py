@@ -196,6 +196,7 @@ def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
         "best_accuracy": None if run.best_accuracy == run.accuracy else run.best_accuracy,
         "images_per_second": run.images_per_second,
         "seeds": list(run.seeds),
+        "resumed": run.resumed or None,
         "dropped": dropped,
     }
     return {key: value for key, value in document.items() if value is not None}

@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trainstone.config.schema import Config
 
 ORIGINAL = "original"
 """Folder of these files in a run's."""
+
+
+class Seat(NamedTuple):
+    """Where a rank computes."""
+
+    host: str
+    device: int
+    """By its number on the host."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Facts:
     """This rank's, by its number on the host."""
     first_step: int = 0
     """Where this start begins: 0 unless the run was resumed."""
+    seats: tuple[Seat, ...] = ()
+    """Of all ranks, where there are several."""
 
     @property
     def place(self) -> Path:

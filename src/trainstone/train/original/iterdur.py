@@ -1,10 +1,10 @@
 """Iteration durations as the SC22 study recorded them: original/resnet_iterdur_<seconds since 1970>_<host>.txt.
 
-Forward and backward of each step on this rank's device; at the end also the tables that its scripts made of it.
+Forward and backward of each step on the first rank's device; at the end of all ranks' (iterdur_ranks.py), with the
+tables that its scripts made of it.
 """
 
 import logging
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from pathlib import Path
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.formats.iterdur import (
+    RANK,
     TRAINING_TIME,
+    DeviceRow,
     Duration,
     RankPlace,
     format_aggregated,
@@ -29,6 +31,7 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.original.facts import Facts
+from trainstone.train.original.iterdur_ranks import name_file, read_end, step_file, write_ranks
 from trainstone.train.original.lines import LineFile, read_kept
 
 log = logging.getLogger(__name__)
@@ -52,8 +55,7 @@ class DurationFile:
         self._ended: float | None = None
         path = find_before(facts.place)
         kept = find_cut(path, facts.first_step) if path and facts.first_step else 0
-        name = re.sub(r"[^A-Za-z0-9.-]+", "-", self._host) or "host"
-        path = path or facts.place / f"resnet_iterdur_{int(wall())}_{name}.txt"
+        path = path or facts.place / name_file(str(int(wall())), self._host)
         self._file = LineFile(path, keep_bytes=kept, now=now)
         if not kept:
             self._file.write(format_rank(RankPlace(0, facts.ranks, facts.device)))
@@ -82,15 +84,34 @@ class DurationFile:
 
     def finish(self, status: Status) -> None:
         """Write the training time and the tables; without the time where the run did not come to its end."""
-        if status in FINISHED and self._began is not None and self._ended is not None:
-            self._file.write(format_training_time(self._ended - self._began))
+        train_seconds = self._find_time() if status in FINISHED else None
+        if train_seconds is not None:
+            self._file.write(format_training_time(train_seconds))
         self._file.flush()
-        try:
-            rows = summarise(read_iterdur(self._file.path), self._host)
-        except DataError:  # no step has ended
+        rows = self._write_all(train_seconds)
+        if not rows:
             return
         write_atomically(self._facts.place / "all_data.csv", format_devices(rows))
         write_atomically(self._facts.place / "aggregated_data.csv", format_aggregated(rows))
+
+    def _find_time(self) -> float | None:
+        if self._began is not None and self._ended is not None:
+            return self._ended - self._began
+        # All steps were made by an earlier start, which may have told the time.
+        try:
+            told = read_iterdur(self._file.path).train_seconds
+        except DataError:
+            return None
+        return read_end(step_file(self._facts.folder, 0)) if told is None else told
+
+    def _write_all(self, train_seconds: float | None) -> list[DeviceRow]:
+        """Let the file tell of all ranks, where there are several; return a row a device, none without a step."""
+        if len(self._facts.seats) > 1:
+            return write_ranks(self._facts, self._file.path, train_seconds)
+        try:
+            return summarise(read_iterdur(self._file.path), self._host)
+        except DataError:
+            return []
 
     def flush(self) -> None:
         """Let nothing be unwritten."""
@@ -102,8 +123,15 @@ class DurationFile:
 
 
 def find_before(folder: Path) -> Path | None:
-    """Return the file of the start before."""
-    return max(folder.glob("resnet_iterdur_*_*.txt"), default=None, key=lambda path: path.stat().st_mtime)
+    """Return the first rank's file of the start before."""
+    files = (path for path in folder.glob("resnet_iterdur_*_*.txt") if not is_others(path))
+    return max(files, default=None, key=lambda path: path.stat().st_mtime)
+
+
+def is_others(path: Path) -> bool:
+    """Say whether a file tells of ranks of another host than the first's."""
+    first = next((RANK.search(line) for _, line in read_kept(path)), None)
+    return first is not None and int(first[1]) > 0
 
 
 def find_cut(path: Path, first_step: int) -> int:

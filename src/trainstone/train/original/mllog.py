@@ -17,11 +17,11 @@ from typing import IO, Any, Self
 from trainstone.files import write_atomically
 from trainstone.formats.mllog import Event, format_line
 from trainstone.results.quality import Evaluation
-from trainstone.results.schema import Status
+from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.cadence import Cadence
 from trainstone.train.original.mllog_head import Submission, list_head, make_event
-from trainstone.train.original.mllog_resume import Kept, keep_times, keep_until, read_whole
+from trainstone.train.original.mllog_resume import RESUMED, Kept, keep_times, keep_until, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class MlperfLog:
         self._first_seconds: float | None = None
         """When the first step of this epoch, of this start, began."""
         self._images = 0
+        self._resumed = False
+        """A later start goes on, and its first step or evaluation is still to come."""
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +77,8 @@ class MlperfLog:
     def go_on(self, done: int, *, judged: bool) -> None:
         """Take up the log of a run that has done some steps; `judged`: and an evaluation after them.
 
-        The file is left as it is until there is something new. Values of the head are today's, its times the old ones.
+        The file is left as it is until there is something new. Values of the head are today's, its times the old ones:
+        run_start stays, so that the pause is counted, and the event `resumed` tells that there was one.
         """
         if self._path is None:
             return
@@ -86,15 +89,17 @@ class MlperfLog:
             kept = Kept()
         self._before = [*keep_times(list_head(self._submission, self._now_ms()), before), *kept.events]
         self._epoch, self._block, self._stopped, self._judged_ms = kept.epoch, kept.block, kept.stopped, kept.judged_ms
+        self._resumed = True
 
     def begin_steps(self, done: int) -> None:
         """Steps are about to be made."""
         if self._path is None:
             return
+        self._tell_resumed(done)
         epoch = self._completed(done) + 1
         if self._block is None:
             self._block = self._epoch or epoch
-            count = self._next_evaluation(self._block) - self._block + 1
+            count = self._next_judged(self._block) - self._block + 1
             self._add("block_start", done, first_epoch_num=self._block, epoch_count=count)
         if self._epoch is None:
             self._epoch = epoch
@@ -112,13 +117,14 @@ class MlperfLog:
         self._images += record.images * self._submission.sizes.ranks
         done = record.step + 1
         if self._epoch is not None and self._completed(done) >= self._epoch:
-            self._add("epoch_stop", done, epoch_num=self._epoch)
+            self._end_epochs(self._epoch, done)
             self._tell_rate(done, record.start_seconds + record.step_seconds - self._first_seconds)
             self._epoch, self._first_seconds, self._images = None, None, 0
 
     def begin_evaluation(self, done: int) -> None:
         """Validation pictures are about to be judged."""
         if self._path is not None:
+            self._tell_resumed(done)
             self._add("eval_start", done, epoch_num=self._epoch_judged(done))
 
     def evaluation(self, evaluation: Evaluation, *, metric: str, reached: bool) -> None:
@@ -130,9 +136,7 @@ class MlperfLog:
         epoch = self._epoch_judged(done)
         self._add("eval_stop", done, epoch_num=epoch)
         self._add("eval_accuracy", done, evaluation.metrics[metric], epoch_num=epoch, metric=metric)
-        if self._block is not None:
-            self._add("block_stop", done, first_epoch_num=self._block)
-            self._block = None
+        self._end_block(done)
         if reached:
             self._stop("success", "target_reached", done)
 
@@ -143,19 +147,41 @@ class MlperfLog:
         self._commit()
         if self._stopped:
             return
-        if status == "target_reached":  # a start that was killed after its last evaluation lost the line
-            self._stop("success", status, done, self._judged_ms)
-        else:
-            self._stop("aborted", status, done)
+        # A start that was killed after its last evaluation lost these lines.
+        at_ms = self._judged_ms if status == "target_reached" else None
+        if status in FINISHED:  # the last epochs may not have been judged
+            self._end_block(done, at_ms)
+        self._stop("success" if status == "target_reached" else "aborted", status, done, at_ms)
+
+    def _end_block(self, done: int, at_ms: int | None = None) -> None:
+        if self._block is not None:
+            self._add("block_stop", done, at_ms=at_ms, first_epoch_num=self._block)
+        self._block = None
 
     def _stop(self, status: str, ended: str, done: int | None = None, at_ms: int | None = None) -> None:
         self._add("run_stop", done, at_ms=at_ms, status=status, ended=ended)
         self._stopped = True
 
+    def _tell_resumed(self, done: int) -> None:
+        if self._resumed:
+            self._add(RESUMED, done)
+        self._resumed = False
+
+    def _end_epochs(self, first: int, done: int) -> None:
+        """End an epoch, and those that began and ended within the same step, which takes more than one epoch has."""
+        self._add("epoch_stop", done, epoch_num=first)
+        for epoch in range(first + 1, self._completed(done) + 1):
+            self._add("epoch_start", done - 1, epoch_num=epoch)
+            self._add("epoch_stop", done, epoch_num=epoch)
+
     def _tell_rate(self, done: int, seconds: float) -> None:
         """The original's two lines of an epoch's speed, pauses within it included."""
+        config, images = self._submission.config, float(self._images)
+        if config.original_defects and config.original.name == "mlperf" and config.schedule.pictures:
+            # It counted so many an epoch, whatever the data set has.
+            images *= config.schedule.pictures / self._cadence.pictures
         if seconds > 0:
-            rate = self._images / seconds
+            rate = images / seconds
             self._add("tracked_stats", done, {"imgs_sec": rate})
             self._add("throughput", done, rate)
 
@@ -163,19 +189,19 @@ class MlperfLog:
         return done * self._cadence.global_batch // self._cadence.pictures
 
     def _epoch_judged(self, done: int) -> int:
-        """Return the epoch that an evaluation follows, or lies in."""
-        return self._epoch or max(1, self._completed(done))
+        """Return the epoch that an evaluation after so many steps follows, or lies in."""
+        completed = self._completed(done)
+        return max(1, completed if completed > self._completed(done - 1) else completed + 1)
 
-    def _next_evaluation(self, epoch: int) -> int:
-        """Return the epoch after which pictures are judged next, this one or a later one."""
+    def _next_judged(self, epoch: int) -> int:
+        """Return the epoch that the next evaluation is of, this one or a later one."""
         cadence = self._cadence
-        length = Fraction(cadence.last_step * cadence.global_batch, cadence.pictures)
-        last = max(epoch, min(math.ceil(cadence.stop.epochs), math.ceil(length)))
-        every = cadence.eval.every_epochs
-        if not every:
-            return last
-        offset = every - 1 if cadence.eval.offset is None else cadence.eval.offset
-        return min(last, epoch + (offset - (epoch - 1)) % every)
+        step, every = cadence.last_step, cadence.eval.every_epochs
+        if every:
+            offset = every - 1 if cadence.eval.offset is None else cadence.eval.offset
+            due = epoch + (offset - (epoch - 1)) % every
+            step = min(step, math.ceil(Fraction(due * cadence.pictures, cadence.global_batch)))
+        return max(epoch, self._epoch_judged(step))
 
     def _add(self, key: str, done: int | None, value: Any = None, at_ms: int | None = None, **metadata: Any) -> None:
         if done is not None:

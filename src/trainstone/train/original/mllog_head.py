@@ -1,4 +1,7 @@
-"""What mlperf.log says before the first step, in the sequence of the original: who, what, with which values."""
+"""What mlperf.log says before the first step: who, what, with which values.
+
+The sequence is the original's but for init_start, which comes first: it is of the program's start, and so times rise.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -26,6 +29,8 @@ class Submission:
     cleared: CacheCleared
     init_ms: int
     """When the program started."""
+    built_ms: int
+    """When the network was on its device."""
 
 
 def judge_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Division, list[str]]:
@@ -38,20 +43,21 @@ def judge_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Divis
 
 
 def list_head(told: Submission, now_ms: int) -> list[Event]:
-    """Return the lines up to the start of the run and its numbers of pictures."""
+    """Return the lines up to the start of the run, which is now, and its numbers of pictures."""
     config, sizes = told.config, told.sizes
     bn_span = (config.train.batch_size, config.parallel.bn_ranks)
     assert isinstance(bn_span[0], int)  # train/fit.py resolved it
-    cleared, cleared_at = told.cleared, told.cleared.at_seconds
-    cleared_ms = now_ms if cleared_at is None else int(cleared_at * 1000)
+    cleared, built_ms = told.cleared, told.built_ms
+    # Caches are cleared before the network is built; another host's clock may differ.
+    cleared_ms = built_ms if cleared.at_seconds is None else min(int(cleared.at_seconds * 1000), built_ms)
     values = told.mllog.list_values(config, sizes)
     return [
-        *list_submission(told, now_ms),
-        make_event("cache_clear", cleared.done, cleared_ms, told=cleared.told),
         make_event("init_start", None, told.init_ms),
-        make_event("seed", config.seed, now_ms),
-        make_event("model_bn_span", bn_span[0] * bn_span[1], now_ms),
-        *(make_event("weights_initialization", None, now_ms, tensor=name) for name in told.tensors),
+        *list_submission(told, cleared_ms),
+        make_event("cache_clear", cleared.done, cleared_ms, told=cleared.told),
+        make_event("seed", config.seed, built_ms),
+        make_event("model_bn_span", bn_span[0] * bn_span[1], built_ms),
+        *(make_event("weights_initialization", None, built_ms, tensor=name) for name in told.tensors),
         make_event("init_stop", None, now_ms),
         *(make_event(key, value, now_ms) for key, value in values.items()),
         make_event("run_start", None, now_ms),
@@ -60,16 +66,16 @@ def list_head(told: Submission, now_ms: int) -> list[Event]:
     ]
 
 
-def list_submission(told: Submission, now_ms: int) -> list[Event]:
+def list_submission(told: Submission, time_ms: int) -> list[Event]:
     """Who runs what on what."""
     mlperf = told.config.mlperf
     platform = mlperf.platform or f"{told.sizes.ranks}x{told.device_name}"
     return [
-        make_event("submission_benchmark", told.mllog.benchmark, now_ms),
-        make_event("submission_org", mlperf.org, now_ms),
-        make_event("submission_division", told.division, now_ms),
-        make_event("submission_status", mlperf.status, now_ms),
-        make_event("submission_platform", platform, now_ms),
+        make_event("submission_benchmark", told.mllog.benchmark, time_ms),
+        make_event("submission_org", mlperf.org, time_ms),
+        make_event("submission_division", told.division, time_ms),
+        make_event("submission_status", mlperf.status, time_ms),
+        make_event("submission_platform", platform, time_ms),
     ]
 
 

@@ -3,8 +3,8 @@
 import logging
 import math
 import time
-from datetime import datetime
 
+import psutil
 from torch import nn
 
 from trainstone.config.schema import Config
@@ -26,6 +26,8 @@ from trainstone.workloads.workload import RunSizes
 
 log = logging.getLogger(__name__)
 
+MANY_DEPARTURES = 3
+
 
 def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheCleared, list[Finding]]:
     """Clear the page cache on every host where asked for; a finding where it could not be done."""
@@ -44,17 +46,34 @@ def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheC
 def open_log(
     run: RunFolder, fitted: Fitted, pictures: tuple[int, int], rank: Rank, network: nn.Module, cleared: CacheCleared
 ) -> MlperfLog:
-    """Return the log of this rank, with nothing written yet; only the first has a file. `pictures`: train and val."""
+    """Return the log of this rank, with nothing written yet; only the first has a file. `pictures`: train and val.
+
+    To be called when the network has just been built: the log tells that moment.
+    """
+    built_seconds = time.time()
     config = fitted.config
     order = order_pictures(config, pictures[0], rank)
     images = order.global_batch * config.train.accumulate
     cadence = Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
-    submission = describe_submission(run, fitted, measure_sizes(config, *pictures, rank), network, cleared)
+    sizes = measure_sizes(config, *pictures, rank)
+    submission = describe_submission(fitted, sizes, network, cleared, built_seconds)
     return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, submission)
 
 
+def check_division(config: Config, pictures: tuple[int, int], rank: Rank) -> list[Finding]:
+    """A finding where the closed division is asked for and its rules are not kept."""
+    mllog = WORKLOADS[config.workload].mllog
+    division, departures = judge_division(config, mllog, measure_sizes(config, *pictures, rank))
+    if division == "open" or not departures:
+        return []
+    more = len(departures) - MANY_DEPARTURES
+    rest = f"; and {more} more (log.txt)" if more > 0 else ""
+    told = "; ".join(departures[:MANY_DEPARTURES])
+    return [finding("not-closed", f"mlperf.division is closed, but its rules are not kept: {told}{rest}")]
+
+
 def describe_submission(
-    run: RunFolder, fitted: Fitted, sizes: RunSizes, network: nn.Module, cleared: CacheCleared
+    fitted: Fitted, sizes: RunSizes, network: nn.Module, cleared: CacheCleared, built_seconds: float
 ) -> Submission:
     """Gather what the log tells before the first step, and say in log.txt why it is not the closed division's."""
     mllog = WORKLOADS[fitted.config.workload].mllog
@@ -63,7 +82,6 @@ def describe_submission(
     log.info(
         "mlperf.log: %s division%s", division, f", against the rules{why}" if division == "closed" and why else why
     )
-    now = time.time()
     return Submission(
         config=fitted.config,
         mllog=mllog,
@@ -72,8 +90,17 @@ def describe_submission(
         device_name=name_device(fitted.device),
         tensors=mllog.tensor_names(network),
         cleared=cleared,
-        init_ms=int(min(now, datetime.fromisoformat(run.result.process.started_utc).timestamp()) * 1000),
+        init_ms=int(min(built_seconds, find_program_start(), cleared.at_seconds or built_seconds) * 1000),
+        built_ms=int(built_seconds * 1000),
     )
+
+
+def find_program_start() -> float:
+    """Return when this process began, which may have replaced itself since (engine.keep_memory); now where unknown."""
+    try:
+        return psutil.Process().create_time()
+    except psutil.Error:
+        return time.time()
 
 
 def measure_sizes(config: Config, train_pictures: int, val_pictures: int, rank: Rank) -> RunSizes:

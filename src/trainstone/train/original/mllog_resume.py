@@ -10,8 +10,10 @@ from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import Event, parse_line
 
 HEAD_ENDS = ("run_start", "train_samples", "eval_samples")
+RESUMED = "resumed"
+"""Our own key: a later start goes on here. One that made up for an evaluation stands before it."""
 AFTER_STEPS = ("epoch_stop", "tracked_stats", "throughput")
-OF_EVALUATION = ("eval_start", "eval_stop", "eval_accuracy", "block_stop")
+OF_EVALUATION = ("eval_start", "eval_stop", "eval_accuracy", "block_stop", RESUMED)
 
 
 @dataclass
@@ -51,6 +53,8 @@ def keep_until(events: Sequence[Event], done: int, *, judged: bool) -> Kept | No
         if stays(event, done, judged=judged):
             kept.events.append(event)
             follow(kept, event)
+    if kept.events and kept.events[-1].key == RESUMED and kept.events[-1].metadata["step"] == done:
+        kept.events.pop()  # nothing is left of what that start did
     return kept
 
 
@@ -90,14 +94,20 @@ def as_epoch(value: Any) -> int | None:
 
 
 def keep_times(head: Iterable[Event], before: Iterable[Event]) -> list[Event]:
-    """Return the head with the times that its lines had, and with what was done to the caches then."""
+    """Return the head with the times that its lines had, and with what was done to the caches then.
+
+    A line that was not there has the time of the one before it: the run started as long ago.
+    """
     old: dict[tuple[str, Any], Event] = {}
     for event in before:
         old.setdefault(name(event), event)
-    merged = []
+    begun = any(key == "run_start" for key, _ in old)
+    merged: list[Event] = []
     for event in head:
-        was = old.get(name(event), event)
-        merged.append(was if event.key == "cache_clear" else event._replace(time_ms=was.time_ms))
+        missing = merged[-1] if begun and merged else event
+        was = old.get(name(event), missing)
+        kept = event.key == "cache_clear" and was.key == event.key
+        merged.append(was if kept else event._replace(time_ms=was.time_ms))
     return merged
 
 

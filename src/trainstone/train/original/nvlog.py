@@ -19,6 +19,7 @@ from trainstone.train.original.nvlog_file import (
     BENCHMARK_KEYS,
     BENCHMARK_PLACES,
     EPOCH_KEYS,
+    EVALUATION_DECAY,
     TRAINING_KEYS,
     NvlogFile,
 )
@@ -73,7 +74,8 @@ class TrainingLog:
             for key, value in told.items():
                 self._file.say(key, value)
         done = record.step + 1
-        # The original's rule: the epoch is over when another whole batch of it would be too many.
+        # Told with the last step that the epoch has room for. The original's rule, global_batch x (step + 1) >
+        # (epoch + 1) x pictures with steps from 0, holds a step later, which is the next epoch's first.
         if self._facts.global_batch * (done + 1) > (self._epoch + 1) * self._facts.train_pictures:
             self._file.say("epoch", self._epoch)
             for key, value in told.items():
@@ -90,7 +92,7 @@ class TrainingLog:
             self._end_training(began)
         steps = math.ceil(evaluation.images / batch)
         self._file.say(STARTING_EVALUATION, when=began)
-        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, "Decay Steps": steps, "Global Batch Size": batch}
+        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
         for key, value in block.items():
             self._file.say(key, value, when=began)
         for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):

@@ -28,6 +28,10 @@ EPOCH_KEYS = ("epoch", *(f"final_{key}" for key in TRAINING_KEYS[2:]))
 BENCHMARK_KEYS = ("iteration", "total_ips")
 
 
+EVALUATION_DECAY = "Decay Steps of an evaluation"
+"""Said as Decay Steps, at another line than the training's."""
+
+
 def _place(file: str, first_line: int, *keys: str) -> dict[str, tuple[str, int]]:
     return {key: (file, first_line + number) for number, key in enumerate(keys)}
 
@@ -48,7 +52,7 @@ PLACES = {
     **_place("training_hooks.py", 112, *EPOCH_KEYS),
     **_place("runner.py", 487, ENDING_TRAINING),
     **_place("runner.py", 545, STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
-    **_place("runner.py", 549, "Global Batch Size"),
+    **_place("runner.py", 548, EVALUATION_DECAY, "Global Batch Size"),
     **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
     **_place("runner.py", 630, ENDING_EVALUATION),
 }
@@ -85,6 +89,7 @@ class NvlogFile:
     def say(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> None:
         """Write a line, of now unless `when` says otherwise."""
         place = self._places.get(key) or self._places[key.partition(":")[0]]
+        key = "Decay Steps" if key == EVALUATION_DECAY else key
         entry = Entry(VERSION, model, self._wall() if when is None else when, *place, key, value)
         self._file.write(f"{format_line(entry)}\n")
         self._take(entry)

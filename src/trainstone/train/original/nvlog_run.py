@@ -5,7 +5,9 @@ from typing import Any
 
 from trainstone.config.schema import Config
 from trainstone.formats.nvlog import COSINE, STARTING_TRAINING, SYNTHETIC, XLA
+from trainstone.machine.ranks import Rank
 from trainstone.train.original.facts import Facts
+from trainstone.train.task import order_pictures
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """Others compute on float32."""
@@ -14,7 +16,6 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 def list_unnamed(facts: Facts) -> list[tuple[str, Any]]:
     """Keys and values before the model has its name: the network, then the training; what is not known is left out."""
     config = facts.config
-    a_epoch = count_steps_per_epoch(facts)
     told: dict[str, Any] = {
         "Model HParams:": None,
         "Name": f"{config.model.name}{config.model.depth}_v1.5",
@@ -30,10 +31,8 @@ def list_unnamed(facts: Facts) -> list[tuple[str, Any]]:
     if facts.steps is not None:
         told["Total Steps"] = facts.steps
     told |= {
-        "Steps per Epoch": a_epoch,
-        "Decay Steps": round(
-            (config.schedule.pictures or facts.train_pictures) / facts.global_batch * config.stop.epochs
-        ),
+        "Steps per Epoch": count_steps_per_epoch(facts),
+        "Decay Steps": count_decay_steps(facts),
         "Weight Decay Factor": config.optimizer.weight_decay,
         "Init Learning Rate": config.optimizer.learning_rate,
         "Momentum": config.optimizer.momentum,
@@ -55,12 +54,24 @@ def list_named(config: Config) -> list[str]:
 
 def count_steps_per_epoch(facts: Facts) -> float:
     """Return an epoch's whole steps; a fraction as Python writes it, as in the original."""
-    return float(max(1, facts.train_pictures // facts.global_batch))
+    return float(max(1, count_epoch_pictures(facts, facts.train_pictures) // facts.global_batch))
+
+
+def count_decay_steps(facts: Facts) -> int:
+    """Return the steps of the whole schedule, as train/schedule.py counts them."""
+    pictures = count_epoch_pictures(facts, facts.config.schedule.pictures or facts.train_pictures)
+    return round(pictures / facts.global_batch * facts.config.stop.epochs)
+
+
+def count_epoch_pictures(facts: Facts, pictures: int) -> int:
+    """Return how many pictures an epoch of so many takes: its last batch may be left out or filled up."""
+    return order_pictures(facts.config, pictures, Rank(0, facts.ranks)).epoch_pictures
 
 
 def count_epochs(facts: Facts) -> float:
-    """Return the epochs to be trained; of a bench those that its steps make, begun ones included."""
-    if facts.kind == "bench" and facts.steps is not None:
-        return math.ceil(facts.steps / count_steps_per_epoch(facts))
+    """Return the epochs that are run, begun ones included; of a training at most those of its schedule."""
     epochs = facts.config.stop.epochs
+    if facts.steps is not None:
+        made = math.ceil(facts.steps / count_steps_per_epoch(facts))
+        epochs = made if facts.kind == "bench" else min(made, epochs)
     return int(epochs) if epochs == int(epochs) else epochs

@@ -1,12 +1,12 @@
 """The log of MLPerf's MXNet ResNet-50 as run_and_time.sh left it: all of mlperf.log, then the RESULT line.
 
-original/<yymmddHHMMSSNNNNNNNNN>_1.log, after the time of the first event. A run that did not come to its end has none.
+original/<yymmddHHMMSSNNNNNNNNN>_1.log, after the program's start (init_start), as its seconds are counted from there:
+initialisation is in them. A run that did not come to its end has none.
 """
 
 import getpass
 import logging
 import os
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -17,10 +17,12 @@ from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
 from trainstone.text import printable
 from trainstone.train.original.facts import Facts
+from trainstone.train.original.mllog_resume import read_whole
 
 log = logging.getLogger(__name__)
 
-TIME = re.compile(r'"time_ms": ?([0-9]{1,15})')
+LATEST_MS = 10**14
+"""Later than any run; a damaged log may say anything."""
 DATE = "%Y-%m-%d %I:%M:%S %p"
 
 
@@ -30,24 +32,31 @@ class ResultLine:
     def __init__(self, facts: Facts, *, wall: Callable[[], float] = time.time, user: str | None = None) -> None:
         self._facts, self._wall = facts, wall
         self._user = find_user() if user is None else user
+        self._idle = True
 
     def step(self, record: StepRecord) -> None:
-        """Nothing: steps are not in it."""
+        """Steps are not in it."""
+        del record
+        self._idle = False
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Nothing: mlperf.log has it."""
+        """mlperf.log has it."""
+        del evaluation
+        self._idle = False
 
     def finish(self, status: Status) -> None:
-        """Write all of it."""
+        """Write all of it; where a resumed run had nothing left to do, the end is that of its last event."""
         if status not in FINISHED:
             return
         source = self._facts.folder / "mlperf.log"
         text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
-        found = TIME.search(text)
-        if found is None:
+        events = [event for event in read_whole(source) if event.time_ms < LATEST_MS] if text else []
+        if not events:
             log.warning("no RESULT line: %s has no event", source)
             return
-        milliseconds, end = int(found[1]), int(self._wall())
+        milliseconds = next((event for event in events if event.key == "init_start"), events[0]).time_ms
+        was_over = self._idle and self._facts.first_step > 0
+        end = events[-1].time_ms // 1000 if was_over else int(self._wall())
         start = milliseconds // 1000
         began, ended = datetime.fromtimestamp(start), datetime.fromtimestamp(end)
         user = printable(self._user).replace(",", " ")  # commas part the fields
@@ -55,10 +64,12 @@ class ResultLine:
             f"ENDING TIMING RUN AT {ended.strftime(DATE)}",
             f"RESULT,IMAGE_CLASSIFICATION,,{end - start},{user},{began.strftime(DATE)}",
         ]
-        self._facts.place.mkdir(exist_ok=True)
-        name = f"{began:%y%m%d%H%M%S}{milliseconds % 1000:03d}000000_1.log"
+        path = self._facts.place / f"{began:%y%m%d%H%M%S}{milliseconds % 1000:03d}000000_1.log"
+        if was_over and path.exists():
+            return
+        path.parent.mkdir(exist_ok=True)
         newline = "" if text.endswith("\n") else "\n"
-        write_atomically(self._facts.place / name, [text, newline, *(f"{line}\n" for line in lines)])
+        write_atomically(path, [text, newline, *(f"{line}\n" for line in lines)])
 
     def flush(self) -> None:
         """Nothing is open."""

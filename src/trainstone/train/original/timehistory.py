@@ -9,11 +9,12 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from trainstone.errors import ResultError
 from trainstone.formats.timehistory import Interval, format_line, parse_lines
 from trainstone.results.intervals import FEW_STEPS, LOG_STEPS, Intervals, choose_every
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
-from trainstone.results.steps import StepRecord
+from trainstone.results.steps import StepRecord, read_columns
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.lines import LineFile, read_kept
 
@@ -93,7 +94,9 @@ class LoopLog:
         self._wall, self._process = wall, os.getpid() if process is None else process
         self._global_batch = facts.global_batch
         every = choose_every(facts.config.original.every_steps, facts.steps or FEW_STEPS)
-        self._intervals = Intervals(every, facts.first_step)
+        self._earlier = read_open_interval(facts, every)
+        """Steps of an earlier start, whose line is still to come."""
+        self._intervals = Intervals(every, facts.first_step - len(self._earlier))
         self._losses: list[float] = []
         self._loss: float | None = None
         self._judged: dict[str, float] = {}
@@ -109,6 +112,7 @@ class LoopLog:
         """Write two lines when an interval is complete."""
         if not self._stamps:
             self._stamp(record.step, self._wall() - record.step_seconds)
+            self._take_up(record.start_seconds - self._paused)
         self._losses.append(record.loss)
         self._steps += 1
         self._seconds += record.step_seconds
@@ -157,8 +161,30 @@ class LoopLog:
         """Close the file."""
         self._file.close()
 
+    def _take_up(self, until_seconds: float) -> None:
+        """Count the steps of an earlier start as if the last had ended now: what lay between them is not known."""
+        began = until_seconds - sum(seconds for seconds, _ in self._earlier)
+        for seconds, loss in self._earlier:
+            self._intervals.add(began, seconds, self._global_batch)
+            self._losses.append(loss)
+            began += seconds
+
     def _stamp(self, step: int, when: float) -> None:
         self._stamps.append(f"BatchTimestamp<batch_index: {step}, timestamp: {when}>")
+
+
+def read_open_interval(facts: Facts, every: int) -> list[tuple[float, float]]:
+    """Return time and loss of the steps between the last border and the first step of this start; none if not there."""
+    border = facts.first_step - facts.first_step % every
+    if border == facts.first_step:
+        return []
+    try:
+        columns = read_columns(facts.folder / "steps-rank0000.csv", ("step", "step_seconds", "loss"))
+    except ResultError:
+        return []
+    rows = zip(*(columns[name].tolist() for name in ("step", "step_seconds", "loss")), strict=True) if columns else ()
+    found = {step: (seconds, loss) for step, seconds, loss in rows if border <= step < facts.first_step}
+    return list(found.values()) if list(found) == list(range(border, facts.first_step)) else []
 
 
 def find_cut(path: Path, first_step: int) -> int:

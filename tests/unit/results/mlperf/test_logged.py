@@ -82,6 +82,12 @@ def test_what_is_judged_after_the_target_was_reached_does_not_count(tmp_path):
     assert (run.accuracy, run.epochs, run.best_accuracy, len(run.accuracies)) == (0.76, 7, 0.76, 3)
 
 
+def test_a_run_that_was_taken_up_again_is_told(tmp_path):
+    again = (*WHOLE[:4], ("resumed", None, {"step": 40}), *WHOLE[4:])
+    assert read_logged(write_log(tmp_path / "again.log", *again)).resumed == 1
+    assert read_logged(write_log(tmp_path / "whole.log", *WHOLE)).resumed == 0
+
+
 def test_values_of_another_kind_are_not_taken(tmp_path):
     odd = (("submission_org", 5), ("global_batch_size", "many"), ("train_samples", -3), ("seed", True))
     run = read_logged(write_log(tmp_path / "log", *odd, *WHOLE[2:4], ("eval_accuracy", "good", {"epoch_num": 9})))

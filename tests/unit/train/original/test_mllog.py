@@ -1,18 +1,21 @@
 """mlperf.log as it is written: its sequence, epochs and blocks, the end in every way, and what a resumed run keeps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from made_mlperf import BEGAN, Clock, load_mlperf, make_submission, write_closed_log
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, change_section
 from trainstone.formats.mllog import Event, format_line, read_mllog
+from trainstone.machine.pagecache import CacheCleared
 from trainstone.models.resnet import build_resnet
 from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord
 from trainstone.train.cadence import Cadence
 from trainstone.train.original.mllog import MlperfLog
+from trainstone.train.original.mllog_head import list_head
 from trainstone.train.original.mllog_resume import keep_until, read_whole
 
 BATCH = 10
@@ -21,7 +24,8 @@ RunLog = Callable[..., MlperfLog]
 
 
 def make_config(**changes: object) -> Config:
-    return load_mlperf(eval__every_epochs=2, eval__offset=1, stop__epochs=6.0, eval__target=0.9, **changes)
+    usual = {"eval__every_epochs": 2, "eval__offset": 1, "stop__epochs": 6.0, "eval__target": 0.9}
+    return load_mlperf(**{**usual, **changes})
 
 
 @pytest.fixture
@@ -77,8 +81,9 @@ def test_the_sequence_is_the_originals(tmp_path: Path):
     events = read_mllog(tmp_path / "a.log")
     keys = list(dict.fromkeys(event.key for event in events))
     assert keys == [
+        "init_start",  # of the original the seventh
         "submission_benchmark", "submission_org", "submission_division", "submission_status", "submission_platform",
-        "cache_clear", "init_start", "seed", "model_bn_span", "weights_initialization", "init_stop",
+        "cache_clear", "seed", "model_bn_span", "weights_initialization", "init_stop",
         "lars_opt_learning_rate_decay_poly_power", "lars_opt_end_learning_rate", "d_batch_size", "global_batch_size",
         "gradient_accumulation_steps", "opt_name", "lars_epsilon", "lars_opt_weight_decay", "lars_opt_momentum",
         "lars_opt_base_learning_rate", "lars_opt_learning_rate_warmup_epochs", "lars_opt_learning_rate_decay_steps",
@@ -89,6 +94,21 @@ def test_the_sequence_is_the_originals(tmp_path: Path):
     assert (values["seed"], values["submission_platform"]) == (5, "8xMade-up accelerator")
     assert (values["model_bn_span"], values["train_samples"], values["eval_samples"]) == (408, 1281167, 50000)
     assert sum(event.key == "weights_initialization" for event in events) == 161
+
+
+def test_no_line_is_of_an_earlier_time_than_the_one_before(tmp_path: Path):
+    write_closed_log(tmp_path / "a.log", seed=5)
+    events = read_mllog(tmp_path / "a.log")
+    assert [event.time_ms for event in events] == sorted(event.time_ms for event in events)
+    seconds = {event.key: event.time_ms / 1000 - BEGAN for event in events if event.time_ms < (BEGAN + 100) * 1000}
+    assert (seconds["init_start"], seconds["weights_initialization"], seconds["init_stop"]) == (0, 40, 60)
+
+
+def test_caches_cleared_by_another_clock_are_not_of_later(tmp_path: Path):
+    submission = make_submission(make_config(), 1, SMALL)
+    ahead = replace(submission, cleared=CacheCleared(True, "page cache cleared", BEGAN + 3600))
+    times = [event.time_ms for event in list_head(ahead, int(BEGAN * 1000) + 5)]
+    assert times == sorted(times)
 
 
 def test_the_time_between_start_and_stop_is_the_runs(tmp_path: Path):
@@ -121,6 +141,21 @@ def test_the_speed_of_an_epoch_is_its_images_over_its_time(open_log: RunLog, tmp
         make_steps(log, 0, 4)
     stats = {event.key: event.value for event in read_body(tmp_path / "mlperf.log")}
     assert (stats["tracked_stats"], stats["throughput"]) == ({"imgs_sec": 10.0}, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("defects", "pictures", "rate"), [(True, 1281167, 1281167 / 4), (False, 1281167, 10.0), (True, None, 10.0)]
+)
+def test_its_defect_is_to_count_imagenet_s_pictures(
+    open_log: RunLog, tmp_path: Path, defects: bool, pictures: int | None, rate: float
+):
+    with open_log() as log:
+        config = change_section(make_config(original_defects=defects), "schedule", pictures=pictures)
+        log._submission = replace(log._submission, config=config)
+        log.begin()
+        make_steps(log, 0, 4)
+    stats = {event.key: event.value for event in read_body(tmp_path / "mlperf.log")}
+    assert (stats["tracked_stats"], stats["throughput"]) == ({"imgs_sec": rate}, rate)
 
 
 def test_every_line_is_on_disk_at_once(open_log: RunLog, tmp_path: Path):
@@ -166,15 +201,85 @@ def test_an_epoch_that_ends_within_a_step_ends_with_it(open_log: RunLog, tmp_pat
     assert found == [(f"epoch_{what}", number) for number in (1, 2, 3) for what in ("start", "stop")]
 
 
-def test_many_epochs_in_a_step_are_not_counted_out(open_log: RunLog, tmp_path: Path):
-    with open_log(pictures=3) as log:
+@pytest.mark.parametrize(("status", "ended"), [("target_missed", True), ("ok", True), ("interrupted", False)])
+def test_a_block_that_is_not_judged_ends_with_the_run(open_log: RunLog, tmp_path: Path, status: str, ended: bool):
+    """The original judges in its rhythm alone, so its last epochs are not."""
+    with open_log(stop__epochs=3.0, eval__at_end=False) as log:
         log.begin()
-        make_steps(log, 0, 1)
-        judge(log, 1)
-        make_steps(log, 1, 2)
-    body = tell(read_body(tmp_path / "mlperf.log"))
-    assert [number for key, number in body if key == "epoch_start"] == [1, 4]
-    assert ("eval_accuracy", 3) in body
+        train_epochs(log, 1, 3)
+        log.finish(status, 12)
+    body = read_body(tmp_path / "mlperf.log")
+    assert (("block_stop", 3) in tell(body)) is ended
+    assert [event.metadata["epoch_count"] for event in body if event.key == "block_start"] == [2, 1]
+
+
+def find_disorder(events: list[Event]) -> list[str]:
+    """What is wrong with epochs, blocks and evaluations of a run that came to its end."""
+    wrong, epochs, block = [], [], None
+    opened: int | None = None
+    for event in events:
+        number = event.metadata.get("epoch_num")
+        if event.key == "block_start":
+            block = range(
+                event.metadata["first_epoch_num"], sum(event.metadata[n] for n in ("first_epoch_num", "epoch_count"))
+            )
+        elif event.key == "epoch_start":
+            wrong += [f"epoch {number} begins in {opened}, block {block}"] if opened or number not in block else []
+            opened = number
+        elif event.key == "epoch_stop":
+            wrong += [f"epoch {number} ends in {opened}"] if opened != number else []
+            opened = None
+            epochs.append(number)
+        elif event.key.startswith("eval_"):
+            wrong += [f"{event.key} of {number}, block {block}"] if number != block[-1] else []
+    return wrong + ([] if epochs == list(range(1, len(epochs) + 1)) else [f"epochs {epochs}"])
+
+
+def run_all(log: MlperfLog, first: int = 0, *, until: int | None = None, owing: bool = False) -> None:
+    """As learn.py does: to the end, or killed after some steps; `owing`: an evaluation before the first."""
+    cadence, done = log._cadence, first
+    if owing:
+        judge(log, done)
+    while done < cadence.last_step:
+        end = cadence.next_event(done)
+        make_steps(log, done, end if until is None else min(end, until))
+        done = end
+        if until is not None and done >= until:
+            log._file.close()
+            log._file = None
+            return
+        if cadence.evaluates_after(done):
+            judge(log, done)
+    log.finish("target_missed", done)
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("pictures", [1, 3, 6, 7, 13, 25])
+def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
+    open_log: RunLog, tmp_path: Path, pictures: int, every: int
+):
+    judged = {"eval__every_epochs": every, "eval__offset": max(0, every - 2)}
+    with open_log(pictures, **judged) as log:
+        log.begin()
+        run_all(log)
+    body = read_body(tmp_path / "mlperf.log")
+    assert find_disorder(body) == []
+    last = [event.metadata["epoch_num"] for event in body if event.key == "epoch_stop"][-1]
+    assert last == log._cadence.last_step * BATCH // pictures >= 6
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_a_resumed_run_with_steps_longer_than_epochs_tells_each_once(open_log: RunLog, tmp_path: Path, first: int):
+    with open_log(6) as log:
+        log.begin()
+        run_all(log, until=3)
+    with open_log(6) as log:
+        due = log._cadence.evaluates_after(first)
+        log.go_on(first, judged=first < 3 and due)
+        run_all(log, first, owing=first == 3 and due)
+    body = [event for event in read_body(tmp_path / "mlperf.log") if event.key != "resumed"]
+    assert find_disorder(body) == []
+    assert sum(event.key == "epoch_stop" for event in body) == 6
 
 
 def test_an_evaluation_amid_an_epoch_is_of_that_epoch(open_log: RunLog, tmp_path: Path):
@@ -234,7 +339,9 @@ def test_resumed_amid_an_epoch_it_ends_that_epoch(open_log: RunLog, tmp_path: Pa
     with open_log() as log:
         log.go_on(2, judged=False)
         make_steps(log, 2, 4)
-    assert tell(read_body(tmp_path / "mlperf.log")) == [("block_start", 1), ("epoch_start", 1), ("epoch_stop", 1)]
+    assert tell(read_body(tmp_path / "mlperf.log")) == [
+        ("block_start", 1), ("epoch_start", 1), ("resumed", None), ("epoch_stop", 1),
+    ]  # fmt: skip
 
 
 def test_a_broken_off_evaluation_is_made_again(open_log: RunLog, tmp_path: Path):
@@ -247,8 +354,8 @@ def test_a_broken_off_evaluation_is_made_again(open_log: RunLog, tmp_path: Path)
     with open_log() as log:
         log.go_on(8, judged=False)
         judge(log, 8)
-    assert [key for key, _ in tell(read_body(tmp_path / "mlperf.log"))[-5:]] == [
-        "epoch_stop", "eval_start", "eval_stop", "eval_accuracy", "block_stop"
+    assert [key for key, _ in tell(read_body(tmp_path / "mlperf.log"))[-6:]] == [
+        "epoch_stop", "resumed", "eval_start", "eval_stop", "eval_accuracy", "block_stop"
     ]  # fmt: skip
 
 
@@ -258,7 +365,8 @@ def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_pa
         log.begin()
         train_epochs(log, 1, 2, top1=0.95)
     whole = path.read_text()
-    for text in (whole, whole[: whole.rindex(":::MLLOG")]):
+    lines = whole.splitlines(keepends=True)
+    for text in (whole, "".join(lines[:-1]), "".join(lines[:-2])):
         path.write_text(text)
         with open_log(clock=Clock(BEGAN + 9999)) as log:
             log.go_on(8, judged=True)
@@ -290,8 +398,46 @@ def test_without_a_checkpoint_all_but_the_head_is_made_again(open_log: RunLog, t
         log.go_on(0, judged=False)
         make_steps(log, 0, 1)
     events = read_mllog(tmp_path / "mlperf.log")
-    assert tell(read_body(tmp_path / "mlperf.log")) == [("block_start", 1), ("epoch_start", 1)]
+    assert tell(read_body(tmp_path / "mlperf.log")) == [("resumed", None), ("block_start", 1), ("epoch_start", 1)]
     assert next(event for event in events if event.key == "run_start").time_ms == int(BEGAN * 1000)
+
+
+def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
+    def find_resumed() -> list[tuple[int, int]]:
+        events = [event for event in read_body(tmp_path / "mlperf.log") if event.key == "resumed"]
+        return [(event.metadata["step"], event.time_ms // 1000 - int(BEGAN)) for event in events]
+
+    write_before(open_log, epochs=1)
+    with open_log(clock=Clock(BEGAN + 100)) as log:  # what it does is lost: no checkpoint
+        log.go_on(4, judged=False)
+        make_steps(log, 4, 6)
+    assert find_resumed() == [(4, 100)]
+    with open_log(clock=Clock(BEGAN + 200)) as log:
+        log.go_on(4, judged=False)
+        make_steps(log, 4, 8)
+    assert find_resumed() == [(4, 200)]
+    with open_log(clock=Clock(BEGAN + 300)) as log:  # makes up for an evaluation
+        log.go_on(8, judged=False)
+        judge(log, 8)
+    for seconds in (400, 500):
+        with open_log(clock=Clock(BEGAN + seconds)) as log:
+            log.go_on(8, judged=True)
+            make_steps(log, 8, 9)
+        assert find_resumed() == [(4, 200), (8, 300), (8, seconds)]
+    times = [event.time_ms for event in read_mllog(tmp_path / "mlperf.log")]
+    assert times == sorted(times)
+
+
+def test_keys_that_are_new_in_the_head_are_as_old_as_it(open_log: RunLog, tmp_path: Path):
+    write_before(open_log)
+    sgd = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
+    with open_log(clock=Clock(BEGAN + 7), **sgd) as log:
+        log.go_on(12, judged=False)
+        make_steps(log, 12, 13)
+    events = read_mllog(tmp_path / "mlperf.log")
+    assert "sgd_opt_momentum" in [event.key for event in events]
+    times = [event.time_ms for event in events]
+    assert times == sorted(times)
 
 
 def test_changed_values_are_todays_with_the_old_times(open_log: RunLog, tmp_path: Path):

@@ -8,8 +8,10 @@ import pytest
 
 from made_original import EPOCH_SECONDS, HandClock, make_evaluation, make_facts, make_step
 from trainstone.formats.nvlog import Entry, read_nvlog
+from trainstone.machine.ranks import Rank
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.nvlog import BenchmarkLog, TrainingLog, bear_warm_up
+from trainstone.train.task import plan_rate
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
 EPOCH = ("epoch", "final_cross_entropy", "final_l2_loss", "final_total_loss", "final_learning_rate")
@@ -53,7 +55,7 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
         ("dtype", "<dtype: 'float16'>"),
         ("Deterministic Run - Seed", 1),
         ("Starting Model Training...", None),
-        ("Training Epochs", 50),
+        ("Training Epochs", 5),
         ("Total Steps", 50),
         ("Steps per Epoch", 10.0),
         ("Decay Steps", 500),
@@ -68,6 +70,35 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
     ]
     assert [entry.model for entry in entries] == [None] * 17 + ["resnet"] * 3
     assert {entry.time_seconds for entry in entries} == {EPOCH_SECONDS}
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "told"), [(5, 50.0, 1), (10, 50.0, 1), (11, 50.0, 2), (500, 50.0, 50), (15, 1.5, 1.5)]
+)
+def test_the_epochs_are_those_that_are_run(tmp_path: Path, steps: int, epochs: float, told: float):
+    """train --iterations ends before the schedule does."""
+    entries = train(make_facts(tmp_path, "wmlce", f"stop.epochs={epochs}", steps=steps), 0)
+    assert (values(entries, "Training Epochs"), values(entries, "Total Steps")) == ([told], [steps])
+    assert values(entries, "Decay Steps") == [round(10 * epochs)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "a_epoch", "decay"),
+    [
+        ([], 5004.0, 250200),
+        (["loader.last=fill"], 5005.0, 250250),
+        (["loader.last=carry"], 5004.0, round(1281167 / 256 * 50)),
+        (["schedule.pictures=1000"], 5004.0, 150),
+    ],
+)
+def test_the_steps_of_synthetic_epochs_are_those_of_the_schedule(
+    tmp_path: Path, settings: list[str], a_epoch: float, decay: int
+):
+    facts = bench_facts(tmp_path, *settings, steps=300, train_pictures=1281167)
+    entries = bench(facts, 300)
+    assert (values(entries, "Steps per Epoch"), values(entries, "Decay Steps")) == ([a_epoch], [decay])
+    rate = plan_rate(facts.config, 1281167, Rank(0))
+    assert rate(decay - 2) > rate(decay - 1) > rate(decay) == rate(decay + 1)
 
 
 def test_every_tenth_step_is_told_with_its_losses(tmp_path: Path):
@@ -128,7 +159,8 @@ def test_evaluations_are_told_in_percent(tmp_path: Path):
         ("Top-5 Accuracy", 92.823),
         ("Ending Model Evaluation ...", None),
     ]
-    assert [entry.line for entry in entries[-3:]] == [610, 611, 630]
+    assert [entry.line for entry in entries[-8:]] == [*range(545, 550), 610, 611, 630]
+    assert next(entry.line for entry in entries if entry.key == "Decay Steps") == 378
     assert [entry.time_seconds - EPOCH_SECONDS for entry in entries[-9:]] == [-4] * 6 + [0] * 3
     assert "Top-1 Accuracy: 75.863\n" in (tmp_path / "original/nvlog.txt").read_text()
 

@@ -65,12 +65,20 @@ def train(facts: Facts, last: int, *, status: str | None = "ok", evaluations: tu
     log = LoopLog(facts, wall=HandClock(), now=HandClock(), process=42)
     for step in range(facts.first_step, last):
         log.step(make_step(step))
+        log.flush()
         if step + 1 in evaluations:
             log.evaluation(make_evaluation(step + 1))
     if status:
         log.finish(status)
     log.close()
     return (facts.folder / "original/training.log").read_text()
+
+
+def write_steps(folder: Path, steps: range) -> None:
+    """The step file of a start that ended, cut to its checkpoint."""
+    with StepWriter(folder / "steps-rank0000.csv", split_phases=False) as file:
+        for step in steps:
+            file.add(make_step(step))
 
 
 def test_a_training_tells_speed_loss_and_accuracy(tmp_path: Path):
@@ -115,20 +123,37 @@ def test_a_long_training_has_a_line_every_hundred_steps(tmp_path: Path):
 
 
 @pytest.mark.parametrize("status", [None, "interrupted", "ok"])
-@pytest.mark.parametrize(("stopped", "first"), [(37, 30), (38, 10), (40, 40)])
+@pytest.mark.parametrize(("stopped", "first"), [(37, 30), (38, 10), (40, 40), (37, 35), (35, 35), (29, 3), (31, 21)])
 def test_a_resumed_run_tells_each_step_once(tmp_path: Path, status: str | None, stopped: int, first: int):
     whole = train(make_facts(tmp_path / "whole", "tbd"), 50, evaluations=(20, 50))
     train(make_facts(tmp_path / "parts", "tbd"), stopped, status=status, evaluations=(20,))
+    write_steps(tmp_path / "parts", range(first))
     parts = train(make_facts(tmp_path / "parts", "tbd", first_step=first), 50, evaluations=(20, 50))
     # Statistics are of the last start
     assert parts.splitlines()[:-1] == whole.splitlines()[:-1]
 
 
-def test_intervals_of_a_resumed_run_begin_with_it(tmp_path: Path):
+@pytest.mark.parametrize("steps", [None, range(10), range(12, 15), range(14)])
+def test_where_earlier_steps_are_lost_the_line_is_of_the_others(tmp_path: Path, steps: range | None):
     train(make_facts(tmp_path, "tbd"), 17, status=None)
+    if steps is not None:
+        write_steps(tmp_path, steps)
     train(make_facts(tmp_path, "tbd", first_step=15), 40)
     log = read_timehistory(tmp_path / "original/training.log")
-    assert [(one.first_step, one.last_step) for one in log] == [(0, 10), (15, 25), (25, 35)]
+    assert [(one.first_step, one.last_step) for one in log] == [(0, 10), (15, 20), (20, 30), (30, 40)]
+    assert {one.examples_per_second for one in log} == {2048.0}
+
+
+def test_an_interval_that_a_pause_lies_in_counts_its_steps(tmp_path: Path):
+    """The clock stood still, and a checkpoint was written: neither is a step's time."""
+    train(make_facts(tmp_path, "tbd"), 15, status=None)
+    write_steps(tmp_path, range(15))
+    log = LoopLog(make_facts(tmp_path, "tbd", first_step=15), wall=HandClock(), now=HandClock())
+    for step in range(15, 20):
+        log.step(make_step(step)._replace(start_seconds=100 + step))
+    log.close()
+    last = read_timehistory(tmp_path / "original/training.log")[-1]
+    assert (last.first_step, last.last_step, last.seconds) == (10, 20, 5 * 0.5 + 4 + 0.5)
 
 
 def test_a_run_resumed_at_its_end_changes_nothing(tmp_path: Path):

@@ -22,7 +22,7 @@ FILES = {
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
 def test_each_original_has_its_files(tmp_path: Path, name: str, kind: str):
-    (tmp_path / "mlperf.log").write_text(':::MLLOG {"time_ms": 1592643996250}\n')
+    (tmp_path / "mlperf.log").write_text(':::MLLOG {"time_ms": 1592643996250, "key": "seed", "value": 1}\n')
     with open_writers(make_facts(tmp_path, name, kind=kind)) as writers:
         assert list(writers.watch(map(make_step, range(50)))) == [make_step(step) for step in range(50)]
         writers.finish("ok")
