@@ -44,6 +44,8 @@ FREE_FOR_SGD = frozenset({"optimizer.lars_eta", "optimizer.lars_epsilon", "optim
 ALSO_ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.num_classes": (1001,),  # TensorFlow's background class
     "augment.val_shorter": ("auto",),  # 256 for 224 pixels
+    "train.label_smoothing": (0.0,),  # training_rules.adoc: 0 or 0.1
+    "model.conv_init": ("truncated_fan_in",),  # and a truncated normal
     "loader.last": ("carry", "fill"),  # the last batch may be mixed or padded, but not left out
 }
 

@@ -69,7 +69,7 @@ def test_every_system_of_the_recipe_is_closed(system: str, defects: bool):
         ({"augment__val_shorter": 224}, "augment.val_shorter = 224, not 256"),
         ({"loader__last": "drop"}, "loader.last = drop, not fill_even"),
         ({"loader__on_bad": "skip"}, "loader.on_bad = skip, not error"),
-        ({"train__label_smoothing": 0.0}, "train.label_smoothing = 0, not 0.1"),
+        ({"train__label_smoothing": 0.2}, "train.label_smoothing = 0.2, not 0.1"),
         ({"train__smoothing_over": "all"}, "train.smoothing_over = all, not others"),
         ({"train__mixup": 0.2}, "train.mixup = 0.2, not 0"),
         ({"train__ema": 0.99}, "train.ema = 0.99, not 0"),
