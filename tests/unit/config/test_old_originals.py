@@ -267,7 +267,7 @@ def test_tbd_flags_change_their_keys(flags: str, keys: dict[str, Any]):
 def test_tbd_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(ConfigError, match="does not divide among 3 devices"):
         tell_old("tbd", ["--batch_size=32", "--num_gpus=3"])
-    with pytest.raises(ConfigError, match="--loss_scale=big: it is a number or dynamic"):
+    with pytest.raises(ConfigError, match="--loss_scale=big: must be a number or dynamic"):
         tell_old("tbd", ["--dtype=fp16", "--loss_scale=big"])
 
 

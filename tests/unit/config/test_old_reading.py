@@ -58,8 +58,9 @@ def test_every_mistake_is_told_at_once():
     with pytest.raises(ConfigError) as told:
         read_flags(GRAMMAR, shlex.split("--mod c --cuont 7 --count x word --rate nan --bogus=1 --decay 1 z --rate"))
     assert told.value.message == (
-        "--mode=c: it is a or b; unknown flag --cuont, did you mean --count?; --count=x: it is a whole number; "
-        "'word' is no flag of wmlce; --rate=nan: it is a number; unknown flag --bogus; --decay=1 z: it is a number; "
+        "--mode=c: it is a or b; unknown flag --cuont, did you mean --count?; --count=x: must be a whole number; "
+        "'word' is no flag of wmlce; --rate=nan: must be a finite number; unknown flag --bogus; "
+        "--decay=1 z: must be a number; "
         "--rate: it takes a value"
     )
     assert told.value.hint == "every flag and variable that is known stands in docs/from/wmlce.md"
@@ -67,7 +68,7 @@ def test_every_mistake_is_told_at_once():
 
 def test_numbers_nobody_can_mean_are_refused():
     for text in ("9" * 30, "1" * 5000):
-        with pytest.raises(ConfigError, match=r"it is at most|it is a whole number|characters"):
+        with pytest.raises(ConfigError, match=r"must be at most|must be a whole number|characters"):
             read_flags(GRAMMAR, ["--count", text])
 
 
@@ -83,5 +84,5 @@ def test_variables_by_name_and_by_pattern():
     read = read_variables("mlperf-resnet50", table, {"LR": "3", "MXNET_A": "1"})
     assert read.values == {"LR": 3.0}
     assert read.notes == ("MXNET_A=1: of MXNet",)
-    with pytest.raises(ConfigError, match="LR=x: it is a number; unknown variable LRR, did you mean LR"):
+    with pytest.raises(ConfigError, match="LR=x: must be a number; unknown variable LRR, did you mean LR"):
         read_variables("mlperf-resnet50", table, {"LR": "x", "LRR": "1"})

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from trainstone.config.old.shell import read_assignments, read_script
+from trainstone.config.old.shell import PASTED, read_assignments, read_commands, read_script
 from trainstone.errors import ConfigError
 
 CONFIG = """
@@ -75,3 +75,16 @@ def test_binary_and_endless_files_are_refused(tmp_path: Path):
 def test_words_that_are_neither_are_named():
     with pytest.raises(ConfigError, match=r"neither NAME=value nor a config_\*.sh that is there: config_no.sh, word"):
         read_assignments(["LR=1", "config_no.sh", "word"])
+
+
+def test_several_assignments_of_one_line(tmp_path: Path):
+    (tmp_path / "a.sh").write_text("export A=1 B='2 3'\nC=4; D=5\n")
+    assert read_script(tmp_path / "a.sh", {}).values == {"A": "1", "B": "2 3", "C": "4", "D": "5"}
+
+
+def test_pasted_commands_source_from_here(config: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(config.parent)
+    found = read_commands(["NUMEPOCHS=4", "source ./config.sh", "LR=3"], PASTED, {})
+    assert (found.values["NUMEPOCHS"], found.values["LR"], found.values["NGPU"]) == ("4", "3", "8")
+    with pytest.raises(ConfigError, match=r"source no\.sh: there is no such file"):
+        read_commands([". no.sh"], PASTED, {})

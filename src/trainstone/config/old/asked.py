@@ -1,10 +1,11 @@
 """What an old command line asks for, in our words: the verb, recipe keys, flags, and what has to be said about it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from trainstone.config.old.launcher import Geometry
+from trainstone.config.old.flag import VALUES_HINT, Flag
+from trainstone.config.old.launcher import EACH, NODES, RANKS, Geometry
 from trainstone.config.old.line import Line
 
 Verb = Literal["train", "bench", "eval", "sweep", "profile"]
@@ -23,6 +24,18 @@ class Asked(NamedTuple):
     """Words of the command that are no keys: --out DIR, --batch-sizes ..."""
     geometry: Geometry = Geometry()
     notes: tuple[str, ...] = ()
+    said: Mapping[str, str] = {}
+    """How keys were said there: train.batch_size -> --batch_size=64."""
+
+
+def trace_flags(table: Sequence[Flag], asked: Mapping[str, str]) -> dict[str, str]:
+    """Return what was written for the keys that a table names."""
+    said: dict[str, str] = {}
+    for flag in table:
+        for key in flag.ours.split("`")[1::2] if flag.name in asked else ():
+            keys = ("measure.iterations", "stop.steps") if key.endswith("--iterations") else (key,)
+            said |= dict.fromkeys(keys, asked[flag.name])
+    return said
 
 
 def set_data(keys: dict[str, Any], path: str | None, flag: str) -> tuple[str, ...]:
@@ -50,4 +63,15 @@ def tell_launcher(line: Line) -> tuple[str, ...]:
     notes = [f"{shown}: left out but for the number of devices; torchrun, srun and mpirun start ranks here"]
     if any(word.endswith(("nvprof", "ncu", "nsys")) for word in line.before):
         notes.append("the profiler: `trainstone profile` records steps, telemetry is in every run")
-    return tuple(notes)
+    return (*notes, *tell_unknown_counts(line.before))
+
+
+def tell_unknown_counts(words: Sequence[str]) -> list[str]:
+    """Name the numbers of devices that only a shell could tell."""
+    notes = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, text = word.partition("=")
+        shown = word if equals else f"{word} {following}"
+        if name in (*RANKS, *NODES, *EACH) and "$" in (text if equals else following):
+            notes.append(f"{shown}: {VALUES_HINT}")
+    return notes

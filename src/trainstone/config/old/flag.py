@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from trainstone.errors import ConfigError
 
+VALUES_HINT = "no shell is started: give its value, or the script's name"
 Kind = Literal["text", "path", "integer", "number", "switch", "epochs", "words"]
 
 TRUE, FALSE = ("true", "t", "1", "yes", "y"), ("false", "f", "0", "no", "n")
@@ -59,7 +60,9 @@ def check_alone(complaints: Sequence[str], *, original: str) -> None:
     if complaints:
         raise ConfigError(
             "; ".join(complaints),
-            hint=f"every flag and variable that is known stands in docs/from/{original}.md",
+            hint=VALUES_HINT
+            if any("$" in complaint for complaint in complaints)
+            else f"every flag and variable that is known stands in docs/from/{original}.md",
         )
 
 
@@ -77,9 +80,9 @@ def _read_integer(text: str) -> int:
     try:
         number = int(text)
     except ValueError as err:
-        raise Mistake("it is a whole number") from err
+        raise Mistake("must be a whole number") from err
     if abs(number) > LARGEST:
-        raise Mistake(f"it is at most {LARGEST:,}")
+        raise Mistake(f"must be at most {LARGEST:,}")
     return number
 
 
@@ -87,9 +90,9 @@ def _read_number(text: str) -> float:
     try:
         number = float(text)
     except ValueError as err:
-        raise Mistake("it is a number") from err
+        raise Mistake("must be a number") from err
     if not math.isfinite(number):
-        raise Mistake("it is a number")
+        raise Mistake("must be a finite number")
     return number
 
 
@@ -98,4 +101,4 @@ def _read_switch(text: str) -> bool:
         return True
     if text.lower() in FALSE:
         return False
-    raise Mistake("it is true or false")
+    raise Mistake("must be true or false")

@@ -12,7 +12,7 @@ EACH = (
 )
 HOSTS = ("-H", "-host", "--host", "--hosts")
 DDL_MODE = re.compile(r".*\bp:(\d+)x(\d+)x1x1\s*")  # GPUs a node x nodes
-LARGEST = 1_000_000
+MOST_DEVICES = 100_000
 
 
 class Geometry(NamedTuple):
@@ -36,7 +36,7 @@ def read_launcher(words: Sequence[str]) -> Geometry:
     under_mpi = any(word.endswith("mpirun") for word in words)
     for place, word in enumerate(words):
         if mode := DDL_MODE.fullmatch(word):
-            found |= {"each": int(mode[1]), "nodes": int(mode[2])}
+            found |= {"each": int(mode[1][:12]), "nodes": int(mode[2][:12])}
             continue
         name, text = split_option(word, words[place + 1] if place + 1 < len(words) else "")
         if name in HOSTS and text:
@@ -45,8 +45,8 @@ def read_launcher(words: Sequence[str]) -> Geometry:
         kind = next((kind for kind, names in (("ranks", RANKS), ("nodes", NODES), ("each", EACH)) if name in names), "")
         kind = "each" if name == "-N" and under_mpi else kind
         number = text.rpartition(":")[2]  # --gres=gpu:v100:4
-        if kind and number.isdecimal() and 0 < int(number[:8]) <= LARGEST:
-            found[kind] = int(number)
+        if kind and number.isdecimal() and int(number[:12]) > 0:
+            found[kind] = int(number[:12])
     return settle(Geometry(**found))
 
 
@@ -63,8 +63,8 @@ def read_hosts(text: str) -> dict[str, int]:
     hosts = [host for host in text.split(",") if host]
     slots = {host.rpartition(":")[2] for host in hosts if ":" in host}
     found = {"nodes": len(hosts)} if hosts else {}
-    if len(slots) == 1 and (slot := slots.pop()).isdecimal() and 0 < int(slot[:8]) <= LARGEST:
-        found["each"] = int(slot)
+    if len(slots) == 1 and (slot := slots.pop()).isdecimal() and int(slot[:12]) > 0:
+        found["each"] = int(slot[:12])
     return found
 
 

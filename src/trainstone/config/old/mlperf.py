@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher
+from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher, trace_flags
 from trainstone.config.old.flag import check_alone, list_or
 from trainstone.config.old.launcher import Geometry, read_launcher, settle
-from trainstone.config.old.line import Line, read_line
+from trainstone.config.old.line import Line, Reading, read_line
 from trainstone.config.old.mlperf_flags import FLAGS
 from trainstone.config.old.mlperf_variables import NETWORKS, VARIABLES
 from trainstone.config.old.reading import Given, Grammar, read_flags, read_variables
-from trainstone.config.old.shell import ASSIGNMENT, Assigned, read_assignments
+from trainstone.config.old.shell import ASSIGNMENT, PASTED, READ, Assigned, merge, read_assignments, read_commands
 from trainstone.errors import ConfigError
 
 ORIGINAL = "mlperf-resnet50"
@@ -23,6 +23,7 @@ SCRIPTS = r"run_and_time\.sh|run_singlenode\.sh|run_multinode\.sh|run_with_docke
 # The rate and batch that the recipe is written for; the published others lie near the square root of the batch.
 RATE, BATCH, GLOBAL_BATCH = 10.5, 408, 3264
 ODD = 3.0
+COUNTS = ("DGXNGPU", "DGXNNODES", "GPUPERNODE", "NODENUM")
 PACKAGED_SYSTEM = "trainstone train resnet50-mlperf --system backendai-1x2"
 # What config_DGXA100.sh of the Backend.AI package sets, which run_singlenode.sh and run_multinode.sh source.
 PACKAGED = {
@@ -54,7 +55,7 @@ KEYS = {
 
 def understand(words: Sequence[str]) -> Asked:
     """Read variables, a config_*.sh, a start script with variables before it, or a line of train_imagenet.py."""
-    line = read_line(words, rf"{SCRIPTS}|train_imagenet\.py")
+    line = read_line(words, Reading((r"train_imagenet\.py", SCRIPTS), kept=READ))
     if line.program == "train_imagenet.py" or any(word.startswith("--") for word in line.after):
         return read_program(line)
     return read_script_line(line)
@@ -79,7 +80,7 @@ def read_program(line: Line) -> Asked:
     keys, odd = set_rate(keys, geometry, values["optimizer"])
     source = values.get("data-train")
     notes += [*odd, *set_data(keys, str(PurePosixPath(source).parent) if source else None, "--data-train")]
-    return Asked("train", keys, (), geometry, tuple(notes))
+    return Asked("train", keys, (), geometry, tuple(notes), trace_flags(FLAGS, given.asked))
 
 
 def read_program_keys(given: Given) -> dict[str, Any]:
@@ -108,8 +109,8 @@ def read_program_keys(given: Given) -> dict[str, Any]:
 def read_script_line(line: Line) -> Asked:
     """Read variables, given as words or in files, before a start script or alone."""
     set_before = [word for word in line.before if ASSIGNMENT.fullmatch(word) or word.endswith(".sh")]
-    launched = line._replace(before=tuple(word for word in line.before if word not in (*set_before, "source", "&&")))
-    found = read_assignments([*set_before, *line.after])
+    launched = line._replace(before=tuple(word for word in line.before if word not in (*set_before, "source", ".")))
+    found = merge(read_commands(line.earlier, PASTED, {}), read_assignments([*set_before, *line.after]))
     if line.program in ("run_singlenode.sh", "run_multinode.sh"):
         found.values.update({name: text for name, text in PACKAGED.items() if name not in found.values})
     notes = [*line.notes, *tell_launcher(launched), *found.notes, *tell_computed(found)]
@@ -130,7 +131,8 @@ def read_script_line(line: Line) -> Asked:
         keys["data.source"] = "synthetic"
     elif verb == "train" or "DATADIR" in values:
         notes += set_data(keys, values.get("DATADIR"), "DATADIR")
-    return Asked(verb, keys, read_options(line, given, verb), geometry, tuple(notes))
+    said = trace_flags(VARIABLES, given.asked)
+    return Asked(verb, keys, read_options(line, given, verb), geometry, tuple(notes), said)
 
 
 def read_script_keys(given: Given) -> dict[str, Any]:
@@ -164,6 +166,8 @@ def find_docker_network(found: Assigned) -> tuple[str, ...]:
 
 def find_geometry(values: Mapping[str, Any], line: Line) -> Geometry:
     """Return nodes and devices from the variables, or from mpirun and horovodrun."""
+    few = [f"{name}={values[name]}: must be at least 1" for name in COUNTS if values.get(name, 1) < 1]
+    check_alone(few, original=ORIGINAL)
     each = values.get("GPUPERNODE", values.get("DGXNGPU"))
     nodes = values.get("NODENUM", values.get("DGXNNODES"))
     started = read_launcher(line.before)

@@ -41,7 +41,7 @@ VARIABLES = (
     Flag("NODENUM", "integer", "", "`nodes`", "run_multinode.sh"),
     Flag("DATADIR", "path", "", "`--data`"),
     Flag("LOGDIR", "path", "", "`--out`"),
-    Flag("NEXP", "integer", "5", "`--runs`", "where it is given"),
+    Flag("NEXP", "integer", "5", "`--runs`", "where it is given; on several devices a loop over seeds is printed"),
     Flag("CLEAR_CACHES", "integer", "1", "`mlperf.clear_caches`", "where it is given; needs root"),
     Flag("KVSTORE", "text", "device", "", "ranks average gradients by torch.distributed"),
     Flag("INPUT_BATCH_MULTIPLIER", "integer", "1", "", DALI),

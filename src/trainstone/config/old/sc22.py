@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trainstone.config.old.asked import Asked, set_data, set_out, tell_launcher
+from trainstone.config.old.asked import Asked, set_data, set_out, tell_launcher, trace_flags
 from trainstone.config.old.flag import Flag
 from trainstone.config.old.launcher import Geometry, read_launcher
-from trainstone.config.old.line import Line, read_line
+from trainstone.config.old.line import Line
 from trainstone.config.old.reading import Given, Grammar, read_flags
+from trainstone.config.old.script import read_started, tell_own
 from trainstone.errors import ConfigError
 
 OFF = "K-FAC is off (--kfac-update-freq 0)"
@@ -68,7 +69,7 @@ SCRIPTS = "|".join(name.replace(".", r"\.") for name in SCRIPT_ARGUMENTS)
 
 def understand(words: Sequence[str]) -> Asked:
     """Read a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
-    line, geometry = expand_script(read_line(words, rf"{SCRIPTS}|[\w.-]+\.py"))
+    line, geometry = expand_script(read_started(words, SCRIPTS))
     given = read_flags(GRAMMAR, line.after)
     refuse_kfac(given)
     keys = read_keys(given)
@@ -78,7 +79,7 @@ def understand(words: Sequence[str]) -> Asked:
     else:
         notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
     options = set_out(given.values["log-dir"] if "log-dir" in given.asked else None)
-    return Asked("bench", keys, options, geometry, tuple(notes))
+    return Asked("bench", keys, options, geometry, tuple(notes), trace_flags(FLAGS, given.asked))
 
 
 def expand_script(line: Line) -> tuple[Line, Geometry]:
@@ -90,12 +91,15 @@ def expand_script(line: Line) -> tuple[Line, Geometry]:
         taken = " ".join(names) or "no arguments"
         raise ConfigError(f"{line.program} {' '.join(line.after)}: it takes {taken}", hint="numbers, in this order")
     given = dict(zip(names, line.after, strict=False))
+    if int(given.get("NODES", "1")[:9]) < 1:
+        raise ConfigError(f"{line.program}: NODES={given['NODES']}: must be at least 1")
+    line = line._replace(notes=(*line.notes, tell_own(line, "study")))
     if line.program == "run-resnet-single.sh":
         alone = ("--batch-size", "16", "--local_rank", given.get("DEVICE", "0"))
         return line._replace(after=(*SCRIPT, *alone)), Geometry(1, 1)
     if line.program == "run-resnet-multi.sh":
         batch = ("--batch-size", given.get("BATCH", "64"))
-        return line._replace(after=(*SCRIPT, *batch)), Geometry(max(1, int(given.get("NODES", "1"))), 3)
+        return line._replace(after=(*SCRIPT, *batch)), Geometry(int(given.get("NODES", "1")[:9]), 3)
     return line._replace(after=SCRIPT), Geometry(1, 4)
 
 

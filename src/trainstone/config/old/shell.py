@@ -1,11 +1,13 @@
 """Assignments in a config_*.sh, read as text. Nothing is executed: what is no plain assignment is named and refused."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.config.old.line import LONGEST_TEXT, split_words
+from trainstone.config.old.commands import split_commands, split_words
+from trainstone.config.old.script import read_text
 from trainstone.errors import ConfigError
 
 NAME = r"[A-Za-z_]\w*"
@@ -13,7 +15,13 @@ ASSIGNMENT = re.compile(rf"(?:export\s+|readonly\s+)?({NAME})=(.*)", re.DOTALL)
 DEFAULTED = re.compile(rf"\$\{{({NAME}):?[-=]([^$`]*)\}}")
 SOURCED = re.compile(r"(?:source|\.)\s+(.*)")
 # They do nothing but speak, or make a script stop early.
-HARMLESS = re.compile(r"echo\b[^$`;&|<>]*|set\s+[-+]\w+(\s+pipefail)?|:|true")
+HARMLESS = re.compile(r"echo\b[^$`;&|<>]*|set\s+[-+]\w+(\s+pipefail)?|:|true|#SBATCH.*")
+READ = re.compile(rf"{ASSIGNMENT.pattern}|{SOURCED.pattern}|{HARMLESS.pattern}", re.DOTALL)
+"""Commands that are read here."""
+
+
+PASTED = Path("the text")
+"""In place of a file: commands that were pasted."""
 
 
 class Assigned(NamedTuple):
@@ -27,48 +35,41 @@ class Assigned(NamedTuple):
 
 def read_script(path: Path, outer: Mapping[str, str], seen: frozenset[Path] = frozenset()) -> Assigned:
     """Read the assignments of a file, and of files beside it that it sources."""
+    commands = [command.text for command in split_commands(read_text(path))]
+    return read_commands(commands, path, outer, seen | {path})
+
+
+def read_commands(
+    commands: Sequence[str], path: Path, outer: Mapping[str, str], seen: frozenset[Path] = frozenset()
+) -> Assigned:
+    """Read commands that are assignments, or source a file beside `path`, where they come from."""
     found = Assigned({}, {}, [])
     refused: list[str] = []
-    for line in join_substitutions(read_text(path)):
+    for line in commands:
         if assignment := ASSIGNMENT.fullmatch(line):
-            assign(found, assignment[1], assignment[2], outer)
+            for name, text in split_assignments(line) or [(assignment[1], assignment[2])]:
+                assign(found, name, text, outer)
         elif sourced := SOURCED.fullmatch(line):
-            follow(found, path, sourced[1], outer, seen | {path})
+            follow(found, path, sourced[1], outer, seen)
         elif not HARMLESS.fullmatch(line):
             refused.append(line)
     if refused:
         shown = "; ".join(line[:80] for line in refused[:3])
         raise ConfigError(
-            f"{path} has {len(refused)} lines that are no assignments, and no shell is started here: {shown}",
+            f"{path}: lines that are no assignments, and no shell is started here: {shown}",
             hint="give the assignments alone: NAME=value, one a word or a line",
         )
     return found
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file that is not too large to be a script."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LONGEST_TEXT + 1)
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"cannot read {path}: {err}") from err
-    if len(text) > LONGEST_TEXT:
-        raise ConfigError(f"{path} is larger than {LONGEST_TEXT:,} characters: no config_*.sh")
-    return text
-
-
-def join_substitutions(text: str) -> list[str]:
-    """Return lines without comments and blanks; one that opens $( goes on to its closing bracket."""
-    lines: list[str] = []
-    open_brackets = 0
-    for raw in re.sub(r"\\\r?\n", " ", text).split("\n"):
-        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
-        if open_brackets and lines:
-            lines[-1] += f" {line}"
-        elif line:
-            lines.append(line)
-        open_brackets = max(0, open_brackets + line.count("(") - line.count(")"))
-    return lines
+def split_assignments(line: str) -> list[tuple[str, str]]:
+    """Return the several of one line: A=1 B=2; none where it is one, or something else follows it."""
+    if re.search(r"[$`(]", line):
+        return []
+    words = [word for word in split_words(line) if word not in ("export", "readonly")]
+    matches = [ASSIGNMENT.fullmatch(word) for word in words]
+    found = [(match[1], shlex.quote(match[2])) for match in matches if match]
+    return found if len(found) == len(words) else []
 
 
 def assign(found: Assigned, name: str, text: str, outer: Mapping[str, str]) -> None:
@@ -92,12 +93,19 @@ def fill_default(text: str, known: Mapping[str, str]) -> str | None:
 
 
 def follow(found: Assigned, path: Path, sourced: str, outer: Mapping[str, str], seen: frozenset[Path]) -> None:
-    """Read a sourced file where it lies beside the one that sources it."""
-    beside = path.parent / sourced.strip("\"' ").rpartition("/")[2]
+    """Read a sourced file where it lies beside the one that sources it; a pasted text names it from here."""
+    written = sourced.strip("\"' ")
+    beside = path.parent / written.rpartition("/")[2]
+    if path == PASTED and not re.search(r"[$`]", written):
+        beside = Path(written)
+        if not beside.is_file():
+            raise ConfigError(
+                f"source {written}: there is no such file", hint="what it sets is needed: give it where it lies"
+            )
     if beside in seen or not beside.is_file():
         found.notes.append(f"source {sourced}: there is no {beside.name} beside {path.name}; what it sets is not known")
         return
-    inner = read_script(beside, outer, seen)
+    inner = read_script(beside, {**found.values, **outer}, seen)
     found.values.update(inner.values)
     found.computed.update(inner.computed)
     found.notes.extend(inner.notes)
@@ -126,6 +134,11 @@ def read_assignments(words: Sequence[str]) -> Assigned:
             f"neither NAME=value nor a config_*.sh that is there: {', '.join(strange)}",
             hint="no shell is started: plain assignments, a file with them, or flags of train_imagenet.py",
         )
-    values = {**files.values, **line.values}
-    computed = {name: text for name, text in {**files.computed, **line.computed}.items() if name not in line.values}
-    return Assigned(values, computed, files.notes)
+    return merge(files, line)
+
+
+def merge(first: Assigned, then: Assigned) -> Assigned:
+    """Return what two have set, of both the later."""
+    computed = {name: text for name, text in first.computed.items() if name not in then.values}
+    values = {**first.values, **then.values}
+    return Assigned(values, {**computed, **then.computed}, [*first.notes, *then.notes])

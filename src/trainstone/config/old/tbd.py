@@ -1,13 +1,17 @@
 """resnet_ctl_imagenet_main.py of the TBD suite (TensorFlow 2), and the suite's scripts."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher
+from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher, trace_flags
 from trainstone.config.old.flag import Flag
 from trainstone.config.old.launcher import Geometry
-from trainstone.config.old.line import Line, read_line
+from trainstone.config.old.line import Line, Reading, read_line
 from trainstone.config.old.reading import Given, Grammar, read_flags
+from trainstone.config.old.script import ANY_SCRIPT, PROGRAM, read_started, read_text, tell_own
 from trainstone.errors import ConfigError
 
 EXECUTION = "how TensorFlow executes; torch has one way, and `engine.compile`"
@@ -57,20 +61,27 @@ FLAGS = (
 GRAMMAR = Grammar("tbd", FLAGS, negated=True, single_dash=True, shortened=False)
 BATCH_SIZES = "1,2,4,8,16,32,64,96,128"
 MOST_PROFILED = 200
+SCRIPTS = r"run_train\.sh|measure_throughput\.sh|measure_compute_util\.sh"
+SUITE_BATCH, SUITE_DEVICES = 384, 4
+"""What run_train.sh passes, and on how many GPUs the suite ran it."""
 NO_DATA = ("its pictures lay in the container: give --data TFRECORDS, or the batches are synthetic",)
 
 
 def understand(words: Sequence[str]) -> Asked:
     """Read a line of the program, or one of the suite's scripts with its arguments."""
-    line = read_line(words, r"run_train\.sh|measure_throughput\.sh|measure_compute_util\.sh|[\w.-]+\.py")
+    line = read_line(words, Reading((PROGRAM, SCRIPTS, ANY_SCRIPT)))
     if line.program == "measure_throughput.sh":
         return read_throughput(line)
     if line.program == "measure_compute_util.sh":
         return read_utilisation(line)
-    if line.program == "run_train.sh" and not line.after:
+    if line.program == "run_train.sh" and line.after:
+        return read_program(line)  # it passes its own words where there are none alone
+    line = read_started(words, SCRIPTS)
+    if line.program == "run_train.sh":
         keys = {"train.batch_size": 96, "train.precision": "fp32", "stop.epochs": 90.0}
         needed = "its pictures lay in the container: give --data TFRECORDS"
-        return Asked("train", keys, (), Geometry(1, 4), (*line.notes, *tell_launcher(line), needed))
+        notes = (*line.notes, *tell_launcher(line), tell_own(line, "suite"), needed)
+        return Asked("train", keys, (), Geometry(1, 4), notes)
     return read_program(line)
 
 
@@ -79,7 +90,8 @@ def read_throughput(line: Line) -> Asked:
     (steps,) = read_numbers(line, line.after, (1000,), "[STOP]")
     told = "every batch size runs its steps; --seconds N instead of measure.iterations ends when the interval is narrow"
     keys = {"measure.iterations": steps, "train.precision": "fp32"}
-    return Asked("sweep", keys, ("--batch-sizes", BATCH_SIZES), notes=(*line.notes, told, *NO_DATA))
+    sizes, source = find_sizes(line)
+    return Asked("sweep", keys, ("--batch-sizes", sizes), notes=(*line.notes, source, told, *NO_DATA))
 
 
 def read_utilisation(line: Line) -> Asked:
@@ -94,7 +106,18 @@ def read_utilisation(line: Line) -> Asked:
     )
     option = "--profile" if tool == "nvprof" else "--cores"
     keys = {"train.precision": "fp32"}
-    return Asked("sweep", keys, ("--batch-sizes", BATCH_SIZES, option), notes=(*line.notes, told, *NO_DATA))
+    sizes, source = find_sizes(line)
+    return Asked("sweep", keys, ("--batch-sizes", sizes, option), notes=(*line.notes, source, told, *NO_DATA))
+
+
+def find_sizes(line: Line) -> tuple[str, str]:
+    """Return the batch sizes of a script's loop where it is there, else the suite's, and what to say of it."""
+    if not Path(line.path).is_file():
+        return BATCH_SIZES, tell_own(line, "suite")
+    found = re.search(r"^\s*for\s+\w+\s+in\s+([\d \t]{1,500}?)\s*(?:;.*)?$", read_text(Path(line.path)), re.MULTILINE)
+    if found is None or not found[1].split() or "0" in found[1].split():
+        return BATCH_SIZES, f"{line.path}: no loop over batch sizes in it; the suite's are taken"
+    return ",".join(found[1].split()), f"{line.path}: the batch sizes of its loop are taken, nothing else of it"
 
 
 def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], taken: str) -> tuple[int, ...]:
@@ -111,10 +134,15 @@ def read_program(line: Line) -> Asked:
     verb = choose_verb(values)
     hosts = [host for host in values.get("worker_hosts", "").split(",") if host]
     on_cpu = values["num_gpus"] == 0
+    if values["num_gpus"] < 0:
+        raise ConfigError(f"--num_gpus={values['num_gpus']}: must be at least 0", hint="0 is the CPU")
     known = hosts or "num_gpus" in given.asked
     geometry = Geometry(max(1, len(hosts)), 1 if on_cpu else values["num_gpus"]) if known else Geometry()
+    every_gpu = () if known else tell_every_gpu(values)
+    if every_gpu and values["batch_size"] == SUITE_BATCH:
+        geometry = Geometry(1, SUITE_DEVICES)
     keys = read_keys(given, geometry) | read_length(values, verb) | ({"device": "cpu"} if on_cpu else {})
-    notes = [*line.notes, *tell_launcher(line), *given.notes]
+    notes = [*line.notes, *tell_launcher(line), *given.notes, *every_gpu]
     if values["use_synthetic_data"]:
         keys["data.source"] = "synthetic"
     elif verb == "train" or "data_dir" in given.asked:
@@ -125,7 +153,17 @@ def read_program(line: Line) -> Asked:
         options = ("--start", str(values["profile_step"]), "--iterations", str(count), *options)
     elif verb == "bench":
         notes.append("speed alone is asked for: trainstone bench")
-    return Asked(verb, keys, options, geometry, tuple(notes))
+    return Asked(verb, keys, options, geometry, tuple(notes), trace_flags(FLAGS, given.asked))
+
+
+def tell_every_gpu(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say where a line took every GPU that was there, and does not tell how many."""
+    if values["distribution_strategy"] != "multi_worker_mirrored":
+        return ()
+    if values["batch_size"] == SUITE_BATCH:
+        told = f"taken as the suite's {SUITE_DEVICES} GPUs with {SUITE_BATCH // SUITE_DEVICES} each"
+        return (f"--batch_size={SUITE_BATCH} is of all GPUs: {told}; give --num_gpus for others",)
+    return ("--batch_size is of all GPUs; give --num_gpus, one is taken without",)
 
 
 def choose_verb(values: Mapping[str, Any]) -> Verb:
@@ -173,6 +211,9 @@ def divide_batch(images: int, devices: int) -> int:
 def read_scale(text: str) -> float | str:
     """Return a loss scale."""
     try:
-        return "dynamic" if text == "dynamic" else float(text)
+        scale = 1.0 if text == "dynamic" else float(text)
     except ValueError as err:
-        raise ConfigError(f"--loss_scale={text}: it is a number or dynamic") from err
+        raise ConfigError(f"--loss_scale={text}: must be a number or dynamic") from err
+    if not math.isfinite(scale):
+        raise ConfigError(f"--loss_scale={text}: must be a finite number or dynamic")
+    return "dynamic" if text == "dynamic" else scale

@@ -13,12 +13,14 @@ import tomli_w
 from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
 from trainstone.config.old import mlperf, sc22, tbd, wmlce
 from trainstone.config.old.asked import Asked
+from trainstone.config.old.launcher import MOST_DEVICES, Geometry
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
 from trainstone.text import printable
 
 FILE = "FILE.toml"
 OPTIONS = {"data.root": "--data", "seed": "--seed", "device": "--device"}
+MOST_SEEDS = 20
 STEPS = {("bench", "measure.iterations"), ("train", "stop.steps")}
 BESIDE = ("data.", "loader.", "engine.", "measure.", "tracking.", "original.", "mlperf.", "seed", "device")
 """Keys that may be others without making it another system's training."""
@@ -65,14 +67,56 @@ def tell_old(original: str, words: Sequence[str]) -> Told:
         )
     recipe, understand = ORIGINALS[original]
     asked = understand(words)
-    system, changes = fit_system(recipe, make_absolute(asked))
-    config = load_config(recipe, system=system, flags=changes)
-    command = write_command(asked, recipe, system, changes)
-    with_file = shlex.join(["trainstone", asked.verb, FILE, *asked.options])
-    file_command = command if asked.verb == "eval" else with_file
-    notes = (*asked.notes, *tell_ranks(asked, config))
+    check_geometry(asked.geometry)
+    try:
+        system, changes = fit_system(recipe, make_absolute(asked))
+        config = load_config(recipe, system=system, flags=changes)
+    except ConfigError as err:
+        raise say_in_old_words(err, asked, recipe) from err
+    several = (asked.geometry.devices() or 1) > 1
+    runs, options = split_runs(asked.options) if several else (1, asked.options)
+    plain = asked._replace(options=options)
+    command = write_command(plain, recipe, system, changes)
+    notes = (*asked.notes, *tell_ranks(plain, config, runs))
     old = words[0] if len(words) == 1 else shlex.join(words)
+    file_command = write_file_command(plain, changes)
     return Told(old, asked.verb, command, file_command, config, read_defects(recipe, system), notes)
+
+
+def check_geometry(geometry: Geometry) -> None:
+    """Refuse numbers of devices that nobody has."""
+    if (count := geometry.devices() or 1) > MOST_DEVICES or (geometry.nodes or 1) > MOST_DEVICES:
+        shown = f"{geometry.nodes or 1:,} x {geometry.each:,}" if geometry.each else f"{count:,}"
+        raise ConfigError(f"{shown} devices: must be at most {MOST_DEVICES:,}", hint="see the words that start it")
+
+
+def say_in_old_words(err: ConfigError, asked: Asked, recipe: str) -> ConfigError:
+    """Name the old flag of a value that the recipe does not take."""
+    told = re.sub(rf"^recipe {re.escape(recipe)}: ", "", err.message)
+    hint = f"`trainstone recipes {recipe}` lists the keys"
+    single = re.match(r"([\w.]+) = .*?: (.*)", told, re.DOTALL)
+    if single and single[1] in asked.said:
+        return ConfigError(f"{asked.said[single[1]]}: {single[2]} ({single[1]} of {recipe})", hint=hint)
+    named = [shown for key, shown in asked.said.items() if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", told)]
+    old = ", ".join(dict.fromkeys(named))
+    return ConfigError(f"{old}: {told} ({recipe})" if old else f"{recipe}: {told}", hint=hint)
+
+
+def split_runs(options: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """Take --runs N out: one device alone starts several runs by itself."""
+    if "--runs" not in options:
+        return 1, tuple(options)
+    place = options.index("--runs")
+    return int(options[place + 1]), (*options[:place], *options[place + 2 :])
+
+
+def write_file_command(asked: Asked, changes: Mapping[str, Any]) -> str:
+    """Return the command with the file; saved weights of trainstone bring their own, those of others need it."""
+    if asked.verb != "eval":
+        return shlex.join(["trainstone", asked.verb, FILE, *asked.options])
+    measured = "--bench" in asked.options and "data.root" in changes  # synthetic but for --data, whatever the file says
+    data = ["--data", str(changes["data.root"])] if measured else []
+    return shlex.join(["trainstone", "eval", "WEIGHTS", "--recipe", FILE, *data, *asked.options])
 
 
 def make_absolute(asked: Asked) -> Asked:
@@ -136,14 +180,27 @@ def write_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # of texts, numbers and lists TOML has the same
 
 
-def tell_ranks(asked: Asked, config: Config) -> tuple[str, ...]:
-    """Say how many devices are started."""
-    count = asked.geometry.devices()
-    if count is None or count == 1 or asked.verb != "train":
+def tell_ranks(asked: Asked, config: Config, runs: int) -> tuple[str, ...]:
+    """Say how many devices are started, and how a run is repeated on them."""
+    count = asked.geometry.devices() or 1
+    if count == 1:
         return ()
-    if config.nodes == 1:
-        return (f"on {count} devices: torchrun --nproc-per-node {count} -m trainstone train {FILE}",)
-    return (f"on {config.nodes} x {config.devices_per_node} devices: srun or mpirun, one rank a device",)
+    if asked.verb == "bench":
+        told = f"the original's {count:,} trained together: trainstone train under torchrun measures those"
+        return (f"bench measures one device; {told}",)
+    if asked.verb != "train":
+        return ()
+    one_node = config.nodes == 1
+    launcher = f"torchrun --nproc-per-node {count} -m" if one_node else "srun"
+    line = f"{launcher} {shlex.join(['trainstone', 'train', FILE, *asked.options])}"
+    where = f"{count} devices" if one_node else f"{config.nodes} x {config.devices_per_node} devices"
+    how = "" if one_node else " (srun or mpirun, one rank a device)"
+    if runs == 1:
+        return (f"on {where}: {line}{how}",)
+    last = config.seed + runs - 1
+    listed = " ".join(str(seed) for seed in range(config.seed, last + 1))
+    seeds = listed if runs <= MOST_SEEDS else f"$(seq {config.seed} {last})"
+    return (f"{runs} runs on {where}: for seed in {seeds}; do {line} --seed $seed; done{how}",)
 
 
 def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:
@@ -160,6 +217,9 @@ def write_file(told: Told) -> str:
     head = ["The old command line, in trainstone's words.", "", f"Was       {first}"]
     head += [f"          {line}" for line in more]
     head += [f"Command   {told.command}", f"          {told.file_command}, where {FILE} is this file"]
+    head += ["          The first for a checkpoint of trainstone, the second for weights of other tools"] * (
+        told.verb == "eval"
+    )
     head += ["", "What has to be said:", *(f"- {note}" for note in told.notes)] if told.notes else []
     comment = "".join(f"# {printable(line)}".rstrip() + "\n" for line in head)
     defects = tomli_w.dumps({"defects": told.defects}) if told.defects else ""

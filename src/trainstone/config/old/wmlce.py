@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher
+from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher, trace_flags
 from trainstone.config.old.flag import Flag
 from trainstone.config.old.launcher import read_launcher
-from trainstone.config.old.line import read_line
 from trainstone.config.old.reading import Given, Grammar, read_flags
+from trainstone.config.old.script import read_started
 from trainstone.errors import ConfigError
 
 MODES = ("train", "train_and_evaluate", "evaluate", "predict", "training_benchmark", "inference_benchmark")
@@ -22,6 +22,21 @@ DALI = {
     "augment.area": [0.1, 1.0],
     "augment.aspect": [0.8, 1.25],
     "augment.normalise": "wmlce_dali",
+}
+
+MEANT_BY_PREDICT = ("mode", "to_predict", "gpu_id")
+MEANT_BY_EVAL = ("mode", "data_dir", "batch_size", "results_dir", "gpu_id")
+OWN = "the checkpoint's own; `--set {}` for another"
+LENGTH = "left out: every picture is judged once, --bench has --seconds N"
+DROPPED = {
+    "precision": OWN.format("train.precision=fp16"),
+    "use_tf_amp": OWN.format("train.precision=fp16"),
+    "use_xla": OWN.format("engine.compile=true"),
+    "data_format": OWN.format("engine.channels_last=true"),
+    "use_dali": OWN.format("loader.engine=dali"),
+    **dict.fromkeys(("num_iter", "iter_unit", "warmup_steps", "display_every"), LENGTH),
+    **dict.fromkeys(("data_dir", "batch_size", "results_dir"), "left out: single pictures need none"),
+    "to_predict": "left out: --mode=predict takes it",
 }
 
 FLAGS = (
@@ -60,7 +75,7 @@ GRAMMAR = Grammar("wmlce", FLAGS, negated=True)
 
 def understand(words: Sequence[str]) -> Asked:
     """Read main.py's flags, with or without what starts it."""
-    line = read_line(words, r"[\w.-]+\.py")
+    line = read_started(words)
     given = read_flags(GRAMMAR, line.after)
     values = given.values
     if values["use_tf_amp"] and values["precision"] == "fp16":
@@ -71,12 +86,12 @@ def understand(words: Sequence[str]) -> Asked:
     verb: Verb = VERBS.get(values["mode"], "eval")
     keys = read_keys(given)
     notes = [*line.notes, *tell_launcher(line), *given.notes]
-    if "data_dir" in values or values["mode"] in NEED_DATA:
+    if values["mode"] in NEED_DATA or ("data_dir" in values and values["mode"] != "predict"):
         notes += set_data(keys, values.get("data_dir"), "--data_dir")
     if verb == "eval":
-        if "batch_size" in values:
+        if "batch_size" in values and values["mode"] != "predict":
             keys["eval.batch_size"] = values["batch_size"]
-        notes.append("CHECKPOINT is one of trainstone's, or weights of other tools; TensorFlow's are not read")
+        notes += [*tell_dropped(given), "TensorFlow's checkpoints are not read"]
     elif values["mode"] == "train":
         notes.append("--mode=train: here training ends with an evaluation, too")
     if verb != "eval":
@@ -84,7 +99,16 @@ def understand(words: Sequence[str]) -> Asked:
     geometry = read_launcher(line.before)
     if verb != "eval" and "batch_size" not in values:
         notes.append("--batch_size is not given: auto, what fits this device")
-    return Asked(verb, keys, read_options(given), geometry, tuple(notes))
+    return Asked(verb, keys, read_options(given), geometry, tuple(notes), trace_flags(FLAGS, given.asked))
+
+
+def tell_dropped(given: Given) -> list[str]:
+    """Say of flags of training why saved weights are judged without them."""
+    meant = MEANT_BY_PREDICT if given.values["mode"] == "predict" else MEANT_BY_EVAL
+    rows = [flag for flag in FLAGS if flag.name in given.asked and flag.ours and flag.name not in meant]
+    return [
+        f"{given.asked[flag.name]}: {DROPPED.get(flag.name, 'of training; saved weights need none')}" for flag in rows
+    ]
 
 
 def read_keys(given: Given) -> dict[str, Any]:
