@@ -126,14 +126,16 @@ def test_a_real_run_says_what_it_was(reached: Path):
     assert log["run_stop"].metadata["status"] == "success"
     assert "mlperf.log" in result.files
     told = (reached / "log.txt").read_text()
-    assert "mlperf.log: open division: the network is ResNet-18, not ResNet-50" in told
+    assert "mlperf.log: open division: model.depth = 18, not 50; model.num_classes = 10, not 1000; " in told
 
 
 def test_its_times_are_those_of_the_result(reached: Path):
     log, quality = read_log(reached), read_result(reached).quality
     assert quality is not None
     assert quality.seconds_to_target is not None
-    assert log["init_start"].time_ms < log["init_stop"].time_ms <= log["run_start"].time_ms
+    times = [event.time_ms for event in read_mllog(reached / "mlperf.log")]
+    assert times == sorted(times)
+    assert log["init_start"].time_ms < log["weights_initialization"].time_ms < log["init_stop"].time_ms
     seconds = (log["run_stop"].time_ms - log["run_start"].time_ms) / 1000
     # Between the two clocks nothing is done but writing the head and this line.
     assert seconds == pytest.approx(quality.seconds_to_target, abs=0.5)
@@ -152,6 +154,8 @@ def test_stopped_it_is_aborted_and_resumed_it_passes(nursery: Nursery):
     assert nursery.run("train", "--resume", str(run)).code == 0
     log = read_log(run)
     assert (count(run, "run_start"), count(run, "run_stop"), log["run_start"].time_ms) == (1, 1, began)
+    assert count(run, "resumed") == 1
+    assert 0 < log["resumed"].metadata["step"] < 48
     assert [event.metadata["epoch_num"] for event in read_mllog(run / "mlperf.log") if event.key == "epoch_stop"] == [
         *range(1, 5)
     ]
@@ -170,6 +174,27 @@ def test_killed_and_resumed_on_two_ranks_it_passes(nursery: Nursery):
     assert read_log(run)["submission_platform"].value.startswith("2x")
     passed, said = check_log(run / "mlperf.log", "4.0.0")
     assert passed, said
+
+
+def test_steps_longer_than_an_epoch_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """30 pictures, 48 a step."""
+    config = make_config(data__generated_train=30, train__batch_size=24, train__accumulate=2, eval__every_epochs=2)
+    run = train_here(config, tmp_path, monkeypatch)
+    events = read_mllog(run.path / "mlperf.log")
+    for key in ("epoch_start", "epoch_stop"):
+        assert [event.metadata["epoch_num"] for event in events if event.key == key] == [1, 2, 3]
+    assert [event.metadata["epoch_num"] for event in events if event.key == "eval_accuracy"] == [3]
+    (block,) = [event.metadata for event in events if event.key == "block_start"]
+    assert (block["first_epoch_num"], block["epoch_count"]) == (1, 3)
+    passed, said = check_log(run.path / "mlperf.log", "4.0.0")
+    assert passed, said
+
+
+def test_a_forced_division_is_told_as_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = train_here(make_config(mlperf__division="closed", stop__epochs=1.0), tmp_path, monkeypatch)
+    (found,) = [one for one in run.result.findings if one.code == "not-closed"]
+    assert "model.depth = 18, not 50" in found.message
+    assert read_log(run.path)["submission_division"].value == "closed"
 
 
 @pytest.mark.parametrize("permitted", [True, False])

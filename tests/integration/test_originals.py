@@ -108,6 +108,23 @@ def test_a_training_leaves_its_original_s_files(name: str, tmp_path: Path, monke
         assert values(entries, "Top-1 Accuracy") == [round(100 * share, 3) for share in top1]
 
 
+def test_an_interval_that_a_stop_lies_in_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = make_config(original__name="tbd", original__every_steps=8, eval__target=1.0)
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 19:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = train_here(config, tmp_path, monkeypatch, act=stop)
+    assert read_result(run.path).status == "interrupted"
+    train_here(config, run.path, monkeypatch, resume=True)
+    log = run.path / "original/training.log"
+    assert [(one.first_step, one.last_step) for one in read_timehistory(log)] == [(n, n + 8) for n in range(0, 32, 8)]
+    losses = read_columns(run.path / "steps-rank0000.csv")["loss"]
+    (told,) = re.findall(r"step: 24 .*'train_loss': ([0-9.]+)", log.read_text())
+    assert float(told) == pytest.approx(losses[16:24].mean(), rel=1e-6)
+
+
 def test_a_training_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = make_config(original__name="wmlce", original__every_steps=2, eval__target=1.0, checkpoint__every_steps=5)
 

@@ -58,6 +58,8 @@ def test_an_old_benchmark_line_runs(quick, tmp_path: Path):
         (["--from", "wmlce", "--", "--use_tf_amp", "--precision", "fp16"], "--use_tf_amp and --precision=fp16 exclude"),
         (["--from", "tbd", "--", "--dtype=fp8"], "--dtype=fp8: it is fp32, fp16 or bf16"),
         (["--from", "mlperf-resnet50", "--", "config_NONE.sh"], "neither NAME=value nor a config_*.sh that is there"),
+        (["--from", "wmlce", "--", "--batch_size=-1"], "--batch_size=-1: input should be greater than or equal to 1"),
+        (["--from", "mlperf-resnet50", "--", "DGXNGPU=9999", "DGXNNODES=9999"], "devices: must be at most 100,000"),
         (["--from", "caffe", "--", "x"], "--from caffe: unknown original"),
         (["a", "b"], "2 names: a b; it shows one recipe"),
     ],

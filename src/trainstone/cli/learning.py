@@ -30,8 +30,8 @@ def learning_rows(result: Result, width: int, encoding: str | None) -> Iterator[
     if result.repeated is not None:
         yield from repeated_rows(result.repeated, quality)
         return
-    if quality.history:
-        yield "quality", Text(printable(tell_quality(quality)))
+    if quality.history and quality.value is not None:
+        yield "quality", Text(printable(tell_quality(quality, quality.value)))
     if drawn := draw_evaluations(quality, width, encoding):
         yield "over epochs", drawn
     if quality.target is not None:
@@ -54,10 +54,10 @@ def repeated_rows(repeated: Repeated, quality: Quality) -> Iterator[tuple[str, T
         yield name, Text(printable(told))
 
 
-def tell_quality(quality: Quality) -> str:
+def tell_quality(quality: Quality, value: float) -> str:
     """Return 92.4 % top-1 after epoch 8; 99.7 % top-5, loss 0.382."""
     best = find_best(quality)
-    told = describe_metric(quality.metric, quality.value, quality.target)
+    told = describe_metric(quality.metric, value, quality.target)
     if best is None:
         return told
     found = quality.history[best]

@@ -176,10 +176,12 @@ def tell_end(result: "Result", stop: "StopConfig") -> str:
         return f"all of its {result.repeated.num_runs} runs have; --runs N begins new ones"
     if result.status == "target_reached":
         return "the target is reached; --set eval.target=X asks for more"
-    last = result.quality.history[-1] if result.quality and result.quality.history else None
-    if last and stop.steps and last.step >= stop.steps:
+    quality = result.quality
+    last = quality.history[-1] if quality and quality.history else None
+    steps = quality.steps if quality and quality.steps is not None else last.step if last else 0
+    if stop.steps and steps >= stop.steps:
         return f"stop.steps = {stop.steps}; --set stop.steps=0 takes the limit away"
-    if last and stop.seconds and last.epoch < stop.epochs and last.seconds >= stop.seconds:
+    if stop.seconds and quality and quality.epochs < stop.epochs and (last is None or last.seconds >= stop.seconds):
         return f"stop.seconds = {stop.seconds:g}; --set stop.seconds=0 takes the limit away"
     return f"stop.epochs = {stop.epochs:g}; --set stop.epochs=N gives it more"
 

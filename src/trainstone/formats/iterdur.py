@@ -130,14 +130,21 @@ def summarise(told: IterDur, host: str, *, exp: str = "resnet", reps: int = 0) -
     seconds: dict[int, list[float]] = {}
     for one in told.durations:
         seconds.setdefault(one.device, []).append(one.seconds)
-    rows = []
-    for device, values in sorted(seconds.items()):
-        later = values[1:]
-        mean = statistics.fmean(later) if later else None
-        median = statistics.median(later) if later else None
-        place = (exp, reps, *place_host(host), device)
-        rows.append(DeviceRow(*place, told.train_seconds, mean, median, max(values), min(values)))
-    return rows
+    return [
+        summarise_device(values, host, device, told.train_seconds, exp=exp, reps=reps)
+        for device, values in sorted(seconds.items())
+    ]
+
+
+def summarise_device(
+    seconds: Sequence[float], host: str, device: int, train_seconds: float | None, *, exp: str = "resnet", reps: int = 0
+) -> DeviceRow:
+    """Return the row of a device by its iterations, of which there is one at least."""
+    later = seconds[1:]
+    mean = statistics.fmean(later) if later else None
+    median = statistics.median(later) if later else None
+    place = (exp, reps, *place_host(host), device)
+    return DeviceRow(*place, train_seconds, mean, median, max(seconds), min(seconds))
 
 
 def format_devices(rows: Iterable[DeviceRow]) -> str:

@@ -23,6 +23,7 @@ class StepRecorder:
         kept = cut_steps(path, first_step, split_phases=split_phases) if first_step else None
         if first_step and kept is None:
             set_aside(path)
+        self.path = path
         self._first = first_step
         self._writer = StepWriter(path, split_phases=split_phases, go_on=kept is not None)
         self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())

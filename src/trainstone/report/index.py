@@ -115,6 +115,7 @@ def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
     step = result.step_seconds.median if result.step_seconds else None
     evaluated = result.quality and (result.quality.history or result.repeated)
     quality = result.quality if evaluated else None
+    value = quality.value if quality else None
     texts = {
         "run": result.run_id,
         "date": result.process.started_utc[:16].replace("T", " "),
@@ -123,14 +124,14 @@ def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
         "device": name_devices(result),
         "batch": describe_batches(result.sweep) if result.sweep else str(train.get("batch_size", "")),
         "precision": str(train.get("precision", "")),
-        "quality": "" if quality is None else describe_metric(quality.metric, quality.value, quality.target),
+        "quality": "" if quality is None or value is None else describe_metric(quality.metric, value, quality.target),
         "images/s": "" if rate is None else format_rate(rate),
         "±": "" if half is None else format_percent(half),
         "step": "" if step is None else format_seconds(step),
         "noise": result.noise.grade if result.noise else "",
         "status": result.status,
     }
-    return texts, {"quality": quality.value if quality else None, "images/s": rate, "±": half, "step": step}
+    return texts, {"quality": value, "images/s": rate, "±": half, "step": step}
 
 
 def find_best_row(sweep: Sweep) -> SweepRow | None:

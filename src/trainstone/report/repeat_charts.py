@@ -81,7 +81,7 @@ def tell_courses(courses: Sequence[Course], together: Quality) -> str:
     best = [
         f"{course.name} {format_metric(together.metric, course.quality.value, together.target)}"
         for course in courses[:12]
-        if course.quality.history
+        if course.quality.history and course.quality.value is not None
     ]
     return f"{name_metric(together.metric)} of each run at its best: {', '.join(best)}."
 

@@ -3,7 +3,7 @@
 from trainstone.results.checks import check_throughput
 from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Finding, Phases, Status, StepSeconds, Throughput
-from trainstone.units import format_percent, format_seconds
+from trainstone.units import format_count, format_percent, format_seconds
 
 METRIC_NAMES = {"top1": "top-1", "top5": "top-5"}
 SHARES = tuple(METRIC_NAMES)
@@ -114,7 +114,9 @@ def write_learning_verdict(
 
 
 def _tell_best(quality: Quality | None, status: Status) -> str:
-    if quality is None or not quality.history:
+    if quality is not None and quality.value is None:
+        return _tell_trained(quality)
+    if quality is None or quality.value is None or not quality.history:
         return "not evaluated yet"
     value = describe_metric(quality.metric, quality.value, quality.target)
     if status == "target_reached" and quality.target is not None:
@@ -122,6 +124,12 @@ def _tell_best(quality: Quality | None, status: Status) -> str:
         return f"{value} (target {target}) after {format_epochs(quality.epochs)}"
     after = f" after {format_epochs(quality.epochs)}" if status in ("ok", "target_missed") else ""
     return f"best {value}{after}"
+
+
+def _tell_trained(quality: Quality) -> str:
+    """Return trained 500 steps, 12.5 epochs."""
+    steps = "" if quality.steps is None else f"{format_count(quality.steps, 'step')}, "
+    return f"trained {steps}{format_epochs(quality.epochs)}"
 
 
 def _tell_end(quality: Quality | None, status: Status, stopped_by: str, run: str) -> str:
@@ -135,6 +143,8 @@ def _tell_end(quality: Quality | None, status: Status, stopped_by: str, run: str
         return f"killed{where}; go on with trainstone train --resume {run}"
     if status == "failed":
         return f"failed{where}"
+    if status == "ok" and quality is not None and quality.value is None:
+        return "not evaluated"
     return f"going on{where}" if status == "running" else ""
 
 
@@ -148,7 +158,7 @@ def _tell_time(quality: Quality, phases: Phases) -> str:
 def list_facts(quality: Quality, status: Status) -> list[tuple[str, str]]:
     """Names and values, the most important first: for tiles and tables."""
     facts = []
-    if quality.history:
+    if quality.history and quality.value is not None:
         best = format_metric(quality.metric, quality.value, quality.target)
         facts.append((name_metric(quality.metric) + (", best" if status != "target_reached" else ""), best))
     if quality.target is not None:

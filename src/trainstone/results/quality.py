@@ -27,13 +27,15 @@ class Quality(Record):
     """Whether it learned: the metric at its best, and how it came there."""
 
     metric: str
-    value: float
-    """The best so far; the one that reached the target, where one did."""
+    value: float | None = None
+    """The best so far; the one that reached the target, where one did. None: a run that is never evaluated."""
     target: float | None = None
     seconds_to_target: Seconds | None = None
     """On the run's clock, from the first touch of training data to the end of the evaluation that reached it."""
     epochs: float
     """Trained, until the end or the target."""
+    steps: Count | None = None
+    """The same in steps."""
     history: list[Evaluation] = []
     starts: Count = 1
     """How often the run was started: 1, and once more for each --resume."""

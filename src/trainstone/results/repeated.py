@@ -16,7 +16,7 @@ from trainstone.results.learning import (
 from trainstone.results.quality import Quality, Repeated, TrainedRun
 from trainstone.results.repeat import combine_runs
 from trainstone.results.schema import FINISHED, Result, Status
-from trainstone.units import format_seconds
+from trainstone.units import format_count, format_seconds
 
 FEWEST_SCORED = 3
 """Runs, so that one is left when the fastest and the slowest are dropped."""
@@ -104,11 +104,11 @@ def combine_quality(repeated: Repeated, over: Sequence[Result], starts: int) -> 
     if not qualities:
         return None
     first = qualities[0]
-    evaluated = [quality for quality in qualities if quality.history] or qualities
+    values = [quality.value for quality in qualities if quality.history and quality.value is not None]
     times = [run.seconds_to_target for run in repeated.runs if run.seconds_to_target is not None]
     return Quality(
         metric=first.metric,
-        value=median(quality.value for quality in evaluated),
+        value=median(values) if values else None,
         target=first.target,
         seconds_to_target=median(times) if len(times) == repeated.num_runs else None,
         epochs=median(quality.epochs for quality in qualities),
@@ -154,8 +154,8 @@ def _tell_times(repeated: Repeated, reached: Sequence[TrainedRun], runs: str = "
 
 def _tell_values(over: Sequence[TrainedRun], quality: Quality) -> str:
     values = [run.value for run in over if run.value is not None]
-    if not values:
-        return "not evaluated"
+    if not values or quality.value is None:
+        return f"trained {format_epochs(quality.epochs)} ({format_count(len(over), 'run')}); not evaluated"
     low, high = (format_metric(quality.metric, value) for value in (min(values), max(values)))
     middle = describe_metric(quality.metric, quality.value)
     return f"best {middle} in {format_epochs(quality.epochs)} ({len(over)} runs, {low} to {high})"
@@ -174,6 +174,8 @@ def tell_run(run: TrainedRun, quality: Quality) -> str:
         value, epochs = describe_metric(quality.metric, run.value, quality.target), format_epochs(run.epochs or 0)
         # The best need not be the last.
         parts.append(f"{value} after {epochs}" if run.reached else f"best {value} in {epochs}")
+    elif run.epochs is not None and run.status in FINISHED:
+        parts.append(f"trained {format_epochs(run.epochs)}")
     if run.seconds_to_target is not None:
         parts.append(f"reached in {format_seconds(run.seconds_to_target)}")
     elif run.status != "ok":
@@ -196,9 +198,10 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
         facts.append(("time to target, median", format_seconds(quality.seconds_to_target)))
     if repeated.score_seconds is not None:
         facts.append(("olympic mean", format_seconds(repeated.score_seconds)))
-    best = format_metric(quality.metric, quality.value, quality.target)
-    of_best = "" if all(run.reached for run in over) else "best "
-    facts.append((f"{of_best}{name_metric(quality.metric)}, median", best))
+    if quality.value is not None:
+        best = format_metric(quality.metric, quality.value, quality.target)
+        of_best = "" if all(run.reached for run in over) else "best "
+        facts.append((f"{of_best}{name_metric(quality.metric)}, median", best))
     facts.append(("epochs, median", format_epoch(quality.epochs)))
     return facts
 

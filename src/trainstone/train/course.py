@@ -96,18 +96,19 @@ class Course:
         """Whether an evaluation was at the target."""
         return target is not None and any(one.metrics[self.metric] >= target for one in self.history)
 
-    def quality(self, config: EvalConfig) -> Quality | None:
-        """What result.json says; None before the first evaluation."""
+    def quality(self, config: EvalConfig, *, ended: bool = False) -> Quality | None:
+        """What result.json says; before the first evaluation None, unless the run ended without one."""
         best = self.best(self.metric)
-        if best is None:
+        if best is None and not ended:
             return None
         first = next((one for one in self.history if config.target and one.metrics[self.metric] >= config.target), None)
         return Quality(
             metric=self.metric,
-            value=(first or best).metrics[self.metric],
+            value=(first or best).metrics[self.metric] if best else None,
             target=config.target,
             seconds_to_target=first.seconds if first else None,
             epochs=self.done * self.global_batch / self.pictures,
+            steps=self.done,
             history=self.history,
             starts=self.starts,
             parameters=self.parameters,

@@ -15,6 +15,7 @@ from pathlib import Path
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import RunError
+from trainstone.files import sync_path
 from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.recorder import StepRecorder
@@ -48,7 +49,8 @@ class Setting:
     world: World
     task: Task
     cadence: Cadence
-    validation: OpenSplit
+    validation: OpenSplit | None
+    """None: nothing is evaluated."""
     recorder: StepRecorder
     trackers: Trackers
     mlperf: MlperfLog
@@ -87,18 +89,19 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
     """Go on from where the course is to the end; the course then says how it ended."""
     timer, last = choose_timer(setting.task.device), setting.cadence.last_step
     if course.has_reached(setting.config.eval.target):
+        barrier(setting.world)  # as after a checkpoint: every rank's steps are in its file
         course.end(reached=True, stopped=False)
     while not course.ended:
         wishes = Wishes()
         # A signal may have come when an evaluation was due: then the next start makes it before its first step.
-        owing = course.done > 0 and setting.cadence.evaluates_after(course.done) and not course.judged_now
+        owing = course.done > 0 and setting.cadence.evaluates_after(course.done) and lacks_evaluation(setting, course)
         if course.done < last and not owing:
             yield from run_steps(setting, course, timer, wishes)
         if wishes.bad_step:
             raise diverged(setting, wishes.bad_step - 1)
         share_statistics(setting)
         due = wishes.time_over or setting.cadence.evaluates_after(course.done)
-        if due and not wishes.stop and not course.judged_now:
+        if due and not wishes.stop and lacks_evaluation(setting, course):
             yield from run_evaluation(setting, course)
             wishes.take(ask_all(setting, course))  # it may have taken long, or was broken off
         reached = course.has_reached(setting.config.eval.target)
@@ -108,6 +111,11 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
             save(setting, course)
         if ending:
             course.end(reached=reached, stopped=bool(wishes.stop))
+
+
+def lacks_evaluation(setting: Setting, course: Course) -> bool:
+    """Say whether the network as it is now could still be judged."""
+    return setting.validation is not None and not course.judged_now
 
 
 def run_steps(setting: Setting, course: Course, timer: Timer, wishes: Wishes) -> Iterator[Progress]:
@@ -170,6 +178,7 @@ def list_wishes(setting: Setting, course: Course, record: StepRecord | None) -> 
 
 def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
     """Judge the validation pictures and write down what came of it; nothing where a signal broke it off."""
+    assert setting.validation is not None
     began = time.perf_counter()
     setting.mlperf.begin_evaluation(course.done)
     judged = yield from evaluate(setting.task, setting.config, setting.validation, setting.world, setting.interrupt)
@@ -203,6 +212,8 @@ def save(setting: Setting, course: Course) -> None:
         raise diverged(setting, course.done - 1)
     # A step file that lacks steps of the checkpoint would begin anew: first they are written, on every rank.
     setting.recorder.flush()
+    if setting.run.result.world.nodes > 1:
+        sync_path(setting.recorder.path)  # so that the first rank can read it from its host
     setting.writers.flush()
     barrier(setting.world)
     if setting.world.rank.number == 0:

@@ -57,7 +57,8 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
     """Write how it ended, before anything else is judged: whoever is killed now has come to the end all the same."""
     config, run = setting.config, setting.run
     run.begin()
-    status, quality = judge_status(course, config.eval.target), course.quality(config.eval)
+    validation = setting.validation
+    status, quality = judge_status(course, config.eval.target), course.quality(config.eval, ended=validation is None)
     # The clock of a run that reached its target stopped with that evaluation: what came after it is not counted.
     phases = run.result.phases if course.reached and run.result.phases else course.phases()
     phases = phases.model_copy(update={"program_seconds": program_seconds})
@@ -68,7 +69,7 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
     findings = [
         *run.result.findings,
         *tell_skipped(setting.task),
-        *(found for one in course.history[-1:] for found in tell_left_out(setting.validation, one.images, config)),
+        *(tell_left_out(validation, course.history[-1].images, config) if validation and course.history else ()),
         *tell_stop(run, course, signal_name),
     ]
     run.update(status=status, quality=quality, phases=phases, verdict=verdict, findings=findings)

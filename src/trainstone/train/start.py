@@ -23,6 +23,7 @@ from trainstone.train.course import Course
 from trainstone.train.distributed import Agreement, World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted
 from trainstone.train.learn import CHECKPOINTS
+from trainstone.train.original.facts import Seat
 from trainstone.train.schedule import check_rate, peak_rate
 from trainstone.train.snapshot import restore
 from trainstone.train.task import Task, build_task, find_data, open_data, order_pictures, provide_data
@@ -54,6 +55,13 @@ def find_own_processes(world: World) -> set[int]:
     return {one["pid"] for one in found if one["host"] == here["host"]}
 
 
+def find_seats(world: World) -> tuple[Seat, ...]:
+    """Return where each rank computes, on the first of several; empty otherwise. All ranks must come here."""
+    found = None if world.alone else gather(world, {"host": os.uname().nodename})
+    hosts = [str(one["host"]) for one in found or ()]
+    return tuple(Seat(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts))
+
+
 def stop_together(interrupt: Interrupt, world: World) -> None:
     """Between phases: end all ranks where one was asked to, before there is anything to save."""
     agreement = Agreement(world, 1)
@@ -77,23 +85,44 @@ class Pictures(NamedTuple):
     """What is trained on, and what is validated with."""
 
     training: OpenSplit
-    validation: OpenSplit
+    validation: OpenSplit | None
+    """None: the set has no such split, and the recipe can do without."""
+
+    @property
+    def num_validation(self) -> int:
+        """Return how many there are to validate with."""
+        return len(self.validation.source) if self.validation else 0
 
 
 def open_both(config: Config) -> Pictures:
-    """Open the pictures to train on and those to validate with."""
-    training, validation = open_data(config, "train"), open_data(config, "val")
-    if training is None or validation is None:
+    """Open the pictures to train on and those to validate with; these may lack where nothing depends on them."""
+    training = open_data(config, "train")
+    if training is None:
         raise ConfigError(
             f"recipe {config.name} has no pictures to learn from: its data is synthetic",
             hint="give --data DIR; `trainstone train demo-classify` makes its own",
         )
-    if training.name == validation.name:  # a set of one split is taken for either
+    # A set of one split is taken for either.
+    alone = len(training.dataset.splits) == 1
+    has_validation = not alone and any(split.name == "val" for split in training.dataset.splits)
+    if not has_validation and config.eval.target is None and not config.eval.every_epochs:
+        return Pictures(training, None)
+    if alone:
         raise DataError(
             f"{find_data(config)} has one split, {training.name}: nothing is left to validate with",
-            hint="`trainstone data` makes a train and a val split of what it knows; class folders: train/ and val/",
+            hint="`trainstone data` makes a train and a val split of what it knows; class folders: train/ and val/; "
+            "with eval.every_epochs = 0 and no eval.target `train` does without",
         )
-    return Pictures(training, validation)
+    return Pictures(training, open_data(config, "val"))
+
+
+def tell_unjudged(pictures: Pictures, config: Config) -> list[schema.Finding]:
+    """A finding where there is nothing to validate with."""
+    if pictures.validation is not None:
+        return []
+    splits = ", ".join(split.name for split in pictures.training.dataset.splits)
+    told = f"{find_data(config)} has nothing to validate with (splits: {splits}): the network is not evaluated"
+    return [finding("not-evaluated", f"{told}; without eval_accuracy MLPerf's checker refuses mlperf.log")]
 
 
 def agree_on_fit(fitted: Fitted, world: World) -> Fitted:
@@ -128,7 +157,7 @@ def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Che
     assert isinstance(train.batch_size, int)  # train/fit.py resolved it
     order = order_pictures(config, len(training.source), rank)
     course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate, starts=starts)
-    course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures}
+    course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures if split}
     if checkpoint:
         course.go_on_from(checkpoint.document, str(checkpoint.path))
         refuse_other_run(course, checkpoint, train.batch_size, rank)

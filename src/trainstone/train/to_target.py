@@ -31,7 +31,7 @@ from trainstone.train.fit import Fitted, choose_rank_device, fit_to_machine
 from trainstone.train.learn import Setting, learn
 from trainstone.train.learned import Seen, conclude_training, write_end
 from trainstone.train.original.facts import Facts
-from trainstone.train.original.mllog_open import clear_caches, open_log
+from trainstone.train.original.mllog_open import check_division, clear_caches, open_log
 from trainstone.train.original.writers import Writers, open_writers
 from trainstone.train.refusal import hear_refusal
 from trainstone.train.run import explaining, keep_record, sample_device
@@ -42,12 +42,14 @@ from trainstone.train.start import (
     begin_course,
     check_learning_rate,
     find_own_processes,
+    find_seats,
     find_start,
     open_both,
     provide_for_all,
     share_run,
     start_task,
     stop_together,
+    tell_unjudged,
 )
 from trainstone.train.task import seed_network, settle_classes
 from trainstone.train.tracking import Trackers, open_trackers
@@ -110,7 +112,7 @@ def train_and_judge(
     with ExitStack() as files:
         cleared, uncleared = clear_caches(config, world, resumed=resume)
         network = seed_network(config, fitted.device, world)
-        counts = len(training.source), len(validation.source)
+        counts = len(training.source), pictures.num_validation
         mlperf = files.enter_context(open_log(run, fitted, counts, rank, network, cleared))
         if not resume:
             mlperf.begin()
@@ -119,6 +121,7 @@ def train_and_judge(
         task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint, network)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
         findings = [*fitted.findings, *uncleared, *told, *check_learning_rate(config, course.global_batch, rank)]
+        findings += [*tell_unjudged(pictures, config), *check_division(config, counts, rank)]
         # Not before: a change that a resumed run cannot bear must not stay in its folder.
         run.write_config(config)
         # Evaluations after the checkpoint are to be made again.
@@ -155,6 +158,7 @@ def open_originals(
     run: RunFolder, fitted: Fitted, pictures: Pictures, world: World, cadence: Cadence, course: Course
 ) -> Writers:
     """Open the files that the recipe's original wrote, on the first rank."""
+    seats = find_seats(world)
     if world.rank.number:
         return Writers()
     return open_writers(
@@ -165,10 +169,11 @@ def open_originals(
             ranks=world.rank.world,
             global_batch=course.global_batch,
             train_pictures=course.pictures,
-            val_pictures=len(pictures.validation.source),
+            val_pictures=pictures.num_validation or None,
             steps=cadence.last_step,
-            device=fitted.device.index or 0,
+            device=seats[0].device if seats else fitted.device.index or 0,
             first_step=course.done,
+            seats=seats,
         )
     )
 

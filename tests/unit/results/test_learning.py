@@ -131,3 +131,16 @@ def test_many_evaluations_are_thinned_and_those_that_count_stay(number: int):
     assert {history[0].step, history[number // 3].step, history[-1].step} <= {found.step for found in shown}
     assert [found.step for found in shown] == sorted(found.step for found in shown)
     assert len(shown) >= min(number, 50)
+
+
+def test_a_run_that_was_never_evaluated_tells_its_steps():
+    quality = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
+    told = write_learning_verdict(quality, "ok", make_phases(), "ResNet-50")
+    assert told == "ResNet-50: trained 500 steps, 12.5 epochs; not evaluated"
+    told = write_learning_verdict(quality, "interrupted", None, "ResNet-50", stopped_by="SIGTERM", run="runs/x")
+    assert told == (
+        "ResNet-50: trained 500 steps, 12.5 epochs; stopped by SIGTERM after epoch 12.5; "
+        "go on with trainstone train --resume runs/x"
+    )
+    assert list_facts(quality, "ok") == [("epochs", "12.5")]
+    assert write_learning_verdict(None, "killed", None, "x").startswith("x: not evaluated yet; killed; go on with ")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from made_learning import make_quality
 from made_repeated import FIRST_SEED, make_child, make_children, make_repeated
 from trainstone.results.learning import format_metric
 from trainstone.results.repeated import average_olympic, judge_repeated, list_repeated_facts, tell_run
@@ -109,6 +110,19 @@ def test_a_run_without_evaluations_has_no_value():
     result = make_repeated([bare], num_runs=2)
     assert (result.quality, result.repeated.runs[0].value) == (None, None)
     assert result.verdict == "resnet50: none of 2 runs has come to its end"
+
+
+def test_runs_that_are_never_evaluated_tell_their_epochs():
+    unjudged = {"history": [], "value": None, "target": None, "seconds_to_target": None, "epochs": 12.5, "steps": 500}
+    children = [
+        child._replace(result=child.result.model_copy(update={"quality": make_quality(**unjudged), "status": "ok"}))
+        for child in make_children((None, None, None))
+    ]
+    result = make_repeated(children)
+    assert (result.status, result.quality.value) == ("ok", None)
+    assert result.verdict == "ResNet-18: trained 12.5 epochs (3 runs); not evaluated"
+    assert tell_run(result.repeated.runs[0], result.quality) == "trained 12.5 epochs"
+    assert list_repeated_facts(result.repeated, result.quality) == [("runs", "3"), ("epochs, median", "12.5")]
 
 
 def test_the_status_of_all():

@@ -8,10 +8,12 @@ import pytest
 
 from small_training import Learned, assert_same, make_config, read_learned, train_here
 from trainstone.errors import RunError
+from trainstone.results import schema
 from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder, read_result
-from trainstone.train import learn
+from trainstone.train import learn, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.train.distributed import World
 from trainstone.train.evaluate import Judged
 from trainstone.train.precision import LossScale
 
@@ -183,3 +185,21 @@ def test_a_folder_with_a_space_can_be_pasted_into_a_shell(tmp_path: Path, monkey
         train(tmp_path / "my runs", monkeypatch, **changes)
     (run,) = (tmp_path / "my runs").iterdir()
     assert f"trainstone train --resume '{run}' --set" in str(failed.value.hint)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_steps_are_on_disk_where_another_host_is_to_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+):
+    synced: list[str] = []
+    share_run = to_target.share_run
+
+    def share(run: RunFolder | None, world: World) -> RunFolder:
+        shared = share_run(run, world)
+        shared.update(world=schema.World(nodes=nodes))
+        return shared
+
+    monkeypatch.setattr(to_target, "share_run", share)
+    monkeypatch.setattr(learn, "sync_path", lambda path: synced.append(path.name))
+    train(tmp_path, monkeypatch, stop__steps=2)
+    assert synced == (["steps-rank0000.csv"] if nodes > 1 else [])

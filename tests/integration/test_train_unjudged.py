@@ -1,0 +1,183 @@
+"""trainstone train on a set with nothing to validate with, as SC22's ImageNetV2: trained, not evaluated, and said."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from command import NARROW, Finished
+from nursery import Nursery, wait_until
+from small_sets import make_set
+from small_training import assert_same, read_learned, train_here
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config
+from trainstone.errors import DataError
+from trainstone.formats.iterdur import RankPlace, read_devices, read_iterdur
+from trainstone.formats.mllog import read_mllog
+from trainstone.results.progress import Progress
+from trainstone.results.steps import read_columns
+from trainstone.results.store import read_result
+
+SMALL = (*NARROW, "model.num_classes=2", "engine.threads=1", "engine.keep_memory=false", "loader.threads=1")
+VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten pictures, one split."""
+    return make_set(tmp_path_factory.mktemp("alone") / "set", "folder", count=10)
+
+
+def list_arguments(pictures: Path, out: Path, *further: str) -> list[str]:
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    return ["train", "resnet50-sc22", "--data", str(pictures), *settings, "--out", str(out), *further]
+
+
+def make_config(pictures: Path, *settings: str) -> Config:
+    return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(pictures))}", *settings])
+
+
+def find_run(out: Path) -> Path:
+    (run,) = out.iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(nursery: Nursery, pictures: Path) -> tuple[Path, Finished]:
+    out = nursery.folder / "unjudged"
+    ended = nursery.run(*list_arguments(pictures, out, "--iterations", "12"))
+    return find_run(out), ended
+
+
+def test_it_is_trained_and_says_that_nothing_was_evaluated(alone: tuple[Path, Finished]):
+    run, ended = alone
+    assert ended.code == 0, ended.err
+    assert VERDICT in ended.out
+    assert "info: " in ended.out
+    assert "[not-evaluated]" in ended.out
+    result = read_result(run)
+    assert (result.status, result.verdict) == ("ok", VERDICT)
+    quality = result.quality
+    assert (quality.value, quality.steps, quality.epochs, quality.history) == (None, 12, 2.4, [])
+    assert result.phases.eval_seconds == 0
+    assert read_learned(run).document["step"] == 12
+    assert not (run / "checkpoints/best.safetensors").exists()
+
+
+def test_its_mlperf_log_is_whole_but_for_the_accuracy(alone: tuple[Path, Finished]):
+    events = {event.key: event.value for event in read_mllog(alone[0] / "mlperf.log")}
+    assert events["eval_samples"] == 0
+    assert "eval_accuracy" not in events
+    assert "eval_start" not in events
+    assert {"run_start", "epoch_start", "run_stop"} <= set(events)
+
+
+def test_its_page_is_drawn(nursery: Nursery, alone: tuple[Path, Finished]):
+    run, _ = alone
+    assert nursery.run("report", str(run)).code == 0
+    page = (run / "report.html").read_text()
+    assert VERDICT in page
+    assert "Trained for 2.4 epochs; not evaluated." in page
+
+
+def test_nothing_is_left_to_resume(nursery: Nursery, alone: tuple[Path, Finished]):
+    again = nursery.run("train", "--resume", str(alone[0]))
+    assert again.code == 0
+    assert "stop.steps = 12; --set stop.steps=0 takes the limit away" in again.err
+
+
+def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = make_config(pictures, "stop.steps=12")
+    whole = train_here(config, tmp_path / "whole", monkeypatch)
+    for number in (2, 6, 11):
+
+        def stop(progress: Progress, number: int = number) -> None:
+            if progress.phase == "training" and progress.step == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        run = train_here(config, tmp_path / str(number), monkeypatch, act=stop)
+        assert run.result.status == "interrupted"
+        assert run.result.verdict.startswith(f"ResNet-18: trained {run.result.quality.steps} steps, ")
+        assert "; stopped by SIGTERM after epoch " in run.result.verdict
+        train_here(config, run.path, monkeypatch, resume=True)
+        assert_same(read_learned(whole.path), read_learned(run.path))
+        result = read_result(run.path)
+        assert (result.status, result.verdict, result.quality.starts) == ("ok", VERDICT, 2)
+        (file,) = (run.path / "original").glob("resnet_iterdur_*.txt")
+        told = read_iterdur(file)
+        assert [one.iteration for one in told.durations] == list(range(12))
+        assert told.train_seconds is not None
+
+
+@pytest.mark.parametrize("setting", ["eval.target=0.5", "eval.every_epochs=1"])
+def test_a_target_or_a_rhythm_asks_for_pictures_to_validate_with(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+):
+    with pytest.raises(DataError, match="has one split, train: nothing is left to validate with") as told:
+        train_here(make_config(pictures, setting), tmp_path, monkeypatch)
+    assert "eval.every_epochs = 0" in told.value.hint
+
+
+def test_a_set_with_both_is_judged_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    both = make_set(tmp_path / "both", "folder", count=10, val=4)
+    run = train_here(make_config(both, "stop.steps=3"), tmp_path / "runs", monkeypatch)
+    assert [one.images for one in run.result.quality.history] == [4]
+    assert "not-evaluated" not in {found.code for found in run.result.findings}
+
+
+def test_several_runs_are_combined(nursery: Nursery, pictures: Path, tmp_path: Path):
+    ended = nursery.start(*list_arguments(pictures, tmp_path / "many", "--iterations", "12", "--runs", "2")).wait(240)
+    assert ended.code == 0, ended.err
+    run = find_run(tmp_path / "many")
+    result = read_result(run)
+    assert (result.status, result.verdict) == ("ok", "ResNet-18: trained 2.4 epochs (2 runs); not evaluated")
+    assert "trained 2.4 epochs" in ended.out
+    assert nursery.run("report", str(run)).code == 0
+    assert nursery.run("report", str(tmp_path / "many")).code == 0
+
+
+@pytest.mark.parametrize("limit", [("--iterations", "7"), ("--seconds", "0.5", "--iterations", "0")])
+def test_two_ranks_stand_in_the_original_s_files(
+    nursery: Nursery, pictures: Path, tmp_path: Path, limit: tuple[str, ...]
+):
+    arguments = list_arguments(pictures, tmp_path / "two", "--set", "stop.epochs=9999", *limit)
+    ended = nursery.run(*arguments, world=2)
+    assert ended.code == 0, ended.err
+    run = find_run(tmp_path / "two")
+    (file,) = (run / "original").glob("*.txt")
+    told = read_iterdur(file)
+    assert told.ranks == [RankPlace(0, 2, 0), RankPlace(1, 2, 1)]
+    assert told.train_seconds is not None
+    steps = read_result(run).quality.steps
+    order = [(one.iteration, one.device) for one in told.durations]
+    assert order == [(step, rank) for step in range(steps) for rank in range(2)]
+    for rank in range(2):
+        columns = read_columns(run / f"steps-rank{rank:04d}.csv")
+        worked = (columns["forward_seconds"] + columns["backward_seconds"]).tolist()
+        assert [one.seconds for one in told.durations if one.device == rank] == worked
+    assert [row.device for row in read_devices(run / "original/all_data.csv")] == [0, 1]
+    assert {f"original/{file.name}", "original/all_data.csv"} <= set(read_result(run).files)
+
+
+def test_two_ranks_that_were_stopped_go_on_in_the_same_file(nursery: Nursery, pictures: Path, tmp_path: Path):
+    out = tmp_path / "stopped"
+    children = nursery.start_ranks(2, *list_arguments(pictures, out, "--iterations", "0"))  # 55 epochs, 165 steps
+    wait_until(lambda: "training ·" in children[0].err.read_text())
+    children[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in children] == [75, 75]
+    run = find_run(out)
+    (file,) = (run / "original").glob("*.txt")
+    done = read_result(run).quality.steps
+    stopped = read_iterdur(file)
+    assert [(one.iteration, one.device) for one in stopped.durations] == [(n, r) for n in range(done) for r in range(2)]
+    assert stopped.train_seconds is None
+    assert nursery.run("train", "--resume", str(run), world=2).code == 0
+    told = read_iterdur(file)
+    assert told.durations[: 2 * done] == stopped.durations
+    assert [(one.iteration, one.device) for one in told.durations] == [(n, r) for n in range(165) for r in range(2)]
+    assert read_result(run).verdict == "ResNet-18: trained 165 steps, 55 epochs; not evaluated"
+    assert len(list((run / "original").iterdir())) == 3
