@@ -108,7 +108,10 @@ def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) ->
     except (ValidationError, RecursionError) as err:
         raise ResultError(f"{where} does not say how far its run was: its history makes no sense") from err
     judged = [one for one in history if one.step > 0]
-    epoch = step * judged[-1].epoch / judged[-1].step if judged else None
+    told = document.get("epoch")
+    epoch = float(told) if isinstance(told, int | float) else None  # of a run that was never judged
+    if judged:
+        epoch = step * judged[-1].epoch / judged[-1].step
     own, average = (
         {name.removeprefix(part): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(part)}
         for part in (MODEL, AVERAGE)
