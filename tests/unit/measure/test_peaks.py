@@ -8,7 +8,7 @@ def test_a_peak_is_measured_and_says_how():
     assert 1e8 < peaks.flops < 1e14
     assert 1e8 < peaks.bytes_per_second < 1e13
     assert "measured in this run: fp32 matmul" in peaks.flops_source
-    assert "threads" in peaks.flops_source
+    assert " thread" in peaks.flops_source
 
 
 def test_the_better_of_two_measurements_counts():

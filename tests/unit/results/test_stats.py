@@ -52,7 +52,7 @@ def test_throughput_is_images_over_time_and_no_mean_of_rates():
 def test_too_few_steps_have_no_interval(n):
     got = stats.throughput_within(np.linspace(1, 1.1, n), IMAGES)
     assert (got.ci95, got.half_width, got.block_length, got.num_steps) == (None, None, None, n)
-    assert got.ci_covers == f"not established: {n} steady steps, 50 needed"
+    assert got.ci_covers == f"not established: {n} steady step{'' if n == 1 else 's'}, 50 needed"
     assert stats.half_width_quick(np.ones(n)) is None
     assert not stats.precise_enough(np.ones(n))
 
