@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any, NamedTuple
 
 from trainstone.results.learning import (
@@ -13,6 +13,7 @@ from trainstone.results.learning import (
     format_target,
     name_metric,
 )
+from trainstone.results.mlperf.score import olympic_mean, rank_times
 from trainstone.results.quality import Quality, Repeated, TrainedRun
 from trainstone.results.repeat import combine_runs
 from trainstone.results.schema import FINISHED, Result, Status
@@ -69,21 +70,15 @@ def score_runs(repeated: Repeated) -> Repeated:
     complete = is_complete(repeated) and len(runs) >= FEWEST_SCORED
     if not complete or missed > 1:
         return repeated.model_copy(update={"runs": runs, "score_seconds": None, "score_epochs": None})
-    by_time = sorted(range(len(runs)), key=lambda place: _or_never(runs[place], runs[place].seconds_to_target))
-    for place in by_time[1:-1]:
+    for place in rank_times([run.seconds_to_target for run in runs])[1:-1]:
         runs[place] = runs[place].model_copy(update={"counted": True})
     return repeated.model_copy(
         update={
             "runs": runs,
-            "score_seconds": average_olympic([_or_never(run, run.seconds_to_target) for run in runs]),
-            "score_epochs": average_olympic([_or_never(run, run.epochs) for run in runs]),
+            "score_seconds": olympic_mean([_or_never(run, run.seconds_to_target) for run in runs]),
+            "score_epochs": olympic_mean([_or_never(run, run.epochs) for run in runs]),
         }
     )
-
-
-def average_olympic(numbers: Sequence[float]) -> float:
-    """Return the mean without the lowest and the highest."""
-    return fmean(sorted(numbers)[1:-1])
 
 
 def is_complete(repeated: Repeated) -> bool:

@@ -5,7 +5,8 @@ import pytest
 from made_learning import make_quality
 from made_repeated import FIRST_SEED, make_child, make_children, make_repeated
 from trainstone.results.learning import format_metric
-from trainstone.results.repeated import average_olympic, judge_repeated, list_repeated_facts, tell_run
+from trainstone.results.mlperf.score import olympic_mean
+from trainstone.results.repeated import judge_repeated, list_repeated_facts, tell_run
 from trainstone.results.schema import Result
 from trainstone.results.summary import describe_repeat
 
@@ -21,7 +22,7 @@ def test_the_fastest_and_the_slowest_are_dropped():
 
 
 def test_of_equal_times_only_one_is_dropped_on_each_side():
-    assert average_olympic([5.0, 5.0, 5.0]) == 5.0
+    assert olympic_mean([5.0, 5.0, 5.0]) == 5.0
     runs = make_repeated(make_children((40.0, 40.0, 40.0, 40.0))).repeated.runs
     assert sum(run.counted for run in runs) == 2
 

@@ -33,11 +33,16 @@ def score_runs(benchmark: str | None, minutes: Sequence[float | None]) -> Score:
         return Score(None, f"no score: {benchmark} needs {needed} runs, here {_are(len(minutes))}", mean)
     if missed > 1:
         return Score(None, f"no score: {missed} of {needed} runs missed the target, one may", mean)
-    ranked = sorted(range(needed), key=lambda at: math.inf if (value := minutes[at]) is None else value)
+    ranked = rank_times(minutes)
     kept = [value for at in ranked[1:-1] if (value := minutes[at]) is not None]
     slowest = "the slowest, which missed the target," if missed else "the slowest"
     note = f"mean of {len(kept)} of {needed} runs: the fastest and {slowest} are left out"
     return Score(sum(kept) / len(kept), note, mean, (ranked[0], ranked[-1]))
+
+
+def rank_times(times: Sequence[float | None]) -> list[int]:
+    """Return the positions of times, the fastest first; None, which did not reach its target, is the slowest."""
+    return sorted(range(len(times)), key=lambda at: math.inf if (value := times[at]) is None else value)
 
 
 def olympic_mean(values: Sequence[float]) -> float:

@@ -9,7 +9,6 @@ from trainstone.errors import DataError
 from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import Event, parse_line
 
-HEAD_ENDS = ("run_start", "train_samples", "eval_samples")
 RESUMED = "resumed"
 """Our own key: a later start goes on here. One that made up for an evaluation stands before it."""
 AFTER_STEPS = ("epoch_stop", "tracked_stats", "throughput")
