@@ -173,7 +173,13 @@ class ParallelConfig(Section):
     bn_ranks: Annotated[int, Field(ge=1)] = 1
     """Batch norm over the batches of so many neighbouring ranks."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """How long a rank waits for the others."""
+    """How long a rank waits for the others once they have met."""
+    meeting_seconds: Annotated[float, Field(gt=0)] = 45.0
+    """How long ranks wait at the start until all are there."""
+    interface: Annotated[str, Field(min_length=1)] | None = None
+    """Network interface of the traffic between hosts. Absent: the one that leads to the first rank's host."""
+    time_links: bool = True
+    """Time an all-reduce between each pair of hosts at the start."""
 
 
 class TrackingConfig(Section):

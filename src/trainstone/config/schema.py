@@ -1,6 +1,7 @@
-"""What a recipe and a system may say: frozen records, unknown keys refused. The text under a key is its documentation.
+"""What a recipe may say: frozen records, unknown keys refused. The text under a key is its documentation.
 
-A function elsewhere takes the section it needs, never the whole Config. Loading and `--set` are in config/load.py.
+A function elsewhere takes the section it needs, never the whole Config. Loading and `--set` are in config/load.py,
+systems in config/system.py.
 """
 
 from typing import Annotated, Any, Literal
@@ -263,21 +264,6 @@ class Config(Section):
         if self.original_defects and self.original.name == "none":
             raise ValueError(f"original_defects = true: recipe {self.name} brings no original back")
         return self
-
-
-class System(Section):
-    """Where a recipe was meant to run: geometry, and what each recipe changes there."""
-
-    name: str
-    """Name of the system."""
-    summary: str
-    """One line about the machine."""
-    nodes: Annotated[int, Field(ge=1)] = 1
-    """Number of hosts."""
-    devices_per_node: Annotated[int, Field(ge=1)] = 1
-    """Devices a host."""
-    recipe: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """One table for each recipe: the keys it changes on this system."""
 
 
 def change_section(config: Config, section: str, **changes: Any) -> Config:

@@ -60,7 +60,7 @@ def tell_launcher(line: Line) -> tuple[str, ...]:
     shown = " ".join(line.before)
     if len(shown) > MOST_SHOWN:
         shown = f"{shown[:MOST_SHOWN]}…"
-    notes = [f"{shown}: left out but for the number of devices; torchrun, srun and mpirun start ranks here"]
+    notes = [f"{shown}: left out but for the number of devices; `trainstone launch` starts ranks here"]
     if any(word.endswith(("nvprof", "ncu", "nsys")) for word in line.before):
         notes.append("the profiler: `trainstone profile` records steps, telemetry is in every run")
     return (*notes, *tell_unknown_counts(line.before))

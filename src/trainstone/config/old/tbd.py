@@ -25,7 +25,7 @@ FLAGS = (
     Flag("batch_size", "integer", "32", "`train.batch_size`", "of all devices there, of one here: divided by num_gpus"),
     Flag("num_gpus", "integer", "1", "`devices_per_node`", "0: `--device cpu`"),
     Flag("run_eagerly", "switch", "false", "", EXECUTION),
-    Flag("distribution_strategy", "text", "mirrored", "", "ranks are started by torchrun, srun or mpirun"),
+    Flag("distribution_strategy", "text", "mirrored", "", "ranks are started by trainstone launch"),
     Flag("use_synthetic_data", "switch", "false", "`data.source`", "then it is `bench`"),
     Flag("dtype", "text", "fp32", "`train.precision`", "", ("fp32", "fp16", "bf16")),
     Flag("loss_scale", "text", "", "`train.loss_scale`", "a number or dynamic; fp16 without: 128"),

@@ -185,22 +185,21 @@ def tell_ranks(asked: Asked, config: Config, runs: int) -> tuple[str, ...]:
     count = asked.geometry.devices() or 1
     if count == 1:
         return ()
-    if asked.verb == "bench":
-        told = f"the original's {count:,} trained together: trainstone train under torchrun measures those"
-        return (f"bench measures one device; {told}",)
-    if asked.verb != "train":
+    if asked.verb not in ("bench", "train"):
         return ()
     one_node = config.nodes == 1
-    launcher = f"torchrun --nproc-per-node {count} -m" if one_node else "srun"
-    line = f"{launcher} {shlex.join(['trainstone', 'train', FILE, *asked.options])}"
+    places = f"--nodes {config.nodes} --ranks-per-node {config.devices_per_node}"
+    launcher = f"local --ranks {count}" if one_node else f"slurm {places}"
+    line = f"trainstone launch {launcher} -- {shlex.join([asked.verb, FILE, *asked.options])}"
+    if asked.verb == "bench":
+        return (f"bench by itself measures one device; the original's {count:,} worked together: {line}",)
     where = f"{count} devices" if one_node else f"{config.nodes} x {config.devices_per_node} devices"
-    how = "" if one_node else " (srun or mpirun, one rank a device)"
     if runs == 1:
-        return (f"on {where}: {line}{how}",)
+        return (f"on {where}: {line}",)
     last = config.seed + runs - 1
     listed = " ".join(str(seed) for seed in range(config.seed, last + 1))
     seeds = listed if runs <= MOST_SEEDS else f"$(seq {config.seed} {last})"
-    return (f"{runs} runs on {where}: for seed in {seeds}; do {line} --seed $seed; done{how}",)
+    return (f"{runs} runs on {where}: for seed in {seeds}; do {line} --seed $seed; done",)
 
 
 def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:

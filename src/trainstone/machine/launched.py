@@ -1,0 +1,191 @@
+"""What `trainstone launch` tells the ranks that it starts, and what they leave for it in launch/ of the run folder.
+
+Environment variables and small files: they pass through torchrun, mpirun, srun and a container alike.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, LaunchError, PeerLostError, TrainstoneError
+from trainstone.files import dump_json, write_atomically
+from trainstone.machine.ranks import read_rank
+
+RUN = "TRAINSTONE_RUN"
+"""Absolute path of the run folder, the same for all ranks and all attempts."""
+LAUNCH = "TRAINSTONE_LAUNCH"
+"""Name of this launch; a later attempt that has the same knows that the one before is over."""
+BIND = "TRAINSTONE_BIND"
+"""cores: ranks that compute on the CPU divide the cores of their host among themselves and stay on them."""
+RANKS = "TRAINSTONE_RANKS"
+"""How many ranks the world has. A rank that finds another number has not heard its engine."""
+OWN = (RUN, LAUNCH, BIND, RANKS)
+
+VERBS = ("bench", "train", "profile", "eval")
+"""Those whose ranks form one world."""
+ALONE_VERBS = ("sweep",)
+"""Further ones that can be launched where each world has one rank."""
+
+FOLDER = "launch"
+PROGRESS = "progress.txt"
+CODE = "code"
+CAUSE = "cause.txt"
+FAILED = "failed-rank{:04d}.json"
+ECHO_SECONDS = 1.0
+"""For the engine to see the first death before that of a rank which only heard of it."""
+PR_SET_PDEATHSIG = 1
+# Ends that are no failures: an engine that took them for one would start the run again, or kill ranks that still write.
+ORDERLY = (0, EXIT_TARGET, EXIT_RESUMABLE, EXIT_INTERRUPTED)
+
+
+class Failure(NamedTuple):
+    """Why a rank could not go on."""
+
+    rank: int
+    host: str
+    exit_code: int
+    message: str
+    hint: str | None
+    time_seconds: float
+    """Of the Unix epoch."""
+    echo: bool
+    """It failed only because another rank did."""
+
+
+def launched_run() -> Path | None:
+    """Return the run folder that a launcher has chosen; None: nobody has."""
+    path = os.environ.get(RUN)
+    return Path(path) if path else None
+
+
+def launch_name() -> str | None:
+    """Return the name of the launch that this process belongs to."""
+    return os.environ.get(LAUNCH) or None
+
+
+def name_host() -> str:
+    """Return this host's name; Slurm's where it has another, as several slurmd on one host have."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def without_launch(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a child that makes a run of its own."""
+    return {name: value for name, value in environ.items() if name not in OWN}
+
+
+def begin_attempt(verb: str) -> None:
+    """As a rank: take away what it left in an earlier attempt, and end in order if whoever started it is gone.
+
+    Another verb, in a batch script beside the ranks, has no part in the launch.
+    """
+    if verb not in VERBS + ALONE_VERBS:
+        for name in OWN:
+            os.environ.pop(name, None)
+    run = launched_run()
+    if run is None:
+        return
+    end_with_parent()
+    heed_early_signals()
+    refuse_other_world()
+    rank = read_rank().number
+    try:
+        (run / FOLDER / FAILED.format(rank)).unlink(missing_ok=True)
+        if rank == 0:
+            for name in (CODE, CAUSE):
+                (run / FOLDER / name).unlink(missing_ok=True)
+    except OSError:
+        return  # the pre-flight says that the folder cannot be written, by host name
+
+
+def heed_early_signals() -> None:
+    """Let what a scheduler sends while torch is loading, before anybody listens, end this rank in order: resumable."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_RESUMABLE)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, leave)
+
+
+def refuse_other_world() -> None:
+    """Refuse a world of another size than the launcher's: mostly ranks that each take themselves for the only one."""
+    told, found = os.environ.get(RANKS), read_rank().world
+    if told and told != str(found):
+        raise LaunchError(
+            f"on {name_host()} the launcher starts {told} ranks, and this one finds a world of {found}",
+            hint="the engine's variables do not reach the ranks: in a container, is its MPI the one of the host?",
+        )
+
+
+def end_with_parent() -> None:
+    """Let the kernel send SIGTERM to this process when its parent dies, so that none outlives a killed launcher."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def settle_code(code: int) -> int:
+    """Return what this process leaves with: an orderly end is 0 for the engine, its code is for the launcher."""
+    run = launched_run()
+    if run is None or code not in ORDERLY:
+        return code
+    if read_rank().number == 0:
+        # Ranks are stopped by schedulers and launchers; whose Ctrl-C it was the launcher knows.
+        told = EXIT_RESUMABLE if code == EXIT_INTERRUPTED else code
+        write_atomically(run / FOLDER / CODE, f"{told}\n")
+    return 0
+
+
+def read_code(run: Path) -> int | None:
+    """Return the code of an orderly end; None: there was none."""
+    try:
+        return int((run / FOLDER / CODE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def leave_failure(err: Exception) -> None:
+    """Tell the launcher why this rank cannot go on; without a launcher, or where it cannot be written, nothing."""
+    run = launched_run()
+    if run is None:
+        return
+    rank = read_rank().number
+    known = isinstance(err, TrainstoneError)
+    failure = Failure(
+        rank=rank,
+        host=name_host(),
+        exit_code=err.exit_code if isinstance(err, TrainstoneError) else 1,
+        message=err.message if isinstance(err, TrainstoneError) else f"{type(err).__name__}: {err}",
+        hint=err.hint if isinstance(err, TrainstoneError) else None,
+        time_seconds=time.time(),
+        echo=known and isinstance(err, PeerLostError),
+    )
+    try:
+        write_atomically(run / FOLDER / FAILED.format(rank), dump_json(failure._asdict()))
+    except (OSError, TrainstoneError):
+        return  # the engine's output has it as well
+    if failure.echo:
+        time.sleep(ECHO_SECONDS)
+
+
+def read_failures(run: Path) -> list[Failure]:
+    """Return what ranks left, causes before echoes, the earliest first."""
+    found = []
+    for path in sorted((run / FOLDER).glob("failed-rank*.json")):
+        try:
+            found.append(Failure(**json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            continue  # a rank that was killed while it wrote
+    return sorted(found, key=lambda one: (one.echo, one.time_seconds))
+
+
+def forget_attempt(run: Path) -> None:
+    """Take away what an earlier attempt left, before the next one starts."""
+    for path in [*(run / FOLDER).glob("failed-rank*.json"), run / FOLDER / CODE, run / FOLDER / CAUSE]:
+        path.unlink(missing_ok=True)
