@@ -48,16 +48,18 @@ def tell_killed(result: Result) -> Result:
 def judge_speed(result: Result, columns: Columns, summary: StepSummary) -> dict[str, Any]:
     """What a measurement gets that was not completed."""
     title = f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then"
+    throughput = scale_throughput(summary.throughput, result.world.ranks)
     verdict = write_verdict(
         title,
-        summary.throughput,
+        throughput,
         None,
         None,
         device_kind="device",
         precision=str(result.config.get("train", {}).get("precision")),
+        ranks=result.world.ranks,
     )
-    findings = [*result.findings, *check_throughput(summary.throughput, summary.step_seconds)]
-    return {"phases": summary.phases, "findings": findings, "verdict": verdict}
+    findings = [*result.findings, *check_throughput(throughput, summary.step_seconds)]
+    return {"throughput": throughput, "phases": summary.phases, "findings": findings, "verdict": verdict}
 
 
 def tell_learned(result: Result) -> Result:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from trainstone.machine.health import Noise
+from trainstone.results.preflight import Preflight
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import Quality, Repeated
 from trainstone.results.record import Count, Rate, Record, Seconds
@@ -46,6 +47,8 @@ class Process(Record):
     started_utc: str
     starts: Annotated[int, Field(ge=1, le=2**31)] = 1
     """Which start of the run this is: each --resume is one more."""
+    launch: str | None = None
+    """Name of the launch that started it."""
 
 
 class World(Record):
@@ -138,6 +141,20 @@ class Energy(Record):
     joules_per_image: float
     average_watts: float
     meter: str
+
+
+class Communication(Record):
+    """What ranks exchange each step, and what that costs."""
+
+    gradient_bytes: Count
+    """That a rank gives into the exchange, compressed where it is."""
+    bucket_bytes: Count
+    """Gradients are sent when so many are there (parallel.bucket_bytes)."""
+    exposed_seconds: float | None = None
+    """How much longer a step is with the exchange than without; below 0 where noise is larger."""
+    exposed_ci95: tuple[float, float] | None = None
+    share: float | None = None
+    """Of a step with it."""
 
 
 class Loader(Record):
@@ -245,6 +262,7 @@ class Result(Record):
     system: str | None = None
     process: Process
     world: World = World()
+    preflight: Preflight | None = None
     throughput: Throughput | None = None
     step_seconds: StepSeconds | None = None
     utilisation: Utilisation | None = None
@@ -252,6 +270,7 @@ class Result(Record):
     phases: Phases | None = None
     memory: Memory | None = None
     energy: Energy | None = None
+    communication: Communication | None = None
     loader: Loader | None = None
     quality: Quality | None = None
     repeated: Repeated | None = None

@@ -19,13 +19,14 @@ from trainstone.config.load import hash_config, write_toml
 from trainstone.config.schema import Config
 from trainstone.errors import ResultError
 from trainstone.files import dump_json, write_atomically
+from trainstone.machine.launched import launch_name
 from trainstone.results.schema import FORMAT, Kind, Process, Recipe, Result
 
 # A run on another host whose files stand still for so long is taken for dead; telemetry beats every half second.
 STALE_SECONDS = 60.0
 # What is known of the start before only, and judged anew at the end.
 LAST_START: dict[str, Any] = {
-    **dict.fromkeys(("throughput", "step_seconds", "utilisation", "noise", "memory", "energy", "loader")),
+    **dict.fromkeys(("throughput", "step_seconds", "utilisation", "noise", "memory", "energy", "loader", "preflight")),
     "devices": [],
 }
 
@@ -90,19 +91,31 @@ class RunFolder:
         return True
 
 
-def create_run(
-    out: Path, kind: Kind, config: Config, command: str, *, run_id: str | None = None, folder: str | None = None
-) -> RunFolder:
-    """Make runs/<date>-<time>-<recipe>-<four hex digits> with a first result.json of status running.
+def name_run(recipe: str) -> str:
+    """Return a new name for a run: <date>-<time>-<recipe>-<four hex digits>."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.") or "run"
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
 
-    A run that is part of another may be given its id and the name of its folder.
+
+def create_run(
+    out: Path,
+    kind: Kind,
+    config: Config,
+    command: str,
+    *,
+    run_id: str | None = None,
+    folder: str | None = None,
+    there: bool = False,
+) -> RunFolder:
+    """Make a run folder with a first result.json of status running.
+
+    A run that is part of another may be given its id and the name of its folder; `there`: a launcher has made it.
     """
     started = datetime.now(UTC)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.name).strip("-.") or "run"
-    run_id = run_id or f"{started.astimezone():%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
+    run_id = run_id or name_run(config.name)
     path = out / (folder or run_id)
     try:
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=there)
         result = Result(
             kind=kind,
             run_id=run_id,
@@ -110,7 +123,10 @@ def create_run(
             status="running",
             recipe=Recipe(name=config.name, version=config.version, sha256=hash_config(config)),
             process=Process(
-                host=socket.gethostname(), pid=os.getpid(), started_utc=started.isoformat(timespec="seconds")
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                started_utc=started.isoformat(timespec="seconds"),
+                launch=launch_name(),
             ),
         )
         run = RunFolder(path, result)
@@ -128,16 +144,16 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
     result = read_result(path)
     if result.kind != kind:
         raise ResultError(f"{path} is a run of {result.kind}, which cannot be resumed", hint=f"{kind} runs can")
-    if result.status == "running":
-        writer = result.process
-        raise ResultError(
-            f"{path} is still running: process {writer.pid} on {writer.host}", hint="wait for it, or stop it first"
-        )
+    launch = launch_name()
+    # An attempt of the same launch is over: the engine starts no other before.
+    if launch is None or result.process.launch != launch:
+        refuse_running(path, result)
     process = Process(
         host=socket.gethostname(),
         pid=os.getpid(),
         started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         starts=result.process.starts + 1,
+        launch=launch,
     )
     run = RunFolder(path, result)
     try:
@@ -146,6 +162,15 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
     except OSError as err:
         raise ResultError(f"cannot write into {path}: {err.strerror or err}", hint="who may write there?") from err
     return run
+
+
+def refuse_running(path: Path, result: Result) -> None:
+    """Refuse to write where another process does."""
+    if result.status == "running":
+        writer = result.process
+        raise ResultError(
+            f"{path} is still running: process {writer.pid} on {writer.host}", hint="wait for it, or stop it first"
+        )
 
 
 def find_runs(folder: Path) -> list[Path]:

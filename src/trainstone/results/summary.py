@@ -115,12 +115,16 @@ def write_verdict(
     device_kind: str,
     precision: str,
     feeding: str = "",
+    ranks: int = 1,
 ) -> str:
-    """One sentence that can be quoted."""
+    """One sentence that can be quoted; of several ranks the throughput is that of all, the utilisation the first's."""
     rate = f"{title}: {format_rate(throughput.images_per_second)} images/s"
+    whose = f"this {device_kind}"
+    if ranks > 1:
+        rate, whose = f"{rate} on {ranks} ranks", f"the first {device_kind}"
     parts = [f"{rate} {describe_interval(throughput)}"]
     if utilisation is not None and utilisation.mfu is not None:
-        parts.append(f"{format_percent(utilisation.mfu, 0)} of this {device_kind}'s measured {precision} peak")
+        parts.append(f"{format_percent(utilisation.mfu, 0)} of {whose}'s measured {precision} peak")
     if utilisation is not None and utilisation.limit not in (None, "unknown"):
         parts.append(f"limited by {utilisation.limit}")
     if not throughput.steady and throughput.trend_percent is not None:
@@ -182,7 +186,11 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
     if result.comparison is not None:
         rival = shlex.quote(str(path / "points" / "b" / "config.toml"))
         return f"trainstone bench {config} --against {rival}"
-    return f"trainstone bench {config}" + (f" --runs {len(result.points)}" if result.points else "")
+    # Ranks on other nodes were started by something that the run does not know.
+    launch = (
+        f"launch local --ranks {result.world.ranks} -- " if result.world.ranks > 1 and result.world.nodes == 1 else ""
+    )
+    return f"trainstone {launch}bench {config}" + (f" --runs {len(result.points)}" if result.points else "")
 
 
 def _repeat_sweep(result: schema.Result, path: Path) -> str:

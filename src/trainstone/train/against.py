@@ -29,10 +29,11 @@ from trainstone.results.paired import gather_findings
 from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder, create_run
 from trainstone.train.contrast import SeenBeside, Variant, contrast
+from trainstone.train.failures import keep_record
 from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, Turn, interleave, naming
 from trainstone.train.loop import train_steps
-from trainstone.train.run import keep_record, stop_if
+from trainstone.train.stopping import stop_if
 from trainstone.train.task import apply_process_settings, build_task, open_data, settle_classes
 from trainstone.train.variants import fit_pair, label_pair
 

@@ -10,6 +10,7 @@ from trainstone.data.loader import Loader
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.health import Noise, Pressure, grade_noise
+from trainstone.machine.launched import name_host
 from trainstone.measure.devices import name_device
 from trainstone.measure.flops import roofline_seconds
 from trainstone.measure.peaks import Peaks
@@ -18,11 +19,14 @@ from trainstone.measure.telemetry import Reader
 from trainstone.results import schema
 from trainstone.results.checks import DATA_BOUND_SHARE, check_limits, check_machine, check_throughput, finding
 from trainstone.results.databound import check_feeding, tell_feeding
+from trainstone.results.learning import scale_throughput
 from trainstone.results.samples import HINDRANCES, read_samples, summarise
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, find_limit, summarise_steps, write_verdict
+from trainstone.train.distributed import World, gather
 from trainstone.train.feeding import Alone, judge_feeding
 from trainstone.train.fit import Fitted
+from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 DEVICE_WORDS = {"cpu": "CPU", "cuda": "GPU"}
@@ -45,23 +49,34 @@ class Observed:
     alone: Alone | None = None
     left_out: range = range(0)
     """Steps that were profiled: recorded, and not counted."""
+    world: World | None = None
+    """The ranks that ran together; None: this one alone."""
+    communication: schema.Communication | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many there were."""
+        return self.world.rank.world if self.world else 1
 
 
 def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Observed, *, title: str = "") -> None:
-    """Turn records into the final result and write it. `title`: how its sentence calls what was run, if not usual."""
+    """Turn records into the final result and write it. `title`: how its sentence calls what was run, if not usual.
+
+    Of many ranks all must come here: each describes its device, the first one judges and writes.
+    """
+    before = [*fitted.findings, *(seen.world.findings if seen.world else ())]
     if not len(recorder):
         stopped = finding("interrupted", "stopped before the first step ended")
-        run.update(status="interrupted", findings=[*fitted.findings, stopped])
+        run.update(status="interrupted", findings=[*before, stopped])
         return
-    left_out = slice(seen.left_out.start, seen.left_out.stop)
-    columns = {name: np.delete(column, left_out) for name, column in recorder.columns().items()}
-    summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
-    starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
-    window = float(starts[0]), float(starts[-1] + seconds[-1])
-    telemetry = summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
+    summary, telemetry = summarise_own(fitted, recorder, seen)
     throttled = tell_throttling(telemetry)
-    rate = summary.throughput.images_per_second
-    fed = None
+    devices = gather_devices(seen.world, describe_device(name_host(), fitted, summary, telemetry, seen.reader))
+    status: schema.Status = "interrupted" if seen.interrupted else "ok"
+    if devices is None:
+        run.update(status=status)
+        return
+    throughput, fed = scale_throughput(summary.throughput, seen.ranks), None
     if seen.loader and seen.alone:
         fed = judge_feeding(fitted.config, seen.loader, seen.alone, summary)
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed)
@@ -71,34 +86,60 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
         drifting=summary.drifting,
         throttled=bool(throttled),
     )
-    memory = schema.Memory(
-        peak_device_bytes=seen.memory[0],
-        peak_host_bytes=seen.memory[1],
-        allocator=describe_allocator(),
-        page_faults_per_step=float(np.delete(recorder.page_faults(), left_out)[summary.window].mean()),
-    )
+    memory = describe_memory(recorder, seen, summary.window)
     run.update(
-        status="interrupted" if seen.interrupted else "ok",
-        throughput=summary.throughput,
+        status=status,
+        throughput=throughput,
         step_seconds=summary.step_seconds,
         phases=summary.phases.model_copy(update={"program_seconds": seen.program_seconds}),
         utilisation=utilisation,
         memory=memory,
-        energy=judge_energy(telemetry, rate),
+        energy=sum_energy(devices, throughput.images_per_second),
+        communication=seen.communication,
         loader=fed,
         noise=noise,
-        devices=[describe_device(run.result.process.host, fitted, summary, telemetry, seen.reader)],
+        devices=devices,
         findings=[
-            *fitted.findings,
-            *check_throughput(summary.throughput, summary.step_seconds),
+            *before,
+            *check_throughput(throughput, summary.step_seconds),
             *check_limits(utilisation, None if fed else summary.data_share, throttled),
             *(check_feeding(fed, summary.data_share) if fed else ()),
             *check_setting(fitted, noise, memory),
             *tell_unmeasured(seen.reader.unsupported),
+            *(tell_feeding_left_out(seen) if run.result.kind == "bench" else ()),
             *tell_interruption(seen.interrupted, len(recorder)),
         ],
-        verdict=tell_verdict(fitted, summary, utilisation, noise, fed, title=title),
+        verdict=tell_verdict(fitted, summary, utilisation, noise, fed, title=title, ranks=seen.ranks),
     )
+
+
+def summarise_own(fitted: Fitted, recorder: StepRecorder, seen: Observed) -> tuple[StepSummary, dict[str, Any]]:
+    """Sum up this rank's steps that count, and its telemetry while they ran."""
+    left_out = slice(seen.left_out.start, seen.left_out.stop)
+    columns = {name: np.delete(column, left_out) for name, column in recorder.columns().items()}
+    summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
+    starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
+    window = float(starts[0]), float(starts[-1] + seconds[-1])
+    return summary, summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
+
+
+def describe_memory(recorder: StepRecorder, seen: Observed, window: slice) -> schema.Memory:
+    """Highest use of this rank's device and process, and the page faults of its steady steps."""
+    faults = np.delete(recorder.page_faults(), slice(seen.left_out.start, seen.left_out.stop))
+    return schema.Memory(
+        peak_device_bytes=seen.memory[0],
+        peak_host_bytes=seen.memory[1],
+        allocator=describe_allocator(),
+        page_faults_per_step=float(faults[window].mean()),
+    )
+
+
+def gather_devices(world: World | None, own: schema.Device) -> list[schema.Device] | None:
+    """Return the devices of all ranks on the first; None on others. Alone: this one, which has no rank."""
+    if world is None or world.alone:
+        return [own]
+    devices = gather(world, {**own.model_dump(mode="json"), "rank": world.rank.number})
+    return None if devices is None else [schema.Device.model_validate(one) for one in devices]
 
 
 def tell_verdict(
@@ -109,16 +150,18 @@ def tell_verdict(
     fed: schema.Loader | None = None,
     *,
     title: str = "",
+    ranks: int = 1,
 ) -> str:
-    """The sentence of a run of this configuration."""
+    """The sentence of a run of this configuration; `summary` is that of the first rank."""
     return write_verdict(
         title or WORKLOADS[fitted.config.workload].title(fitted.config),
-        summary.throughput,
+        scale_throughput(summary.throughput, ranks),
         utilisation,
         noise,
         device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
         precision=fitted.config.train.precision,
         feeding=tell_feeding(fed, summary.data_share) if fed else "",
+        ranks=ranks,
     )
 
 
@@ -159,6 +202,16 @@ def judge_energy(telemetry: dict[str, Any], images_per_second: float) -> schema.
     return schema.Energy(joules_per_image=watts / images_per_second, average_watts=watts, meter=telemetry["meter"])
 
 
+def sum_energy(devices: list[schema.Device], images_per_second: float) -> schema.Energy | None:
+    """Energy an image of all devices; absent where one has no counter, or shares it with another rank."""
+    meters = {(device.host, device.label) for device in devices}
+    watts = [device.telemetry.get("average_watts") for device in devices]
+    if len(meters) < len(devices) or any(one is None for one in watts):
+        return None
+    told = {"average_watts": sum(watts), "meter": devices[0].telemetry["meter"]}
+    return judge_energy(told, images_per_second)
+
+
 def describe_device(
     host: str, fitted: Fitted, summary: StepSummary, telemetry: dict[str, Any], reader: Reader
 ) -> schema.Device:
@@ -194,6 +247,26 @@ def tell_throttling(telemetry: dict[str, Any]) -> str | None:
 def tell_unmeasured(unsupported: list[str]) -> list[schema.Finding]:
     """One finding for all that telemetry could not read."""
     return [finding("not-measured", f"telemetry: {'; '.join(unsupported)}")] if unsupported else []
+
+
+def tell_feeding_left_out(seen: Observed) -> list[schema.Finding]:
+    """Findings where several ranks were fed with real pictures: what one rank alone would measure, and the damaged."""
+    if seen.ranks == 1 or seen.loader is None:
+        return []
+    told = f"with {seen.ranks} ranks real pictures are not held against synthetic ones, nor is the loader timed alone"
+    hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
+    return [*tell_skipped(seen.loader), finding("not-measured", told, hint=hint)]
+
+
+def tell_skipped(loader: Loader | None) -> list[schema.Finding]:
+    """A finding where damaged pictures were left out."""
+    if loader is None or not loader.skipped:
+        return []
+    pictures = format_count(len(loader.bad_pictures), "damaged picture")
+    times = format_count(loader.skipped, "time")
+    return [
+        finding("pictures-skipped", f"{pictures} left out, {times} in all, since the last start; log.txt names them")
+    ]
 
 
 def tell_interruption(signal_name: str | None, num_steps: int) -> list[schema.Finding]:

@@ -1,12 +1,11 @@
-"""Many ranks: how they meet, average gradients and agree between steps. Alone, everything here costs nothing.
+"""Many ranks: how they average gradients and agree between steps. Alone, everything here costs nothing.
 
 What ranks tell each other travels as tensors or JSON, never as pickled objects.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.learning import ParallelConfig
-from trainstone.errors import ConfigError, LaunchError, MachineError
-from trainstone.machine.ranks import Meeting, Rank, read_meeting, read_rank
+from trainstone.errors import MachineError, PeerLostError
+from trainstone.machine.ranks import Rank
+from trainstone.results.preflight import Preflight
+from trainstone.results.schema import Finding
 from trainstone.text import printable
 
 TORCH_BUCKET_BYTES = 25 * 2**20
@@ -49,31 +50,17 @@ class World:
     control: Any = None
     """gloo group for small messages between CPUs, beside that of gradients; None: alone."""
     timeout: timedelta = timedelta(minutes=10)
+    leads_host: bool = True
+    """The first of the ranks on its host."""
+    preflight: Preflight | None = None
+    """What the meeting found, on the first rank of many."""
+    findings: tuple[Finding, ...] = ()
+    """What is to be said of it, there."""
 
     @property
     def alone(self) -> bool:
         """No other ranks: nobody to ask."""
         return self.control is None
-
-
-@contextmanager
-def join_world(parallel: ParallelConfig, device: torch.device) -> Iterator[World]:
-    """Meet the other ranks that the launcher started, and part when done. Alone: no process group at all."""
-    rank, timeout = read_rank(), timedelta(seconds=parallel.timeout_seconds)
-    if rank.world == 1:
-        yield World(rank, device)
-        return
-    device = place_device(device, rank)
-    backend = choose_backend(parallel, device)
-    control = meet(rank, read_meeting(), backend, timeout, device)
-    unhurt = False
-    try:
-        yield World(rank, device, control, timeout)
-        unhurt = True
-    finally:
-        # After an error NCCL might wait for ever for kernels whose peers are gone; the process ends soon anyway.
-        if unhurt or backend == "gloo":
-            dist.destroy_process_group()
 
 
 def place_device(device: torch.device, rank: Rank) -> torch.device:
@@ -91,62 +78,12 @@ def place_device(device: torch.device, rank: Rank) -> torch.device:
     return torch.device("cuda", index)
 
 
-def choose_backend(parallel: ParallelConfig, device: torch.device) -> str:
-    """Return nccl for CUDA devices and gloo for others, unless told; refuse what cannot work."""
-    backend = parallel.backend
-    if backend == "auto":
-        backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
-    if backend == "nccl" and device.type != "cuda":
-        raise ConfigError(
-            f"parallel.backend = nccl is for CUDA devices, not for {device.type}", hint="--set parallel.backend=gloo"
-        )
-    if not dist.is_backend_available(backend):
-        raise MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
-    return backend
-
-
-def meet(rank: Rank, meeting: Meeting, backend: str, timeout: timedelta, device: torch.device) -> Any:
-    """Open the process group and return the one for small messages."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    host = f"[{meeting.host}]" if ":" in meeting.host else meeting.host
-    try:
-        dist.init_process_group(
-            backend,
-            # torchrun's agent may be the one who listens there; torch finds that out from its environment.
-            init_method=f"tcp://{host}:{meeting.port}",
-            rank=rank.number,
-            world_size=rank.world,
-            timeout=timeout,
-            device_id=device if backend == "nccl" else None,
-        )
-        return dist.new_group(backend="gloo", timeout=timeout)
-    except RuntimeError as err:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        raise explain_meeting(rank, meeting, err) from err
-
-
-def explain_meeting(rank: Rank, meeting: Meeting, err: RuntimeError) -> LaunchError:
-    """Say who could not meet whom, where and why."""
-    hint = (
-        f"are all {rank.world} ranks started, and can each reach {meeting.host}? "
-        "MASTER_ADDR and MASTER_PORT choose another place, parallel.timeout_seconds how long to wait"
-    )
-    if "EADDRINUSE" in str(err):
-        hint = "another program uses this port: set MASTER_PORT to a free one, the same for all ranks"
-    place = f"{printable(meeting.host)}:{meeting.port}"
-    return LaunchError(
-        f"rank {rank.number} of {rank.world} could not meet the others at {place}: {_first_line(err)}", hint=hint
-    )
-
-
-def explain_peer_error(err: RuntimeError) -> LaunchError | None:
+def explain_peer_error(err: RuntimeError) -> PeerLostError | None:
     """Return what to tell if this error comes from another rank that died or hangs; None: it has another cause."""
     text = str(err).lower()
     if not any(sign in text for sign in PEER_SIGNS):
         return None
-    return LaunchError(
+    return PeerLostError(
         f"another rank died or does not answer: {_first_line(err)}",
         hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
     )
@@ -238,6 +175,11 @@ class Agreement:
             work.wait()
         values: list[int] = tensor.tolist()
         return values
+
+    def settle(self) -> None:
+        """Wait until nothing is under way; what was posted can still be taken."""
+        if self._posted is not None and self._posted[0] is not None:
+            self._posted[0].wait()
 
 
 def average_buffers(buffers: Iterable[Tensor], world: World) -> None:

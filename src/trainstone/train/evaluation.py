@@ -5,7 +5,6 @@ The first rank writes the result. Nothing is learned and nothing timed but the w
 
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +16,8 @@ from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.interrupt import RESUMABLE, Interrupt
+from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import read_rank
 from trainstone.measure.devices import name_device
 from trainstone.results import schema
@@ -26,11 +26,11 @@ from trainstone.results.learning import describe_metric
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.store import RunFolder
-from trainstone.train.distributed import World, broadcast_dict, gather, join_world
+from trainstone.train.distributed import World, broadcast_dict, gather
 from trainstone.train.evaluate import Judged, judge_network
-from trainstone.train.fit import choose_rank_device, fit_engine
-from trainstone.train.refusal import hear_refusal
-from trainstone.train.run import explaining, keep_record
+from trainstone.train.failures import explaining, keep_record
+from trainstone.train.fit import fit_engine
+from trainstone.train.meeting import announce_meeting, meet_all, tell_meeting
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import OTHER_RANK, provide_for_all, share_run, stop_together
 from trainstone.train.task import open_data
@@ -46,11 +46,11 @@ DATA_HINT = "give --data DIR: pictures of the classes that these weights know"
 def run_eval(config: Config, run: RunFolder | None, saved: Saved) -> Iterator[Progress]:
     """Judge saved weights into `run`, which the first rank has (None on others)."""
     started, rank = time.perf_counter(), read_rank()
-    with Interrupt() as interrupt, ExitStack() as files:
+    with Interrupt(RESUMABLE) as interrupt, ExitStack() as files:
         files.enter_context(keep_record(run) if run else explaining())
-        yield Progress("meeting the other ranks" if rank.world > 1 else "reading machine facts")
-        world = files.enter_context(join_world(config.parallel, choose_rank_device(config.device, rank)))
-        hear_refusal(world)
+        yield announce_meeting(rank)
+        world = files.enter_context(meet_all(config, run))
+        yield tell_meeting(world)
         run = share_run(run, world)
         files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
         run.write_machine(read_facts(), read_software())
@@ -62,7 +62,7 @@ def run_eval(config: Config, run: RunFolder | None, saved: Saved) -> Iterator[Pr
         config, device, findings = fit_engine(config, world=rank)
         config = agree_on_precision(config, world)
         run.write_config(config)
-        findings += [finding("checkpoint-damaged", doubt) for doubt in saved.doubts]
+        findings += [*world.findings, *(finding("checkpoint-damaged", doubt) for doubt in saved.doubts)]
         run.update(findings=findings)
         yield Progress("building the network")
         model = load_network(config, device, saved)
@@ -106,7 +106,7 @@ def conclude_eval(
 ) -> None:
     """Write the final result; every rank names its device."""
     device = schema.Device(
-        host=os.uname().nodename, name=name_device(world.device), label=str(world.device), rank=world.rank.number
+        host=name_host(), name=name_device(world.device), label=str(world.device), rank=world.rank.number
     )
     devices = gather(world, device.model_dump(mode="json")) or []
     evaluation = Evaluation(

@@ -8,6 +8,7 @@ import torch
 
 from trainstone.config.schema import Config, change_section
 from trainstone.errors import ConfigError
+from trainstone.machine.binding import bind_cores
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank, count_sharing_ranks
 from trainstone.measure.devices import choose_device, list_devices
@@ -109,7 +110,10 @@ def choose_rank_device(asked: str, world: Rank) -> torch.device:
     """Return the device of this rank: of many on a host, each has the CUDA device of its number there."""
     if world.world > 1 and asked in ("auto", "cuda") and list_devices()[0].startswith("cuda"):
         return place_device(torch.device("cuda"), world)
-    return choose_device(asked)
+    device = choose_device(asked)
+    if device.type == "cpu":
+        bind_cores(world)
+    return device
 
 
 def refuse_contradictions(config: Config) -> None:
@@ -137,6 +141,11 @@ def adapt_engine(
         config = change_section(config, "engine", cuda_graphs=False)
         captured = "engine.cuda_graphs is for measuring (a capture moves the weights): switched off"
         findings.append(finding("engine-adapted", captured))
+    if config.engine.cuda_graphs and world.world > 1:
+        config = change_section(config, "engine", cuda_graphs=False)
+        findings.append(
+            finding("engine-adapted", f"engine.cuda_graphs is for one rank, not for {world.world}: switched off")
+        )
     for key in ("cuda_graphs", "nvtx"):
         if getattr(config.engine, key) and device.type != "cuda":
             config = change_section(config, "engine", **{key: False})

@@ -17,7 +17,8 @@ from trainstone.config.schema import Config, MeasureConfig
 from trainstone.errors import TrainstoneError
 from trainstone.results.paired import ORDER
 from trainstone.results.steps import StepRecord
-from trainstone.train.run import check_loss, explain_torch_error
+from trainstone.train.failures import explain_torch_error
+from trainstone.train.stopping import check_loss
 
 # Short blocks and many rounds: what drifts more slowly than a round cancels out.
 MAX_ROUNDS = 50

@@ -1,7 +1,6 @@
 """Judges a training run and writes its final result: the last phase of train/to_target.py."""
 
 import itertools
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.health import Pressure, grade_noise
+from trainstone.machine.launched import name_host
 from trainstone.measure.devices import name_device
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.telemetry import Reader
@@ -24,6 +24,7 @@ from trainstone.train.conclude import (
     describe_device,
     judge_energy,
     judge_utilisation,
+    tell_skipped,
     tell_throttling,
     tell_unmeasured,
 )
@@ -32,8 +33,6 @@ from trainstone.train.distributed import World, gather
 from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
 from trainstone.train.learn import Setting
-from trainstone.train.task import Task
-from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 ENERGY = ("joules", "energy_seconds", "average_watts", "meter")
@@ -68,7 +67,7 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
     )
     findings = [
         *run.result.findings,
-        *tell_skipped(setting.task),
+        *tell_skipped(setting.task.loader),
         *(tell_left_out(validation, course.history[-1].images, config) if validation and course.history else ()),
         *tell_stop(run, course, signal_name),
     ]
@@ -80,7 +79,7 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
 def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Seen) -> None:
     """Judge the speed as well; every rank describes its device, the first writes."""
     run, world, recorder = setting.run, setting.world, setting.recorder
-    device = schema.Device(host=os.uname().nodename, name=name_device(fitted.device), label=str(fitted.device))
+    device = schema.Device(host=name_host(), name=name_device(fitted.device), label=str(fitted.device))
     summary, telemetry = None, {}
     if len(recorder):  # or stopped before its first step
         columns = recorder.columns()
@@ -148,17 +147,6 @@ def judge_status(course: Course, target: float | None) -> schema.Status:
     if course.stopped:
         return "interrupted"
     return "ok" if target is None else "target_missed"
-
-
-def tell_skipped(task: Task) -> list[schema.Finding]:
-    """A finding where damaged pictures were left out."""
-    if task.loader is None or not task.loader.skipped:
-        return []
-    pictures = format_count(len(task.loader.bad_pictures), "damaged picture")
-    times = format_count(task.loader.skipped, "time")
-    return [
-        finding("pictures-skipped", f"{pictures} left out, {times} in all, since the last start; log.txt names them")
-    ]
 
 
 def tell_stop(run: RunFolder, course: Course, signal_name: str | None) -> list[schema.Finding]:

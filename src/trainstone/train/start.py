@@ -13,6 +13,7 @@ from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Rank
 from trainstone.results import schema
 from trainstone.results.checks import finding
@@ -37,7 +38,7 @@ OTHER_RANK = "a signal to another rank"
 
 def share_run(run: RunFolder | None, world: World) -> RunFolder:
     """Tell all ranks where the run is written; only the first writes its result."""
-    hosts = gather(world, {"host": os.uname().nodename})
+    hosts = gather(world, {"host": name_host()})
     told: dict[str, Any] | None = None
     if run:
         assert hosts is not None  # the first rank has all
@@ -49,15 +50,16 @@ def share_run(run: RunFolder | None, world: World) -> RunFolder:
 
 
 def find_own_processes(world: World) -> set[int]:
-    """Return the ranks' processes on this host, which are not others' work; on other ranks than the first, this one."""
+    """Return the ranks' processes on this host, which are not others' work; on other ranks than the first, its own."""
     here = {"host": os.uname().nodename, "pid": os.getpid()}
     found = gather(world, here) or [here]
-    return {one["pid"] for one in found if one["host"] == here["host"]}
+    own = {one["pid"] for one in found if one["host"] == here["host"]}
+    return own | {os.getppid()} if "TORCHELASTIC_RUN_ID" in os.environ else own  # torchrun looks after them
 
 
 def find_seats(world: World) -> tuple[Seat, ...]:
     """Return where each rank computes, on the first of several; empty otherwise. All ranks must come here."""
-    found = None if world.alone else gather(world, {"host": os.uname().nodename})
+    found = None if world.alone else gather(world, {"host": name_host()})
     hosts = [str(one["host"]) for one in found or ()]
     return tuple(Seat(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts))
 
@@ -71,13 +73,13 @@ def stop_together(interrupt: Interrupt, world: World) -> None:
 
 
 def provide_for_all(config: Config, world: World, interrupt: Interrupt) -> Iterator[Progress]:
-    """Let the first rank make what pictures are missing, while the others wait."""
-    if world.rank.number == 0:
-        for progress in provide_data(config):
+    """Let the first rank make what pictures are missing, then those of hosts that do not see them; others wait."""
+    for mine in (world.rank.number == 0, world.rank.number > 0 and world.leads_host):
+        for progress in provide_data(config) if mine else ():
             yield progress
             if interrupt.asked:  # what was drawn stays, and the next start goes on with it
                 break
-    barrier(world)
+        barrier(world)
     stop_together(interrupt, world)
 
 
@@ -197,7 +199,15 @@ def start_task(
     course.parameters = sum(parameter.numel() for parameter in task.plain.parameters())
     if checkpoint:
         restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
-    batch = WORKLOADS[fitted.config.workload].empty_batch(fitted.config, task.images_per_step // task.accumulate)
+    settle_exchange(task, config, world)
+    return task
+
+
+def settle_exchange(task: Task, config: Config, world: World) -> None:
+    """Before the first step: let gradients come into the order that they are exchanged in from then on."""
+    if world.alone:
+        return
+    batch = WORKLOADS[config.workload].empty_batch(config, task.images_per_step // task.accumulate)
     on_device = tuple(torch.zeros_like(tensor, device=task.device) for tensor in batch)
 
     def run_once() -> None:
@@ -206,7 +216,6 @@ def start_task(
         loss.backward()
 
     settle_buckets(task.model, run_once)
-    return task
 
 
 def check_learning_rate(config: Config, global_batch: int, rank: Rank) -> list[schema.Finding]:

@@ -26,15 +26,16 @@ from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
 from trainstone.train.cadence import Cadence
 from trainstone.train.course import Course
-from trainstone.train.distributed import World, join_world
-from trainstone.train.fit import Fitted, choose_rank_device, fit_to_machine
+from trainstone.train.distributed import World
+from trainstone.train.failures import explaining, keep_record
+from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.learn import Setting, learn
 from trainstone.train.learned import Seen, conclude_training, write_end
+from trainstone.train.meeting import announce_meeting, meet_all, tell_meeting
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.mllog_open import check_division, clear_caches, open_log
 from trainstone.train.original.writers import Writers, open_writers
-from trainstone.train.refusal import hear_refusal
-from trainstone.train.run import explaining, keep_record, sample_device
+from trainstone.train.run import sample_device
 from trainstone.train.start import (
     OTHER_RANK,
     Pictures,
@@ -69,11 +70,12 @@ def run_train(config: Config, run: RunFolder | None, *, strict: bool, resume: bo
     started, rank = time.perf_counter(), read_rank()
     with Interrupt(RESUMABLE) as interrupt, ExitStack() as files:
         files.enter_context(keep_record(run) if run else explaining())
-        yield Progress("meeting the other ranks" if rank.world > 1 else "reading machine facts")
-        device = choose_rank_device(config.device, rank)
-        world = files.enter_context(join_world(config.parallel, device))
-        hear_refusal(world)
+        yield announce_meeting(rank)
+        world = files.enter_context(meet_all(config, run))
+        yield tell_meeting(world)
         run = share_run(run, world)
+        if rank.number:  # as the first rank opened it: this one may have looked while the folder was being made
+            resume = run.result.process.starts > 1
         files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
         run.write_machine(read_facts(), read_software())
         yield from provide_for_all(config, world, interrupt)
@@ -120,7 +122,8 @@ def train_and_judge(
         course = begin_course(config, pictures, rank, checkpoint, run.result.process.starts)
         task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint, network)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
-        findings = [*fitted.findings, *uncleared, *told, *check_learning_rate(config, course.global_batch, rank)]
+        findings = [*fitted.findings, *world.findings, *uncleared, *told]
+        findings += check_learning_rate(config, course.global_batch, rank)
         findings += [*tell_unjudged(pictures, config), *check_division(config, counts, rank)]
         # Not before: a change that a resumed run cannot bear must not stay in its folder.
         run.write_config(config)
@@ -185,7 +188,5 @@ def open_recorder(run: RunFolder, config: Config, world: World, course: Course) 
 
 
 def open_sampler(run: RunFolder, fitted: Fitted, world: World, recorder: StepRecorder, course: Course) -> Telemetry:
-    """Sample this rank's device; ranks that share a CPU have a file each."""
-    shared = fitted.device.type == "cpu" and world.rank.local
-    suffix = f"-rank{world.rank.number:04d}" if shared else ""
-    return sample_device(run, fitted, recorder, time.perf_counter() - course.clock(), suffix)
+    """Sample this rank's device, on the run's clock."""
+    return sample_device(run, fitted, recorder, time.perf_counter() - course.clock(), world.rank)

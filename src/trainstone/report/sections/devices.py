@@ -6,8 +6,9 @@ import numpy as np
 from trainstone.report.blocks import Figure, Section, Table
 from trainstone.report.charts import BLUE, ORANGE, figure, height_of, values
 from trainstone.report.view import RunView
+from trainstone.results.exchange import tell_exchange
 from trainstone.results.schema import Device
-from trainstone.units import format_rate, format_seconds
+from trainstone.units import format_count, format_rate, format_seconds
 
 TELEMETRY = {"clock_mhz": "clock (MHz)", "power_watts": "power (W)", "temp_celsius": "temperature (°C)"}
 
@@ -19,9 +20,11 @@ def build(view: RunView) -> Section | None:
         return None
     medians = [device.step_seconds_median for device in devices if device.step_seconds_median is not None]
     blocks = [draw_devices(devices, float(np.median(medians)))] if len(medians) > 1 else []
-    lead = f"{len(devices)} devices on {len({device.host for device in devices})} hosts."
+    lead = f"{len(devices)} devices on {format_count(len({device.host for device in devices}), 'host')}."
     if len(medians) > 1:
         lead += f" The slowest takes {max(medians) / min(medians):.2f} times as long a step as the fastest."
+    if view.result.communication:
+        lead += f" They exchange {tell_exchange(view.result.communication)}."
     return Section("devices", "Devices", [*blocks, tabulate(devices)], lead)
 
 

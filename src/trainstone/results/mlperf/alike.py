@@ -47,7 +47,7 @@ def check_number(runs: Sequence[LoggedRun]) -> None:
     if count != needed:
         raise ConfigError(
             f"{benchmark} needs {format_count(needed, 'run')}, here {'is' if count == 1 else 'are'} {count}",
-            hint=f"{TRAIN} --runs {needed}; under torchrun: {TRAIN} --seed N, {needed} times"
+            hint=f"{TRAIN} --runs {needed}; many ranks, {needed} times: trainstone launch ... -- train RECIPE --seed N"
             if count < needed
             else f"give {needed}, not the fastest ones",
         )

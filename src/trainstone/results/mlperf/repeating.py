@@ -75,17 +75,15 @@ def list_launcher(world: World) -> str:
         return "trainstone"
     here = max(1, world.ranks // world.nodes)
     if world.nodes == 1:
-        return f"torchrun --nproc-per-node {here} -m trainstone"
-    meeting = '--rdzv-backend c10d --rdzv-id $seed --rdzv-endpoint "$MEETING"'
-    return f"torchrun --nnodes {world.nodes} --nproc-per-node {here} {meeting} -m trainstone"
+        return f"trainstone launch local --ranks {here} --"
+    return f"trainstone launch ${{LAUNCH:-slurm --nodes {world.nodes} --ranks-per-node {here}}} --"
 
 
 def list_node_lines(world: World) -> list[str]:
     """Return what the script says where one node is not enough."""
     return [
-        f"# {tell_world(world)}: a launcher (srun, mpirun, pdsh) must start this script once on each of them,",
-        "# with MEETING=HOST:PORT, a free port of one node. All must see the same folders.",
-        f': "${{MEETING:?set it to HOST:PORT of one of the {world.nodes} nodes, the same on all}}"',
+        f"# {tell_world(world)}: started once, it submits a job to Slurm for each run. All nodes must see this folder.",
+        "# LAUNCH says otherwise: 'slurm --nodes 2 --partition gpu', 'mpi -np 16 --hostfile HOSTS'.",
     ]
 
 
