@@ -1,10 +1,10 @@
 """The errors trainstone raises for its user, and the exit code each one ends the program with.
 
-TrainstoneError       1   never raised itself; an unexpected bug keeps its traceback and also exits 1
+TrainstoneError       1   raised itself only for a bug in another rank; our own keeps its traceback and also exits 1
  ├ ConfigError        2   recipe, --set, flags
  ├ DataError          3   missing, corrupt or wrongly counted data
  ├ MachineError       4   a device, driver, library or instruction this machine lacks
- ├ LaunchError        5   scheduler, rendezvous, a child process that died
+ ├ LaunchError        5   scheduler, rendezvous, a child process that died (PeerLostError: another rank)
  ├ RunError           6   NaN loss, out of memory (OutOfMemoryError), time-out
  └ ResultError        7   unreadable, unwritable or unlike result files
 
@@ -52,6 +52,10 @@ class LaunchError(TrainstoneError):
     """A process that could not be started or that died."""
 
     exit_code = 5
+
+
+class PeerLostError(LaunchError):
+    """Another rank died or does not answer: not the cause, its echo."""
 
 
 class RunError(TrainstoneError):

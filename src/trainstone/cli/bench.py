@@ -4,6 +4,7 @@ import logging
 import re
 import shlex
 import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from trainstone.cli import options
+from trainstone.cli.opening import open_folder
 from trainstone.errors import EXIT_INTERRUPTED, ConfigError, TrainstoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from trainstone.cli.progress import ProgressLine
     from trainstone.config.schema import Config
+    from trainstone.results.progress import Progress
+    from trainstone.results.schema import Kind, Status
     from trainstone.results.store import RunFolder
 
 log = logging.getLogger(__name__)
@@ -67,7 +72,6 @@ def bench(
     from trainstone.config.load import load_config
     from trainstone.log import configure_terminal
     from trainstone.machine.allocator import restart_keeping_memory
-    from trainstone.results.store import create_run
 
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations, data=data)
     load = partial(load_config, system=system, flags=flags)
@@ -76,20 +80,61 @@ def bench(
     if dry_run:
         print_plan(config, rival, out, list_commands(config, runs, strict=strict), as_json=as_json)
         return
-    options.refuse_ranks("bench")
+    check_ranks(rival, runs)
     if config.engine.keep_memory and runs == 1:
         restart_keeping_memory()
     configure_terminal(verbose=verbose, quiet=quiet)
-    run = create_run(out, "bench", config, shlex.join(["trainstone", *sys.argv[1:]]))
-    try:
-        if runs > 1:
+    run = open_first(out, "bench", config)
+    with ending_together(run):
+        if run and runs > 1:
             repeat_run(config, run, runs, strict=strict, quiet=bool(quiet))
+            status = run.result.status
         else:
-            run_here(config, rival, run, strict=strict, quiet=bool(quiet))
+            status = run_here(config, rival, run, strict=strict, quiet=bool(quiet))
+    leave(run, status, as_json=as_json)
+
+
+def check_ranks(rival: Rival | None, runs: int) -> None:
+    """Refuse what several ranks cannot do together, before any work."""
+    from trainstone.machine.ranks import read_rank
+
+    if rival:
+        options.refuse_ranks("bench --against")
+    if runs > 1 and read_rank().world > 1:
+        raise ConfigError(
+            f"--runs starts its runs itself, one after the other; here {read_rank().world} ranks would each do so",
+            hint="start it without a launcher; or each run by itself: torchrun ... -m trainstone bench --seed N",
+        )
+
+
+def open_first(out: Path, kind: "Kind", config: "Config") -> "RunFolder | None":
+    """Make the run folder on the first rank; None on others, which hear of it from the first."""
+    from trainstone.cli.train import telling_ranks
+    from trainstone.machine.ranks import read_rank
+
+    if read_rank().number:
+        return None
+    with telling_ranks(config):
+        return open_folder(out, kind, config)
+
+
+@contextmanager
+def ending_together(run: "RunFolder | None") -> "Iterator[None]":
+    """End with the code of an interrupted run where it was interrupted before there was a result."""
+    try:
+        yield
     except KeyboardInterrupt:
-        print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
+        if run:
+            print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    finish(run, as_json=as_json)
+
+
+def leave(run: "RunFolder | None", status: "Status", *, as_json: bool) -> None:
+    """Let the first rank show the product; all leave with the run's exit code."""
+    if run:
+        finish(run, as_json=as_json)
+    elif status == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def load_rival(
@@ -115,24 +160,34 @@ def load_rival(
     return Rival(other.model_copy(update={"measure": config.measure}), same_recipe=not recipes)
 
 
-def run_here(config: "Config", rival: Rival | None, run: "RunFolder", *, strict: bool, quiet: bool) -> None:
-    """Measure in this process, alone or in turn with a rival."""
+def run_here(config: "Config", rival: Rival | None, run: "RunFolder | None", *, strict: bool, quiet: bool) -> "Status":
+    """Measure in this process, by itself or in turn with a rival; return how it ended."""
     from trainstone.cli.progress import ProgressLine
     from trainstone.results.progress import Progress
 
-    with ProgressLine(quiet=quiet) as line:
+    with ProgressLine(quiet=quiet or run is None) as line:
         line.show(Progress("loading torch"))
         from trainstone.train.against import run_against
         from trainstone.train.run import run_bench
 
-        if rival:
-            going = run_against(config, rival.config, run, same_recipe=rival.same_recipe, strict=strict)
-        else:
-            going = run_bench(config, run, strict=strict)
+        if rival is None:
+            return follow(run_bench(config, run, strict=strict), line)
+        assert run is not None  # two in turn are for one rank
         live = sys.stderr.isatty()
-        for progress in going:
+        for progress in run_against(config, rival.config, run, same_recipe=rival.same_recipe, strict=strict):
             # Off a terminal each new phase is a line, and two in turn change several times a second.
             line.show(progress if live else progress._replace(phase=progress.phase.partition(":")[0]))
+        return run.result.status
+
+
+def follow(going: "Generator[Progress, None, Status]", line: "ProgressLine") -> "Status":
+    """Show the progress of a run to its end; return how it ended."""
+    while True:
+        try:
+            line.show(next(going))
+        except StopIteration as end:
+            status: Status = end.value
+            return status
 
 
 def repeat_run(config: "Config", run: "RunFolder", num_runs: int, *, strict: bool, quiet: bool) -> None:

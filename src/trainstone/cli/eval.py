@@ -1,6 +1,5 @@
 """trainstone eval: what saved weights are worth. Quality, single pictures, inference speed, or a file for others."""
 
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typer.core import TyperCommand
 from trainstone.cli import options
 from trainstone.cli.bench import finish
 from trainstone.cli.compare import spread_to
+from trainstone.cli.opening import open_folder
 from trainstone.cli.train import telling_ranks
 from trainstone.errors import EXIT_INTERRUPTED, ConfigError, DataError
 
@@ -152,7 +152,6 @@ def judge_here(
     from trainstone.cli.progress import ProgressLine
     from trainstone.machine.allocator import restart_keeping_memory
     from trainstone.machine.ranks import read_rank
-    from trainstone.results.store import create_run
 
     if mode == "bench" and read_rank().world > 1:
         raise ConfigError("eval --bench measures one device", hint="start it without a launcher")
@@ -161,7 +160,7 @@ def judge_here(
     run = None
     if first:
         with telling_ranks(config):
-            run = create_run(out, "eval", config, shlex.join(["trainstone", *sys.argv[1:]]))
+            run = open_folder(out, "eval", config)
     try:
         with ProgressLine(quiet=quiet) as line:
             for progress in start(config, run, saved, mode):

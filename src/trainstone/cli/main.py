@@ -1,6 +1,7 @@
 """The command line: verbs, error messages, exit codes. A verb is a file here; it imports heavy things when called."""
 
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from trainstone.cli.compare import CompareCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
 from trainstone.cli.eval import EvalCommand, evaluate
+from trainstone.cli.launch import app as launch
 from trainstone.cli.mlperf import app as mlperf
 from trainstone.cli.profile import profile
 from trainstone.cli.recipes import recipes
@@ -20,6 +22,7 @@ from trainstone.cli.sweep import sweep
 from trainstone.cli.train import train
 from trainstone.errors import TrainstoneError
 from trainstone.machine.affinity import remember_affinity
+from trainstone.machine.launched import begin_attempt, leave_failure, settle_code
 from trainstone.text import printable_lines
 
 app = typer.Typer(
@@ -39,6 +42,7 @@ app.command()(report)
 app.command()(sweep)
 app.command()(train)
 app.add_typer(data)
+app.add_typer(launch)
 app.add_typer(mlperf)
 
 
@@ -65,15 +69,27 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± shall not end a run
     remember_affinity()
+    # torch's own warnings of names it cannot resolve and of ranks that left would stand beside our one message.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
+        begin_attempt(sys.argv[1] if len(sys.argv) > 1 else "")
         app()
+    except SystemExit as end:
+        sys.exit(settle_code(end.code) if isinstance(end.code, int) else end.code)
     except TrainstoneError as err:
         print_error(err)
         sys.exit(err.exit_code)
+    except Exception as err:
+        leave_failure(err)
+        raise
 
 
 def print_error(err: TrainstoneError) -> None:
-    """Print message and hint; further lines of a message are indented, so that none can pass for our own."""
+    """Print message and hint, and leave them for a launcher.
+
+    Further lines of a message are indented, so that none can pass for our own.
+    """
+    leave_failure(err)
     for name, told in (("error: ", err.message), ("hint:  ", err.hint)):
         if told:
             print(name + printable_lines(told).replace("\n", "\n       "), file=sys.stderr)

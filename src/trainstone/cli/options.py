@@ -41,7 +41,7 @@ def refuse_ranks(verb: str) -> None:
     if read_rank().world > 1:
         raise ConfigError(
             f"{verb} measures one process; here {read_rank().world} ranks would each make a run of its own",
-            hint="start it without a launcher; many ranks train together: torchrun ... -m trainstone train",
+            hint="start it without a launcher; of many ranks bench, profile, train and eval make one run together",
         )
 
 

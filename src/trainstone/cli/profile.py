@@ -1,18 +1,17 @@
 """trainstone profile: where the time of a step goes. Arguments -> config -> profiled steps -> analysis -> page."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.bench import finish, print_plan
-from trainstone.errors import EXIT_INTERRUPTED, ConfigError
+from trainstone.cli.bench import ending_together, follow, leave, open_first, print_plan
+from trainstone.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
+    from trainstone.results.schema import Status
     from trainstone.results.store import RunFolder
 
 # A trace grows by 1 to 10 MB a step; nobody reads more of them.
@@ -55,7 +54,6 @@ def profile(
     from trainstone.config.load import load_config
     from trainstone.log import configure_terminal
     from trainstone.machine.allocator import restart_keeping_memory
-    from trainstone.results.store import create_run
 
     flags = options.collect_flags(seed=seed, device=device, data=data) | ({"engine.nvtx": True} if nvtx else {})
     config = load_config(recipe, settings=settings, system=system, flags=flags)
@@ -66,21 +64,18 @@ def profile(
     if config.engine.keep_memory:
         restart_keeping_memory()
     configure_terminal(verbose=verbose, quiet=quiet)
-    run = create_run(out, "profile", config, shlex.join(["trainstone", *sys.argv[1:]]))
-    try:
-        profile_here(config, run, start, iterations, cores=cores, strict=strict, quiet=bool(quiet))
-    except KeyboardInterrupt:
-        print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    finish(run, as_json=as_json)
+    run = open_first(out, "profile", config)
+    with ending_together(run):
+        status = profile_here(config, run, start, iterations, cores=cores, strict=strict, quiet=bool(quiet))
+    leave(run, status, as_json=as_json)
 
 
 def check_asked(config: "Config", *, cores: bool) -> None:
     """Refuse what cannot be done, before any work."""
     if cores and config.engine.nvtx:
         raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
-    options.refuse_ranks("profile")
     if cores:
+        options.refuse_ranks("profile --cores")
         from trainstone.launch.ncu import check_permission, find_ncu
 
         find_ncu()
@@ -88,20 +83,28 @@ def check_asked(config: "Config", *, cores: bool) -> None:
 
 
 def profile_here(
-    config: "Config", run: "RunFolder", start: int | None, iterations: int, *, cores: bool, strict: bool, quiet: bool
-) -> None:
-    """Profile in this process; for --cores then in one under ncu."""
+    config: "Config",
+    run: "RunFolder | None",
+    start: int | None,
+    iterations: int,
+    *,
+    cores: bool,
+    strict: bool,
+    quiet: bool,
+) -> "Status":
+    """Profile in this process; for --cores then in one under ncu. Return how it ended."""
     from trainstone.cli.progress import ProgressLine
     from trainstone.results.progress import Progress
 
-    with ProgressLine(quiet=quiet) as line:
+    with ProgressLine(quiet=quiet or run is None) as line:
         line.show(Progress("loading torch"))
         from trainstone.train.profiling import run_profile
 
-        for progress in run_profile(config, run, start=start, iterations=iterations, cores=cores, strict=strict):
-            line.show(progress)
-        if cores:
+        going = run_profile(config, run, start=start, iterations=iterations, cores=cores, strict=strict)
+        status = follow(going, line)
+        if cores and run:
             from trainstone.launch.ncu import add_cores
 
             for progress in add_cores(run):
                 line.show(progress)
+        return status

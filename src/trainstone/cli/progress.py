@@ -1,8 +1,12 @@
-"""The progress line on stderr: live on a terminal, a plain line every few seconds elsewhere, nothing with -q."""
+"""The progress line on stderr: live on a terminal, a plain line every few seconds elsewhere, nothing with -q.
+
+Under `trainstone launch` it goes to a file, which the launcher shows: an engine's own output is not for reading.
+"""
 
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +14,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from trainstone.machine.launched import FOLDER, PROGRESS, launched_run
 from trainstone.results.learning import format_epoch, format_metric, name_metric
 from trainstone.results.progress import Progress
 from trainstone.text import printable
@@ -17,6 +22,8 @@ from trainstone.units import format_bytes, format_percent, format_rate, format_s
 
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.2
+RELAY_SECONDS = 2.0
+"""Under a launcher: the file may lie on a network."""
 
 
 class ProgressLine:
@@ -29,6 +36,8 @@ class ProgressLine:
         self._shown_at = float("-inf")
         self._phase = ""
         self._work_began = (0.0, 0)
+        run = launched_run() if not quiet else None
+        self._relay = run / FOLDER / PROGRESS if run is not None else None
 
     def __enter__(self) -> Self:
         if not self._quiet and self._console.is_terminal:
@@ -60,14 +69,18 @@ class ProgressLine:
         if self._quiet:
             return False
         now = time.monotonic()
-        interval = LIVE_SECONDS if self._status is not None else PLAIN_SECONDS
+        interval = PLAIN_SECONDS if self._status is None else LIVE_SECONDS
+        interval = interval if self._relay is None else RELAY_SECONDS
         if phase == self._phase and now - self._shown_at < interval:
             return False
         self._shown_at, self._phase = now, phase
         return True
 
     def _draw(self, text: str) -> None:
-        if self._status is not None:
+        if self._relay is not None:
+            with suppress(OSError), self._relay.open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        elif self._status is not None:
             self._status.update(Text(text))
         else:
             print(text, file=sys.stderr, flush=True)

@@ -2,12 +2,12 @@
 
 import shlex
 import socket
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainstone.cli.bench import show
+from trainstone.cli.opening import open_folder, tell_command
 from trainstone.errors import ConfigError, ResultError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool,
     if repeated and read_rank().world > 1:
         raise ConfigError(
             f"--runs starts its runs itself, one after the other; here {read_rank().world} ranks would each do so",
-            hint="start it without a launcher; or each run by itself: torchrun ... -m trainstone train --seed N",
+            hint="start it without a launcher; or each run by itself: trainstone launch ... -- train ... --seed N",
         )
     return repeated
 
@@ -70,9 +70,8 @@ def run_all(
 def begin(config: "Config", repeated: "Repeated", out: Path, held: ExitStack) -> "RunFolder":
     """Make the folder that holds all runs."""
     from trainstone.launch.unfinished import hold
-    from trainstone.results.store import create_run
 
-    run = create_run(out, "train", config, tell_command())
+    run = open_folder(out, "train", config)
     held.enter_context(hold(run.path))
     run.update(repeated=repeated)
     return run
@@ -106,8 +105,3 @@ def refuse_running_elsewhere(path: Path) -> None:
                 f"{path / child.folder} is still running: process {writer.pid} on {writer.host}",
                 hint="wait for it, or stop it first",
             )
-
-
-def tell_command() -> str:
-    """Return the command line as it was given."""
-    return shlex.join(["trainstone", *sys.argv[1:]])

@@ -18,6 +18,7 @@ from trainstone.cli.sparkline import draw_sparkline
 from trainstone.cli.sweeping import print_sweep
 from trainstone.errors import ResultError
 from trainstone.results.checks import describe_first_step
+from trainstone.results.exchange import tell_exchange
 from trainstone.results.schema import Finding, Result
 from trainstone.results.series import StepSeries, sample_steps
 from trainstone.results.summary import describe_interval, describe_rate, describe_repeat, describe_setting
@@ -152,6 +153,8 @@ def _step_rows(result: Result) -> Iterator[tuple[str, str]]:
         )
     if phases and phases.compile_seconds is not None:
         yield "compile", format_seconds(phases.compile_seconds)
+    if result.communication:
+        yield "exchange", tell_exchange(result.communication)
 
 
 def _machine_rows(result: Result) -> Iterator[tuple[str, str]]:

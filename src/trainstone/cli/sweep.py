@@ -11,6 +11,7 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.bench import finish
+from trainstone.cli.opening import open_folder
 from trainstone.errors import ConfigError, ResultError
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ def open_run(plan: "Plan", named: Path | None, out: Path, held: ExitStack, *, qu
     """Take up the sweep that is named or has the same plan, or begin a new one; hold its folder until the end."""
     from trainstone.launch.unfinished import find_unfinished, hold
     from trainstone.machine.facts import read_software
-    from trainstone.results.store import create_run
 
     path = named or find_unfinished(out, plan)
     if path is not None:
@@ -129,7 +129,7 @@ def open_run(plan: "Plan", named: Path | None, out: Path, held: ExitStack, *, qu
             return take_up(plan, path, quiet=quiet)
         if named:
             raise ResultError(f"{path} is being gone on with by another process", hint="wait for its end")
-    run = create_run(out, "sweep", plan.config, tell_command())
+    run = open_folder(out, "sweep", plan.config)
     held.enter_context(hold(run.path))
     run.update(sweep=plan.sweep, software=read_software())
     return plan, run
@@ -202,8 +202,3 @@ def list_commands(plan: "Plan", run: Path, due: dict[str, list[str]] | None) -> 
         if verbs:
             rows.append({"order": point.order, "label": point.label, "commands": commands})
     return rows
-
-
-def tell_command() -> str:
-    """Return the command line as it was given."""
-    return shlex.join(["trainstone", *sys.argv[1:]])

@@ -1,6 +1,5 @@
 """trainstone train: train until the target is reached, honestly timed; survives being killed."""
 
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.bench import print_plan, show
+from trainstone.cli.opening import find_begun, open_folder, tell_command
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ConfigError, TrainstoneError
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ def train(
 
     flags = options.collect_flags(seed=seed, device=device, data=data)
     flags |= {key: value for key, value in (("stop.seconds", seconds), ("stop.steps", iterations)) if value is not None}
+    begun = find_begun() if resume is None else None
+    if begun:  # what it has settled stays settled
+        recipe, resume, system, settings = None, begun, None, [one for one in settings if not one.endswith("auto")]
     config, changed = load_asked(recipe, resume, settings, system, flags), bool(settings or flags or system)
     repeated = plan_runs(config, resume, runs, strict=strict, changed=changed)
     if dry_run:
@@ -132,11 +135,10 @@ def load_asked(
 
 def open_run(config: "Config", resume: Path | None, out: Path) -> "RunFolder":
     """Make a run folder, or take up the one that is resumed."""
-    from trainstone.results.store import create_run, reopen_run
+    from trainstone.results.store import reopen_run
 
-    command = shlex.join(["trainstone", *sys.argv[1:]])
     with telling_ranks(config):
-        return create_run(out, "train", config, command) if resume is None else reopen_run(resume, "train", command)
+        return open_folder(out, "train", config) if resume is None else reopen_run(resume, "train", tell_command())
 
 
 @contextmanager

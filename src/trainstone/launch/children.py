@@ -5,6 +5,7 @@ A child of its own, because a CPU out of memory is a SIGKILL and because two run
 
 import json
 import logging
+import os
 import shlex
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from trainstone.config.schema import Config
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.log import log_into
 from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.launched import without_launch
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
 from trainstone.results.repeat import combine_runs
@@ -101,7 +103,10 @@ def run_child(command: list[str], label: str, interrupt: Interrupt) -> Generator
     """Run a command to its end; whoever asks to stop is heard, and the child told."""
     log.info("starting %s", shlex.join(command))
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child, no_survivor(child):
+    with (
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=without_launch(os.environ)) as child,
+        no_survivor(child),
+    ):
         told_to_stop, asked_seconds = False, 0.0
         while True:
             try:

@@ -19,7 +19,7 @@ from trainstone.launch.children import Ended, child_command, explain_failure, re
 from trainstone.launch.points import Plan, PlannedPoint, configure, settle
 from trainstone.launch.timehistory import write_timehistory
 from trainstone.log import log_into
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.interrupt import RESUMABLE, Interrupt
 from trainstone.machine.oom import Kills, count_kills, may_be_memory
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
@@ -45,7 +45,7 @@ class Stopped(Exception):
 
 def run_sweep(plan: Plan, run: RunFolder) -> Iterator[Progress]:
     """Run what is left of a plan into a run folder, which has the rows of an earlier start where there was one."""
-    with Interrupt() as interrupt, log_into(run.path / "log.txt"):
+    with Interrupt(RESUMABLE) as interrupt, log_into(run.path / "log.txt"):
         work = Work(plan, run, interrupt)
         try:
             for point in plan.points:

@@ -1,0 +1,167 @@
+"""What the engines of `trainstone launch` have in common: dry run, progress, the end."""
+
+import secrets
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from trainstone.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_RESUMABLE,
+    ConfigError,
+    DataError,
+    MachineError,
+    ResultError,
+    TrainstoneError,
+)
+from trainstone.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from trainstone.launch.engine import Plan
+    from trainstone.launch.verb import Verb
+    from trainstone.machine.interrupt import Interrupt
+
+PLAIN_SECONDS = 5.0
+End = TypeVar("End")
+# A start more would meet the same: the recipe, the data, the machine or the disk is to be mended first.
+LASTING = (ConfigError, DataError, MachineError, ResultError)
+
+
+class Relay:
+    """Shows lines of progress that ranks write: live on a terminal, else a line every few seconds; -q: none."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = Console(file=sys.stderr)
+        self._status: Status | None = None
+        self._phase, self._shown_at = "", float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, line: str) -> None:
+        """Show a line, if it is time to."""
+        if self._quiet:
+            return
+        if self._console.is_terminal:
+            if self._status is None:
+                self._status = self._console.status("starting")
+                self._status.start()
+            self._status.update(Text(printable(line)))
+            return
+        phase, now = line.partition(" · ")[0], time.monotonic()
+        if phase != self._phase or now - self._shown_at >= PLAIN_SECONDS:
+            self._phase, self._shown_at = phase, now
+            print(printable(line), file=sys.stderr, flush=True)
+
+
+def name_launch(engine: str) -> str:
+    """Return a new name for a launch."""
+    return f"{engine}-{secrets.token_hex(4)}"
+
+
+def print_plan(plan: "Plan", verb: "Verb") -> None:
+    """--dry-run."""
+    from trainstone.cli.output import print_json
+    from trainstone.launch.engine import write_script
+
+    if verb.as_json:
+        config = verb.config.model_dump(mode="json", exclude_none=True)
+        environment = dict(plan.environment)
+        print_json({"command": plan.command, "environment": environment, "prologue": plan.prologue, "config": config})
+    else:
+        print(printable_script(write_script(plan)), end="")
+
+
+def printable_script(script: str) -> str:
+    """Return a script as a terminal may show it."""
+    return "".join(f"{printable(line)}\n" for line in script.splitlines())
+
+
+def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
+    """Run it, show what came of it, and leave with the run's exit code."""
+    from trainstone.machine.interrupt import RESUMABLE, Interrupt
+
+    for note in plan.notes:
+        print(f"note:  {printable(note)}", file=sys.stderr)
+    if verbose:
+        from trainstone.launch.engine import write_script
+
+        print(printable_script(write_script(plan)), end="", file=sys.stderr)
+    try:
+        with Interrupt(RESUMABLE) as interrupt:
+            code = follow(plan, run, interrupt, quiet=verb.quiet)
+    except KeyboardInterrupt:
+        print(f"interrupted; what there is lies in {run}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    show_result(run, as_json=verb.as_json)
+    raise typer.Exit(code)
+
+
+def follow(plan: "Plan", run: Path, interrupt: "Interrupt", *, quiet: bool) -> int:
+    """Start the engine, again where that may help after a rank failed, and return how the run ended."""
+    from trainstone.launch.aftermath import settle
+    from trainstone.launch.engine import run_plan
+    from trainstone.machine.launched import LAUNCH, forget_attempt
+
+    for attempt in range(1, plan.attempts + 1):
+        with Relay(quiet=quiet) as relay, closing(run_plan(plan, run, interrupt)) as going:
+            code, text = drain(going, relay)
+        try:
+            ended = settle(
+                run, text, plan.engine, code, stopped=interrupt.asked is not None, launch=plan.environment[LAUNCH]
+            )
+            return told_code(ended, interrupt.asked)
+        except TrainstoneError as err:
+            if interrupt.asked or isinstance(err, LASTING) or attempt == plan.attempts:
+                raise
+            print(f"{err.message}; start {attempt + 1} of at most {plan.attempts}", file=sys.stderr)
+            forget_attempt(run)
+    raise AssertionError("there is at least one attempt")
+
+
+def drain(going: "Generator[str, None, End]", relay: Relay) -> End:
+    """Show all that comes; return what it ends with."""
+    while True:
+        try:
+            relay.show(next(going))
+        except StopIteration as end:
+            value: End = end.value
+            return value
+
+
+def told_code(code: int, signal: str | None) -> int:
+    """Ranks are always stopped as by a scheduler; that it was Ctrl-C only the launcher knows."""
+    return EXIT_INTERRUPTED if code == EXIT_RESUMABLE and signal == "SIGINT" else code
+
+
+def show_result(run: Path, *, as_json: bool) -> None:
+    """Print the product; the first rank has written the page."""
+    from trainstone.cli.output import print_json
+    from trainstone.cli.summary import print_result
+    from trainstone.results.store import read_result
+
+    if not (run / "result.json").is_file():
+        print(f"nothing was begun in {run}", file=sys.stderr)
+        return
+    result = read_result(run)
+    if as_json:
+        print_json(result.model_dump(mode="json", exclude_none=True))
+    else:
+        print_result(result, run)

@@ -1,0 +1,110 @@
+"""The verb that ranks are to run: taken apart as far as the launcher must know, and asked for its plan beforehand."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainstone.config.load import load_system
+from trainstone.config.schema import Config
+from trainstone.config.system import System
+from trainstone.errors import ConfigError
+from trainstone.launch.children import TRAINSTONE, Ended, explain_failure
+from trainstone.machine.launched import ALONE_VERBS, VERBS
+
+WITHOUT_SYSTEM = ("eval",)
+"""Those that take no --system: the weights bring their configuration. The launcher takes the geometry from it."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What every rank runs."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """As ranks get them: what only concerns the launcher is taken out."""
+    config: Config
+    out: Path
+    resume: Path | None
+    system: System | None
+    as_json: bool
+    quiet: bool
+    dry_run: bool
+
+    def command(self, python: str = TRAINSTONE[0]) -> list[str]:
+        """Return the command line of a rank."""
+        return [python, *TRAINSTONE[1:], self.name, *self.arguments]
+
+
+def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = None) -> Verb:
+    """Take a command line apart and let the verb itself check it; its own mistakes keep their message and code.
+
+    `system`: given to the launcher, for the verb as well. `ranks`: of one world, where it is known.
+    """
+    allowed = VERBS if ranks != 1 else (*VERBS, *ALONE_VERBS)
+    if not words or words[0] not in allowed:
+        named = repr(words[0]) if words else "nothing"
+        raise ConfigError(
+            f"{named} cannot be launched on many ranks; {', '.join(allowed)} can",
+            hint="for example: trainstone launch local --ranks 2 -- train demo-classify",
+        )
+    name, rest = words[0], list(words[1:])
+    as_json, quiet = _take_flag(rest, "--json"), _take_flag(rest, "--quiet", "-q")
+    dry_run = _take_flag(rest, "--dry-run")
+    theirs = _find_value(rest, "--system")
+    if system is not None and theirs is not None and theirs != system:
+        raise ConfigError(f"--system {system} and --system {theirs}", hint="give one of them")
+    if system is not None and theirs is None and name not in WITHOUT_SYSTEM:
+        rest += ["--system", system]
+    refuse_alone(rest)
+    resume, chosen = _find_value(rest, "--resume"), system or theirs
+    return Verb(
+        name=name,
+        arguments=tuple(rest),
+        config=ask_plan(name, rest),
+        out=Path(_find_value(rest, "--out") or "runs"),
+        resume=Path(resume) if resume else None,
+        system=load_system(chosen) if chosen else None,
+        as_json=as_json,
+        quiet=quiet,
+        dry_run=dry_run,
+    )
+
+
+def refuse_alone(words: Sequence[str]) -> None:
+    """Refuse what ranks cannot do together."""
+    if (_find_value(words, "--runs") or "1") != "1":
+        raise ConfigError(
+            "--runs starts worlds of its own, one after the other", hint="launch one run for each --seed instead"
+        )
+    for option in ("--predict", "--export"):
+        if any(word == option or word.startswith(f"{option}=") for word in words):
+            raise ConfigError(f"{option} is the work of one process", hint="start it without `trainstone launch`")
+
+
+def ask_plan(name: str, arguments: Sequence[str]) -> Config:
+    """Return the configuration that the verb would run with; raise its error where it would not run."""
+    command = [*TRAINSTONE, name, *arguments, "--dry-run", "--json"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise explain_failure(name, Ended(asked.returncode, asked.stdout, asked.stderr))
+    return Config.model_validate_json(json.dumps(json.loads(asked.stdout)["config"]))
+
+
+def _take_flag(words: list[str], *names: str) -> bool:
+    """Remove a flag; say whether it was there."""
+    found = any(word in names for word in words)
+    words[:] = [word for word in words if word not in names]
+    return found
+
+
+def _find_value(words: Sequence[str], name: str) -> str | None:
+    """Return the value of an option, as --name VALUE or --name=VALUE; the last counts."""
+    value = None
+    for place, word in enumerate(words):
+        if word == name and place + 1 < len(words):
+            value = words[place + 1]
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value
