@@ -52,6 +52,7 @@ class Nursery:
         # No launcher of this machine reaches the children.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
         environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+        environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # the command line sets it before it imports torch
         self._parent = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],
             env=keeping_environment(environment),  # a fork cannot restart itself to keep its memory
@@ -85,8 +86,12 @@ class Nursery:
         cwd: Path | None = None,
         terminal: str | None = None,
         whole: bool = False,
+        prepare: str = "",
     ) -> Child:
-        """Start `trainstone` with arguments; `terminal` takes its output, `whole` leaves nothing out."""
+        """Start `trainstone` with arguments; `terminal` takes its output, `whole` leaves nothing out.
+
+        `prepare`: what the child does before, in Python.
+        """
         self._count += 1
         out, err = (self.folder / f"{self._count}.{kind}" for kind in ("out", "err"))
         out.touch()
@@ -99,6 +104,7 @@ class Nursery:
             "err": terminal or str(err),
             "ignore": list(ignore),
             "whole": whole,
+            "prepare": prepare,
         }
         return Child(self, self.ask(question)["pid"], out, err)
 
@@ -139,6 +145,7 @@ def serve() -> None:
     import trainstone.report.page
     import trainstone.train.against
     import trainstone.train.inference
+    import trainstone.train.profiling
     import trainstone.train.to_target  # noqa: F401
     from trainstone.cli.main import main
 
@@ -168,10 +175,10 @@ def leave_out() -> None:
     """Measure no peak and draw no page."""
     import trainstone.cli.bench
     from trainstone.measure.peaks import Peaks
-    from trainstone.train import inference, run, to_target
+    from trainstone.train import inference, profiling, run, to_target
 
     vars(trainstone.cli.bench)["write_page"] = lambda _run: None
-    for module in (run, to_target, inference):
+    for module in (run, to_target, inference, profiling):
         vars(module)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
@@ -206,6 +213,7 @@ def be_child(question: dict[str, Any], outputs: list[int], main: Callable[[], No
         sys.argv = ["trainstone", *question["arguments"]]
         if not question["whole"]:
             leave_out()
+        exec(question["prepare"], {})
         main()
         code = 0
     except SystemExit as end:

@@ -10,11 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from command import ROOT
+
+if TYPE_CHECKING:
+    from trainstone.config.learning import ParallelConfig
+    from trainstone.train.distributed import World
 
 # argv: file, function, where to write, arguments
 CALL = """
@@ -98,3 +103,14 @@ def find_free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
+    """Meet the other ranks on the CPU, with no run."""
+    from trainstone.config.load import load_config
+    from trainstone.train.meeting import meet_all
+
+    config = load_config("demo-classify").model_copy(update={"parallel": parallel, "device": "cpu"})
+    with meet_all(config, None) as world:
+        yield world

@@ -13,6 +13,7 @@ from trainstone.cli.main import app
 
 COMMON = {"--set", "--system", "--out", "--seconds", "--runs", "--seed", "--device", "--strict", "--dry-run", "--json"}
 LOUDNESS = {"--verbose", "-v", "--quiet", "-q"}
+LAUNCH = {"--max-restarts", "--system", "--dry-run", "--verbose", "-v"}
 WORK = {"--workers", "--json", "--quiet", "-q"}
 TREATMENT = {"--limit", "--resize", "--quality", "--shards", "--no-repair", "--on-bad"}
 SURFACE = {
@@ -54,6 +55,31 @@ SURFACE = {
         ["checkpoint"],
         (COMMON | LOUDNESS | {"--recipe", "--data", "--predict", "--top", "--bench", "--export"})
         - {"--system", "--runs", "--seed", "--strict"},
+    ),
+    "launch local": (["words"], LAUNCH | {"--ranks", "-np"}),
+    "launch mpi": (
+        ["words"],
+        LAUNCH | {"--ranks", "-np", "--host", "-H", "--hostfile", "--container", "--mpirun"},
+    ),
+    "launch slurm": (
+        ["words"],
+        {
+            "--nodes",
+            "--ranks-per-node",
+            "--partition",
+            "--time",
+            "--account",
+            "--gres",
+            "--container",
+            "--requeue",
+            "--prologue",
+            "--fleet",
+            "--sbatch",
+            "--max-restarts",
+            "--detach",
+            "--system",
+            "--dry-run",
+        },
     ),
     "mlperf check": (["paths"], {"--ruleset", "--keep", "--json"}),
     "mlperf package": (["runs"], {"--out", "--name", "--field", "--ruleset", "--json"}),

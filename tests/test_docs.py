@@ -63,6 +63,8 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
         write_closed_log(tmp_path / "runs" / "a" / "mlperf.log", seed=1)
     if arguments[0] in ("bench", "sweep", "profile", "train", "eval"):
         arguments.append("--dry-run")
+    if arguments[0] == "launch":
+        arguments.insert(2, "--dry-run")
     if "--aa" in arguments:
         # Enough for six pairs of blocks even where another process takes a core.
         arguments += ["--seconds", "10", "--set", "model.depth=18", "--set", "data.image_size=32"]

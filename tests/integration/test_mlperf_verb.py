@@ -22,10 +22,10 @@ def published() -> Path:
 
 
 def test_the_documents_first_example_works_on_eight_devices(quick, tmp_path):
-    """As one of eight ranks that torchrun started; --runs would be refused there."""
+    """As one of eight ranks; --runs would be refused there."""
     block = re.search(r"```sh\n(.*?)```", (ROOT / "docs/mlperf.md").read_text(), re.DOTALL)
     assert block is not None
-    loop = re.search(r"for seed in ([\d ]+); do torchrun --nproc-per-node 8 -m trainstone (.*); done", block[1])
+    loop = re.search(r"for seed in ([\d ]+); do trainstone launch local --ranks 8 -- (.*); done", block[1])
     assert loop is not None
     assert len(set(loop[1].split())) == 5
     words = loop[2].replace("$seed", loop[1].split()[-1]).replace("IMAGENET", str(tmp_path)).split()

@@ -153,7 +153,7 @@ def test_without_pictures_there_is_nothing_to_learn(nursery: Nursery, tmp_path: 
 def test_a_set_must_fit_the_network_and_have_something_to_validate_with(
     nursery: Nursery, missed: tuple[Path, Finished], tmp_path: Path
 ):
-    (drawn,) = (nursery.folder / "cache/data").iterdir()
+    (drawn,) = (nursery.folder / "cache/data").glob("*-96-43-*")  # that of `missed`
     many = train(nursery, tmp_path / "1", "--data", str(drawn), model__num_classes=5)
     assert many.code == 3
     assert f"{drawn} has 10 classes, the network 5" in many.err

@@ -91,11 +91,12 @@ def test_exports_before_the_program_are_read_and_a_missing_file_is_refused():
 
 def test_several_runs_on_several_devices_are_a_loop():
     told = tell_old("mlperf-resnet50", [*mlperf_words("dgxa100"), "NEXP=5"])
-    loop = "for seed in 1 2 3 4 5; do torchrun --nproc-per-node 8 -m trainstone train FILE.toml --seed $seed; done"
-    assert has(told, "5 runs on 8 devices", loop)
+    launch = "trainstone launch local --ranks 8 -- train FILE.toml"
+    assert has(told, f"5 runs on 8 devices: for seed in 1 2 3 4 5; do {launch} --seed $seed; done")
     assert "--runs" not in told.command + told.file_command
     many = tell_old("mlperf-resnet50", [*mlperf_words("dgxa100-8x8"), "NEXP=50", "LOGDIR=my log", "SEED=3"])
-    assert has(many, "for seed in $(seq 3 52); do srun trainstone train FILE.toml --out 'my log' --seed $seed; done")
+    launch = "trainstone launch slurm --nodes 8 --ranks-per-node 8 -- train FILE.toml --out 'my log'"
+    assert has(many, f"for seed in $(seq 3 52); do {launch} --seed $seed; done")
     alone = tell_old("mlperf-resnet50", ["NEXP=5", "DGXNGPU=1", "DGXNNODES=1"])
     assert alone.file_command == "trainstone train FILE.toml --runs 5"
 
@@ -109,10 +110,11 @@ def test_several_runs_on_several_devices_are_a_loop():
         ("mlperf-resnet50", "SYNTH_DATA=1 DGXNGPU=4"),
     ],
 )
-def test_bench_says_that_it_measures_one_device(original: str, line: str):
+def test_bench_says_how_devices_are_measured_together(original: str, line: str):
     told = tell_old(original, line.split())
     assert told.verb == "bench"
-    assert has(told, "bench measures one device; the original's 4 trained together: trainstone train under torchrun")
+    assert has(told, "bench by itself measures one device; the original's 4 worked together:")
+    assert has(told, "trainstone launch local --ranks 4 -- bench FILE.toml")
 
 
 def test_a_script_of_the_study_is_read_where_it_is():

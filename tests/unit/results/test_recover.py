@@ -33,6 +33,16 @@ def test_a_killed_run_gets_the_numbers_of_its_steps(golden):
     assert "killed after 79 steps" in result.verdict
 
 
+def test_a_killed_run_of_two_ranks_counts_the_images_of_both(golden):
+    path = golden("killed")
+    alone = recover(path)
+    document = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(document | {"world": {"ranks": 2, "nodes": 1}}))
+    both = recover(path)
+    assert both.throughput.images_per_second == pytest.approx(2 * alone.throughput.images_per_second)
+    assert "images/s on 2 ranks" in both.verdict
+
+
 def test_a_killed_run_without_a_whole_step_has_no_number(golden):
     path = golden("killed")
     steps = path / "steps-rank0000.csv"

@@ -89,6 +89,10 @@ def test_the_verdict_reads_as_a_sentence():
         "ResNet-50: 4.9 images/s ± 1.0 % (95 %, within this run); 68 % of this CPU's measured fp32 peak; "
         "limited by compute; noise grade B"
     )
+    of_two = write_verdict("ResNet-50", throughput, utilisation, noise, device_kind="CPU", precision="fp32", ranks=2)
+    assert of_two.startswith(
+        "ResNet-50: 4.9 images/s on 2 ranks ± 1.0 % (95 %, within this run); 68 % of the first CPU's"
+    )
 
 
 def test_too_few_steps_to_judge_are_not_called_drifting():

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from ranks import find_free_port, run_ranks
+from ranks import find_free_port, join_world, run_ranks
 from trainstone.config.learning import ParallelConfig
 from trainstone.errors import ConfigError, LaunchError, MachineError
+from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Rank
 from trainstone.train.distributed import (
     Agreement,
@@ -23,15 +24,14 @@ from trainstone.train.distributed import (
     average_buffers,
     barrier,
     broadcast_dict,
-    choose_backend,
     explain_peer_error,
     gather,
-    join_world,
     place_device,
     settle_buckets,
     sum_over,
     wrap_model,
 )
+from trainstone.train.preflight.group import choose_backend
 
 CPU = torch.device("cpu")
 SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
@@ -181,7 +181,7 @@ def check_settling(world: World) -> dict[str, Any]:
 
 def talk_and_train(folder: str) -> Any:
     """All checks of one world; rank 2 dies at the end, rank 0 answers for all."""
-    with join_world(ParallelConfig(**SMALL), CPU) as world:
+    with join_world(ParallelConfig(**SMALL)) as world:
         found = {
             "talk": check_talk(world),
             "agreement": check_agreement(world),
@@ -205,7 +205,7 @@ def talk_and_train(folder: str) -> Any:
 
 def resume(folder: str) -> Any:
     saved = json.loads(Path(folder, "checkpoint.json").read_text())
-    with join_world(ParallelConfig(**SMALL), CPU) as world:
+    with join_world(ParallelConfig(**SMALL)) as world:
         ends = {name: train(world, *way, start=saved[name]["halfway"]).end for name, way in WAYS.items()}
         unsettled = train(world, {}, start=saved["plain"]["halfway"], settled=False).end
         return {**ends, "unsettled": unsettled}
@@ -236,7 +236,7 @@ def resumed(folder: Path, answers: list[Any]) -> list[Any]:
 
 @pytest.fixture
 def alone() -> Iterator[World]:
-    with join_world(ParallelConfig(), CPU) as world:
+    with join_world(ParallelConfig()) as world:
         yield world
 
 
@@ -347,7 +347,7 @@ def test_alone_nothing_is_opened_or_sent(alone: World):
 def start_world(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> LaunchError:
     for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(LaunchError) as caught, join_world(ParallelConfig(timeout_seconds=1.0), CPU):
+    with pytest.raises(LaunchError) as caught, join_world(ParallelConfig(meeting_seconds=1.0)):
         pass
     assert not torch.distributed.is_initialized()
     return caught.value
@@ -359,16 +359,20 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch):
         taken.listen()
         port = taken.getsockname()[1]
         error = start_world(monkeypatch, 0, port)
-    assert error.message.startswith(f"rank 0 of 2 could not meet the others at 127.0.0.1:{port}: ")
-    assert "MASTER_PORT to a free one" in (error.hint or "")
+    assert error.message == f"rank 0 on {name_host()} cannot listen at 127.0.0.1:{port}: another program uses this port"
+    assert "MASTER_PORT to a free port" in (error.hint or "")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_that_do_not_come_are_told(rank: int, monkeypatch: pytest.MonkeyPatch):
     port = find_free_port()
     error = start_world(monkeypatch, rank, port)
-    assert error.message.startswith(f"rank {rank} of 2 could not meet the others at 127.0.0.1:{port}: ")
-    assert "are all 2 ranks started" in (error.hint or "")
+    here, place = name_host(), f"127.0.0.1:{port}"
+    told = [
+        f"rank 1 did not come to {place} within 1 s; came: {here} (0)",
+        f"rank 1 on {here} cannot reach rank 0 at {place} within 1 s: Connection refused",
+    ]
+    assert error.message == told[rank]
 
 
 def test_nccl_is_refused_where_it_cannot_work():

@@ -15,7 +15,8 @@ from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import RunFolder, create_run, read_result
 from trainstone.train import profiling
-from trainstone.train.profiling import judge_overhead, plan_window, run_profile, tell_profiled
+from trainstone.train.profiled import judge_overhead, tell_profiled
+from trainstone.train.profiling import plan_window, run_profile
 
 SMALL = (
     "device='cpu'",

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from ranks import run_ranks
+from ranks import join_world, run_ranks
 from trainstone.config.learning import ParallelConfig
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
-from trainstone.train.distributed import World, join_world
+from trainstone.train.distributed import World
 from trainstone.train.span import SpanBatchNorm2d, share_statistics, span_batch_norm
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ def check_world(world: World) -> dict[str, Any]:
 
 
 def norm_in_ranks() -> dict[str, Any]:
-    with join_world(ParallelConfig(timeout_seconds=60.0), CPU) as world:
+    with join_world(ParallelConfig(timeout_seconds=60.0)) as world:
         return check_world(world)
 
 

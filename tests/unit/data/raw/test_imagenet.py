@@ -272,15 +272,19 @@ def test_a_tar_not_downloaded_whole_is_refused(root):
         ("labels.csv", b"ImageId,PredictionString\nILSVRC2012_val_00000001\n", "line 2"),
         (
             "kit.tar.gz",
-            gzip.compress(make_tar({"data/x": b""})),
+            gzip.compress(make_tar({"data/x": b""}), mtime=0),
             r"meta\.mat and ILSVRC2012_validation_ground_truth\.txt",
         ),
         (
             "kit.tar.gz",
-            gzip.compress(make_tar(devkit() | {"y/ILSVRC2012_validation_ground_truth.txt": b"1\n1001\n"})),
+            gzip.compress(make_tar(devkit() | {"y/ILSVRC2012_validation_ground_truth.txt": b"1\n1001\n"}), mtime=0),
             r"line 2: '1001' is no class; 1 to 1000 are",
         ),
-        ("kit.tar.gz", gzip.compress(make_tar(devkit() | {"y/meta.mat": os.urandom(300)})), r"meta\.mat, byte 126"),
+        (
+            "kit.tar.gz",
+            gzip.compress(make_tar(devkit() | {"y/meta.mat": os.urandom(300)}), mtime=0),
+            r"meta\.mat, byte 126",
+        ),
     ],
 )
 def test_damaged_labels_are_refused_by_place(root, name, content, message):

@@ -11,7 +11,7 @@ from made_submission import closed_log, write_mlperf_run, write_mlperf_runs
 from trainstone.errors import ConfigError
 from trainstone.results.mlperf.package import make_plan
 
-MORE = "trainstone train RECIPE --runs 5; under torchrun: trainstone train RECIPE --seed N, 5 times"
+MORE = "trainstone train RECIPE --runs 5; many ranks, 5 times: trainstone launch ... -- train RECIPE --seed N"
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def run_script(folder: Path, text: str, *words: str, **variables: str) -> tuple[
         place.mkdir()
     script.write_text(text)
     script.chmod(0o755)
-    for name in ("pip", "trainstone", "torchrun"):
+    for name in ("pip", "trainstone"):
         (programs / name).write_text(f'#!/bin/sh\necho "$(basename "$PWD"): {name} $*"\n')
         (programs / name).chmod(0o755)
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", **variables}
@@ -52,7 +52,7 @@ def run_script(folder: Path, text: str, *words: str, **variables: str) -> tuple[
         (
             (1, 2),
             8,
-            [f"torchrun --nproc-per-node 8 -m trainstone train config.toml --seed {n} --data /d" for n in (1, 2)],
+            [f"trainstone launch local --ranks 8 -- train config.toml --seed {n} --data /d" for n in (1, 2)],
         ),
     ],
     ids=["counted up", "one", "any", "eight ranks"],
@@ -63,21 +63,16 @@ def test_the_script_repeats_the_runs(tmp_path, seeds, ranks, called):
     assert lines == [f"code: {line}" for line in called]  # beside config.toml, wherever it was called from
 
 
-def test_several_nodes_need_a_launcher_and_a_place_to_meet(tmp_path):
+@pytest.mark.parametrize(
+    ("variables", "launch"),
+    [({}, "slurm --nodes 2 --ranks-per-node 8"), ({"LAUNCH": "mpi -np 16 -H a:8,b:8"}, "mpi -np 16 -H a:8,b:8")],
+)
+def test_several_nodes_are_slurms_unless_said_otherwise(tmp_path, variables, launch):
     script = write_script(*make_runs((4, 2), 16, 2))
-    assert "# 16 ranks on 2 nodes: a launcher (srun, mpirun, pdsh) must start this script once on each" in script
-    (tmp_path / "a").mkdir()
-    code, lines, told = run_script(tmp_path / "a", script)
-    assert (code != 0, lines) == (True, [])
-    assert "HOST:PORT of one of the 2 nodes" in told
-    (tmp_path / "b").mkdir()
-    code, lines, _ = run_script(tmp_path / "b", script, MEETING="one:29500")
-    launcher = "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d"
+    assert "# 16 ranks on 2 nodes: started once, it submits a job to Slurm for each run." in script
+    code, lines, _ = run_script(tmp_path, script, **variables)
     assert code == 0
-    assert lines == [
-        f"code: {launcher} --rdzv-id {seed} --rdzv-endpoint one:29500 -m trainstone train config.toml --seed {seed}"
-        for seed in (4, 2)
-    ]
+    assert lines == [f"code: trainstone launch {launch} -- train config.toml --seed {seed}" for seed in (4, 2)]
 
 
 def test_seeds_that_nobody_told_are_said_to_be_others():

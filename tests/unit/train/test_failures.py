@@ -8,7 +8,7 @@ from made_learning import make_training, write_training
 from trainstone.config.load import load_config
 from trainstone.errors import DataError, MachineError, OutOfMemoryError, ResultError, RunError
 from trainstone.results.store import create_run, read_result, reopen_run
-from trainstone.train.run import explain_torch_error, explaining, keep_record
+from trainstone.train.failures import explain_torch_error, explaining, keep_record
 
 
 @pytest.fixture

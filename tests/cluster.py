@@ -1,0 +1,182 @@
+"""A real Slurm with two nodes on this host, for tests: munge, a controller and two slurmd with ports of their own.
+
+Nodes n1 and n2 have two cores each; jobs of partition urgent send those of partition batch back into the queue.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ranks import find_free_port
+
+NODES = ("n1", "n2")
+GRACE_SECONDS = 60
+"""That a job has from its first signal to its end; far more than a checkpoint takes on a busy host."""
+# Names of nodes are Slurm's own: no name service of this host knows them.
+MEET_HERE = "export MASTER_ADDR=127.0.0.1"
+CONFIG = """
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+# A requeued job waits until the credential of its last start is void: two minutes, unless said here.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=2,bf_interval=2,default_queue_depth=20,sched_min_interval=100000
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+MinJobAge=600
+SlurmdTimeout=20
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+{nodes}
+PartitionName=batch Nodes=ALL Default=YES MaxTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
+PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10 PreemptMode=OFF
+"""
+
+
+class Cluster:
+    """One that runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "slurm.conf"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With which Slurm's own commands find it."""
+        return {"SLURM_CONF": str(self.config)}
+
+    def run(self, *command: str) -> str:
+        """Run one of Slurm's commands; return what it says."""
+        environment = os.environ | self.environment
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def job(self, job: str) -> dict[str, str]:
+        """What the controller knows of a job."""
+        words = self.run("scontrol", "show", "job", "-o", job).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def clear(self) -> None:
+        """End all jobs and mend the nodes, as before the first test."""
+        self.run("scancel", "--user=root")
+        self.run("scancel", "--user=root", "--signal=KILL", "--full")
+        wait_for(lambda: not self.run("squeue", "-h").strip())
+        for node in NODES:
+            if "idle" not in self.run("sinfo", "-h", "-n", node, "-o", "%t"):
+                self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        wait_for(lambda: self.run("sinfo", "-h", "-p", "batch", "-o", "%t").split() == ["idle"])
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
+    """Look a few times a second."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.2)
+
+
+def find_programs() -> dict[str, str] | None:
+    """Where the daemons are; None: not here, or not for this user."""
+    folders = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    found = {name: shutil.which(name, path=folders) for name in ("munged", "slurmctld", "slurmd", "sbatch")}
+    whole = {name: path for name, path in found.items() if path}
+    return whole if len(whole) == len(found) and os.geteuid() == 0 else None
+
+
+@contextmanager
+def start_cluster(folder: Path) -> Iterator[Cluster]:
+    """Start all daemons, wait until both nodes are idle; end them whatever happens."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("needs slurm-wlm and munge")
+    write_config(folder)
+    cluster = Cluster(folder)
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        started.append(start_munge(programs["munged"], folder))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment |= cluster.environment
+        commands = [[programs["slurmctld"], "-D", "-i"], *([programs["slurmd"], "-D", "-N", node] for node in NODES)]
+        for number, command in enumerate(commands):
+            with (folder / f"daemon-{number}.log").open("wb") as log:
+                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
+        wait_for(lambda: is_idle(cluster), 30)
+        yield cluster
+        cluster.clear()
+    finally:
+        end_all(started)
+
+
+def is_idle(cluster: Cluster) -> bool:
+    done = subprocess.run(
+        ["sinfo", "-h", "-N", "-p", "batch", "-o", "%t"],
+        env=os.environ | cluster.environment,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.split() == ["idle"] * len(NODES)
+
+
+def write_config(folder: Path) -> None:
+    for name in ("state", *(f"spool-{node}" for node in NODES)):
+        (folder / name).mkdir(parents=True)
+    host = os.uname().nodename.partition(".")[0]
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={find_free_port()} CPUs=2 RealMemory=1000"
+        for node in NODES
+    )
+    text = CONFIG.format(host=host, controller_port=find_free_port(), folder=folder, nodes=nodes, grace=GRACE_SECONDS)
+    (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+
+
+def start_munge(program: str, folder: Path) -> subprocess.Popen[bytes]:
+    """With a key and a socket of its own."""
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    places = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
+    places |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
+    # --force: the folders of tests may be open to more users than munge likes.
+    command = [program, "--foreground", "--force", *(f"--{name}={path}" for name, path in places.items())]
+    with (folder / "munge.out").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    wait_for((folder / "munge.socket").exists, 10)
+    return process
+
+
+def end_all(started: list[subprocess.Popen[bytes]]) -> None:
+    """Daemons first by SIGTERM, the last one started first; none is left."""
+    for process in reversed(started):
+        process.send_signal(signal.SIGTERM)
+    for process in reversed(started):
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

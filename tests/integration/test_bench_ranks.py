@@ -1,0 +1,198 @@
+"""trainstone bench and profile on two ranks: one world, one run folder, one voice."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from command import Finished
+from nursery import Child, Nursery, wait_until
+from trainstone.results.schema import Result
+from trainstone.results.steps import Columns, read_columns
+from trainstone.results.store import read_result
+from trainstone.results.timeline import analyse_trace
+
+SMALL = {
+    "device": "cpu",
+    "engine.threads": 1,
+    "engine.keep_memory": False,
+    "model.depth": 18,
+    "model.width": 16,
+    "data.image_size": 32,
+    "train.batch_size": 4,
+    "train.precision": "fp32",
+}
+PARAMETERS_FP32_BYTES = 4
+
+
+def start(nursery: Nursery, verb: str, name: str, *arguments: str, ranks: int = 2, **changes: object) -> list[Child]:
+    merged = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+    settings = [part for key, value in merged.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    out = str(nursery.folder / name)
+    return nursery.start_ranks(ranks, verb, "resnet50", *settings, "--out", out, *arguments)
+
+
+def read_steps(run: Path, rank: int) -> Columns:
+    return read_columns(run / f"steps-rank{rank:04d}.csv")
+
+
+def find_run(nursery: Nursery, name: str) -> Path:
+    (run,) = (nursery.folder / name).iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def benched(nursery: Nursery) -> tuple[Path, Result, list[Finished]]:
+    """Two ranks that took 40 steps, and what each of them said."""
+    ended = [child.wait() for child in start(nursery, "bench", "bench-two", "--iterations", "40")]
+    assert [one.code for one in ended] == [0, 0], ended
+    run = find_run(nursery, "bench-two")
+    return run, read_result(run), ended
+
+
+def test_two_ranks_make_one_run_with_the_steps_of_both(benched: tuple[Path, Result, list[Finished]]):
+    run, result, (first, second) = benched
+    assert (result.status, result.world.ranks, result.kind) == ("ok", 2, "bench")
+    steps = [read_steps(run, rank) for rank in (0, 1)]
+    assert [len(columns["step"]) for columns in steps] == [40, 40]
+    assert steps[0]["images"].tolist() == steps[1]["images"].tolist() == [4] * 40
+    assert {"log.txt", "log-rank0001.txt", "steps-rank0001.csv"} <= set(result.files)
+    assert len([name for name in result.files if name.startswith("telemetry-")]) == 2
+    assert "images/s on 2 ranks" in (result.verdict or "")
+    assert "images/s on 2 ranks" in first.out
+    assert (second.out, second.err) == ("", "")
+
+
+def test_throughput_is_the_images_of_both_by_the_time_of_the_first(benched: tuple[Path, Result, list[Finished]]):
+    run, result, _ = benched
+    throughput, steps = result.throughput, read_steps(run, 0)
+    assert throughput is not None
+    inside = slice(throughput.steady_from_step, None)
+    expected = 2 * steps["images"][inside].sum() / steps["step_seconds"][inside].sum()
+    assert throughput.images_per_second == pytest.approx(expected, rel=1e-9)
+    assert result.utilisation is not None
+    used = result.utilisation
+    assert used.mfu == pytest.approx(
+        throughput.images_per_second / 2 * used.flops_per_image / used.peak_flops, rel=1e-6
+    )
+    assert result.energy is None  # both would read the same counter
+    assert result.throughput.num_steps == len(steps["step"][inside])
+
+
+def test_each_device_tells_its_own(benched: tuple[Path, Result, list[Finished]]):
+    run, result, _ = benched
+    assert [device.rank for device in result.devices] == [0, 1]
+    for rank, device in enumerate(result.devices):
+        seconds = read_steps(run, rank)["step_seconds"]
+        assert min(seconds) <= device.step_seconds_median <= max(seconds)
+        assert device.data_wait_seconds == pytest.approx(read_steps(run, rank)["data_seconds"].sum())
+
+
+def test_what_is_exchanged_and_what_it_costs(benched: tuple[Path, Result, list[Finished]]):
+    _, result, (first, _) = benched
+    told = result.communication
+    assert told is not None
+    assert told.gradient_bytes % PARAMETERS_FP32_BYTES == 0
+    assert 100_000 < told.gradient_bytes < 10_000_000
+    assert told.bucket_bytes == result.config["parallel"]["bucket_bytes"]
+    assert told.exposed_seconds is not None
+    assert told.share is not None
+    assert abs(told.exposed_seconds) < 10 * result.step_seconds.median
+    assert told.share < 1
+    assert "of gradients a step" in first.out
+
+
+def test_one_rank_exchanges_nothing(nursery: Nursery):
+    (child,) = start(nursery, "bench", "bench-one", "--iterations", "6", ranks=1)
+    assert child.wait().code == 0
+    result = read_result(find_run(nursery, "bench-one"))
+    assert (result.status, result.world.ranks, result.communication) == ("ok", 1, None)
+    assert [device.rank for device in result.devices] == [None]
+    assert " ranks " not in (result.verdict or "")
+
+
+def test_a_signal_to_one_rank_ends_both_with_one_result(nursery: Nursery):
+    children = start(nursery, "bench", "bench-stopped", "--seconds", "300", measure__half_width=1e-9)
+    wait_until(lambda: "measuring ·" in children[0].err.read_text())
+    children[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in children] == [130, 130]
+    run = find_run(nursery, "bench-stopped")
+    result = read_result(run)
+    assert result.status == "interrupted"
+    assert result.throughput is not None
+    assert len(read_steps(run, 0)["step"]) == len(read_steps(run, 1)["step"]) > 0
+    assert any("stopped by a signal to another rank" in found.message for found in result.findings)
+    assert result.communication is not None
+    assert result.communication.exposed_seconds is None
+
+
+def test_the_time_of_the_first_rank_ends_both(nursery: Nursery):
+    children = start(nursery, "bench", "bench-timed", "--seconds", "1", parallel__compression="bf16")
+    assert [child.wait().code for child in children] == [0, 0]
+    run = find_run(nursery, "bench-timed")
+    assert len(read_steps(run, 0)["step"]) == len(read_steps(run, 1)["step"]) > 0
+    assert read_result(run).status == "ok"
+
+
+def test_a_loss_that_is_no_number_ends_both(nursery: Nursery):
+    rates = {"optimizer.learning_rate": 1e30, "schedule.warm_up_epochs": 0.0}
+    children = start(nursery, "bench", "bench-diverged", "--iterations", "500", **rates)
+    first, second = (child.wait() for child in children)
+    assert (first.code, second.code) == (6, 6), first.err
+    assert "is no number on one of the ranks" in first.err
+    assert read_result(find_run(nursery, "bench-diverged")).status == "failed"
+
+
+def test_what_many_ranks_cannot_do_is_refused(nursery: Nursery):
+    for arguments, told in (
+        (("bench", "--runs", "2"), "here 2 ranks would each do so"),
+        (("bench", "--against", "train.batch_size=2"), "bench --against measures one process"),
+        (("profile", "--cores"), "profile --cores measures one process"),
+    ):
+        first, *_ = [child.wait() for child in nursery.start_ranks(2, *arguments)]
+        assert first.code == 2
+        assert told in first.err
+
+
+def test_real_pictures_are_shared_out_and_what_was_left_out_is_said(nursery: Nursery):
+    generated = {"data.generated_train": 64, "data.generated_val": 16, "loader.threads": 1, "model.width": 16}
+    settings = SMALL | generated
+    arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    out = str(nursery.folder / "bench-real")
+    children = nursery.start_ranks(2, "bench", "demo-classify", *arguments, "--iterations", "8", "--out", out)
+    ended = [child.wait() for child in children]
+    assert [one.code for one in ended] == [0, 0], ended[0].err
+    run = find_run(nursery, "bench-real")
+    result = read_result(run)
+    assert result.loader is None
+    assert any("not held against synthetic ones" in found.message for found in result.findings)
+    # 64 pictures, 8 a step on both ranks: an epoch is over after 8 steps.
+    assert read_steps(run, 0)["epoch"].tolist() == read_steps(run, 1)["epoch"].tolist() == [0] * 8
+    assert read_steps(run, 0)["loss"].tolist() != read_steps(run, 1)["loss"].tolist()
+
+
+def test_each_rank_leaves_a_trace_of_the_same_steps(nursery: Nursery):
+    children = start(nursery, "profile", "profile-two", "--iterations", "2", measure__seconds=3.0)
+    first, second = (child.wait() for child in children)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert (second.out, second.err) == ("", "")
+    run = find_run(nursery, "profile-two")
+    result = read_result(run)
+    timelines = [analyse_trace(run / f"trace/rank{rank:04d}.json.gz").timeline for rank in (0, 1)]
+    assert [timeline.rank for timeline in timelines] == [0, 1]
+    assert [step.step for step in timelines[0].steps] == [step.step for step in timelines[1].steps]
+    assert result.timeline is not None
+    assert result.timeline.trace == "trace/rank0000.json.gz"
+    assert all(step.communication_total_seconds > 0 for step in result.timeline.steps)
+    assert [device.rank for device in result.devices] == [0, 1]
+    assert "trace/rank0001.json.gz" in result.files
+    assert len(read_steps(run, 0)["step"]) == len(read_steps(run, 1)["step"])
+
+
+def test_a_signal_to_one_rank_ends_a_profile_on_both(nursery: Nursery):
+    children = start(nursery, "profile", "profile-stopped", "--start", "100000")
+    wait_until(lambda: "waiting for steady steps ·" in children[0].err.read_text())
+    children[1].send(signal.SIGTERM)
+    assert [child.wait().code for child in children] == [130, 130]
+    assert read_result(find_run(nursery, "profile-stopped")).status == "interrupted"

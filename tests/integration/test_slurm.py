@@ -1,0 +1,194 @@
+"""`trainstone launch slurm` on a real Slurm of two nodes: same bits, requeues, ranks killed, fleets, refusals."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster import MEET_HERE, Cluster, start_cluster, wait_for
+from killing import find_run
+from launching import STEPS, find_step, start_launch, train_words, wait_for_training
+from nursery import Nursery
+from small_training import Learned, assert_same, assert_trained_alike, read_learned
+from trainstone.results.store import read_result
+
+# Of ten classes even a guess comes this far.
+LOW_TARGET = {"eval__target": 0.05}
+ENDLESS = {"stop__epochs": 1000.0}
+Launch = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with start_cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(running: Cluster) -> Iterator[Cluster]:
+    """As it was in the beginning, for each test."""
+    yield running
+    running.clear()
+
+
+@pytest.fixture
+def launch(cluster: Cluster, tmp_path: Path) -> Iterator[Launch]:
+    """Starts the launcher; whatever happens, none is left waiting."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str, verb: list[str]) -> subprocess.Popen[str]:
+        words = ("slurm", "--prologue", MEET_HERE, *options, "--", *verb)
+        started.append(start_launch(tmp_path, *words, env=cluster.environment))
+        return started[-1]
+
+    yield start
+    for launched in started:
+        if launched.poll() is None:
+            launched.kill()
+            launched.communicate()
+
+
+def finish(launched: subprocess.Popen[str], code: int, timeout: float = 120) -> tuple[str, str]:
+    output, errors = launched.communicate(timeout=timeout)
+    assert launched.returncode == code, output + errors
+    return output, errors
+
+
+def learn_directly(nursery: Nursery, name: str, **changes: Any) -> Learned:
+    """Two ranks that nobody launched but the test."""
+    out = nursery.folder / name
+    assert nursery.run(*train_words(out, **changes), world=2).code == 0
+    return read_learned(find_run(out), 2)
+
+
+def find_ranks(out: Path) -> dict[int, psutil.Process]:
+    """The ranks of steps that work below a folder now; neither srun nor the script, which have no number of tasks."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            told = process.environ()
+            if told.get("TRAINSTONE_RUN", "").startswith(f"{out}/") and "SLURM_STEP_NUM_TASKS" in told:
+                found.setdefault(int(told["SLURM_PROCID"]), process)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def find_job(cluster: Cluster) -> str:
+    """The only one there is."""
+    (job,) = cluster.run("squeue", "-h", "-o", "%i").split()
+    return job
+
+
+def test_two_nodes_reach_the_target_as_two_ranks_do(tmp_path: Path, cluster: Cluster, launch: Launch, nursery: Nursery):
+    out = tmp_path / "runs"
+    output, errors = finish(launch("--nodes", "2", verb=train_words(out, **LOW_TARGET)), 0)
+    assert "reached" in output
+    assert "runs on n[1-2]" in errors
+    assert "2 ranks on 2 hosts met at 127.0.0.1:" in errors
+    learned = read_learned(find_run(out), 2)
+    assert learned.result.status == "target_reached"
+    assert (learned.result.world.ranks, learned.result.world.nodes) == (2, 2)
+    assert_same(learned, learn_directly(nursery, "to-target", **LOW_TARGET))
+
+
+def test_a_job_sent_back_twice_and_a_rank_killed_change_nothing(
+    tmp_path: Path, cluster: Cluster, launch: Launch, nursery: Nursery
+):
+    out = tmp_path / "runs"
+    launched = launch("--nodes", "2", "--requeue", "--max-restarts", "1", verb=train_words(out))
+    wait_for_training(out)
+    # Still, until Slurm wakes them for the signal: they do not come to their end before it.
+    for rank in find_ranks(out).values():
+        rank.suspend()
+    job = find_job(cluster)
+    script = tmp_path / "urgent.sh"
+    script.write_text("#!/bin/sh\nexit 0\n")
+    cluster.run("sbatch", "-p", "urgent", "-N2", "--ntasks-per-node=2", "-o", "/dev/null", str(script))
+    wait_for(lambda: cluster.job(job)["Restarts"] == "1", 120)
+    wait_for_training(out, find_step(out) + 1)
+    cluster.run("scancel", "--signal=USR1", job)
+    wait_for(lambda: cluster.job(job)["Restarts"] == "2", 120)
+    wait_for_training(out, find_step(out) + 1)
+    find_ranks(out)[1].kill()
+    _, errors = finish(launched, 0)
+    assert "goes back into the queue, start 2" in errors
+    assert "goes back into the queue, start 3" in errors
+    learned = read_learned(find_run(out), 2)
+    assert learned.document["step"] == STEPS
+    assert learned.result.quality is not None
+    assert learned.result.quality.starts == 4
+    assert_trained_alike(learned, learn_directly(nursery, "undisturbed"))
+
+
+def test_a_killed_rank_is_named_with_its_node(tmp_path: Path, cluster: Cluster, launch: Launch):
+    out = tmp_path / "runs"
+    launched = launch("--nodes", "2", verb=[*train_words(out, **ENDLESS), "-q"])
+    wait_for_training(out)
+    find_ranks(out)[1].kill()
+    _, errors = finish(launched, 5)
+    assert errors.startswith("error: rank 1 on n2 was ended by SIGKILL\n")
+    assert errors.count("error:") == 1
+    wait_for(lambda: not find_ranks(out))
+    result = read_result(find_run(out))
+    assert result.status == "failed"
+    assert [one.code for one in result.findings if one.severity == "error"] == ["rank-failed"]
+
+
+def test_a_fleet_has_a_run_for_each_node(tmp_path: Path, cluster: Cluster, launch: Launch):
+    out = tmp_path / "runs"
+    output, errors = finish(launch("--fleet", verb=train_words(out, stop__epochs=1.0)), 0)
+    assert "0 of 2 nodes done" in errors
+    fleet = find_run(out)
+    assert {path.name for path in fleet.iterdir()} == {"launch", "n1", "n2"}
+    for node in ("n1", "n2"):
+        assert f"\n{node} " in output
+        result = read_result(fleet / node)
+        assert result.status == "target_missed"
+        assert [device.host for device in result.devices] == [node]
+
+
+def test_a_detached_job_goes_by_itself_and_one_cancelled_does_not_come_back(
+    tmp_path: Path, cluster: Cluster, launch: Launch
+):
+    out = tmp_path / "runs"
+    output, _ = finish(launch("--requeue", "--detach", verb=train_words(out, **ENDLESS)), 0)
+    (run,) = out.iterdir()
+    job = find_job(cluster)
+    assert output == f"job  {job}\nrun  {run}\n"
+    wait_for_training(out)
+    cluster.run("scancel", job)
+    wait_for(lambda: not cluster.run("squeue", "-h", "-j", job).strip())
+    assert cluster.job(job)["JobState"] == "CANCELLED"
+    assert read_result(run).status == "interrupted"
+
+
+def test_what_slurm_cannot_give_is_one_message_within_a_minute(tmp_path: Path, cluster: Cluster, launch: Launch):
+    out = tmp_path / "runs"
+    cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+    verb, began = train_words(out), time.monotonic()
+    cases = {
+        "Slurm refuses the job: invalid partition specified: nope": ["--partition", "nope"],
+        "PartitionNodeLimit (it asks for more nodes than its partition has up)": ["--nodes", "3"],
+        "it asks for 2 nodes and 1 of partition batch can work: n2 is drain": ["--nodes", "2"],
+        "Slurm has no partition nope": ["--partition", "nope", "--fleet"],
+    }
+    started = {told: launch(*options, verb=verb) for told, options in cases.items()}
+    for told, launched in started.items():
+        _, errors = finish(launched, 5, timeout=60)
+        assert told in errors
+        assert errors.count("error:") == 1
+    assert time.monotonic() - began < 60
+    assert not cluster.run("squeue", "-h").strip()
+    dry, _ = finish(launch("--dry-run", verb=verb), 0)
+    assert dry.startswith("#!/bin/bash -l\n")
+    dry, errors = finish(launch("--fleet", "--dry-run", verb=verb), 0)
+    assert "nodes=(n1)\n" in dry
+    assert errors == "left out: n2 (drain)\n"
+    # Where there was a job, though none that began, its script is left.
+    left = [sorted(path.name for path in run.rglob("*")) for run in out.iterdir()]
+    assert left == [["job.sh", "launch"]] * 2

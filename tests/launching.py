@@ -1,0 +1,85 @@
+"""`trainstone launch` as tests start it: real engines, two ranks of a small training run, and ranks to be killed."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from command import command_line
+from nursery import LAUNCHERS, wait_until
+from small_training import set_arguments
+
+STEPS, EVERY = 48, 4
+
+
+def train_words(out: Path, recipe: str = "demo-classify", **changes: Any) -> list[str]:
+    """The verb of all these runs."""
+    asked = {"stop__epochs": STEPS * 2 / 12, "checkpoint__every_steps": EVERY, "checkpoint__keep": 2, **changes}
+    settings = set_arguments(**asked)
+    return ["train", recipe, *settings, "--out", str(out)]
+
+
+def start_launch(cwd: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start the launcher; no launcher of this machine reaches it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    kept |= {"OMP_NUM_THREADS": "1", "TRAINSTONE_CACHE": os.environ["TRAINSTONE_CACHE"], **(env or {})}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command_line("launch", *words), cwd=cwd, env=kept, stdout=pipe, stderr=pipe, text=True)
+
+
+def find_launched(out: Path) -> list[tuple[psutil.Process, int | None]]:
+    """The processes of launches below a folder, engines and children of ranks too; ranks with their number."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = process.environ()
+            if told.get("TRAINSTONE_RUN", "").startswith(f"{out}/") and process.status() != psutil.STATUS_ZOMBIE:
+                number = told.get("RANK", told.get("OMPI_COMM_WORLD_RANK"))
+                # A rank's own child, such as multiprocessing's resource tracker, has its environment.
+                is_rank = number is not None and "trainstone" in process.cmdline()
+                found.append((process, int(number) if number is not None and is_rank else None))
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def find_ranks(out: Path) -> dict[int, psutil.Process]:
+    """The ranks that work below a folder now, by number."""
+    return {number: process for process, number in find_launched(out) if number is not None}
+
+
+def find_step(out: Path) -> int:
+    """The step of the last checkpoint; -1: there is none."""
+    steps = [int(path.stem.removeprefix("step-")) for path in out.glob("*/checkpoints/step-*.safetensors")]
+    return max(steps, default=-1)
+
+
+def wait_for_training(out: Path, step: int = 1) -> None:
+    """Until ranks have written a checkpoint of that step or a later one."""
+    wait_until(lambda: find_step(out) >= step, 120)
+
+
+def kill_rank(out: Path, number: int) -> None:
+    find_ranks(out)[number].send_signal(signal.SIGKILL)
+
+
+def draw_steps(chance: random.Random, kills: int, steps: int) -> list[int]:
+    """Steps to kill a rank at: any, one in each of equal parts of the run; not the last ones, or it may have ended."""
+    part = (steps - 3 * EVERY) // kills
+    return [number * part + chance.randrange(EVERY, part) for number in range(kills)]
+
+
+def kill_at(out: Path, step: int, chance: random.Random) -> None:
+    """Kill one of two ranks around a step, once this start has got further than the one before, and see all end."""
+    wait_for_training(out, max(find_step(out) + 1, step - step % EVERY))
+    ranks, rank = find_ranks(out), chance.randrange(2)
+    time.sleep(step % EVERY * chance.uniform(0, 0.05))  # as long as its steps after the checkpoint may take
+    ranks[rank].send_signal(signal.SIGKILL)
+    print(f"rank {rank} was killed about step {step}; the last checkpoint is of step {find_step(out)}")
+    _, left = psutil.wait_procs(list(ranks.values()), 60)
+    assert not left

@@ -1,0 +1,257 @@
+"""The script of a Slurm job: what it says of each plan, and that nothing from outside becomes a command."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainstone.config.load import load_config
+from trainstone.config.system import LaunchConfig, System
+from trainstone.errors import ConfigError, MachineError
+from trainstone.launch.slurm import Options, RefusedError, plan_job, refusal, render_script
+from trainstone.launch.slurm_commands import require_slurm
+from trainstone.launch.verb import Verb
+
+RUN = Path("/shared/runs/one")
+HERE = Path("/home/me/work")
+BEDE = System(
+    name="bede",
+    summary="x",
+    nodes=4,
+    devices_per_node=4,
+    launch=LaunchConfig(
+        partition="gpu",
+        account="bench01",
+        time="4:20:00",
+        gres="gpu:4",
+        sbatch=("exclusive", "mem=0"),
+        prologue=("module load cuda",),
+        environment={"NCCL_DEBUG": "WARN", "ODD": "a b; touch hacked"},
+    ),
+)
+NASTY = ("x; touch hacked", "two  words", "$(touch hacked)", "`touch hacked`", "it's", '"; touch hacked #', "a\\", "&&")
+
+
+def make_verb(*arguments: str, system: System | None = None, name: str = "train") -> Verb:
+    config = load_config("demo-classify")
+    return Verb(name, arguments, config, Path("runs"), None, system, as_json=False, quiet=False, dry_run=False)
+
+
+def script_of(*arguments: str, system: System | None = None, fleet: tuple[str, ...] = (), **options: Any) -> str:
+    return render_script(plan_job(make_verb(*arguments, system=system), Options(**options), RUN, HERE, fleet))
+
+
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+def check_syntax(script: str) -> None:
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
+
+
+def test_a_script_without_a_system():
+    script = script_of("demo-classify")
+    assert directives(script) == [
+        "--job-name=trainstone-demo-classify",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--signal=USR1@90",
+        "--chdir=/home/me/work",
+        "--output=/shared/runs/one/launch/engine-%j.log",
+        "--open-mode=append",
+        "--no-requeue",
+    ]
+    check_syntax(script)
+    assert 'export TRAINSTONE_RUN="$run"' in script
+    assert 'export TRAINSTONE_LAUNCH="slurm-$SLURM_JOB_ID"' in script
+    assert "scontrol requeue" not in script
+    assert "srun --kill-on-bad-exit=1 " in script
+    assert script.splitlines()[1] == "# trainstone train demo-classify"
+
+
+def test_the_system_file_says_the_rest_and_the_command_line_goes_before_it():
+    theirs = directives(script_of("resnet50", system=BEDE))
+    assert {"--nodes=4", "--ntasks-per-node=4", "--partition=gpu", "--account=bench01", "--time=4:20:00"} < set(theirs)
+    assert {"--gres=gpu:4", "--exclusive", "--mem=0"} < set(theirs)
+    ours = script_of("resnet50", system=BEDE, nodes=1, partition="test", time="10", sbatch=("mem=8G",))
+    assert {"--nodes=1", "--ntasks-per-node=4", "--partition=test", "--time=10", "--mem=8G"} < set(directives(ours))
+    assert "module load cuda\n" in ours
+    assert "export NCCL_DEBUG=WARN\n" in ours
+    assert "export ODD='a b; touch hacked'\n" in ours
+
+
+def test_one_node_or_four_is_one_option():
+    one, four = (script_of("resnet50", nodes=nodes, gres="gpu:4") for nodes in (1, 4))
+    changed = [(a, b) for a, b in zip(one.splitlines(), four.splitlines(), strict=True) if a != b]
+    assert [b for _, b in changed if b.startswith("#SBATCH")] == ["#SBATCH --nodes=4"]
+    assert all(b.startswith("#") for _, b in changed)
+
+
+def test_a_job_that_may_go_back_into_the_queue():
+    script = script_of("demo-classify", requeue=True, max_restarts=3)
+    assert "--requeue" in directives(script)
+    assert 'scontrol requeue "$id" && exit 0' in script
+    assert "\nrestarts=3\n" in script
+    check_syntax(script)
+
+
+def test_a_fleet_has_a_task_for_each_node():
+    script = script_of("demo-classify", fleet=("n1", "n2", "n7"), system=BEDE)
+    assert {"--array=0-2", "--nodes=1", "--ntasks-per-node=4"} < set(directives(script))
+    assert "nodes=(n1 n2 n7)" in script
+    assert "--output=/shared/runs/one/launch/engine-%A_%a.log" in directives(script)
+    check_syntax(script)
+
+
+def test_a_container_sees_the_folders_of_the_job():
+    script = script_of("resnet50", container="image 1.sif", gres="gpu:2")
+    binds = "--bind /home/me/work --bind /shared/runs"
+    assert f"apptainer exec --nv {binds} 'image 1.sif' python3 -P -m trainstone train resnet50" in script
+    assert f"apptainer exec {binds} 'image 1.sif' python3 -P -m trainstone.launch.aftermath" in script
+
+
+@pytest.mark.parametrize("word", NASTY)
+def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
+    """The script really runs, with an srun that writes down its words."""
+    run, tools = tmp_path / f"run {word.replace('/', '-')}", tmp_path / "tools"
+    (run / "launch").mkdir(parents=True)
+    tools.mkdir()
+    (tools / "srun").write_text('#!/bin/bash\nprintf "%s\\0" "$@" > words\necho 8 > "$TRAINSTONE_RUN/launch/code"\n')
+    (tools / "srun").chmod(0o755)
+    system = BEDE.model_copy(update={"launch": LaunchConfig(environment={"ODD": word})})
+    options = Options(partition=word, account=word, container=word, sbatch=(f"comment={word}",))
+    plan = plan_job(make_verb(word, "--set", word, system=system), options, run, HERE)
+    script = tmp_path / "job.sh"
+    script.write_text(render_script(plan))
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (8, "", "")
+    words = (tmp_path / "words").read_text().split("\0")[:-1]
+    assert words[-4:] == ["train", word, "--set", word]
+    assert words[words.index("python3") - 1] == word
+    assert list(tmp_path.rglob("hacked")) == []
+
+
+def test_a_line_break_cannot_make_a_directive():
+    with pytest.raises(ConfigError, match=r"--partition: .* has a line break"):
+        script_of("demo-classify", partition="a\n#SBATCH --nodes=99")
+    with pytest.raises(ConfigError, match="has a line break"):
+        script_of("demo-classify", sbatch=("comment=a\rb",))
+    script = script_of("demo-classify", "--set", "name=x\ntouch hacked\n#SBATCH --nodes=99")
+    assert "--nodes=99" not in directives(script.partition("\nset -u\n")[0])
+    check_syntax(script)
+
+
+def test_a_percent_sign_of_a_folder_is_not_slurms():
+    plan = plan_job(make_verb("demo-classify"), Options(), Path("/runs/50%j"), HERE)
+    assert plan.directives["output"] == "/runs/50%%j/launch/engine-%j.log"
+
+
+def test_a_name_that_is_no_variable_is_refused():
+    system = BEDE.model_copy(update={"launch": LaunchConfig(environment={"A=1; touch hacked; B": "x"})})
+    with pytest.raises(ConfigError, match="is no name of a variable"):
+        script_of("demo-classify", system=system)
+
+
+def test_a_sweep_has_one_rank():
+    verb = make_verb("demo-classify", name="sweep")
+    assert plan_job(verb, Options(), RUN, HERE).ranks_per_node == 1
+    with pytest.raises(ConfigError, match="sweep cannot be launched on 2 ranks"):
+        plan_job(verb, Options(nodes=2), RUN, HERE)
+
+
+def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match="sbatch is not on this machine"):
+        require_slurm()
+
+
+def test_a_time_out_is_no_refusal():
+    assert isinstance(refusal("sbatch: error: invalid account"), RefusedError)
+    unsure = refusal("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+    assert not isinstance(unsure, RefusedError)
+    assert "Socket timed out" in unsure.message
+
+
+def run_job(
+    folder: Path, srun: str, *, name: str = "train", fleet: tuple[str, ...] = (), **environment: str
+) -> tuple[int, str, str]:
+    """Really run the script of a job that may go back into the queue; return its code, its log, and whether it does."""
+    run, tools = folder / "run", folder / "tools"
+    (run / "launch").mkdir(parents=True, exist_ok=True)
+    (run / "checkpoints").mkdir(exist_ok=True)
+    tools.mkdir(exist_ok=True)
+    aftermath = f'echo "$*" > {folder}/aftermath; exit 3'
+    programs = {"srun": srun, "squeue": f'echo "$*" > {folder}/asked; echo RUNNING', "python": aftermath}
+    for program, text in (programs | {"scontrol": f'echo "$*" >> {folder}/requeued'}).items():
+        (tools / program).write_text(f'#!/bin/bash\nrun="$TRAINSTONE_RUN"\n{text}\n')
+        (tools / program).chmod(0o755)
+    plan = plan_job(make_verb("demo-classify", name=name), Options(requeue=True), run, HERE, fleet)
+    script = render_script(replace(plan, aftermath=["python"]))
+    told = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environment}
+    log = run / "launch" / "engine-7.log"
+    with log.open("ab") as file:
+        code = subprocess.run(["bash", "-c", script], env=told, stdout=file, stderr=file, cwd=folder).returncode
+    requeued = folder / "requeued"
+    return code, log.read_text(), requeued.read_text() if requeued.exists() else ""
+
+
+STOPPED = 'echo 75 > "$run/launch/code"'
+
+
+def test_a_job_goes_on_as_long_as_it_makes_checkpoints(tmp_path: Path):
+    for count in range(5):
+        srun = f"touch $run/checkpoints/step-0000000{count}.safetensors; {STOPPED}"
+        assert run_job(tmp_path, srun, SLURM_RESTART_COUNT=str(count))[0] == 0
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n" * 5
+    for count, code in ((5, 0), (6, 0), (7, 75)):
+        assert run_job(tmp_path, STOPPED, SLURM_RESTART_COUNT=str(count))[0] == code
+    code, log, requeued = run_job(tmp_path, STOPPED, name="bench", SLURM_RESTART_COUNT="99")
+    assert "not requeued: 3 starts in a row made no new checkpoint" in log
+    assert (code, requeued.count("requeue 7")) == (0, 8)
+
+
+def test_no_job_goes_on_for_ever(tmp_path: Path):
+    code, log, requeued = run_job(tmp_path, STOPPED, name="bench", SLURM_RESTART_COUNT="100")
+    assert (code, requeued) == (75, "")
+    assert "not requeued: it was started 100 times again" in log
+
+
+def test_a_task_of_a_fleet_goes_back_by_itself(tmp_path: Path):
+    task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "n2"}
+    code, _, requeued = run_job(tmp_path, STOPPED, fleet=("n1", "n2"), **task)
+    assert (code, requeued) == (0, "requeue 7_1\n")
+    assert "-j 7_1 " in (tmp_path / "asked").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "again"),
+    [
+        ("n1: task 0: Terminated", 143, True),
+        ("n1: tasks 0-3: User defined signal 1", 138, True),
+        ("n1: task 1: Exited with exit code 5\nsrun: error: n1: task 0: Terminated", 143, True),
+        ("n2: task 1: Killed\nsrun: error: n1: task 0: Terminated", 143, False),
+        ("n2: task 1: Exited with exit code 3\nsrun: error: n1: task 0: Terminated", 143, False),
+        ("n1: task 0: Killed", 137, False),
+    ],
+)
+def test_ranks_that_died_of_the_signal_to_stop_start_again(tmp_path: Path, said: str, ended: int, again: bool):
+    code, log, requeued = run_job(tmp_path, f'printf "%s\\n" "srun: error: {said}" >&2; exit {ended}')
+    assert (code, bool(requeued)) == ((0, True) if again else (3, False)), log
+
+
+def test_a_rank_that_said_why_it_failed_is_no_stop(tmp_path: Path):
+    left = """echo '{ "echo": false }' > $run/launch/failed-rank0000.json; exit 143"""
+    assert run_job(tmp_path, left)[0] == 3
+    assert run_job(tmp_path, left.replace("false", "true"))[0] == 0
+
+
+def test_srun_passes_the_environment_on_where_sbatch_does_not():
+    script = script_of("demo-classify", sbatch=("export=NONE",))
+    assert script.index("\nexport SLURM_EXPORT_ENV=ALL\n") < script.index("    srun ")
+
+
+def test_a_fleet_may_be_told_how_many_tasks_run_at_once():
+    assert "--array=0-1%4" in directives(script_of("demo-classify", fleet=("n1", "n2"), sbatch=("array=%4",)))

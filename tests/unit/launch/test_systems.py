@@ -1,0 +1,261 @@
+"""What each shipped system starts, word for word, from what its original's scripts said; hostile names stay words."""
+
+import itertools
+import os
+import re
+import shlex
+import stat
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from trainstone.cli.launch import app
+from trainstone.config.load import list_shipped, load_config, read_source
+from trainstone.config.schema import Config
+from trainstone.launch import local, verb
+from trainstone.launch.children import TRAINSTONE
+from trainstone.launch.mpi import FORWARDED
+
+HOSTILE = "x; touch hacked"
+ONE, FOUR = {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}
+MODULE = ["module load slurm/dflt"]
+DELL = {"exclusive": None, "mem": "0"}
+ROOT_WORDS = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+
+
+class Starts(NamedTuple):
+    """How many ranks a system has, and what its batch job asks for; None: nothing is known, so nothing is said."""
+
+    recipe: str
+    nodes: int
+    ranks: int
+    partition: str | None = None
+    gres: str | None = None
+    time: str | None = None
+    sbatch: dict[str, str | None] = {}
+    prologue: Sequence[str] = ()
+    environment: dict[str, str] = {}
+
+
+# Bede: -p gpu --gres=gpu:4 -t 4:20:00, module, threads; its 4 hours are 16 on one GPU.
+# Longhorn, Frontera: run-resnet.sh's threads. C4140: run.slurm. DSS 8440, DGX-1: docker. The rest: Horovod's variables.
+TABLE = {
+    "bede-1x1": Starts("resnet50-wmlce", 1, 1, "gpu", "gpu:1", "17:20:00", prologue=MODULE, environment=ONE),
+    "bede-1x4": Starts("resnet50-wmlce", 1, 4, "gpu", "gpu:4", "4:20:00", prologue=MODULE, environment=ONE),
+    "bede-4x4": Starts("resnet50-wmlce", 4, 4, "gpu", "gpu:4", "4:20:00", prologue=MODULE, environment=ONE),
+    "bede-8x4": Starts("resnet50-wmlce", 8, 4, "gpu", "gpu:4", "4:20:00", prologue=MODULE, environment=ONE),
+    "bede-16x4": Starts("resnet50-wmlce", 16, 4, "gpu", "gpu:4", "4:20:00", prologue=MODULE, environment=ONE),
+    "c4140": Starts("resnet50", 1, 4, "dedicateq", "gpu:4", "12:00:00", sbatch=DELL, environment=ONE),
+    "2xc4140": Starts("resnet50", 2, 4, "dedicateq", "gpu:4", "12:00:00", sbatch=DELL, environment=ONE),
+    "4xc4140": Starts("resnet50", 4, 4, "dedicateq", "gpu:4", "12:00:00", sbatch=DELL, environment=ONE),
+    "dss8440": Starts("resnet50", 1, 8, environment=ONE),
+    "dgx1": Starts("resnet50", 1, 8, environment=ONE),
+    "longhorn": Starts("resnet50-sc22", 1, 4, environment=FOUR),
+    "frontera": Starts("resnet50-sc22", 1, 4, environment=FOUR),
+    "any-4gpu": Starts("resnet50-sc22", 1, 4, environment=FOUR),
+    "tbd-4gpu": Starts("resnet50-tbd", 1, 4),
+    "backendai-1x2": Starts("resnet50-mlperf", 1, 2),
+    "a30-1x2": Starts("resnet50-mlperf", 1, 2),
+    "dgxa100": Starts("resnet50-mlperf", 1, 8),
+    "dgxa100-4gpu": Starts("resnet50-mlperf", 1, 4),
+    "dgxa100-8x8": Starts("resnet50-mlperf", 8, 8),
+    "dgxa100-128x8": Starts("resnet50-mlperf", 128, 8),
+    "dgxa100-527x8": Starts("resnet50-mlperf", 527, 8),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder; the verb's plan is made in this process, a second sooner than by a child."""
+
+    def plan(name: str, arguments: Sequence[str]) -> Config:
+        asked = dict(itertools.pairwise(arguments))
+        return load_config(arguments[0], system=asked.get("--system"))
+
+    monkeypatch.setattr(verb, "ask_plan", plan)
+    monkeypatch.setattr(local, "count_cuda_devices", lambda: 0)  # a host with few would refuse many ranks
+    for name in [name for name in os.environ if name.startswith(FORWARDED)]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def dry_run(engine: str, *words: str) -> str:
+    """Return the script that --dry-run prints; it is a shell's, and nothing else is made."""
+    there = sorted(Path.cwd().iterdir())
+    done = CliRunner().invoke(app, [engine, "--dry-run", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert sorted(Path.cwd().iterdir()) == there
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+    return done.stdout
+
+
+def read_exports(script: str) -> dict[str, str]:
+    """Return the exported variables, as a shell understands them."""
+    found = [shlex.split(line)[1] for line in script.splitlines() if line.startswith("export ")]
+    return dict(word.split("=", 1) for word in found)
+
+
+def read_directives(script: str) -> dict[str, str | None]:
+    """Return the options of #SBATCH lines."""
+    lines = re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE)
+    parts = [line.partition("=") for line in lines]
+    return {name: value if equals else None for name, equals, value in parts}
+
+
+def find_words(script: str, program: str) -> list[str]:
+    """Return the words of the one line that begins with a program."""
+    (line,) = [line for line in script.splitlines() if line.strip().startswith(f"{program} ")]
+    return shlex.split(line)
+
+
+def test_every_shipped_system_is_in_the_table():
+    assert sorted(TABLE) == list_shipped("systems")
+
+
+@pytest.mark.parametrize("system", TABLE)
+def test_slurm_script_of_a_system(system: str, here: Path):
+    starts = TABLE[system]
+    script = dry_run("slurm", "--system", system, "--", "bench", starts.recipe)
+    known = {"partition": starts.partition, "gres": starts.gres, "time": starts.time}
+    assert read_directives(script) == {
+        "job-name": f"trainstone-{starts.recipe}",
+        "nodes": str(starts.nodes),
+        "ntasks-per-node": str(starts.ranks),
+        **{name: value for name, value in known.items() if value is not None},
+        "signal": "USR1@90",
+        "chdir": str(here),
+        "output": f"{here}/runs/RUN/launch/engine-%j.log",
+        "open-mode": "append",
+        "no-requeue": None,
+        **starts.sbatch,
+    }
+    assert find_words(script, "srun") == [
+        *("srun", "--kill-on-bad-exit=1", *TRAINSTONE),
+        *("bench", starts.recipe, "--system", system),
+    ]
+    exports = read_exports(script)
+    assert exports.pop("SLURM_EXPORT_ENV") == "ALL"
+    assert {name: exports[name] for name in exports if not name.startswith("TRAINSTONE_")} == starts.environment
+    assert set(starts.prologue) <= set(script.splitlines())
+    assert ("module" in script) == bool(starts.prologue)
+
+
+@pytest.mark.parametrize("system", TABLE)
+def test_mpirun_of_a_system(system: str, here: Path):
+    starts = TABLE[system]
+    script = dry_run("mpi", "--system", system, "--", "bench", starts.recipe)
+    names = sorted(["TRAINSTONE_BIND", "TRAINSTONE_LAUNCH", "TRAINSTONE_RANKS", "TRAINSTONE_RUN", *starts.environment])
+    passed = [word for name in names for word in ("-x", name)]
+    assert find_words(script, "exec") == [
+        *("exec", "mpirun", "-np", str(starts.nodes * starts.ranks)),
+        *("--bind-to", "none", "--wdir", str(here), *ROOT_WORDS, *passed),
+        *(*TRAINSTONE, "bench", starts.recipe, "--system", system),
+    ]
+    assert read_exports(script).items() >= starts.environment.items()
+    assert [line for line in script.splitlines() if line.startswith("module")] == list(starts.prologue)
+
+
+@pytest.mark.parametrize("system", [name for name, starts in TABLE.items() if starts.nodes == 1])
+def test_torchrun_of_a_system_of_one_node(system: str):
+    starts = TABLE[system]
+    script = dry_run("local", "--ranks", str(starts.ranks), "--system", system, "--", "bench", starts.recipe)
+    assert find_words(script, "exec") == [
+        *("exec", *TRAINSTONE[:-1], "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(starts.ranks), "--max-restarts", "0", "--no-python", "--"),
+        *(*TRAINSTONE, "bench", starts.recipe, "--system", system),
+    ]
+    assert read_exports(script).items() >= starts.environment.items()
+    assert [line for line in script.splitlines() if line.startswith("module")] == list(starts.prologue)
+
+
+def test_one_node_to_four_is_one_option():
+    one = dry_run("slurm", "--system", "bede-1x4", "--", "train", "resnet50-wmlce")
+    four = dry_run("slurm", "--system", "bede-1x4", "--nodes", "4", "--", "train", "resnet50-wmlce")
+    differing = [pair for pair in zip(one.splitlines(), four.splitlines(), strict=True) if pair[0] != pair[1]]
+    assert ("#SBATCH --nodes=1", "#SBATCH --nodes=4") in differing
+    assert all(new.startswith("#") for _, new in differing)
+
+
+def test_options_go_before_the_system_file():
+    options = ["--partition", "short", "--time", "10", "--gres", "gpu:2", "--ranks-per-node", "2", "--account", "ab1"]
+    script = dry_run("slurm", "--system", "c4140", *options, "--sbatch", "mem=8G", "--", "bench", "resnet50")
+    asked = {"partition": "short", "time": "10", "gres": "gpu:2", "ntasks-per-node": "2", "account": "ab1"}
+    assert read_directives(script).items() >= (asked | {"mem": "8G", "exclusive": None}).items()
+
+
+@pytest.fixture
+def hostile_words(here: Path) -> list[str]:
+    """A verb whose recipe and folders would run commands, if they were not quoted."""
+    text, _ = read_source("recipes", "resnet50")
+    (here / f"{HOSTILE}.toml").write_text(text)
+    return ["bench", f"{HOSTILE}.toml", "--out", "o $(touch hacked) `touch hacked`", "--set", "seed=1 '; touch hacked"]
+
+
+def place_stub(folder: Path, name: str, then: str = "") -> None:
+    """Put a program there that notes its words, each ended by a zero byte."""
+    folder.mkdir(exist_ok=True)
+    program = folder / name
+    program.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" > "{folder}/{name}.words"\n{then}\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def run_script(script: str, stubs: Path, **environment: str) -> int:
+    """Really run a script, with stubs for what it calls."""
+    path = {"PATH": f"{stubs}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash"], input=script, text=True, env={**os.environ, **path, **environment}, timeout=20)
+    return done.returncode
+
+
+def noted(stubs: Path, name: str) -> list[str]:
+    return (stubs / f"{name}.words").read_text().split("\0")[:-1]
+
+
+def assert_unhacked(here: Path) -> None:
+    assert not [path for path in here.rglob("*") if path.name.startswith("hacked")]
+
+
+def test_hostile_names_stay_words_in_a_slurm_job(here: Path, hostile_words: list[str], tmp_path: Path):
+    script = dry_run("slurm", "--requeue", "--container", "i $(touch hacked).sif", "--", *hostile_words)
+    stubs = tmp_path / "stubs"
+    place_stub(stubs, "srun", 'echo 75 > "$TRAINSTONE_RUN/launch/code"')
+    place_stub(stubs, "squeue", "echo RUNNING")
+    place_stub(stubs, "scontrol")
+    run = here / hostile_words[3] / "RUN"
+    (run / "launch").mkdir(parents=True)
+    assert run_script(script, stubs, SLURM_JOB_ID="7") == 0
+    words = noted(stubs, "srun")
+    assert words[-len(hostile_words) :] == hostile_words
+    assert words == find_words(script, "srun")[1:]
+    assert "i $(touch hacked).sif" in words
+    assert noted(stubs, "scontrol") == ["requeue", "7"]
+    assert_unhacked(here)
+
+
+def test_hostile_names_stay_words_for_mpirun(here: Path, hostile_words: list[str], tmp_path: Path):
+    script = dry_run("mpi", "-np", "2", "--container", "i $(touch hacked).sif", "--", *hostile_words)
+    stubs = tmp_path / "stubs"
+    place_stub(stubs, "mpirun")
+    assert run_script(script, stubs) == 0
+    words = noted(stubs, "mpirun")
+    assert words[-len(hostile_words) :] == hostile_words
+    assert words == find_words(script, "exec")[2:]
+    assert_unhacked(here)
+
+
+def test_hostile_names_stay_words_for_torchrun(here: Path, hostile_words: list[str], tmp_path: Path):
+    script = dry_run("local", "--ranks", "2", "--", *hostile_words)
+    stubs = tmp_path / "stubs"
+    place_stub(stubs, "torchrun")
+    words = find_words(script, "exec")
+    assert words[-len(hostile_words) :] == hostile_words
+    # The same line, but for the interpreter, which has its full path.
+    assert run_script(script.replace(f"exec {words[1]} ", "exec torchrun ", 1), stubs) == 0
+    assert noted(stubs, "torchrun") == words[2:]
+    assert_unhacked(here)

@@ -1,0 +1,74 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from small_training import make_config
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError
+from trainstone.launch import verb
+from trainstone.launch.verb import read_verb
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines whose plan was asked for; none is run."""
+    lines: list[list[str]] = []
+
+    def ask_plan(name: str, arguments: Sequence[str]) -> Config:
+        lines.append([name, *arguments])
+        return make_config()
+
+    monkeypatch.setattr(verb, "ask_plan", ask_plan)
+    return lines
+
+
+def test_what_concerns_the_launcher_is_taken_out(asked: list[list[str]]):
+    words = ["train", "x; y", "--json", "-q", "--out", "there", "--system=bede-1x4", "--dry-run"]
+    read = read_verb(words, system=None)
+    assert read.arguments == ("x; y", "--out", "there", "--system=bede-1x4")
+    assert asked == [["train", *read.arguments]]
+    assert (read.as_json, read.quiet, read.dry_run) == (True, True, True)
+    assert (read.out, read.resume) == (Path("there"), None)
+    assert read.system is not None
+    assert read.system.devices_per_node == 4
+    assert read.command("python3")[-5:] == ["train", *read.arguments]
+
+
+def test_the_launchers_system_is_the_verbs_too(asked: list[list[str]]):
+    assert read_verb(["bench", "x"], system="bede-1x4").arguments == ("x", "--system", "bede-1x4")
+    with pytest.raises(ConfigError, match="--system bede-1x1 and --system bede-1x4"):
+        read_verb(["bench", "--system", "bede-1x4"], system="bede-1x1")
+    assert len(asked) == 1
+
+
+def test_weights_bring_their_configuration_so_eval_takes_only_the_geometry(asked: list[list[str]]):
+    read = read_verb(["eval", "RUN"], system="bede-4x4")
+    assert asked == [["eval", "RUN"]]
+    assert read.arguments == ("RUN",)
+    assert read.system is not None
+    assert read.system.nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "nothing cannot be launched"),
+        (["doctor"], "'doctor' cannot be launched"),
+        (["sweep", "x"], "'sweep' cannot be launched"),
+        (["train", "x", "--runs", "5"], "--runs starts worlds of its own"),
+        (["eval", "RUN", "--predict", "a.jpg"], "--predict is the work of one process"),
+        (["eval", "RUN", "--export=x"], "--export is the work of one process"),
+    ],
+)
+def test_what_ranks_cannot_do_together(asked: list[list[str]], words: list[str], told: str):
+    with pytest.raises(ConfigError, match=told):
+        read_verb(words, system=None)
+    assert not asked
+    if words[:1] == ["sweep"]:
+        assert read_verb(words, system=None, ranks=1).name == "sweep"
+
+
+def test_a_verbs_own_mistake_keeps_its_message_and_code():
+    with pytest.raises(ConfigError, match="no-such-recipe"):
+        read_verb(["bench", "no-such-recipe"], system=None)

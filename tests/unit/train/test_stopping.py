@@ -1,0 +1,66 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainstone.config.schema import MeasureConfig
+from trainstone.errors import RunError
+from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.ranks import ALONE
+from trainstone.measure.clock import HostTimer
+from trainstone.measure.recorder import StepRecorder
+from trainstone.results.steps import StepRecord
+from trainstone.train.distributed import World
+from trainstone.train.stopping import Pact, StopRule, ask_all
+
+WORLD = World(ALONE, torch.device("cpu"))
+
+
+def step(number: int, seconds: float = 0.1, loss: float = 1.0) -> StepRecord:
+    return StepRecord(number, 0, number * seconds, 0.0, seconds, 4, loss=loss, lr=0.1)
+
+
+def count_steps(folder: Path, measure: MeasureConfig, seconds: float, most: int = 10_000) -> int:
+    """How many steps of so many seconds the rule lets pass, by a clock of its own."""
+    now = 0.0
+    with StepRecorder(folder / "steps.csv", split_phases=False) as recorder:
+        rule = StopRule(measure, HostTimer(now=lambda: now), recorder)
+        for number in range(most):
+            now += seconds
+            # Not all alike: of equal ones nothing can be said.
+            recorder.add(step(number, seconds * (1 + 0.01 * (number % 3))))
+            rule.count()
+            if rule.is_enough():
+                return number + 1
+    return most
+
+
+def test_the_time_counts_from_the_end_of_the_first_step(tmp_path: Path):
+    assert count_steps(tmp_path, MeasureConfig(seconds=10, half_width=1e-9), 0.5) == 21
+
+
+def test_a_narrow_interval_ends_it_before_but_not_at_once(tmp_path: Path):
+    steps = count_steps(tmp_path, MeasureConfig(seconds=600, half_width=0.05), 0.1)
+    assert 100 < steps < 200  # ten seconds, and the next look after them
+
+
+def test_steps_that_are_counted_end_by_themselves(tmp_path: Path):
+    assert count_steps(tmp_path, MeasureConfig(seconds=1, iterations=500), 0.5, most=50) == 50
+
+
+def test_alone_all_is_known_at_once():
+    with Interrupt() as interrupt:
+        pact = Pact(WORLD, interrupt)
+        pact.look(step(0))
+        assert not pact.pause
+        assert not pact.wish_end(False)
+        assert pact.wish_end(True)
+        interrupt.asked = "SIGTERM"
+        pact.look(step(1))
+        assert pact.stopped
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            pact.end_if_stopped()
+        assert ask_all(interrupt, WORLD) == "SIGTERM"
+        with pytest.raises(RunError, match="the loss of step 2 is nan"):
+            pact.look(step(2, loss=math.nan))
