@@ -27,7 +27,8 @@ bench: $(RUN_READY)
 
 test: check
 	scripts/install-system-packages tests/system-packages.txt
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore tests/unit
 	scripts/test-wheel $(BIN)/python '$(TORCH)'
 
 soak: $(DEV_READY)

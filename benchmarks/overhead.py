@@ -26,10 +26,13 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.ranks import ALONE
 from trainstone.measure.devices import choose_reader
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Telemetry
 from trainstone.results.progress import Progress
+from trainstone.train.distributed import World
+from trainstone.train.original.writers import Writers
 from trainstone.train.precision import LossScale
 from trainstone.train.run import measure_steps
 from trainstone.train.task import Task, build_task
@@ -50,7 +53,7 @@ def measured_steps(task: Task) -> Iterator[Iterator[Progress]]:
             StepRecorder(Path(folder) / "steps.csv", split_phases=False) as recorder,
             Telemetry(Path(folder), "cpu", choose_reader(CPU), recorder.current_step, started=start),
         ):
-            yield measure_steps(task, measure, recorder, interrupt, start)
+            yield measure_steps(task, measure, recorder, interrupt, start, Writers(), World(ALONE, CPU))
 
 
 def run_ours(task: Task, num_steps: int) -> None:
@@ -74,15 +77,15 @@ def make_sleeping_task() -> Task:
     return Task(
         device=CPU,
         model=nn.Identity(),
+        plain=nn.Identity(),
         loss=lambda _model, _batch: parameter.detach().sum(),
         optimizer=torch.optim.SGD([parameter], lr=0.1),
+        rate=lambda _step: 0.1,
         scale=Nothing(CPU, "fp32", "dynamic"),
         autocast=nullcontext,
         batches=itertools.repeat((parameter,)),
+        loader=None,
         images_per_step=4,
-        split_phases=False,
-        nvtx=False,
-        cuda_graphs=False,
     )
 
 
