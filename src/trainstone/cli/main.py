@@ -20,6 +20,7 @@ from trainstone.cli.recipes import recipes
 from trainstone.cli.report import report
 from trainstone.cli.sweep import sweep
 from trainstone.cli.train import train
+from trainstone.cli.weights import app as weights
 from trainstone.errors import TrainstoneError
 from trainstone.machine.affinity import remember_affinity
 from trainstone.machine.launched import begin_attempt, leave_failure, settle_code
@@ -44,6 +45,7 @@ app.command()(train)
 app.add_typer(data)
 app.add_typer(launch)
 app.add_typer(mlperf)
+app.add_typer(weights)
 
 
 def print_version(asked: bool) -> None:

@@ -111,24 +111,34 @@ def average_pool(x: Tensor) -> Tensor:
     return x.mean((2, 3))
 
 
-class ResNet(nn.Module):
-    def __init__(self, depth: int, num_classes: int, pool_padding: str, stem: str, width: int, norm: Norm) -> None:
+class Trunk(nn.Module):
+    """The stem and the first three stages: what a ResNet and what stands on one have in common."""
+
+    def __init__(self, depth: int, pool_padding: str, stem: str, width: int, norm: Norm, last_stride: int = 2) -> None:
         super().__init__()
         block, units = _LAYOUTS[depth]
         self.pool_padding, self.stem = pool_padding, stem
         self.conv1, self.bn1 = _conv(3, width, 7 if stem == "imagenet" else 3, 2), norm(width)
         self.layer1 = _stage(block, width, width, 1, units[0], norm)
         self.layer2 = _stage(block, width * block.expansion, 2 * width, 2, units[1], norm)
-        self.layer3 = _stage(block, 2 * width * block.expansion, 4 * width, 2, units[2], norm)
+        self.layer3 = _stage(block, 2 * width * block.expansion, 4 * width, last_stride, units[2], norm)
+
+    def forward(self, images: Tensor) -> Tensor:  # (batch, 3, height, width) to (batch, channels, rows, columns)
+        x = self.bn1(self.conv1(images)).relu_()
+        if self.stem == "imagenet":
+            x = max_pool(x, self.pool_padding)
+        return self.layer3(self.layer2(self.layer1(x)))
+
+
+class ResNet(Trunk):
+    def __init__(self, depth: int, num_classes: int, pool_padding: str, stem: str, width: int, norm: Norm) -> None:
+        super().__init__(depth, pool_padding, stem, width, norm)
+        block, units = _LAYOUTS[depth]
         self.layer4 = _stage(block, 4 * width * block.expansion, 8 * width, 2, units[3], norm)
         self.fc = nn.Linear(8 * width * block.expansion, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:  # (batch, 3, height, width) to (batch, num_classes)
-        x = self.bn1(self.conv1(images)).relu_()
-        if self.stem == "imagenet":
-            x = max_pool(x, self.pool_padding)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(average_pool(x))
+        return self.fc(average_pool(self.layer4(super().forward(images))))
 
 
 def _draw(weight: Tensor, init: str) -> None:
@@ -144,7 +154,7 @@ def _draw(weight: Tensor, init: str) -> None:
         nn.init.normal_(weight, std=std)
 
 
-def _initialise(model: ResNet, conv_init: str, fc_init: str, zero_gamma: bool) -> None:
+def _initialise(model: Trunk, conv_init: str, zero_gamma: bool) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             _draw(module.weight, conv_init)
@@ -153,11 +163,14 @@ def _initialise(model: ResNet, conv_init: str, fc_init: str, zero_gamma: bool) -
     for block in model.modules():
         if zero_gamma and isinstance(block, BasicBlock | Bottleneck):
             nn.init.zeros_(block.bn3.weight if isinstance(block, Bottleneck) else block.bn2.weight)
+
+
+def _initialise_classifier(fc: nn.Linear, fc_init: str) -> None:
     if fc_init == "torch_default":
-        model.fc.reset_parameters()
+        fc.reset_parameters()
     else:
-        _draw(model.fc.weight, fc_init)
-        nn.init.zeros_(model.fc.bias)
+        _draw(fc.weight, fc_init)
+        nn.init.zeros_(fc.bias)
 
 
 def _require(name: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -186,5 +199,16 @@ def build_resnet(
     _require("norm", norm, tuple(NORMS))
     model = ResNet(depth, num_classes, pool_padding, stem, width, NORMS[norm])
     if not model.fc.weight.is_meta:
-        _initialise(model, conv_init, fc_init, zero_gamma)
+        _initialise(model, conv_init, zero_gamma)
+        _initialise_classifier(model.fc, fc_init)
     return model
+
+
+def build_trunk(depth: int, *, width: int = 64, norm: str = "batch", last_stride: int = 2) -> Trunk:
+    """Build a ResNet's stem and first three stages as build_resnet does by default; `last_stride` is the third's."""
+    _require("depth", depth, DEPTHS)
+    _require("norm", norm, tuple(NORMS))
+    trunk = Trunk(depth, "symmetric", "imagenet", width, NORMS[norm], last_stride)
+    if not trunk.conv1.weight.is_meta:
+        _initialise(trunk, "normal_fan_out", zero_gamma=False)
+    return trunk

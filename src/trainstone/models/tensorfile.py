@@ -65,7 +65,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, _pieces(tensors, metadata))
+        write_atomically(path, tensor_pieces(tensors, metadata))
         sync_path(path.parent)
     except OSError as err:
         raise explain_write(path, err) from err
@@ -130,7 +130,7 @@ def _bytes_of(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterable[bytes]:
+def tensor_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterable[bytes]:
     """Yield length of the header, header and tensors; wide types first, so that all lie at multiples of their size."""
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}

@@ -1,6 +1,8 @@
-"""Weights of a network: read from safetensors, trainstone's checkpoints and torch's files, put into a model, written.
+"""Weights of a network: read from files of several kinds, put into a model, written.
 
-No code in a file ever runs: torch's pickles are opened as weights alone, or not at all.
+The kinds: safetensors, trainstone's checkpoints, torch's files, pickles of arrays.
+
+No code in a file ever runs: torch's pickles are opened as weights alone, others by a reader of our own, or not at all.
 """
 
 import pickle
@@ -9,18 +11,26 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trainstone.errors import DataError
+from trainstone.models.backbone import ENDS, Network, recognise, take_backbone
+from trainstone.models.gluon_names import rename_from_gluon
+from trainstone.models.pickled import read_pickled
 from trainstone.models.tensorfile import FORMAT, gather_tensors, open_document, read_tensors, write_tensors
 from trainstone.text import printable
+from trainstone.units import format_count
 
 WRAPPERS = ("state_dict", "model", "model_state_dict")
 PREFIXES = ("module.", "_orig_mod.")  # DistributedDataParallel's and torch.compile's
 ZIP = b"PK\x03\x04"
+LEGACY = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
+"""A number near the start of what torch.save wrote before 1.6: such a pickle is torch's."""
+PICKLES = (".pickle", ".pkl")
+"""Needed for the oldest pickles alone: they begin with anything."""
 # What lies where weights should be, by its first bytes
 OTHERS = {
     b"\x89PNG": "a PNG picture",
@@ -30,26 +40,58 @@ OTHERS = {
     b"<": "a web page or XML",
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
 }
+THE_MODEL = "the model"
 SAVE_AGAIN = "where it comes from, save the tensors alone: torch.save(model.state_dict(), FILE), or as safetensors"
 
 
+class Loaded(NamedTuple):
+    """What a network began with."""
+
+    tensors: int
+    left_out: tuple[str, ...]
+    """Names in the file that are none of the network's."""
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by the names that the model gave them; of a checkpoint the averaged ones, if any."""
-    head = _read_head(path)
-    # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
-    if head.startswith(ZIP) or (head.startswith(b"\x80") and head[8:9] != b"{"):
-        weights = _unwrap(path, _load_torch(path))
-    elif head[8:9] == b"{" or path.suffix == ".safetensors":
-        weights = _read_safetensors(path)
-    else:
-        kind = next((f": it is {kind}" for start, kind in OTHERS.items() if head.startswith(start)), "")
-        raise DataError(f"{path} holds no weights: neither safetensors nor a file of torch.save{kind}")
+    """Return the tensors of a file by the names that the model gave them; of a checkpoint the averaged ones, if any.
+
+    A backbone by the names of MLPerf's SSD in MXNet gets ours.
+    """
+    weights = _read_kind(path, _read_head(path))
     if not weights:
         raise DataError(f"{path} holds no tensors")
-    return _strip_prefixes(weights)
+    try:
+        return rename_from_gluon(_strip_prefixes(weights))
+    except ValueError as err:
+        raise DataError(f"{path} holds {err}") from err
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+def load_pretrained(module: nn.Module, path: Path) -> Loaded:
+    """Begin a ResNet, or that of a detector, with the weights of a file; every tensor of it, or none and an error.
+
+    What the file has beyond them may only be the last stage, the classifier, or other layers of a detector.
+    """
+    weights, others = take_backbone(read_weights(path))
+    own = module.state_dict()
+    spare = tuple(name for name in weights if name not in own and name.startswith(ENDS))
+    fitting = {name: tensor for name, tensor in weights.items() if name not in spare}
+    refuse_not_finite(fitting, str(path))
+    try:
+        load_weights(module, fitting, str(path))
+    except DataError as err:
+        found = recognise(weights)
+        raise DataError(err.message, hint=_hint_network(found.network) if found else None) from err
+    return Loaded(len(fitting), others + spare)
+
+
+def refuse_not_finite(weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuse infinite numbers and what is none."""
+    bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
+    if bad:
+        raise DataError(f"{where}: {format_count(len(bad), 'tensor')} not of finite numbers, first {bad[0]}")
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, *, of: str = THE_MODEL) -> None:
     """Copy weights into the model, in the model's types; all names and shapes must agree, or nothing is changed."""
     state = model.state_dict()
     optional = {name for name in state if name.endswith("num_batches_tracked")}
@@ -61,13 +103,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) ->
     faults = [
         _list_names("missing", missing),
         _list_names("unknown", unknown),
-        _list_names("of another shape", [_contrast(n, weights[n].shape, state[n].shape) for n in shapes]),
-        _list_names("of another type", [_contrast(n, weights[n].dtype, state[n].dtype) for n in kinds]),
+        _list_names("of another shape", [_contrast(n, weights[n].shape, state[n].shape, of) for n in shapes]),
+        _list_names("of another type", [_contrast(n, weights[n].dtype, state[n].dtype, of) for n in kinds]),
     ]
     if any(faults):
         found = "; ".join(fault for fault in faults if fault)
-        hint = None if missing or unknown or kinds else _hint_classes(shapes, list(state), weights)
-        raise DataError(f"{where} does not fit the model: {found}", hint=hint)
+        hint = None if missing or unknown or kinds or of != THE_MODEL else _hint_classes(shapes, list(state), weights)
+        raise DataError(f"{where} does not fit {of}: {found}", hint=hint)
     with torch.no_grad():
         for name in both:
             state[name].copy_(weights[name])
@@ -91,6 +133,20 @@ def _read_head(path: Path) -> bytes:
     if not head:
         raise DataError(f"{path} is empty")
     return head
+
+
+def _read_kind(path: Path, head: bytes) -> dict[str, Tensor]:
+    """Read a file as what its first bytes say it is."""
+    # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
+    is_pickle = head.startswith(b"\x80") and head[8:9] != b"{"
+    if head.startswith(ZIP) or (is_pickle and LEGACY in head):
+        return _unwrap(path, _load_torch(path))
+    if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
+        return _read_safetensors(path)
+    kind = next((f": it is {kind}" for start, kind in OTHERS.items() if head.startswith(start)), "")
+    if is_pickle or (path.suffix in PICKLES and not kind):
+        return {name: torch.from_numpy(array) for name, array in read_pickled(path).items()}
+    raise DataError(f"{path} holds no weights: neither safetensors, a file of torch.save nor a pickle of arrays{kind}")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -176,6 +232,8 @@ def _is_plain(value: object) -> bool:
         and value.layout == torch.strided
         and value.device.type == "cpu"
         and not value.is_quantized
+        # One number may be made to look like many; whoever copies such a tensor fills the memory.
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
     )
 
 
@@ -185,9 +243,9 @@ def _strip_prefixes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def _contrast(name: str, of_file: object, of_model: object) -> str:
+def _contrast(name: str, of_file: object, of_model: object, model: str) -> str:
     shown = [str(tuple(each)) if isinstance(each, torch.Size) else str(each) for each in (of_file, of_model)]
-    return f"{name} is {shown[0]}, the model's {shown[1]}"
+    return f"{name} is {shown[0]}, {model}'s {shown[1]}"
 
 
 def _list_names(what: str, names: Iterable[str]) -> str:
@@ -195,6 +253,10 @@ def _list_names(what: str, names: Iterable[str]) -> str:
     shown = [printable(name)[:200] for name in names]
     more = ", ..." if len(shown) > 3 else ""
     return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})" if shown else ""
+
+
+def _hint_network(network: Network) -> str:
+    return f"the file is of {network}: --set model.depth={network.depth} --set model.width={network.width}"
 
 
 def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, Tensor]) -> str | None:

@@ -198,7 +198,7 @@ def test_a_file_that_would_swell_is_refused(tmp_path: Path):
         (b"\x89HDF\r\n\x1a\n" + bytes(50), "it is an HDF5 file"),
         (b"<!DOCTYPE html><html>", "it is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
-        (b"some text\n", "neither safetensors nor a file of torch.save$"),
+        (b"some text\n", "neither safetensors, a file of torch.save nor a pickle of arrays$"),
         (b"x", "neither safetensors"),
         (b"PK\x03\x04" + bytes(50), "cut off, damaged or no file of torch.save"),
         (b"\x80", "cut off, damaged|is damaged"),

@@ -5,6 +5,7 @@ Any categories will do. prepare_coco.py makes such a folder from the published z
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
+from trainstone.data.sample import ClassName, DataSet, Sample, Split, make_box
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.formats.coco import (
@@ -117,6 +118,8 @@ class CocoSource:
     """Left, top, right, bottom as shares of width and height. (boxes, 4)"""
     labels: NDArray[np.int64]
     crowds: NDArray[np.bool_]
+    areas: NDArray[np.float64]
+    """Of objects, as shares of the picture's; not a number where only the box's is known."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -130,11 +133,10 @@ class CocoSource:
                 f"cannot read {self.where(index)}: {err.strerror}", hint=f"{self.annotations} names it"
             ) from err
         chosen = slice(int(self.starts[index]), int(self.starts[index + 1]))
+        columns = (self.labels, self.edges, self.crowds, self.areas)
         boxes = tuple(
-            Box(label, left, top, right, bottom, crowd)
-            for label, (left, top, right, bottom), crowd in zip(
-                self.labels[chosen].tolist(), self.edges[chosen].tolist(), self.crowds[chosen].tolist(), strict=True
-            )
+            make_box(label, edges, crowd, None if math.isnan(area) else area)
+            for label, edges, crowd, area in zip(*(column[chosen].tolist() for column in columns), strict=True)
         )
         return Sample(self.names[index], image, boxes=boxes, id=int(self.ids[index]))
 
@@ -194,7 +196,22 @@ def make_source(instances: Instances, annotations: Path, pictures: Path) -> Coco
         edges=np.concatenate([low, high], axis=1)[order],
         labels=np.array([numbers[item.category_id] - 1 for item in instances.annotations], dtype=np.int64)[order],
         crowds=np.array([item.crowd for item in instances.annotations], dtype=np.bool_)[order],
+        areas=(find_areas(instances, boxes) / ends.prod(axis=1))[order],
     )
+
+
+def find_areas(instances: Instances, boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the objects' areas in pixels; not a number where the file has none of its own.
+
+    The original's prepared files say 1 everywhere, and ours the box's own area, to three decimals, where none is known.
+    """
+    told = (item.area for item in instances.annotations)
+    areas = np.array([np.nan if area is None else area for area in told], dtype=np.float64)
+    if not len(areas) or (areas == 1).all():
+        return np.full(len(areas), np.nan)
+    width, height = boxes[:, 2], boxes[:, 3]
+    as_box = np.abs(areas - width * height) <= 0.001 * (1 + np.abs(width) + np.abs(height))
+    return np.where(as_box | (areas < 0), np.nan, areas)
 
 
 def drop_images(root: Path, names: Collection[str], place: Path) -> None:

@@ -17,13 +17,27 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from trainstone.errors import ConfigError, DataError
 
 
+class Sum(NamedTuple):
+    """What a file's bytes must add up to."""
+
+    kind: str
+    """md5 or sha256."""
+    digits: str
+    """All of them, or the first ones."""
+    origin: str
+    """Who says so, for messages."""
+
+
 class Wanted(NamedTuple):
     """A file to fetch and what it is published to be."""
 
     path: str
     """Below the mirror; the name alone will do there, too."""
-    size_bytes: int
+    size_bytes: int | None
     md5: str
+    """Empty if nobody has published it."""
+    believed: Sum | None = None
+    """A sum that goes before the mirror's own and the published one."""
 
     @property
     def name(self) -> str:
@@ -41,16 +55,6 @@ SUM_FILES = {"SHA256SUMS": "sha256", "MD5SUMS": "md5"}
 _DIGITS = {"sha256": 64, "md5": 32}
 _ABSENT = (403, 404, 410)  # object stores say 403 for what is not there
 _PASSING = (408, 425, 429)  # and all from 500
-
-
-class Sum(NamedTuple):
-    """What a file's bytes must add up to."""
-
-    kind: str
-    """md5 or sha256."""
-    digits: str
-    origin: str
-    """Who says so, for messages."""
 
 
 class Mirror(NamedTuple):
@@ -116,7 +120,7 @@ def open_wanted(mirror: Mirror, wanted: Wanted, start: int, validator: str, time
             missed.append(str(err))
     raise DataError(
         f"the mirror has no {wanted.name}: {'; '.join(missed)}",
-        hint=f"a mirror holds {wanted.path}, or {wanted.name} without the folder",
+        hint=f"a mirror holds {wanted.path}, or {wanted.name} without the folder" if "/" in wanted.path else None,
     )
 
 

@@ -1,0 +1,117 @@
+"""trainstone weights: files of weights turned into one another. Nothing in them is ever run."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainstone.cli import options
+from trainstone.cli.preparing import interruptible
+from trainstone.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.models.convert import Converted
+
+app = typer.Typer(name="weights", help="Convert files of trained weights.", no_args_is_help=True)
+COUNTER = "num_batches_tracked"
+FORMATS = {
+    "torch": "a state dict of torch",
+    "safetensors": "plain safetensors",
+    "mlperf_ssd": "a pickle by MLPerf SSD's names",
+}
+
+
+@app.callback()
+def verbs() -> None:
+    """Convert files of trained weights."""
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="Weights of a ResNet, of whichever kind: a file, or an address (http, https) to fetch it from first.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DST",
+            help="File to make: .pth (torchvision), .safetensors, or .pickle (the backbone of MLPerf's SSD in MXNet).",
+            show_default=False,
+        ),
+    ],
+    sha256: Annotated[
+        str | None,
+        typer.Option(
+            "--sha256",
+            metavar="DIGITS",
+            help="What a fetched file must be.",
+            show_default="by its name, NAME-1a2b3c4d.pth, or the mirror's SHA256SUMS",
+        ),
+    ] = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = 0,
+) -> None:
+    """Turn weights of torchvision, of MLPerf SSD (MXNet) and safetensors into one another."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.log import configure_terminal
+    from trainstone.machine.ranks import read_rank
+    from trainstone.results.progress import Progress
+
+    configure_terminal(verbose=0, quiet=quiet)
+    if read_rank().number > 0:
+        return  # one file is enough
+    with ProgressLine(quiet=bool(quiet)) as line, interruptible():
+        line.show(Progress("loading torch"))
+        from trainstone.models.convert import choose_kind, convert_weights
+
+        choose_kind(target)  # before a long download
+        file = bring(source, target, sha256, line)
+        line.show(Progress("converting"))
+        made = convert_weights(file, target)
+    tell_converted(made, file, target, as_json=as_json)
+
+
+def bring(source: str, target: Path, sha256: str | None, line: "ProgressLine") -> Path:
+    """Return the file to read; one with an address is fetched to the target's folder, where it stays."""
+    from trainstone.data.raw.download import fetch
+    from trainstone.data.raw.onefile import find_file, is_address
+
+    if not is_address(source):
+        if sha256 is not None:
+            raise ConfigError("--sha256 is for a file that is fetched; SRC is none with http:// or https://")
+        return Path(source)
+    found = find_file(source, sha256)
+    file = target.parent / found.wanted.name
+    if file == target:
+        raise ConfigError(f"{target} is where the fetched file goes", hint="choose another name or folder for DST")
+    for step in fetch(found.mirror, [found.wanted], target.parent):
+        line.show_work(*step)
+    return file
+
+
+def tell_converted(made: "Converted", source: Path, target: Path, *, as_json: bool) -> None:
+    """Print what was written, and what of the source was not."""
+    from trainstone.cli.output import print_json
+    from trainstone.text import printable
+    from trainstone.units import format_bytes, format_count
+
+    if as_json:
+        print_json({"file": str(target), "source": str(source), **made._asdict()})
+        return
+    size = f"{format_count(made.tensors, 'tensor')}, {made.parameters:,} parameters, {format_bytes(made.bytes)}"
+    print(printable(f"wrote {made.network} of {source} to {target}: {size}, {FORMATS[made.format]}"))
+    if made.left_out:
+        parts = Counter(name_part(name) for name in made.left_out)
+        print(printable(f"left out: {', '.join(f'{part} ({count})' for part, count in parts.items())}"))
+
+
+def name_part(name: str) -> str:
+    """Return where a tensor belongs: layer4, fc, heads, ssd0 (the original's heads); counters of batches together."""
+    return COUNTER if name.endswith(COUNTER) else name.partition(".")[0].partition("_")[0]

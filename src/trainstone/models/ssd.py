@@ -1,0 +1,100 @@
+"""SSD on a ResNet-18 or -34, for 300 pixels MLPerf's SSD300: the ResNet to its third stage, that one without a stride,
+some layers more down to a single cell, and for each map one convolution that says classes and offsets of its boxes.
+
+Other sizes have as many further layers as models/boxes.py has levels for them; all widths grow with `width`.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from trainstone.models.boxes import Level, list_levels
+from trainstone.models.resnet import build_trunk
+
+DEPTHS = (18, 34)
+WIDE_LAYERS = 2  # so many of the further layers have 8 times the width, the rest 4 times
+
+
+class Ssd(nn.Module):
+    """Scores (batch, boxes, classes + 1), logits with the background first, and offsets (batch, boxes, 4)."""
+
+    def __init__(self, depth: int, num_classes: int, levels: tuple[Level, ...], width: int, norm: str) -> None:
+        super().__init__()
+        self.num_outputs = num_classes + 1
+        self.boxes_per_cell = [level.boxes_per_cell for level in levels]
+        self.backbone = build_trunk(depth, width=width, norm=norm, last_stride=1)
+        channels = [4 * width] + [(8 if number < WIDE_LAYERS else 4) * width for number in range(len(levels) - 1)]
+        self.extras = nn.ModuleList(
+            _shrink(before, after, level.padded)
+            for before, after, level in zip(channels, channels[1:], levels[1:], strict=False)
+        )
+        self.heads = nn.ModuleList(
+            nn.Conv2d(size, number * (self.num_outputs + 4), 3, padding=1)
+            for size, number in zip(channels, self.boxes_per_cell, strict=True)
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.backbone(images)
+        scores, offsets = self._read(x, 0)
+        all_scores, all_offsets = [scores], [offsets]
+        for number, extra in enumerate(self.extras, start=1):
+            x = extra(x)
+            scores, offsets = self._read(x, number)
+            all_scores.append(scores)
+            all_offsets.append(offsets)
+        return torch.cat(all_scores, dim=1), torch.cat(all_offsets, dim=1)
+
+    def _read(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Return the scores and offsets of one map: of all its boxes the scores come first, then the offsets."""
+        said = self.heads[number](x).permute(0, 2, 3, 1)  # rows and columns first: no copy where channels are last
+        num_scores = self.boxes_per_cell[number] * self.num_outputs
+        scores = said[..., :num_scores].reshape(len(x), -1, self.num_outputs)
+        return scores, said[..., num_scores:].reshape(len(x), -1, 4)
+
+
+def _shrink(in_channels: int, out_channels: int, padded: bool) -> nn.Sequential:
+    narrow = out_channels // 2
+    stride, padding = (2, 1) if padded else (1, 0)
+    return nn.Sequential(
+        nn.Conv2d(in_channels, narrow, 1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(narrow, out_channels, 3, stride=stride, padding=padding),
+        nn.ReLU(inplace=True),
+    )
+
+
+def _initialise(model: Ssd) -> None:
+    """Draw Xavier's even weights, apart for scores and offsets, and biases within 1 / sqrt(fan in)."""
+    for extra in model.extras:
+        for layer in extra:
+            if isinstance(layer, nn.Conv2d):
+                _draw(layer, layer.out_channels)
+    for head, number in zip(model.heads, model.boxes_per_cell, strict=True):
+        _draw(head, number * model.num_outputs, number * 4)
+
+
+@torch.no_grad()
+def _draw(layer: nn.Conv2d, *parts: int) -> None:
+    """Fill a convolution whose output is several side by side, each as if it stood alone."""
+    pixels = layer.kernel_size[0] * layer.kernel_size[1]
+    for weight in layer.weight.split(parts):
+        limit = math.sqrt(6 / (pixels * (layer.in_channels + len(weight))))
+        weight.uniform_(-limit, limit)
+    limit = 1 / math.sqrt(pixels * layer.in_channels)
+    layer.bias.uniform_(-limit, limit)
+
+
+def build_ssd(depth: int, *, num_classes: int, image_size: int, width: int = 64, norm: str = "batch") -> nn.Module:
+    """Build an SSD on torch's default device, from its default generator; `num_classes` is without the background.
+
+    It may be fed pictures of `image_size` alone: its boxes are those of default_boxes(image_size), in their order.
+    """
+    if depth not in DEPTHS:
+        raise ValueError(f"depth {depth!r} is unknown; allowed: {', '.join(map(str, DEPTHS))}")
+    if num_classes < 1:
+        raise ValueError(f"an SSD needs at least one class, not {num_classes}")
+    model = Ssd(depth, num_classes, list_levels(image_size), width, norm)
+    if not model.heads[0].weight.is_meta:
+        _initialise(model)
+    return model

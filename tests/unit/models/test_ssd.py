@@ -1,0 +1,208 @@
+"""SSD: shapes, parameters and initialisation of SSD300 against numbers worked out by hand; other sizes; memory."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from trainstone.measure.flops import count_work
+from trainstone.models.boxes import default_boxes
+from trainstone.models.resnet import build_resnet
+from trainstone.models.ssd import build_ssd
+
+# ResNet-34 as published, without its classifier (512 x 1000 + 1000) and its fourth stage.
+TRUNK = 21_797_672 - 513_000 - (256 * 512 * 9 + 5 * 512 * 512 * 9 + 256 * 512 + 7 * 2 * 512)
+# 1x1 and 3x3 of each further layer, with biases.
+EXTRAS = (
+    (256 * 256 + 256) + (9 * 256 * 512 + 512),
+    (512 * 256 + 256) + (9 * 256 * 512 + 512),
+    (512 * 128 + 128) + (9 * 128 * 256 + 256),
+    (256 * 128 + 128) + (9 * 128 * 256 + 256),
+    (256 * 128 + 128) + (9 * 128 * 256 + 256),
+)
+CHANNELS, BOXES, CELLS = (256, 512, 512, 256, 256, 256), (4, 6, 6, 6, 4, 4), (38, 19, 10, 5, 3, 1)
+HEADS = tuple((9 * channels + 1) * number * 85 for channels, number in zip(CHANNELS, BOXES, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine make these small tensors ten times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build_on_meta(depth: int = 34, **options) -> nn.Module:
+    with torch.device("meta"):
+        return build_ssd(depth, **{"num_classes": 80, "image_size": 300} | options)
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_every_part_has_as_many_parameters_as_worked_out_by_hand():
+    model = build_on_meta()
+    assert num_parameters(model.backbone) == TRUNK == 8_170_304
+    assert tuple(map(num_parameters, model.extras)) == EXTRAS
+    assert tuple(map(num_parameters, model.heads)) == HEADS
+    assert num_parameters(model) == 19_972_534
+
+
+def test_every_map_has_the_shape_of_the_original():
+    model = build_on_meta()
+    seen = {}
+    for name, module in model.named_modules():
+        if name.startswith(("backbone.layer", "extras.", "heads.")) and name.count(".") == 1:
+            module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: tuple(output.shape)}))
+    scores, offsets = model(torch.empty(2, 3, 300, 300, device="meta"))
+    assert [seen[f"backbone.layer{stage}"] for stage in (1, 2, 3)] == [
+        (2, 64, 75, 75),
+        (2, 128, 38, 38),
+        (2, 256, 38, 38),
+    ]
+    for number, (channels, boxes, cells) in enumerate(zip(CHANNELS, BOXES, CELLS, strict=True)):
+        assert seen[f"heads.{number}"] == (2, boxes * 85, cells, cells)
+        if number:
+            assert seen[f"extras.{number - 1}"] == (2, channels, cells, cells)
+    assert scores.shape == (2, 8732, 81)
+    assert offsets.shape == (2, 8732, 4)
+
+
+@pytest.mark.parametrize("depth", [18, 34])
+def test_weights_of_a_resnet_load_into_the_backbone_by_name_and_shape(depth):
+    with torch.device("meta"):
+        published = build_resnet(depth).state_dict()
+    ours = build_on_meta(depth).backbone.state_dict()
+    kept = {name: weight for name, weight in published.items() if not name.startswith(("layer4.", "fc."))}
+    assert {name: weight.shape for name, weight in ours.items()} == {n: weight.shape for n, weight in kept.items()}
+
+
+@pytest.mark.parametrize("image_size", [64, 91, 96, 112, 128, 160, 300, 321, 512])
+@pytest.mark.parametrize("width", [16, 64])
+def test_every_size_has_as_many_outputs_as_default_boxes(image_size, width):
+    model = build_on_meta(18, num_classes=3, image_size=image_size, width=width)
+    scores, offsets = model(torch.empty(1, 3, image_size, image_size, device="meta"))
+    number = len(default_boxes(image_size))
+    assert (scores.shape, offsets.shape) == ((1, number, 4), (1, number, 4))
+
+
+def test_width_scales_every_layer_but_what_the_heads_say():
+    wide, narrow = build_on_meta(18), build_on_meta(18, width=16)
+    for (name, weight), (_, smaller) in zip(wide.named_parameters(), narrow.named_parameters(), strict=True):
+        if name.startswith("heads."):
+            assert weight.shape[0] == smaller.shape[0]
+        elif name != "backbone.conv1.weight":
+            assert weight.numel() in (4 * smaller.numel(), 16 * smaller.numel()), name
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"depth": 50}, "allowed: 18, 34"),
+        ({"image_size": 60}, "at least 64 pixels, not 60"),
+        ({"num_classes": 0}, "at least one class"),
+        ({"norm": "layer"}, "allowed: batch, group"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(options, told):
+    with pytest.raises(ValueError, match=told):
+        build_ssd(**{"depth": 18, "num_classes": 2, "image_size": 96} | options)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_scores_and_offsets_come_in_the_order_of_the_default_boxes(memory_format):
+    """The heads' outputs are replaced by what tells row, column and channel."""
+    model = build_ssd(18, num_classes=2, image_size=64, width=16)
+    cells, boxes = (8, 4, 2, 1), (4, 6, 4, 4)
+
+    def say_place(level: int) -> torch.Tensor:
+        size, channels = cells[level], boxes[level] * 7
+        row, column = torch.arange(size).view(-1, 1) * 1e3, torch.arange(size).view(1, -1) * 1e4
+        return (level * 1e5 + column + row + torch.arange(channels).view(1, -1, 1, 1)).to(memory_format=memory_format)
+
+    for level, head in enumerate(model.heads):
+        head.register_forward_hook(lambda _, inputs, output, level=level: say_place(level))
+    scores, offsets = model(torch.zeros(1, 3, 64, 64))
+    expected_scores, expected_offsets = [], []
+    for level, (size, number) in enumerate(zip(cells, boxes, strict=True)):
+        for row in range(size):
+            for column in range(size):
+                place = level * 1e5 + column * 1e4 + row * 1e3
+                expected_scores += [[place + 3 * box + output for output in range(3)] for box in range(number)]
+                expected_offsets += [
+                    [place + 3 * number + 4 * box + side for side in range(4)] for box in range(number)
+                ]
+    assert scores[0].tolist() == expected_scores
+    assert offsets[0].tolist() == expected_offsets
+
+
+def test_weights_are_drawn_as_the_originals():
+    torch.manual_seed(0)
+    model = build_ssd(18, num_classes=80, image_size=300)
+    layers = [
+        (layer, [layer.out_channels]) for extra in model.extras for layer in extra if isinstance(layer, nn.Conv2d)
+    ]
+    layers += [(head, [number * 81, number * 4]) for head, number in zip(model.heads, BOXES, strict=True)]
+    for layer, parts in layers:
+        pixels = layer.kernel_size[0] ** 2
+        for weight in layer.weight.split(parts):
+            limit = math.sqrt(6 / (pixels * (layer.in_channels + len(weight))))
+            assert 0.99 * limit < weight.abs().max().item() <= limit * (1 + 1e-6)
+            assert weight.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.03)
+        limit = 1 / math.sqrt(pixels * layer.in_channels)
+        assert 0.9 * limit < layer.bias.abs().max().item() <= limit * (1 + 1e-6)
+    stem = model.backbone.conv1.weight
+    assert stem.std().item() == pytest.approx(math.sqrt(2 / (64 * 49)), rel=0.03)
+
+
+def test_building_on_meta_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    model = build_on_meta()
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+
+
+def test_norms_stay_in_fp32_under_reduced_precision():
+    model = build_ssd(18, num_classes=3, image_size=64, width=16).to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores, offsets = model(torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last))
+    assert scores.dtype == offsets.dtype == torch.bfloat16
+    (scores.float().square().mean() + offsets.float().square().mean()).backward()
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32, torch.int64}
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.backbone.bn1.running_mean.abs().sum() > 0
+
+
+def test_channels_last_is_kept_forward_and_backward():
+    model = build_ssd(18, num_classes=3, image_size=96, width=16).to(memory_format=torch.channels_last)
+    seen = {"forward": 0, "backward": 0}
+
+    def check(tensor: torch.Tensor, direction: str) -> None:
+        assert tensor.is_contiguous(memory_format=torch.channels_last), direction
+        seen[direction] += 1
+
+    def watch(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        if isinstance(output, torch.Tensor):
+            check(output, "forward")
+            if not isinstance(module, nn.ReLU):  # in place: its output is the convolution's
+                output.register_hook(lambda gradient: check(gradient, "backward"))
+
+    for name, module in model.named_modules():
+        if not name.startswith("heads"):
+            module.register_forward_hook(watch)
+    images = torch.randn(2, 3, 96, 96).to(memory_format=torch.channels_last)
+
+    def run() -> torch.Tensor:
+        scores, offsets = model(images)
+        return scores.square().mean() + offsets.square().mean()
+
+    work = count_work(run)
+    assert seen["forward"] > seen["backward"] > 18
+    # What is copied is what the heads say, apart for scores and offsets: never a map.
+    copied = [op for op in work.ops if op.name in ("aten.copy_.default", "aten.clone.default")]
+    outputs = sum(level for level in (144 * 4, 36 * 6, 9 * 4, 4)) * 8 * 2 * 4
+    assert sum(op.bytes_moved for op in copied) <= 6 * outputs
