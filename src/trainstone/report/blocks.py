@@ -93,6 +93,14 @@ class Outline:
     width: float
     height: float
     text: str
+    look: str = ""
+    """How it is drawn: true, right or wrong; otherwise as a plain box."""
+    score: float | None = None
+    """How sure it is: in a gallery with min_score, less sure ones are hidden."""
+    tag: str = ""
+    """What stands on the picture, its first letter at tag_left, its base line at tag_base."""
+    tag_left: float = 0.0
+    tag_base: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,13 @@ class Picture:
     title: str
     note: str = ""
     outlines: Sequence[Outline] = ()
+    alt: str = ""
+    """What is to be seen; the title where there is nothing more to say."""
+    num_true: int = 0
+    num_right: int = 0
+    """Right outlines that are shown at first."""
+    letter_height: float = 0.0
+    """Of tags, in the picture's pixels."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +127,8 @@ class Gallery:
     """Pictures side by side."""
 
     rows: Sequence[Picture]
+    min_score: float | None = None
+    """Larger pictures of true, right and wrong boxes, of which the less sure are hidden; the reader can move it."""
     kind: str = "gallery"
 
 

@@ -1,5 +1,6 @@
 """The charts of quality: accuracy over epochs and over time with the target, and what the time to it went into."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from trainstone.report.blocks import Figure
 from trainstone.report.charts import BLUE, ORANGE, PALETTE, TEAL, figure, round_sensibly, values
 from trainstone.report.loss_charts import MOST_EVALUATIONS, Axis, Rows
 from trainstone.results.learning import (
+    DRAWN_TOGETHER,
     SHARES,
     find_best,
     find_reached,
@@ -24,6 +26,7 @@ from trainstone.results.schema import Phases
 from trainstone.units import format_percent, format_seconds
 
 HEIGHT = 250
+PLAIN = re.compile(r"[A-Za-z0-9@., -]+")
 
 Place = Callable[[Evaluation], float]
 
@@ -36,9 +39,9 @@ def choose_time_axis(end_seconds: float) -> Axis:
 
 
 def pick_metrics(quality: Quality) -> list[str]:
-    """Return the metrics to draw together: all shares where the one that counts is a share, else that one alone."""
+    """Return the metrics to draw together, the one that counts among them; it alone where none goes with it."""
     known = {name for found in quality.history for name in found.metrics}
-    wanted = SHARES if quality.metric in SHARES else (quality.metric,)
+    wanted = next((group for group in DRAWN_TOGETHER if quality.metric in group), (quality.metric,))
     return [name for name in wanted if name in known]
 
 
@@ -88,7 +91,8 @@ def name_axis(metric: str) -> str:
     """Name the vertical axis; Vega-Lite makes expressions of axis titles, so that no odd text may stand there."""
     if metric in SHARES:
         return "% of the pictures"
-    return metric if metric.isascii() and metric.isalnum() else "value"
+    name = name_metric(metric)
+    return name if PLAIN.fullmatch(name) else "value"
 
 
 def metric_rows(shown: Sequence[Evaluation], metric: str, across: Axis, place: Place) -> Rows:

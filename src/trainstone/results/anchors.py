@@ -100,7 +100,7 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
     known = anchors_for(result)
     if not known:
         raise ResultError(
-            f"no published figures for {describe_model(result)}: there are some for ResNet-50 at 224 pixels",
+            f"no published figures for {describe_model(result)}: there are some for ResNet-50 at 224 and SSD at 300",
             hint="measure it: trainstone bench resnet50",
         )
     chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
@@ -153,8 +153,12 @@ def _name_model(result: Result) -> str | None:
     model, data = config.get("model"), config.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
         return None
-    fits = config.get("workload") == "classify" and data.get("image_size") == 224
-    return "resnet50" if fits and (model.get("name"), model.get("depth")) == ("resnet", 50) else None
+    trained = (config.get("workload"), model.get("name"), data.get("image_size"))
+    if trained == ("classify", "resnet", 224) and model.get("depth") == 50:
+        return "resnet50"
+    # MLPerf's; on narrower networks the figures say nothing.
+    own = (model.get("depth"), model.get("width"))
+    return "ssd300" if trained == ("detect", "ssd", 300) and own == (34, 64) else None
 
 
 def _words(name: str) -> frozenset[str]:

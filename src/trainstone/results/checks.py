@@ -53,6 +53,9 @@ CODES = {
         "warning", "set optimizer.learning_rate for this batch, or optimizer.rate_for to let it follow the batch"
     ),
     "not-evaluated": Code("info", "class folders: train/ and val/; trainstone eval RUN --data DIR judges its weights"),
+    "not-pretrained": Code(
+        "info", "trainstone weights convert resnet34.pth r34.safetensors; --set model.pretrained=r34.safetensors"
+    ),
     "not-closed": Code("warning", "leave mlperf.division on auto, or take what the recipe resnet50-mlperf has"),
     "caches-kept": Code("warning", "run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
     "resumed": Code(

@@ -5,9 +5,26 @@ from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Finding, Phases, Status, StepSeconds, Throughput
 from trainstone.units import format_count, format_percent, format_seconds
 
-METRIC_NAMES = {"top1": "top-1", "top5": "top-5"}
-SHARES = tuple(METRIC_NAMES)
+METRIC_NAMES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "map": "mAP",
+    "map50": "mAP@0.5",
+    "map75": "mAP@0.75",
+    "map_small": "mAP, small",
+    "map_medium": "mAP, medium",
+    "map_large": "mAP, large",
+    "recall_1": "recall@1",
+    "recall_10": "recall@10",
+    "recall_100": "recall@100",
+    "recall_small": "recall, small",
+    "recall_medium": "recall, medium",
+    "recall_large": "recall, large",
+}
+SHARES = ("top1", "top5")
 """Metrics that are a share of the pictures and are told in percent."""
+DRAWN_TOGETHER = (SHARES, ("map", "map50"))
+"""Metrics on one scale, that say more beside each other."""
 LEAST_SHARE = 0.005
 """Parts of the time below it are not told in a sentence."""
 MOST_DIGITS = 4

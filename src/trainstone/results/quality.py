@@ -1,6 +1,6 @@
 """What result.json says of learning: every evaluation, the best of them, the time to the target; train --runs."""
 
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,9 +18,48 @@ class Evaluation(Record):
     """On the run's clock, when it was over."""
     eval_seconds: Seconds
     metrics: dict[str, float]
-    """top1, top5, loss."""
+    """top1, top5, loss; or COCO's twelve: map, map50, map75, map_small ... recall_large."""
     images: Count
     """Pictures judged, each once."""
+
+
+class QualityTable(Record):
+    """More of what an evaluation found, for a page to draw: what it means is known to who made it alone."""
+
+    name: str
+    """In files and links: precision-recall, ap-by-class."""
+    title: str
+    drawn: Literal["table", "bars", "lines"]
+    """table: as it is. bars: the first column names, the second is how long. lines: x, y, which line."""
+    columns: list[str]
+    rows: list[list[str | float | None]]
+    note: str = ""
+    """How to read it, or what is left out."""
+
+
+class ShownBox(Record):
+    """A rectangle in a picture; edges are shares of its width and height."""
+
+    label: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+    score: float | None = None
+    """How sure the network is; None: the box is the true one."""
+    right_one: bool | None = None
+    """Found boxes: a true one of its class is there (overlap of 0.5). True boxes: it was found."""
+
+
+class QualityPicture(Record):
+    """A validation picture with what is in it and what was found."""
+
+    file: str
+    """In the run folder: pictures/000000000139.jpg, perhaps smaller than the picture itself."""
+    title: str
+    width: Count
+    height: Count
+    boxes: list[ShownBox] = []
 
 
 class Quality(Record):
@@ -43,8 +82,10 @@ class Quality(Record):
     """Trained numbers of the network."""
     global_batch: Count | None = None
     """Images a step, of all ranks."""
-    tables: list[dict[str, Any]] = []
-    pictures: list[dict[str, Any]] = []
+    tables: list[QualityTable] = []
+    """Of the evaluation that `value` is of."""
+    pictures: list[QualityPicture] = []
+    """Some of that evaluation's."""
 
 
 class TrainedRun(Record):

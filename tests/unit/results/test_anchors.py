@@ -1,6 +1,7 @@
 import pytest
 
 from made_results import make_result
+from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results.anchors import (
     anchors_for,
@@ -20,7 +21,7 @@ def on(name: str, **features):
 
 
 def test_every_figure_is_there_once_and_names_its_source():
-    assert len(ANCHORS) == len(load_anchors()) == 52
+    assert len(ANCHORS) == len(load_anchors()) == 56
     assert sum(anchor.model == "resnet50" for anchor in ANCHORS.values()) == 39
     for anchor in ANCHORS.values():
         assert (anchor.workload, anchor.model) in (("classify", "resnet50"), ("detect", "ssd300"))
@@ -39,6 +40,7 @@ def test_every_figure_is_there_once_and_names_its_source():
         ("h100-mlperf-v4.0-8", 7037.5),
         ("xeon-sapphire-rapids-mlperf-v3.1-16", 527),
         ("ssd300-a100-mlperf-v1.1-8", 1531),
+        ("ssd300-v100-4xc4140-mlperf-v0.7-16", 503.75),
     ],
 )
 def test_per_device(name, per_device):
@@ -84,6 +86,24 @@ def test_other_models_have_no_figures(setting):
     assert anchors_for(result) == []
     with pytest.raises(ResultError, match=r"no published figures for resnet\d+ at \d+ pixels"):
         choose_anchors("published", result)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "kinds"),
+    [
+        ((), "Tesla V100-SXM2-32GB", {"V100-32", "V100"}),
+        ((), "Tesla V100S-PCIE-32GB", {"V100S-PCIe-32"}),
+        ((), "NVIDIA A100-SXM4-40GB", {"A100"}),
+        (("model.depth=18",), "Tesla V100-SXM2-32GB", set()),
+        (("model.width=32",), "Tesla V100-SXM2-32GB", set()),
+        (("data.image_size=160",), "Tesla V100-SXM2-32GB", set()),
+    ],
+)
+def test_figures_of_ssd300(settings: tuple[str, ...], device: str, kinds: set[str]):
+    config = load_config("ssd300-mlperf", settings=settings).model_dump(mode="json")
+    result = on(device).model_copy(update={"config": config})
+    assert {anchor.device for anchor in matching_device(result)} == kinds
+    assert len(anchors_for(result)) == (0 if settings else 17)
 
 
 def test_results_without_a_configuration_have_none():

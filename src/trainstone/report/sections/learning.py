@@ -22,7 +22,7 @@ from trainstone.results.schema import Phases
 from trainstone.units import format_count, format_seconds
 
 MOST_ROWS = 60
-MOST_METRICS = 8
+MOST_METRICS = 6
 
 
 def build(view: RunView) -> Section | None:

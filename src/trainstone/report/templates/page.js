@@ -1,5 +1,5 @@
 "use strict";
-// Charts as wide as their place, theme button, tables that sort and filter. No library but the chart scripts above.
+// Charts as wide as their place, theme button, boxes by their score, tables that sort and filter. No library but the chart scripts above.
 (function () {
   var root = document.documentElement;
   var chosen = null;
@@ -58,6 +58,26 @@
   });
   addEventListener("beforeprint", function () {
     document.querySelectorAll("details").forEach(function (details) { if (details.closest("figure") === null) details.open = true; });
+  });
+
+  document.querySelectorAll(".judged").forEach(function (gallery) {
+    var slider = gallery.querySelector("input");
+    slider.hidden = false;
+    function apply() {
+      gallery.querySelector("output").textContent = Number(slider.value).toFixed(2);
+      gallery.querySelectorAll("figure").forEach(function (figure) {
+        var right = 0;
+        figure.querySelectorAll("g[data-score]").forEach(function (box) {
+          var low = Number(box.dataset.score) < Number(slider.value);
+          box.classList.toggle("low", low);
+          right += !low && box.classList.contains("right") ? 1 : 0;
+        });
+        var count = figure.querySelector(".count");
+        if (count) count.textContent = Math.min(right, Number(figure.querySelector(".all").textContent));
+      });
+    }
+    slider.addEventListener("input", apply);
+    apply();  // a page that is loaded again keeps the slider where it was
   });
 
   function key(row, column) {

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from trainstone.errors import DataError
 from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import HINT, Event, scan_mllog
+from trainstone.results.mlperf.times import KEYS, UNKNOWN, Times, measure_times
 from trainstone.text import printable
 from trainstone.units import format_count
 
@@ -28,6 +29,7 @@ LOOKED_AT = frozenset(
             "eval_accuracy",
             "resumed",
         ),
+        *KEYS,
     ]
 )
 MOST_EVENTS = 100_000
@@ -62,6 +64,7 @@ class LoggedRun:
     """Of the same evaluation."""
     resumed: int = 0
     """How often trainstone took it up again: the time in between is counted."""
+    times: Times = UNKNOWN
 
     @property
     def converged(self) -> bool:
@@ -124,6 +127,7 @@ def read_logged(path: Path) -> LoggedRun:
         epochs=_number(last.metadata.get("epoch_num")) if last else None,
         accuracy=float(last.value) if last else None,
         resumed=len(_named(events, "resumed")),
+        times=measure_times(events),
     )
 
 

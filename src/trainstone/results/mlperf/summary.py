@@ -10,6 +10,7 @@ from trainstone.results.mlperf.convergence import SOURCE, Judgement, judge, why_
 from trainstone.results.mlperf.find import LOG_NAME
 from trainstone.results.mlperf.logged import LoggedRun, read_logged
 from trainstone.results.mlperf.score import NUM_RUNS, Score, score_runs
+from trainstone.results.mlperf.times import document_times
 from trainstone.units import format_count
 
 
@@ -198,5 +199,6 @@ def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
         "seeds": list(run.seeds),
         "resumed": run.resumed or None,
         "dropped": dropped,
+        "times": document_times(run.times),
     }
     return {key: value for key, value in document.items() if value is not None}

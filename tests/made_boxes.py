@@ -1,0 +1,69 @@
+"""True and found boxes made up for tests of scoring, and pycocotools' answer to them."""
+
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+
+from trainstone.results.detection import Found, Truth
+
+
+def draw_boxes(
+    random: np.random.Generator, *, num_pictures: int, num_classes: int, true: int, found: int
+) -> tuple[Truth, Found]:
+    """Boxes from below 32 to above 96 pixels, in some of the pictures and classes; crowds; scores that repeat.
+
+    Found boxes lie near true ones, some exactly on them, some without any width, many twice.
+    """
+    pictures, classes = max(1, num_pictures - 2), max(1, num_classes - 1)  # the last ones stay empty
+    corner = random.integers(0, 300, (true, 2)).astype(float)
+    edges = np.hstack((corner, corner + random.choice([9.5, 20, 32, 60, 96, 150], (true, 2))))
+    area = (edges[:, 2:] - edges[:, :2]).prod(axis=1) * random.choice([1.0, 0.5], true)
+    truth = Truth(
+        random.integers(pictures, size=true), random.integers(classes, size=true), edges, area,
+        random.random(true) < 0.15,
+    )  # fmt: skip
+    near = random.integers(true, size=found)
+    moved = truth.edges[near] + random.choice([0, 0, 1, 5, 12], (found, 4)) * random.choice([-1, 1], (found, 4))
+    moved[:, 2:] = np.maximum(moved[:, :2], moved[:, 2:])
+    score = np.round(random.random(found), 1)
+    away = random.random(found) < 0.2
+    picture = np.where(away, random.integers(num_pictures, size=found), truth.picture[near])
+    label = np.where(random.random(found) < 0.2, random.integers(num_classes, size=found), truth.label[near])
+    return truth, Found(picture, label, moved, score)
+
+
+def ask_pycocotools(truth: Truth, found: Found, num_pictures: int, num_classes: int, added_pixels: int = 0) -> Any:
+    """Return its COCOeval, summarised."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    coco = COCO()
+    coco.dataset = {
+        "images": [{"id": number + 1} for number in range(num_pictures)],
+        "categories": [{"id": number + 1} for number in range(num_classes)],
+        "annotations": [
+            {
+                "id": place + 1, "image_id": int(truth.picture[place]) + 1, "category_id": int(truth.label[place]) + 1,
+                "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]], "area": float(truth.area[place]),
+                "iscrowd": int(truth.crowd[place]),
+            }
+            for place, box in enumerate(truth.edges.tolist())
+        ],
+    }  # fmt: skip
+    results = [
+        {
+            "image_id": int(found.picture[place]) + 1, "category_id": int(found.label[place]) + 1,
+            "bbox": [box[0], box[1], box[2] - box[0] + added_pixels, box[3] - box[1] + added_pixels],
+            "score": float(found.score[place]),
+        }
+        for place, box in enumerate(found.edges.tolist())
+    ]  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+        evaluation = COCOeval(coco, coco.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation

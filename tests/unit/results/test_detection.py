@@ -1,0 +1,223 @@
+"""COCO's twelve numbers: the same as pycocotools', by either library; boxes matched for pictures."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from made_boxes import ask_pycocotools, draw_boxes
+from trainstone.errors import DataError, MachineError
+from trainstone.formats.coco import number_categories, read_instances
+from trainstone.results.detection import METRICS, Found, Truth, match_boxes, score_boxes
+from trainstone.results.evaluators import EVALUATORS
+
+BOTH = sorted(EVALUATORS)
+
+
+def truth_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0, crowd: bool = False) -> Truth:
+    edges = np.array(boxes, float).reshape(-1, 4)
+    area = (edges[:, 2:] - edges[:, :2]).prod(axis=1)
+    same = np.ones(len(edges), np.int64)
+    return Truth(picture * same, label * same, edges, area, same * crowd > 0)
+
+
+def found_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0) -> Found:
+    """Boxes of left, top, right, bottom, score."""
+    rows = np.array(boxes, float).reshape(-1, 5)
+    same = np.ones(len(rows), np.int64)
+    return Found(picture * same, label * same, rows[:, :4], rows[:, 4])
+
+
+def join(*truths: Truth) -> Truth:
+    return Truth(*(np.concatenate([getattr(one, name) for one in truths]) for name in Truth.__dataclass_fields__))
+
+
+def real_eval() -> Path:
+    root = os.environ.get("TRAINSTONE_REAL_DATA")
+    if not root:
+        pytest.skip("needs TRAINSTONE_REAL_DATA")
+    return Path(root) / "eval"
+
+
+@pytest.mark.parametrize("evaluator", BOTH)
+def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
+    folder = real_eval()
+    instances = read_instances(folder / "instances_val2014_100.json")
+    results = json.loads((folder / "instances_val2014_fakebbox100_results.json").read_text())
+    expected = json.loads((folder / "expected_fakebbox100.json").read_text())["stats"]
+    numbers = number_categories(instances.categories)
+    # Equal scores of different pictures are settled by the pictures' order, in COCO that of their ids.
+    picture = {number: place for place, number in enumerate(sorted(image.id for image in instances.images))}
+    boxes = np.array([item.bbox for item in instances.annotations])
+    truth = Truth(
+        np.array([picture[item.image_id] for item in instances.annotations]),
+        np.array([numbers[item.category_id] - 1 for item in instances.annotations]),
+        np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
+        np.array([item.area for item in instances.annotations]),
+        np.array([item.crowd for item in instances.annotations]),
+    )
+    boxes = np.array([item["bbox"] for item in results])
+    found = Found(
+        np.array([picture[item["image_id"]] for item in results]),
+        np.array([numbers[item["category_id"]] - 1 for item in results]),
+        np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
+        np.array([item["score"] for item in results]),
+    )
+    scores = score_boxes(truth, found, pictures=np.arange(100), num_classes=80, evaluator=evaluator)
+    assert list(scores.metrics) == list(METRICS)
+    assert list(scores.metrics.values()) == pytest.approx(expected, abs=1e-6)
+    assert scores.evaluator.startswith(evaluator)
+
+
+@pytest.mark.parametrize("evaluator", BOTH)
+@pytest.mark.parametrize("added_pixels", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, evaluator: str):
+    random = np.random.default_rng(seed)
+    sizes = {"num_pictures": (3, 12)[seed % 2], "num_classes": (1, 2, 5)[seed % 3]}
+    # Few pictures and classes: far more than 100 found boxes in one of them, and equal scores beyond the hundredth.
+    truth, found = draw_boxes(random, **sizes, true=40, found=600)
+    theirs = ask_pycocotools(truth, found, **sizes, added_pixels=added_pixels)
+    scores = score_boxes(
+        truth, found, pictures=np.arange(sizes["num_pictures"]), num_classes=sizes["num_classes"],
+        inclusive_edges=added_pixels == 1, evaluator=evaluator,
+    )  # fmt: skip
+    expected = {name: value for name, value in zip(METRICS, theirs.stats, strict=True) if value > -1}
+    assert scores.metrics == pytest.approx(expected, abs=1e-12)
+    precision = theirs.eval["precision"][:, :, :, 0, 2]
+    has_truth = [label for label in range(sizes["num_classes"]) if precision[0, 0, label] > -1]
+    assert [one.label for one in scores.classes] == has_truth
+    for one in scores.classes:
+        assert one.average_precision == pytest.approx(precision[:, :, one.label].mean(), abs=1e-12)
+        assert one.average_precision_50 == pytest.approx(precision[0, :, one.label].mean(), abs=1e-12)
+        assert one.num_true == ((truth.label == one.label) & ~truth.crowd).sum()
+    assert scores.curves["map75"] == pytest.approx(precision[5][:, has_truth].mean(axis=1), abs=1e-12)
+    assert scores.curves["map"] == pytest.approx(precision[:, :, has_truth].mean(axis=(0, 2)), abs=1e-12)
+
+
+@pytest.mark.parametrize("evaluator", BOTH)
+def test_what_has_no_true_box_has_no_metric(evaluator: str):
+    truth = truth_of((0, 0, 50, 50))
+    nothing = score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
+    assert nothing.metrics == {name: 0.0 for name in METRICS if name[-5:] not in ("small", "large")}
+    assert [one.average_precision for one in nothing.sizes] == [None, 0.0, None]
+    assert [one.num_true for one in nothing.sizes] == [0, 1, 0]
+    right = score_boxes(truth, found_of((0, 0, 50, 50, 0.9)), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
+    assert list(right.metrics.values()) == pytest.approx([1.0] * 8)
+    assert set(right.metrics) == set(nothing.metrics)
+    assert right.curves["map"] == pytest.approx(np.ones(101))
+    assert len(right.classes) == 1
+
+
+@pytest.mark.parametrize("evaluator", BOTH)
+def test_pictures_are_judged_by_the_numbers_they_have(evaluator: str):
+    truth = join(truth_of((0, 0, 50, 50), picture=0), truth_of((0, 0, 50, 50), picture=4951))
+    found = found_of((0, 0, 50, 50, 0.9), picture=4951)
+    scores = score_boxes(truth, found, pictures=np.array([4951, 17, 0]), num_classes=1, evaluator=evaluator)
+    assert scores.metrics["recall_100"] == pytest.approx(0.5)
+    assert (scores.num_pictures, scores.num_true, scores.num_found) == (3, 2, 1)
+
+
+def test_without_a_box_to_find_there_is_one_clear_error():
+    crowd = truth_of((0, 0, 50, 50), crowd=True)
+    for truth in (truth_of(), crowd):
+        with pytest.raises(DataError, match="no box to find in 7 validation pictures") as caught:
+            score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), pictures=np.arange(7), num_classes=2)
+        assert "trainstone data info" in (caught.value.hint or "")
+
+
+def test_boxes_that_are_no_numbers_are_left_out():
+    found = found_of((0, 0, 50, 50, 0.4), (0, np.nan, 50, 50, 0.9), (0, 0, np.inf, 50, 0.9), (0, 0, 50, 50, np.nan))
+    scores = score_boxes(truth_of((0, 0, 50, 50)), found, pictures=np.arange(1), num_classes=1)
+    assert (scores.metrics["map"], scores.num_found) == (pytest.approx(1.0), 1)
+
+
+def test_float32_boxes_are_taken():
+    truth, found = truth_of((0.1, 0.2, 50.3, 50.4)), found_of((0.1, 0.2, 50.3, 50.4, 0.9))
+    found = Found(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
+    assert score_boxes(truth, found, pictures=np.arange(1), num_classes=1).metrics["map"] == pytest.approx(1.0)
+
+
+def test_a_box_of_a_picture_or_class_that_is_not_there_is_our_mistake():
+    truth = truth_of((0, 0, 50, 50))
+    with pytest.raises(AssertionError, match="picture"):
+        score_boxes(truth, found_of((0, 0, 9, 9, 0.5), picture=3), pictures=np.arange(2), num_classes=1)
+    with pytest.raises(AssertionError, match="class"):
+        score_boxes(truth, found_of((0, 0, 9, 9, 0.5), label=1), pictures=np.arange(2), num_classes=1)
+
+
+def test_the_next_library_counts_where_the_first_is_missing(monkeypatch: pytest.MonkeyPatch):
+    truth, found = draw_boxes(np.random.default_rng(9), num_pictures=5, num_classes=3, true=20, found=100)
+    first = score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+    assert first.evaluator.startswith("hotcoco")
+    monkeypatch.setitem(sys.modules, "hotcoco", None)
+    second = score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+    assert second.evaluator.startswith("faster-coco-eval")
+    assert second.metrics == pytest.approx(first.metrics, abs=1e-12)
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    with pytest.raises(MachineError, match="hotcoco and faster-coco-eval cannot be imported") as caught:
+        score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+    assert caught.value.hint == "pip install hotcoco"
+
+
+@pytest.mark.parametrize("evaluator", BOTH)
+def test_nothing_is_printed(evaluator: str, capfd: pytest.CaptureFixture[str]):
+    score_boxes(
+        truth_of((0, 0, 50, 50)), found_of((0, 0, 9, 9, 1)), pictures=np.arange(1), num_classes=1, evaluator=evaluator
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_surest_box_takes_the_true_one_and_a_second_is_wrong():
+    truth = truth_of((0, 0, 10, 10), (100, 0, 110, 10))
+    found = found_of((0, 0, 10, 9, 0.3), (0, 0, 10, 8, 0.8), (200, 0, 210, 10, 0.9), (100, 0, 110, 4.9, 0.9))
+    is_right, is_found = match_boxes(truth, found)
+    assert is_right.tolist() == [False, True, False, False]
+    assert is_found.tolist() == [True, False]
+    assert match_boxes(truth, found, overlap=0.4)[1].tolist() == [True, True]
+
+
+def test_a_found_box_takes_the_true_one_it_overlaps_most():
+    truth = truth_of((0, 0, 10, 10), (0, 2, 10, 12))
+    is_right, is_found = match_boxes(truth, found_of((0, 2, 10, 12, 0.9)))
+    assert (is_right.tolist(), is_found.tolist()) == ([True], [False, True])
+
+
+def test_boxes_of_another_picture_or_class_do_not_match():
+    truth = truth_of((0, 0, 10, 10), picture=3, label=2)
+    for place in ({"picture": 3, "label": 1}, {"picture": 2, "label": 2}):
+        assert not match_boxes(truth, found_of((0, 0, 10, 10, 0.9), **place))[0].any()
+    assert match_boxes(truth, found_of((0, 0, 10, 10, 0.9), picture=3, label=2))[0].all()
+
+
+def test_crowds_hold_many_but_a_thing_of_its_own_comes_first():
+    truth = join(truth_of((0, 0, 100, 100), crowd=True), truth_of((0, 0, 10, 10)))
+    found = found_of((0, 0, 10, 10, 0.9), (50, 50, 60, 60, 0.8), (70, 70, 80, 80, 0.7), (95, 95, 115, 115, 0.6))
+    is_right, is_found = match_boxes(truth, found)
+    assert is_right.tolist() == [True, True, True, False]
+    assert is_found.tolist() == [True, True]
+    assert match_boxes(truth, found_of((0, 0, 10, 10, 0.9)))[1].tolist() == [False, True]
+
+
+def test_empty_and_flat_boxes_match_nothing():
+    assert [flags.tolist() for flags in match_boxes(truth_of(), found_of())] == [[], []]
+    assert not match_boxes(truth_of((5, 5, 5, 9)), found_of((5, 5, 5, 9, 0.9)))[0].any()
+    assert match_boxes(truth_of((0, 0, 9, 9)), found_of())[1].tolist() == [False]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_matches_are_those_pycocotools_makes(seed: int):
+    sizes = {"num_pictures": 6, "num_classes": 3}
+    truth, found = draw_boxes(np.random.default_rng(seed), **sizes, true=30, found=90)
+    # Equal scores and overlaps are settled by the order, which is not said: here there are none.
+    random = np.random.default_rng(100 + seed)
+    found = Found(found.picture, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90)
+    evaluation = ask_pycocotools(truth, found, **sizes)
+    theirs = np.zeros(90, bool)
+    for told in evaluation.evalImgs:
+        if told is not None and told["aRng"] == [0, 1e10]:
+            theirs[np.array(told["dtIds"], int) - 1] = told["dtMatches"][0] > 0
+    assert match_boxes(truth, found)[0].tolist() == theirs.tolist()
