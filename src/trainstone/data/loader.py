@@ -11,20 +11,20 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import cv2
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.cache import Cache
 from trainstone.data.feeding.dali import READERS, Dali
-from trainstone.data.feeding.feed import IGNORED, Bad, Feed, Worker
+from trainstone.data.feeding.feed import Bad, Feed, Worker
 from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
 from trainstone.data.feeding.ring import Ring
+from trainstone.data.feeding.shown import NOTHING, Holds, Shown, pack
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import Pixels
 from trainstone.data.sample import Source
+from trainstone.errors import ConfigError
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.text import printable
@@ -38,12 +38,14 @@ TOLD_BAD = 100
 
 @dataclass
 class Memory:
-    """One batch, as tensors and as the arrays of the same memory that threads write into."""
+    """One batch: a tensor, the array of the same memory that threads write into, and what they say of each row."""
 
     images: Tensor
-    labels: Tensor
     pixels: Pixels
-    classes: NDArray[np.int64]
+    shown: list[Shown]
+    """What the rows show beside pixels."""
+    holds: Holds = "class"
+    pinned: bool = False
     on_device: Tensor | None = None
     """The images of this batch instead, where DALI made them on a CUDA device."""
 
@@ -60,14 +62,15 @@ class Memory:
             self.on_device[row] = self.images[row].to(images.device)
         torch.cuda.current_stream(images.device).synchronize()
 
-    def take(self, filled: int) -> tuple[Tensor, Tensor]:
-        """Return the batch; rows that no picture fills are zero, without a class."""
+    def take(self, filled: int) -> tuple[Tensor, ...]:
+        """Return the batch; rows that no picture fills are zero and show nothing."""
         images = self.images if self.on_device is None else self.on_device
         self.on_device = None
         if filled < len(images):
-            self.labels[filled:] = IGNORED
+            self.shown[filled:] = [NOTHING] * (len(images) - filled)
             images[filled:] = 0
-        return images, self.labels
+        beside = (torch.from_numpy(array) for array in pack(self.shown, self.holds))
+        return images, *(tensor.pin_memory() if self.pinned else tensor for tensor in beside)
 
 
 STAGES = ("read", "decode", "crop-resize", "batch")
@@ -82,9 +85,15 @@ class Stages(NamedTuple):
 
 
 class Loader:
-    """Yields (images, labels): uint8 (batch, size, size, 3) and int64 (batch). Close it, or use it as a context.
+    """Yields batches. Close it, or use it as a context.
 
-    Rows of a short batch and damaged pictures of a validation set have the label IGNORED and pixels of zero.
+    Their first tensor is images, uint8 (batch, size, size, 3); what comes beside is said by `feed.holds`:
+    class: labels, int64 (batch).
+    boxes: edges, float32 (batch, most, 4), and labels, int64 (batch, most); places without a box are zero and IGNORED.
+    truth: also crowds, bool (batch, most), areas, float32 (batch, most), and facts, int64 (batch, 3): number in the
+    source, width, height.
+
+    Rows of a short batch and damaged pictures of a validation set have pixels of zero and the label or number IGNORED.
     """
 
     def __init__(
@@ -106,23 +115,26 @@ class Loader:
         self.skipped = 0
         """How often a damaged picture was left out; bad_pictures says which."""
         self.bad_pictures: set[str] = set()
-        slots = [allocate(order.batch_size, feed.transform.size, pinned=pinned) for _ in range(self.num_slots)]
+        self._told_boxes = False
+        size, holds = feed.transform.size, feed.holds
+        slots = [allocate(order.batch_size, size, pinned=pinned, holds=holds) for _ in range(self.num_slots)]
         self._began = time.perf_counter()
         self._dali = dali
         self._ring = Ring(
             slots, self._plan, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
         )
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         return self
 
-    def __next__(self) -> tuple[Tensor, Tensor]:
+    def __next__(self) -> tuple[Tensor, ...]:
         slot = self._ring.take()
         if slot is None:
             raise StopIteration
         if slot.errors:
             raise slot.errors[min(slot.errors)]
         self._tell_skipped(slot.bad)
+        self._tell_boxes()
         self.step += 1
         return slot.memory.take(len(slot.places))
 
@@ -140,6 +152,11 @@ class Loader:
         self.feed.cache.clear()
         if self._dali:
             self._dali.close()
+
+    @property
+    def boxes_left_out(self) -> int:
+        """How often a box without any area in its picture was left out."""
+        return sum(worker.boxes_left_out for worker in self._ring.workers)
 
     def pause(self) -> None:
         """Do no work for a while, such as while something else is measured."""
@@ -173,7 +190,7 @@ class Loader:
         if self._dali:
             self._dali.fill(memory, row, place, worker, bad)
             return
-        memory.classes[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
+        memory.shown[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
 
     def _tell_skipped(self, bad: list[Bad]) -> None:
         self.skipped += len(bad)
@@ -181,6 +198,13 @@ class Loader:
             if one.where not in self.bad_pictures and len(self.bad_pictures) < TOLD_BAD:
                 log.warning("left out: %s: %s", printable(one.where), printable(one.why))
             self.bad_pictures.add(one.where)
+
+    def _tell_boxes(self) -> None:
+        """Say once that there are boxes of no use; boxes_left_out counts them."""
+        if not self._told_boxes and self.boxes_left_out:
+            self._told_boxes = True
+            where = next(w.boxes_left_out_of for w in self._ring.workers if w.boxes_left_out_of)
+            log.warning("boxes without any area in their picture are left out, first in %s", printable(where))
 
 
 def open_loader(
@@ -198,11 +222,13 @@ def open_loader(
     first_step: int = 0,
     parts: int = 1,
     storage: str = "",
+    holds: Holds = "class",
 ) -> Loader:
     """Return the loader that a recipe asks for, begun at a batch.
 
     `parts`: to train on, batches of a step; to validate with, pictures come in a multiple of it, the rest is left out.
     """
+    check_boxes_fit(holds, augment, loader, train=train)
     order: TrainOrder | EvalOrder
     if train:
         order = TrainOrder(len(source), batch_size, seed, rank, last=loader.last, parts=parts)
@@ -216,6 +242,7 @@ def open_loader(
         skip_bad=loader.on_bad == "skip",
         cache=Cache(loader.cache, loader.cache_bytes),
         storage=storage,
+        holds=holds,
     )
     threads = available_cores().threads if loader.threads == "auto" else loader.threads
     dali = None
@@ -228,8 +255,19 @@ def open_loader(
     )
 
 
-def allocate(batch_size: int, size: int, *, pinned: bool) -> Memory:
+def check_boxes_fit(holds: Holds, augment: AugmentConfig, loader: LoaderConfig, *, train: bool) -> None:
+    """Refuse what does not keep boxes true to pixels."""
+    if holds == "class":
+        return
+    if loader.engine == "dali":
+        raise ConfigError("loader.engine = dali feeds no boxes", hint="--set loader.engine=threads")
+    if train and augment.crop not in ("overlap", "whole"):
+        raise ConfigError(f"augment.crop = {augment.crop} keeps no boxes", hint="--set augment.crop=overlap")
+    if not train and augment.val_crop != "whole":
+        raise ConfigError(f"augment.val_crop = {augment.val_crop} cuts boxes off", hint="--set augment.val_crop=whole")
+
+
+def allocate(batch_size: int, size: int, *, pinned: bool, holds: Holds = "class") -> Memory:
     """Make room for a batch; page-locked, a CUDA device fetches it by itself."""
     images = torch.zeros(batch_size, size, size, 3, dtype=torch.uint8, pin_memory=pinned)
-    labels = torch.zeros(batch_size, dtype=torch.int64, pin_memory=pinned)
-    return Memory(images, labels, images.numpy(), labels.numpy())
+    return Memory(images, images.numpy(), [NOTHING] * batch_size, holds, pinned)

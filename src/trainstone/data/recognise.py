@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from trainstone.data.boxed import keep_boxed
 from trainstone.data.manifest import QUARANTINE, WORK, Manifest, check_files, read_manifest
 from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet, open_class_folders
-from trainstone.data.raw.coco import CocoSource, find_coco, open_splits
+from trainstone.data.raw.coco import find_coco, open_splits
 from trainstone.data.raw.filetree import is_picture
 from trainstone.data.sample import ClassName, DataSet, Split
-from trainstone.data.sources import PictureSource, Selection
+from trainstone.data.sources import PictureSource
 from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.records import RecordSource, ShardReader
 from trainstone.data.storage.tfrecord import TFRecordShard
@@ -241,16 +242,12 @@ def without_empty(found: DataSet) -> DataSet:
     """Return a detection set whose training pictures all have a box."""
     if found.kind != "detect":
         raise ConfigError("--skip-empty is for data sets with boxes")
-    return replace(found, splits=[keep_boxed(split) if split.name == "train" else split for split in found.splits])
+    return replace(found, splits=[*map(keep_if_train, found.splits)])
 
 
-def keep_boxed(split: Split) -> Split:
-    """Return a split without the pictures that have no box."""
-    if isinstance(split.source, CocoSource):
-        return Split(split.name, split.source.without_empty())
-    assert isinstance(split.source, RecordSource)
-    numbers = [number for number in range(len(split.source)) if any(split.source.glance(number))]
-    return Split(split.name, Selection(split.source, numbers))
+def keep_if_train(split: Split) -> Split:
+    """Return a split; that of training without the pictures that have no box."""
+    return Split(split.name, keep_boxed(split.source)) if split.name == "train" else split
 
 
 def find_files(path: Path) -> DataSet | None:

@@ -22,12 +22,29 @@ class Box(NamedTuple):
     right: float
     bottom: float
     crowd: bool = False
+    area: float | None = None
+    """Of the object itself, as a share of the picture's area; None: not known, the box's is taken."""
 
 
-def make_box(label: float, edges: Sequence[float], crowd: float = 0) -> Box:
+def make_box(label: float, edges: Sequence[float], crowd: float = 0, area: float | None = None) -> Box:
     """Return a box of numbers as files have them."""
     left, top, right, bottom = (float(edge) for edge in edges)
-    return Box(int(label), left, top, right, bottom, crowd=bool(crowd))
+    return Box(int(label), left, top, right, bottom, crowd=bool(crowd), area=None if area is None else float(area))
+
+
+def list_numbers(box: Box) -> list[float]:
+    """Return a box as make_box takes it: class, edges, crowd mark and, where it is known, the object's area."""
+    return [*box[:5], int(box.crowd), *(() if box.area is None else (box.area,))]
+
+
+def clip_box(box: Box) -> Box | None:
+    """Return what of a box lies in its picture; None where nothing of it does, or an edge is no number."""
+    if 0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1:
+        return box
+    left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box[1:5])
+    if not (left < right and top < bottom) or any(edge != edge for edge in box[1:5]):
+        return None
+    return box._replace(left=left, top=top, right=right, bottom=bottom)
 
 
 class ClassName(NamedTuple):

@@ -2,9 +2,11 @@
 
 import hashlib
 import logging
+import time
 from pathlib import Path
 from typing import NamedTuple
 
+from trainstone.data.boxed import keep_boxed
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import DataSet, Source
 from trainstone.errors import DataError
@@ -22,8 +24,11 @@ class OpenSplit(NamedTuple):
     source: Source
 
 
-def open_split(path: Path, name: str) -> OpenSplit:
-    """Return the split of that name; the only one there is, whatever it is called."""
+def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
+    """Return the split of that name; the only one there is, whatever it is called.
+
+    `skip_empty`: only those pictures of a detection set that have a box. Records are gone through for that, each time.
+    """
     dataset = open_dataset(path)
     sources = {split.name: split.source for split in dataset.splits}
     if len(sources) == 1 and name not in sources:
@@ -36,7 +41,22 @@ def open_split(path: Path, name: str) -> OpenSplit:
     source = sources[name]
     if not len(source):
         raise DataError(f"split {name} of {path} holds no picture", hint="trainstone data verify tells what is wrong")
+    if skip_empty:
+        if dataset.kind != "detect":
+            raise DataError(f"{path} is no set of boxes: data.skip_empty has no meaning for it")
+        source = leave_out_empty(source, f"split {name} of {path}")
     return OpenSplit(dataset, name, source)
+
+
+def leave_out_empty(source: Source, where: str) -> Source:
+    """Return the pictures that have a box, and say how many have none."""
+    begin = time.perf_counter()
+    boxed = keep_boxed(source)
+    if not len(boxed):
+        raise DataError(f"{where}: none of {len(source):,} pictures has a box", hint="--set data.skip_empty=false")
+    left_out, seconds = len(source) - len(boxed), time.perf_counter() - begin
+    log.info("%s: %s pictures without a box are left out (found in %.1f s)", where, f"{left_out:,}", seconds)
+    return boxed
 
 
 def digest_samples(source: Source) -> str:

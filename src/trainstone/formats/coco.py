@@ -129,7 +129,7 @@ def read_instances(path: Path) -> Instances:
     _check_known(path, "category_id", "category", document.annotations, {category.id for category in categories})
     annotations = [
         CocoAnnotation(item.id, item.image_id, item.category_id, item.bbox, bool(item.iscrowd), item.area)
-        for item in document.annotations
+        for item in _take(document.annotations)
     ]
     return Instances(images, annotations, categories)
 
@@ -230,6 +230,13 @@ def _find_bad_text(data: bytes) -> int:
     except UnicodeDecodeError as err:
         return err.start
     return len(data)
+
+
+def _take(items: list[_Item]) -> Iterator[_Item]:
+    """Yield a list's items in order and let go of each: large files do not lie in memory twice."""
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def _check_once(path: Path, group: str, key: str, values: Sequence[int | str]) -> None:

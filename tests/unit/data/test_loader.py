@@ -12,9 +12,10 @@ import torch
 
 from made_pictures import busy, make_samples, save
 from small_sets import CLASSES, Listed, write_set
-from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.feeding.feed import IGNORED, Worker
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.data.feeding.feed import Worker
 from trainstone.data.feeding.order import TrainOrder
+from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.loader import KEEP, STAGES, Loader, open_loader
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import DataSet, Sample, Source, Split
@@ -346,7 +347,7 @@ def test_pixels_are_those_of_the_transform():
         images, labels = next(loader)
         for row, place in enumerate(loader.order.batch(0)):
             out = np.zeros((SIZE, SIZE, 3), np.uint8)
-            assert loader.feed.fill(place, out, Worker(), []) == labels[row]
+            assert loader.feed.fill(place, out, Worker(), []).label == labels[row]
             assert np.array_equal(images[row].numpy(), out)
 
 

@@ -1,11 +1,13 @@
 """The part of a set that training or validation asks for."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from small_sets import make_set, to_classify
+from small_sets import CLASSES, RECORDS, STORAGES, Listed, make_set, to_classify, to_detect, write_set
+from trainstone.data.sample import Box, DataSet, Split
 from trainstone.data.splits import open_split
 from trainstone.errors import DataError
 
@@ -53,3 +55,43 @@ def test_a_split_without_a_picture(tmp_path: Path):
     (tmp_path / "val" / "cat" / "a.jpg").write_bytes(to_classify(1)[0].image)
     with pytest.raises(DataError, match=r"train|no picture"):
         open_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_pictures_without_a_box_are_left_out(tmp_path: Path, storage: str, caplog: pytest.LogCaptureFixture):
+    root = make_set(tmp_path / "set", storage, "detect", count=7)
+    every = open_split(root, "train").source
+    with caplog.at_level(logging.INFO):
+        boxed = open_split(root, "train", skip_empty=True).source
+    assert [len(every.read(n).boxes) for n in range(len(every))] == [0, 1, 2, 0, 1, 2, 0]
+    assert [boxed.read(n).name for n in range(len(boxed))] == [f"{n:04d}.jpg" for n in (1, 2, 4, 5)]
+    assert [boxed.read(n).id for n in range(len(boxed))] == [101, 102, 104, 105]
+    assert every.fingerprint() != boxed.fingerprint()
+    assert "3 pictures without a box are left out" in caplog.text
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_a_box_outside_its_picture_is_none(tmp_path: Path, storage: str):
+    samples = to_detect(3, 1)
+    samples[0] = replace(samples[0], boxes=(Box(0, 1.5, 0.0, 2.0, 1.0), Box(1, 0.5, 0.5, 0.5, 1.0)))
+    root = write_set(
+        tmp_path / "set", DataSet("detect", "made up", CLASSES, [Split("train", Listed(samples))]), storage
+    )
+    source = open_split(root, "train", skip_empty=True).source
+    assert [source.read(number).name for number in range(len(source))] == ["0002.jpg"]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_set_of_empty_pictures(tmp_path: Path, storage: str):
+    samples = [replace(sample, boxes=()) for sample in to_detect(3)]
+    root = write_set(
+        tmp_path / "set", DataSet("detect", "made up", CLASSES, [Split("train", Listed(samples))]), storage
+    )
+    with pytest.raises(DataError, match="none of 3 pictures has a box") as told:
+        open_split(root, "train", skip_empty=True)
+    assert "data.skip_empty=false" in (told.value.hint or "")
+
+
+def test_a_set_without_boxes_has_no_empty_pictures(both: Path):
+    with pytest.raises(DataError, match="is no set of boxes"):
+        open_split(both, "train", skip_empty=True)

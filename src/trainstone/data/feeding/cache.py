@@ -14,6 +14,8 @@ from trainstone.data.sample import Sample
 
 OVERHEAD_BYTES = 400
 """Of a sample's objects, about."""
+BOX_BYTES = 250
+"""Of each of its boxes, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Cache:
             kept, size = Kept(replace(sample, image=b""), seen, len(sample.image), region.pixels), region.pixels.nbytes
         else:
             kept, size = Kept(sample, seen, len(sample.image)), len(sample.image)
-        size += OVERHEAD_BYTES
+        size += OVERHEAD_BYTES + BOX_BYTES * len(sample.boxes)
         with self._lock:
             if index in self._kept or self.used_bytes + size > self.limit_bytes:
                 return

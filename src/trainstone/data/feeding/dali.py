@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainstone.data.feeding.crops import Crop
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.feed import Bad, Feed, Worker
 from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.shown import Shown
 from trainstone.data.feeding.transform import Transform, View
 from trainstone.data.picture.decode import Pixels, look_sized
 from trainstone.data.picture.look import Look
@@ -80,7 +80,7 @@ class Room(Protocol):
     def pixels(self) -> Pixels: ...
 
     @property
-    def classes(self) -> NDArray[np.int64]: ...
+    def shown(self) -> list[Shown]: ...
 
     def put(self, rows: list[int], made: Any) -> None:
         """Copy what DALI made into these rows."""
@@ -94,6 +94,11 @@ class Dali:
         if feed.cache.keeps == "pixels":
             raise ConfigError(
                 "loader.cache = pixels, but DALI decodes in one go with resizing", hint="--set loader.cache=files"
+            )
+        if feed.transform.may_colour:
+            raise ConfigError(
+                "loader.engine = dali changes no colours; augment.saturation, hue_degrees, contrast, brightness do",
+                hint="--set loader.engine=threads",
             )
         # DALI cannot decode at a smaller scale: rows that are made by ourselves should look like its own.
         self._feed = replace(feed, transform=replace(feed.transform, may_shrink=False))
@@ -116,7 +121,7 @@ class Dali:
         try:
             request = self._read(place, worker)
             if request is None:
-                room.classes[row] = self._feed.fill(place, room.pixels[row], worker, bad)
+                room.shown[row] = self._feed.fill(place, room.pixels[row], worker, bad)
             else:
                 batch.requests[row] = request
         except BaseException:
@@ -165,13 +170,14 @@ class Dali:
         worker.wait_seconds += began - begin - seconds * (self._threads - 1)
         worker.decode_seconds += seconds * self._threads
         if failure is None:
-            room.classes[rows] = [request.label for request in requests]
+            for row, request in zip(rows, requests, strict=True):
+                room.shown[row] = Shown(request.label)
             worker.pictures += len(rows)
             worker.read_bytes += sum(len(request.image) for request in requests)
             return
         found = len(bad)
         for row in rows:
-            room.classes[row] = self._feed.fill(batch.places[row], room.pixels[row], worker, bad)
+            room.shown[row] = self._feed.fill(batch.places[row], room.pixels[row], worker, bad)
         if len(bad) == found:
             log.warning("DALI did not make a batch although nothing is damaged; made without it: %s", failure)
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainstone.data.feeding.cache import Cache
+from trainstone.data.feeding.crops import Crop
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.transform import Transform
+from trainstone.data.feeding.shown import IGNORED, NOTHING, Holds, Shown, list_boxes
+from trainstone.data.feeding.transform import Transform, find_part
 from trainstone.data.picture.decode import Pixels, decode, look_sized
 from trainstone.data.picture.region import Region, Scratch, decode_upper
-from trainstone.data.sample import Sample, Source
+from trainstone.data.sample import Box, Sample, Source, clip_box
 from trainstone.errors import DataError
 
 SUBSTITUTES = 100
 """So many other pictures are tried in the place of a damaged one."""
-IGNORED = -1
-"""Label of what does not count: rows that fill up a short batch, damaged pictures in validation."""
 
 
 class Bad(NamedTuple):
@@ -42,6 +42,10 @@ class Worker:
     waits_since: float | None = None
     pictures: int = 0
     read_bytes: int = 0
+    boxes_left_out: int = 0
+    """Boxes that have no area in their picture, each time they are met."""
+    boxes_left_out_of: str = ""
+    """The first of their pictures."""
 
     def waited_until(self, now: float) -> float:
         """Return the seconds waited, with the wait that goes on."""
@@ -62,9 +66,10 @@ class Feed:
     cache: Cache = field(default_factory=Cache)
     storage: str = ""
     """What the source lies in, for people."""
+    holds: Holds = "class"
 
-    def fill(self, place: Place, out: Pixels, worker: Worker, bad: list[Bad]) -> int:
-        """Write a picture into `out` and return its label; a damaged one is replaced, or is an error."""
+    def fill(self, place: Place, out: Pixels, worker: Worker, bad: list[Bad]) -> Shown:
+        """Write a picture into `out` and return what it shows; a damaged one is replaced, or is an error."""
         key = make_key(self.seed, place.epoch, place.picture)
         index = place.picture
         for attempt in range(SUBSTITUTES):
@@ -80,7 +85,7 @@ class Feed:
                 bad.append(Bad(where, err.message))
             if not self.transform.train:
                 out[:] = 0
-                return IGNORED
+                return NOTHING
             # Another one, the same whatever thread or rank asks.
             key = make_key(key, attempt)
             index = key % len(self.source)
@@ -89,15 +94,19 @@ class Feed:
             hint="look at the whole set: trainstone data verify",
         )
 
-    def show(self, index: int, key: int, out: Pixels, worker: Worker) -> int:
+    def show(self, index: int, key: int, out: Pixels, worker: Worker) -> Shown:
         """Write one view of a picture; DataError where that cannot be done."""
         begin = time.perf_counter()
         kept = self.cache.get(index)
         sample = kept.sample if kept else self.source.read(index)
-        label = self.check_label(sample)
+        label, boxes = IGNORED, sample.boxes
+        if self.holds == "class":
+            label = self.check_label(sample)
+        else:
+            boxes = self.check_boxes(index, sample, worker)
         seen = kept.seen if kept else look_sized(sample.image)
         was_read = time.perf_counter()
-        view = self.transform.choose(seen, sample.boxes, key)
+        view = self.transform.choose(seen, boxes, key)
         if kept is not None and kept.pixels is not None:
             region = Region(kept.pixels)
         elif self.cache.wants_pixels(seen):
@@ -118,7 +127,12 @@ class Feed:
         worker.resize_seconds += resized - decoded
         worker.pictures += 1
         worker.read_bytes += kept.stored_bytes if kept else len(sample.image)
-        return label
+        if self.holds == "class":
+            return Shown(label)
+        size = seen.width, seen.height
+        if self.holds == "truth":
+            return Shown(boxes=list_boxes(boxes, size, Crop(0, 0, *size), flip=False), facts=(index, *size))
+        return Shown(boxes=list_boxes(view.boxes, size, find_part(region, view), flip=view.flip))
 
     def check_label(self, sample: Sample) -> int:
         """Return the class; DataError for a picture that has none the network knows."""
@@ -133,3 +147,20 @@ class Feed:
                 hint=f"--set model.num_classes={label + 1} or more" if label >= 0 else "trainstone data verify",
             )
         return label
+
+    def check_boxes(self, index: int, sample: Sample, worker: Worker) -> tuple[Box, ...]:
+        """Return the boxes that have an area in their picture; DataError for a class the network does not know."""
+        found = []
+        for box in sample.boxes:
+            if self.num_classes is not None and not 0 <= box.label < self.num_classes:
+                raise DataError(
+                    f"class {box.label} of a box in {sample.name}: the network has classes 0 to {self.num_classes - 1}",
+                    hint=f"--set model.num_classes={box.label + 1} or more" if box.label >= 0 else None,
+                )
+            clipped = clip_box(box)
+            if clipped is not None:
+                found.append(clipped)
+        if len(found) < len(sample.boxes):
+            worker.boxes_left_out_of = worker.boxes_left_out_of or self.source.where(index)
+            worker.boxes_left_out += len(sample.boxes) - len(found)
+        return tuple(found)

@@ -1,6 +1,7 @@
-"""From a stored picture to the pixels of a batch: choose the part, decode what it needs, resize, mirror.
+"""From a stored picture to the pixels of a batch: choose the part, decode what it needs, resize, mirror, colour.
 
-Training draws part and mirroring at random; validation takes the middle. Pixels stay uint8; the device normalises.
+Training draws part, mirroring and colours at random; validation takes the middle, or all. Pixels stay uint8; the device
+normalises.
 """
 
 import math
@@ -11,9 +12,11 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.data.feeding.colours import Colours, change_colours, draw_colours, may_change
 from trainstone.data.feeding.crops import Crop, Window, crop_area, crop_boxes, window_centre
 from trainstone.data.feeding.draws import Draws
+from trainstone.data.feeding.overlap import crop_overlap
 from trainstone.data.picture.decode import Pixels, resize_shorter
 from trainstone.data.picture.look import Look
 from trainstone.data.picture.region import Region, choose_shrink
@@ -28,6 +31,9 @@ class View(NamedTuple):
     flip: bool
     shrink: int = 1
     """How many times smaller it is enough to decode a JPEG."""
+    boxes: tuple[Box, ...] = ()
+    """Those that count as shown; edges are shares of the whole picture."""
+    colours: Colours | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Transform:
     fast: bool
     """Decode JPEGs by the quick cosine transform."""
     may_shrink: bool
+    may_colour: bool = False
 
     @property
     def antialias(self) -> bool:
@@ -50,37 +57,48 @@ class Transform:
     def choose(self, seen: Look, boxes: tuple[Box, ...], key: int) -> View:
         """Return the view of a picture; `key` decides all that is random."""
         width, height = seen.width, seen.height
+        augment = self.augment
         if not self.train:
+            if augment.val_crop == "whole":
+                return View(Crop(0, 0, width, height), flip=False, boxes=boxes)
             return View(window_centre(width, height, self.size, self.shorter), flip=False)
-        draws, augment = Draws(key), self.augment
+        draws = Draws(key)
         # Drawn first: a recipe that crops in another way mirrors the same pictures.
         flip = draws.uniform() < augment.flip
+        colours = draw_colours(augment, key) if self.may_colour else None
         if augment.crop == "centre":
-            return View(window_centre(width, height, self.size, self.shorter), flip)
-        if augment.crop == "area":
-            part = crop_area(
-                width,
-                height,
-                draws,
-                area=augment.area,
-                aspect=augment.aspect,
-                log_aspect=augment.aspect_law == "log",
-                attempts=augment.attempts,
+            return View(window_centre(width, height, self.size, self.shorter), flip, colours=colours)
+        part, kept = self._draw_crop(width, height, boxes, draws)
+        shrink = choose_shrink(part.width, part.height, self.size) if self.may_shrink else 1
+        return View(part, flip, shrink, kept, colours)
+
+    def _draw_crop(self, width: int, height: int, boxes: tuple[Box, ...], draws: Draws) -> tuple[Crop, tuple[Box, ...]]:
+        """Return a crop by the recipe's rule and the boxes that it keeps, which is known of overlap and whole only."""
+        augment = self.augment
+        attempts, aspect = augment.attempts, augment.aspect
+        if augment.crop == "overlap":
+            sides, overlaps = augment.sides, augment.overlaps
+            return crop_overlap(
+                width, height, boxes, draws, sides=sides, aspect=aspect, overlaps=overlaps, attempts=attempts
             )
-        elif augment.crop == "boxes":
-            part = crop_boxes(
+        if augment.crop == "area":
+            log_aspect = augment.aspect_law == "log"
+            return crop_area(
+                width, height, draws, area=augment.area, aspect=aspect, log_aspect=log_aspect, attempts=attempts
+            ), ()
+        if augment.crop == "boxes":
+            covered = augment.min_object_covered
+            return crop_boxes(
                 width,
                 height,
                 boxes,
                 draws,
                 area=augment.area,
-                aspect=augment.aspect,
-                min_object_covered=augment.min_object_covered,
-                attempts=augment.attempts,
-            )
-        else:
-            part = Crop(0, 0, width, height)
-        return View(part, flip, choose_shrink(part.width, part.height, self.size) if self.may_shrink else 1)
+                aspect=aspect,
+                min_object_covered=covered,
+                attempts=attempts,
+            ), ()
+        return Crop(0, 0, width, height), boxes
 
     def rows_needed(self, view: View, seen: Look) -> int:
         """Return how many rows of the picture, from its top, a view is made of."""
@@ -106,6 +124,8 @@ class Transform:
             self._write_middle(region.pixels, out)
         if view.flip:
             cv2.flip(out, 1, dst=out)
+        if view.colours is not None:
+            change_colours(out, view.colours)
 
     def _write_middle(self, pixels: Pixels, out: Pixels) -> None:
         """Scale all of a picture to the shorter side, then cut out the middle: as it is defined."""
@@ -128,30 +148,65 @@ def make_transform(augment: AugmentConfig, loader: LoaderConfig, size: int, *, t
         train,
         fast=train and loader.decode == "fast" and not plain,
         may_shrink=train and loader.shrink and not plain,
+        may_colour=train and may_change(augment),
     )
 
 
 def cut(region: Region, crop: Crop) -> Pixels:
     """Return a part of a picture that was perhaps decoded smaller: edges go to the nearest pixel."""
-    if region.shrink == 1:
-        return region.pixels[crop.top : crop.bottom, crop.left : crop.right]
-    left, top, right, bottom = (round(edge / region.shrink) for edge in (crop.left, crop.top, crop.right, crop.bottom))
+    left, top, right, bottom = scale_edges(crop, region.shrink)
     return region.pixels[top:bottom, left:right]
+
+
+def scale_edges(crop: Crop, shrink: int) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom in a picture that is so many times smaller."""
+    if shrink == 1:
+        return crop.left, crop.top, crop.right, crop.bottom
+    left, top, right, bottom = (round(edge / shrink) for edge in (crop.left, crop.top, crop.right, crop.bottom))
+    return left, top, right, bottom
+
+
+def find_part(region: Region, view: View) -> Crop | Window:
+    """Return what `write` really shows of a picture: whole pixels of what was decoded, in those of the picture."""
+    if not isinstance(view.part, Crop) or region.shrink == 1:
+        return view.part
+    left, top, right, bottom = (edge * region.shrink for edge in scale_edges(view.part, region.shrink))
+    # The last pixel of a smaller picture may stand for some beyond the picture's edge: that is its size all the same.
+    return Window(left, top, right, bottom)
 
 
 def describe_transform(transform: Transform) -> str:
     """Say in words what is done: random crop of 8 to 100 % of the area, aspect 0.75 to 1.33, bilinear, mirrored."""
     augment = transform.augment
-    if not transform.train or augment.crop == "centre":
-        told = [f"shorter side {transform.shorter}, the middle {transform.size} x {transform.size}"]
-    elif augment.crop == "whole":
-        told = ["the whole picture"]
-    else:
-        (low, high), (narrow, wide) = augment.area, augment.aspect
-        told = [f"random crop of {low:.0%} to {high:.0%} of the area", f"aspect {narrow:.2f} to {wide:.2f}"]
-        if augment.crop == "boxes":
-            told.append(f"with {augment.min_object_covered:.0%} of an object")
+    told = describe_part(transform)
     told.append("antialiased" if transform.antialias else "bilinear")
     if transform.train and augment.flip:
         told.append(f"mirrored {augment.flip:.0%}")
+    if transform.may_colour:
+        for name in ("saturation", "hue_degrees", "contrast", "brightness"):
+            low, high = getattr(augment, name)
+            told.append(f"{name.replace('_', ' in ')} {low:g} to {high:g}")
     return ", ".join(told).replace("%", " %")
+
+
+def describe_part(transform: Transform) -> list[str]:
+    """Say which part of a picture is taken."""
+    augment = transform.augment
+    crop = augment.crop if transform.train else augment.val_crop
+    (low, high), (narrow, wide) = augment.area, augment.aspect
+    if crop == "centre":
+        return [f"shorter side {transform.shorter}, the middle {transform.size} x {transform.size}"]
+    if crop == "whole":
+        return ["the whole picture"]
+    if crop == "overlap":
+        low, high = augment.sides
+        shares = ", ".join(f"{share:g}" for share in augment.overlaps)
+        return [
+            f"the whole picture or a random crop of {low:.0%} to {high:.0%} of each side",
+            f"width to height {narrow:.2f} to {wide:.2f} in shares",
+            f"overlap with each box at least one of {shares}",
+        ]
+    told = [f"random crop of {low:.0%} to {high:.0%} of the area", f"aspect {narrow:.2f} to {wide:.2f}"]
+    if crop == "boxes":
+        told.append(f"with {augment.min_object_covered:.0%} of an object")
+    return told

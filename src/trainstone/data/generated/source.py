@@ -30,7 +30,7 @@ from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
 from trainstone.errors import ConfigError
 
 KINDS = ("classify", "detect")
-MAX_OBJECTS = 8
+MAX_OBJECTS, FEW_OBJECTS = 8, 4
 LEAST_VISIBLE = 0.4
 GENERATOR = 1  # raised when the same numbers give other pictures
 Owner = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -86,7 +86,7 @@ class GeneratedSource:
         quality = int(rng.integers(75, 96))
         canvas = paint_background(rng, self.height, self.width)
         if self.kind == "detect":
-            boxes = draw_many(rng, canvas, list_classes(self.kind, self.num_classes))
+            boxes = draw_many(rng, canvas, list_classes(self.kind, self.num_classes), clutter=self.clutter)
             return Sample(name, encode_jpeg(photograph(rng, canvas), quality), boxes=boxes, id=index + 1)
         label = self.label(index)
         assert label is not None
@@ -214,18 +214,23 @@ def make_thing(
 
 
 def draw_many(
-    rng: np.random.Generator, canvas: Canvas, classes: tuple[tuple[str, str, str, str], ...]
+    rng: np.random.Generator, canvas: Canvas, classes: tuple[tuple[str, str, str, str], ...], *, clutter: bool = True
 ) -> tuple[Box, ...]:
-    """Draw one to eight objects, small to large, over clutter; return the boxes of what is seen of each."""
+    """Draw one to eight objects, small to large, over clutter; return the boxes of what is seen of each.
+
+    Without clutter one to four, none of them small.
+    """
     _, height, width = canvas.shape
     light = pick_light(rng)
-    draw_clutter(rng, canvas, int(rng.integers(1, 5)), light)
+    if clutter:
+        draw_clutter(rng, canvas, int(rng.integers(1, 5)), light)
+    most, (least, largest) = (MAX_OBJECTS, (0.045, 0.36)) if clutter else (FEW_OBJECTS, (0.12, 0.36))
     owner = np.zeros((height, width), np.uint8)  # which object a pixel shows, from 1
     labels: list[int] = []
     areas: list[int] = []
-    for _ in range(int(rng.integers(1, MAX_OBJECTS + 1))):
+    for _ in range(int(rng.integers(1, most + 1))):
         label = int(rng.integers(len(classes)))
-        radius = max(5.0, min(height, width) * 0.045 * (0.36 / 0.045) ** rng.random())
+        radius = max(5.0, min(height, width) * least * (largest / least) ** rng.random())
         centre = tuple(
             rng.uniform(0.6 * min(radius, size / 2), size - 0.6 * min(radius, size / 2)) for size in (width, height)
         )

@@ -7,7 +7,7 @@ from typing import Any
 from trainstone.data.picture.look import ENDINGS, Look
 from trainstone.data.raw.filetree import is_picture
 from trainstone.data.raw.safenames import find_odd_character
-from trainstone.data.sample import ClassName, Sample
+from trainstone.data.sample import ClassName, Sample, list_numbers
 from trainstone.data.storage.boxfile import SUFFIX, box_lines
 from trainstone.data.storage.encoding import Encoded, Shard, find_class
 from trainstone.errors import DataError
@@ -34,7 +34,7 @@ class FolderEncoder:
             number = number if sample.id is None else sample.id
             for box in sample.boxes:
                 find_class(self._classes, box.label)
-            boxes = [[b.label, b.left, b.top, b.right, b.bottom, int(b.crowd)] for b in sample.boxes]
+            boxes = [list_numbers(box) for box in sample.boxes]
             line = json.dumps([number, name, seen.width, seen.height, boxes]) + "\n"
         else:
             if sample.label is None:
@@ -74,9 +74,9 @@ def make_instances(lines: Iterable[list[Any]], classes: Sequence[ClassName]) -> 
     annotations: list[CocoAnnotation] = []
     for number, name, width, height, boxes in lines:
         images.append(CocoImage(number, name, width, height))
-        for label, left, top, right, bottom, crowd in boxes:
+        for label, left, top, right, bottom, crowd, *known in boxes:
             box = (left * width, top * height, (right - left) * width, (bottom - top) * height)
-            area = round(box[2] * box[3], 3)
+            area = round(known[0] * width * height if known else box[2] * box[3], 3)
             annotations.append(
                 CocoAnnotation(len(annotations) + 1, number, ids[label], box, crowd=bool(crowd), area=area)
             )

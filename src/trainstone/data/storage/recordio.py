@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainstone.data.picture.look import Look, find_ending
-from trainstone.data.sample import Box, ClassName, Edges, Sample, make_box, shorten
+from trainstone.data.sample import Box, ClassName, Edges, Sample, clip_box, make_box, shorten
 from trainstone.data.storage.boxfile import SUFFIX, box_lines, make_key, read_box_file
 from trainstone.data.storage.encoding import Encoded, Shard
 from trainstone.data.storage.offsets import Offsets, check_offsets
@@ -149,6 +149,12 @@ class RecordIOShard:
     def is_detection(self, offset: int) -> bool:
         record = unpack_image(self._file.read(offset), f"{self.path}, record at byte {offset}")
         return record.vector and is_detection(record.labels)
+
+    def has_boxes(self, offset: int) -> bool:
+        where = f"{self.path}, record at byte {offset}"
+        record = unpack_image(self._file.read(offset), where)
+        boxes = read_boxes(record.labels, where) if record.vector and is_detection(record.labels) else ()
+        return any(clip_box(box) for box in boxes)
 
     def check_beside(self) -> None:
         """Read the list and the boxes."""

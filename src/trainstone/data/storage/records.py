@@ -50,6 +50,10 @@ class ShardReader(Protocol):
         """Say whether a record has a place for boxes instead of a class."""
         ...
 
+    def has_boxes(self, offset: int) -> bool:
+        """Say whether a record has a box that lies in its picture, without reading the picture."""
+        ...
+
     def check_beside(self) -> None:
         """Raise DataError where a file beside it, on which all its samples depend, cannot be read."""
         ...
@@ -100,6 +104,11 @@ class RecordSource:
         """Say whether a sample has a place for boxes instead of a class."""
         shard, offset = self.locate(index)
         return self._shard(shard).is_detection(offset)
+
+    def has_boxes(self, index: int) -> bool:
+        """Say whether a sample has a box that lies in its picture, without reading the picture."""
+        shard, offset = self.locate(index)
+        return self._shard(shard).has_boxes(offset)
 
     def name(self, index: int) -> str:
         return self.read(index).name

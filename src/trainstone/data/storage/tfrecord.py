@@ -3,16 +3,31 @@
 Other people's feature sets are read by looking: the picture is image/encoded or the one feature that is a picture.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from trainstone.data.picture.look import Look, find_ending, look
-from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
+from trainstone.data.picture.look import Look, find_ending
+from trainstone.data.sample import ClassName, Sample, clip_box, shorten
 from trainstone.data.storage.encoding import Encoded, Shard, find_class
+from trainstone.data.storage.features import (
+    BOX_LABELS,
+    BOX_NAMES,
+    EDGES,
+    PICTURES,
+    encode_text,
+    find_boxes,
+    find_integer,
+    find_label,
+    find_name,
+    find_numbers,
+    find_picture,
+    find_text,
+    find_texts,
+    tell_areas,
+)
 from trainstone.data.storage.offsets import Offsets
 from trainstone.errors import DataError
 from trainstone.formats.example import (
@@ -25,14 +40,6 @@ from trainstone.formats.example import (
 )
 from trainstone.formats.span import Span
 from trainstone.formats.tfrecord import TFRecordFile, frame, index_line, read_index
-
-LABELS = ("image/class/label", "image/label", "label", "class", "cls")
-NAMES = ("image/filename", "image/fname", "image/source_id", "filename", "key")
-PICTURES = ("image/encoded", "image_raw", "image", "jpg", "jpeg", "png")
-EDGES = ("image/object/bbox/xmin", "image/object/bbox/ymin", "image/object/bbox/xmax", "image/object/bbox/ymax")
-BOX_LABELS = ("image/object/bbox/label", "image/object/class/label", "image/object/label")
-BOX_NAMES = ("image/object/name", "image/object/class/text")
-MAX_DIGITS = 18
 
 
 class TFRecordEncoder:
@@ -55,7 +62,7 @@ class TFRecordEncoder:
     def _classify(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
         label = -1 if sample.label is None else sample.label + self._first
         known = find_class(self._classes, sample.label) if sample.label is not None else ClassName("")
-        edges = [[box[place] for box in sample.boxes] for place in (1, 2, 3, 4)]
+        edges = zip(*(box[1:5] for box in sample.boxes), strict=True) if sample.boxes else [()] * 4
         features = {
             "image/height": int64_feature(seen.height),
             "image/width": int64_feature(seen.width),
@@ -98,6 +105,7 @@ class TFRecordEncoder:
             ),
             "image/object/bbox": float_feature(*(edge for box in boxes for edge in box[1:5])),
             "image/object/is_crowd": int64_feature(*(int(box.crowd) for box in boxes)),
+            **tell_areas(boxes, seen),
         }
 
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
@@ -155,7 +163,7 @@ class TFRecordShard:
         label = find_label(features, where)
         kept = None if label is None or label < first else label - first
         name = find_name(features, label, f"{self.path.name}-{offset}.{find_ending(image)}")
-        boxes = find_boxes(features, first, where)
+        boxes = find_boxes(features, first, where, image)
         id_ = find_integer(features, ("image/id",))
         detect = "image/object/bbox" in features or label is None
         values = tuple(shorten(value) for value in find_numbers(features, ("image/class/values",), where))
@@ -190,102 +198,13 @@ class TFRecordShard:
         boxed = "image/object/bbox" in features or any(name in features for name in BOX_LABELS)
         return boxed and find_label(features, where) is None and "image/class/label" not in features
 
+    def has_boxes(self, offset: int) -> bool:
+        where = f"{self.path}, record at byte {offset}"
+        features = decode_example(self._file.read(offset, check=False), where, skip=PICTURES)
+        return any(clip_box(box) for box in find_boxes(features, self.first_label(features), where))
+
     def check_beside(self) -> None:
         """Nothing: all that is known of a sample lies in its record."""
 
     def close(self) -> None:
         self._file.close()
-
-
-def encode_text(text: str) -> bytes:
-    """Return a name's bytes, whatever they were."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def find_picture(features: Mapping[str, Feature], where: str) -> bytes:
-    """Return the picture: by its usual names, or the one feature that is a picture."""
-    for name in (*PICTURES, *features):
-        feature = features.get(name)
-        if feature is None or feature.kind != "bytes" or len(feature.values) != 1:
-            continue
-        try:
-            look(feature.values[0])
-        except DataError:
-            if name == PICTURES[0]:
-                return bytes(feature.values[0])  # damaged, but surely meant; who decodes it will tell
-            continue
-        return bytes(feature.values[0])
-    raise DataError(f"{where}: no feature is a picture; it has {', '.join(sorted(features)) or 'none'}")
-
-
-def find_integer(features: Mapping[str, Feature], names: Sequence[str]) -> int | None:
-    """Return the first of these that is one whole number; some writers put it into text or a float."""
-    for name in names:
-        feature = features.get(name)
-        if feature is None or len(feature.values) != 1:
-            continue
-        value = feature.values[0]
-        if feature.kind == "int64":
-            return int(value)
-        if feature.kind == "float" and float(value).is_integer():
-            return int(value)
-        if feature.kind == "bytes" and value.isdigit() and len(value) <= MAX_DIGITS:
-            return int(value)
-    return None
-
-
-def find_label(features: Mapping[str, Feature], where: str) -> int | None:
-    """Return a picture's label; a text would need a list of classes that nobody gives."""
-    label = find_integer(features, LABELS)
-    texts = [text for name in LABELS for text in find_texts(features, name)]
-    if label is None and len(texts) == 1 and texts[0]:
-        raise DataError(f"{where}: its label is the text {texts[0][:80]!r}; trainstone reads numbers")
-    return label
-
-
-def find_text(features: Mapping[str, Feature], name: str) -> str:
-    """Return a feature that is one text; empty where it is none."""
-    texts = find_texts(features, name)
-    return texts[0] if len(texts) == 1 else ""
-
-
-def find_texts(features: Mapping[str, Feature], name: str) -> list[str]:
-    """Return a feature's texts; none where it is something else."""
-    feature = features.get(name)
-    if feature is None or feature.kind != "bytes":
-        return []
-    return [value.decode("utf-8", "surrogateescape") for value in feature.values]
-
-
-def find_name(features: Mapping[str, Feature], label: int | None, fallback: str) -> str:
-    """Return the picture's name, below its class where that is told."""
-    base = next((text for name in NAMES if (text := find_text(features, name))), fallback)
-    synset = find_text(features, "image/class/synset")
-    return f"{synset}/{base}" if synset and "/" not in base and label is not None else base
-
-
-def find_boxes(features: Mapping[str, Feature], first: int, where: str) -> tuple[Box, ...]:
-    """Return the boxes: four lists of edges, or one flat list; their classes, where told."""
-    flat = find_numbers(features, ("image/object/bbox",), where)
-    if len(flat) % 4:
-        raise DataError(f"{where}: image/object/bbox has {len(flat)} numbers, no multiple of 4")
-    edges = [flat[place::4] for place in range(4)] if flat else [find_numbers(features, (n,), where) for n in EDGES]
-    count = len(edges[0])
-    labels = find_numbers(features, BOX_LABELS, where)
-    crowd = find_numbers(features, ("image/object/is_crowd",), where)
-    if any(len(values) != count for values in edges) or len(labels) not in (0, count) or len(crowd) not in (0, count):
-        raise DataError(f"{where}: boxes with unlike numbers of edges, classes or crowd marks")
-    rows = zip(labels or [first] * count, *edges, crowd or [0] * count, strict=True)
-    return tuple(make_box(row[0] - first, [shorten(edge) for edge in row[1:5]], row[5]) for row in rows)
-
-
-def find_numbers(features: Mapping[str, Feature], names: Sequence[str], where: str) -> list[float]:
-    """Return the numbers of the first of these features that has any."""
-    for name in names:
-        feature = features.get(name)
-        if feature is None or not feature.values:
-            continue
-        if feature.kind == "bytes" or not all(math.isfinite(value) for value in feature.values):
-            raise DataError(f"{where}: {name} holds something that is no number")
-        return feature.values
-    return []

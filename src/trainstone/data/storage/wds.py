@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from trainstone.data.picture.look import ENDINGS, Look
-from trainstone.data.sample import ClassName, Sample, make_box
+from trainstone.data.sample import Box, ClassName, Sample, clip_box, list_numbers, make_box
 from trainstone.data.storage.encoding import Encoded, Shard
 from trainstone.data.storage.offsets import Offsets
 from trainstone.errors import DataError
@@ -87,10 +87,15 @@ def describe(sample: Sample, kind: str) -> bytes:
     if sample.id is not None:
         document["id"] = sample.id
     if sample.boxes or kind == "detect":
-        document["boxes"] = [[b.label, b.left, b.top, b.right, b.bottom, int(b.crowd)] for b in sample.boxes]
+        document["boxes"] = [list_numbers(box) for box in sample.boxes]
     if sample.values:
         document["values"] = list(sample.values)
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def read_boxes(about: Mapping[str, Any]) -> tuple[Box, ...]:
+    """Return the boxes that a JSON tells."""
+    return tuple(make_box(b[0], b[1:5], *b[5:7]) for b in about.get("boxes", ()))
 
 
 class WdsShard:
@@ -129,7 +134,7 @@ class WdsShard:
                 name=name,
                 image=image,
                 label=label if label is not None else find_count(about, "label"),
-                boxes=tuple(make_box(b[0], b[1:5], *b[5:6]) for b in about.get("boxes", ())),
+                boxes=read_boxes(about),
                 values=tuple(float(value) for value in about.get("values", ())),
                 id=find_count(about, "id"),
             )
@@ -173,6 +178,15 @@ class WdsShard:
         if index.is_file():
             with contextlib.suppress(DataError):  # names with spaces have no place in it
                 yield index, index_text(self._file.samples())
+
+    def has_boxes(self, offset: int) -> bool:
+        found = self._sample(offset)
+        where = f"{self.path}, {found.key} at byte {offset}"
+        about = self._about(found.members["json"], where) if "json" in found.members else {}
+        try:
+            return any(clip_box(box) for box in read_boxes(about))
+        except (TypeError, ValueError, LookupError, OverflowError) as err:
+            raise DataError(f"{where}: json does not describe a picture: {err}") from err
 
     def check_beside(self) -> None:
         """Nothing: all that is known of a sample lies in the tar."""

@@ -8,7 +8,7 @@ import pytest
 
 from made_pictures import busy, make_samples, save
 from small_sets import Listed
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.cache import OVERHEAD_BYTES, Cache
 from trainstone.data.feeding.feed import Feed, Worker
 from trainstone.data.feeding.order import Place

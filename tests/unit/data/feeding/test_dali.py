@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from small_sets import JPEGS, Listed, to_classify
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding import dali
 from trainstone.data.feeding.cache import Cache
 from trainstone.data.feeding.crops import Crop, window_centre
@@ -18,6 +18,7 @@ from trainstone.data.feeding.dali import Cut, Dali, plan_cut
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.feed import Bad, Feed, Worker
 from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.shown import Shown
 from trainstone.data.feeding.transform import View, make_transform
 from trainstone.data.picture.look import Look, look
 from trainstone.data.sample import Sample
@@ -32,7 +33,11 @@ class Room:
     """Memory of a batch."""
 
     pixels: Any = field(default_factory=lambda: np.zeros((8, SIZE, SIZE, 3), np.uint8))
-    classes: Any = field(default_factory=lambda: np.full(8, -7, np.int64))
+    shown: list[Shown] = field(default_factory=lambda: [Shown(-7)] * 8)
+
+    @property
+    def classes(self) -> Any:
+        return np.array([row.label for row in self.shown])
 
     def put(self, rows: list[int], made: Any) -> None:
         self.pixels[rows] = made
@@ -90,6 +95,12 @@ def as_gif() -> bytes:
     out = io.BytesIO()
     Image.new("P", (20, 20)).save(out, "GIF")
     return out.getvalue()
+
+
+def test_colours_are_not_dalis(pipeline):
+    transform = make_transform(AugmentConfig(contrast=(0.5, 1.5)), PLAIN, SIZE, train=True)
+    with pytest.raises(ConfigError, match=r"loader\.engine = dali changes no colours"):
+        Dali(Feed(Listed(to_classify(1)), transform, seed=5), 8, threads=2)
 
 
 def test_a_crop_is_decoded_as_it_is():

@@ -10,9 +10,10 @@ import pytest
 
 from made_pictures import busy, make_samples, save
 from small_sets import SHARDS, Listed, flip, locate, make_set
-from trainstone.config.schema import AugmentConfig, LoaderConfig
-from trainstone.data.feeding.feed import IGNORED, SUBSTITUTES, Bad, Feed, Worker
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.data.feeding.feed import SUBSTITUTES, Bad, Feed, Worker
 from trainstone.data.feeding.order import Place
+from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, Sample, Source
@@ -30,7 +31,7 @@ def make_feed(source: Source, train: bool = True, **wishes: Any) -> Feed:
 def fill(feed: Feed, picture: int, epoch: int = 0) -> tuple[int, np.ndarray, list[Bad]]:
     """Label, pixels and what was left out."""
     out, bad = np.full((SIZE, SIZE, 3), 99, np.uint8), list[Bad]()
-    return feed.fill(Place(epoch, picture), out, Worker(), bad), out, bad
+    return feed.fill(Place(epoch, picture), out, Worker(), bad).label, out, bad
 
 
 def with_broken(*numbers: int) -> Listed:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from damage import real_data
 from made_pictures import busy, mean_difference, save, smooth
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop, Window
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.transform import Transform, View, cut, describe_transform, make_transform
@@ -292,6 +292,13 @@ def test_extreme_pictures_have_a_window_of_floats():
         (make(), "random crop of 8 % to 100 % of the area, aspect 0.75 to 1.33, bilinear, mirrored 50 %"),
         (make(train=False), "shorter side 73, the middle 64 x 64, antialiased"),
         (make(crop="whole", flip=0.0), "the whole picture, bilinear"),
+        (make(train=False, val_crop="whole"), "the whole picture, antialiased"),
+        (
+            make(crop="overlap", aspect=(0.5, 2.0), overlaps=(0.1, 0.5), contrast=(0.5, 1.5)),
+            "the whole picture or a random crop of 30 % to 100 % of each side, width to height 0.50 to 2.00 in shares, "
+            "overlap with each box at least one of 0.1, 0.5, bilinear, mirrored 50 %, saturation 1 to 1, "
+            "hue in degrees 0 to 0, contrast 0.5 to 1.5, brightness 1 to 1",
+        ),
     ],
 )
 def test_what_is_done_can_be_told(transform: Transform, expected: str):

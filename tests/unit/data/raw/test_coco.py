@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from made_coco import CATEGORIES, jpeg, make_instances, make_set, real_coco
-from trainstone.data.raw.coco import CocoSource, drop_images, find_coco
+from trainstone.data.raw.coco import CocoSource, drop_images, find_coco, make_source
 from trainstone.data.raw.prepare_coco import prepare_coco
 from trainstone.data.sample import Box, ClassName
 from trainstone.errors import DataError
@@ -51,6 +53,74 @@ def test_boxes_are_clipped_and_empty_ones_left_out_and_counted(tmp_path: Path, c
     )
     assert source.read(0).boxes == (Box(0, 0.0, 0.0, 0.5, 1.0, True), Box(1, 0.75, 0.5, 1.0, 1.0, False))
     assert "3 boxes without any area in their picture are left out" in caplog.text
+
+
+def read_areas(root: Path, *areas: float | None) -> list[float | None]:
+    """What is said of boxes of 10 x 5 in pictures of 40 x 20."""
+    boxes = [CocoAnnotation(number, 0, 4, (10, 5, 10, 5), area=area) for number, area in enumerate(areas)]
+    instances = Instances([CocoImage(0, "0.jpg", 40, 20)], boxes, CATEGORIES)
+    return [box.area for box in make_source(instances, root / "a.json", root).read(0).boxes]
+
+
+def test_areas_of_objects_are_kept_where_they_are_not_the_boxs(tmp_path: Path):
+    (tmp_path / "0.jpg").write_bytes(jpeg(40, 20))
+    assert read_areas(tmp_path, 20, 30.5, 0, 1) == [20 / 800, 30.5 / 800, 0, 1 / 800]
+    assert read_areas(tmp_path, None, 20, 50, 50.004, -3) == [None, 20 / 800, None, None, None]
+    assert read_areas(tmp_path, 50.1) == [50.1 / 800]
+
+
+def test_the_originals_area_of_1_is_none(tmp_path: Path):
+    (tmp_path / "0.jpg").write_bytes(jpeg(40, 20))
+    assert read_areas(tmp_path, 1, 1.0, 1) == [None] * 3
+    assert read_areas(tmp_path, None, None) == [None] * 2
+
+
+def test_areas_stay_with_their_boxes(tmp_path: Path):
+    boxes = [CocoAnnotation(n, image, 4, (n, 0, 2, 2), area=2 + n / 8) for n, image in enumerate((3, 1, 3, 0))]
+    for source in (
+        only_source(tmp_path / "c", *boxes, num_images=4),
+        only_source(tmp_path / "d", *boxes, num_images=4).without_empty(),
+    ):
+        told = {box.left * 40: box.area * 800 for n in range(len(source)) for box in source.read(n).boxes}
+        assert told == pytest.approx({0: 2, 1: 2.125, 2: 2.25, 3: 2.375})
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from trainstone.data.raw.coco import make_source
+from trainstone.formats.coco import read_instances
+path = Path(sys.argv[1])
+read = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+before = read()
+source = make_source(read_instances(path), path, path.parent)
+print(len(source), len(source.labels), (read() - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of a process's memory")
+def test_a_large_file_takes_a_few_times_its_size_of_memory(tmp_path: Path):
+    """Boxes without masks are the worst: of COCO's own files a third is read at most."""
+    path, count = tmp_path / "instances_train.json", 180_000
+    image = '{"id":%d,"file_name":"%012d.jpg","width":640,"height":480}'
+    box = '{"id":%d,"image_id":%d,"category_id":1,"bbox":[%d.25,9.5,30.125,40.75],"area":700.5,"iscrowd":0}'
+    with path.open("w") as file:
+        file.write('{"images":[' + ",".join(image % (n, n) for n in range(count // 7 + 1)) + '],"annotations":[')
+        file.write(",".join(box % (n, n // 7, n % 500) for n in range(count)))
+        file.write('],"categories":[{"id":1,"name":"a"}]}')
+    ran = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    images, boxes, peak_bytes = map(int, ran.stdout.split())
+    size = path.stat().st_size
+    assert size > 17e6
+    assert (images, boxes) == (count // 7 + 1, count)
+    assert size < peak_bytes < 8 * size
+
+
+def test_a_file_cut_short_is_told_with_its_byte(small: Path):
+    path = small / "annotations/instances_train2017.json"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"instances_train2017\.json: JSON: damaged or cut off at byte 200"):
+        find_coco(small)
 
 
 def test_pictures_without_boxes_can_be_left_out(tmp_path: Path):

@@ -128,6 +128,32 @@ def test_cocos_features_are_those_of_create_tfrecord():
     }
 
 
+def test_areas_are_written_in_pixels_where_one_is_known_and_read_again(tmp_path: Path):
+    boxes = (BOXES[0]._replace(area=0.0625), BOXES[1])
+    sample = Sample("a.jpg", JPEGS[0], boxes=boxes, id=1)
+    features = features_of(TFRecordEncoder("detect", CLASSES, 1), sample)
+    assert features["image/object/area"].values == pytest.approx([0.0625 * SIDE**2, 0.2 * 0.2 * SIDE**2])
+    read = read_features(tmp_path / "x.tfrecord", features)
+    assert [box.area for box in read.boxes] == pytest.approx([0.0625, 0.04])
+    assert read.boxes[0] == boxes[0]
+
+
+@pytest.mark.parametrize(("areas", "told"), [((-1.0, 256.0), [None, 0.25]), ((), [None, None])])
+def test_the_object_detection_apis_areas_are_read(tmp_path: Path, areas: tuple[float, ...], told: list[float | None]):
+    features = {**DETECTION_API, "image/object/area": float_feature(*areas)}
+    assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == told
+
+
+def test_areas_that_do_not_fit_the_boxes_are_told(tmp_path: Path):
+    with pytest.raises(DataError, match=r"x\.tfrecord, record at byte 0: 1 areas of 2 boxes"):
+        read_features(tmp_path / "x.tfrecord", {**DETECTION_API, "image/object/area": float_feature(3.0)})
+
+
+def test_areas_of_a_damaged_picture_do_not_keep_its_record_from_being_read(tmp_path: Path):
+    features = {**DETECTION_API, "image/object/area": float_feature(3.0, 4.0), "image/encoded": bytes_feature(b"torn")}
+    assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == [None, None]
+
+
 def test_a_picture_without_number_gets_its_place_as_one():
     features = features_of(TFRecordEncoder("detect", CLASSES, 1), Sample("x.jpg", JPEGS[0]))
     assert features["image/id"] == int64_feature(17)

@@ -1,0 +1,81 @@
+"""Colours as DALI changes them: against its formula in floating point."""
+
+import math
+
+import numpy as np
+import pytest
+
+from made_pictures import busy
+from trainstone.config.pictures import AugmentConfig
+from trainstone.data.feeding.colours import PLAIN, Colours, change_colours, draw_colours, make_matrix, may_change
+
+SSD = AugmentConfig(saturation=(0.5, 1.5), hue_degrees=(-0.5, 0.5), contrast=(0.5, 1.5), brightness=(0.875, 1.125))
+
+
+def saturate(values: np.ndarray) -> np.ndarray:
+    return np.rint(values).clip(0, 255)
+
+
+def turn_hue(pixels: np.ndarray, saturation: float, degrees: float) -> np.ndarray:
+    """Hsv, colour by colour: to YIQ, turned and stretched, and back."""
+    red, green, blue = (pixels[..., channel].astype(np.float64) for channel in range(3))
+    y = 0.299 * red + 0.587 * green + 0.114 * blue
+    i = 0.596 * red - 0.274 * green - 0.321 * blue
+    q = 0.211 * red - 0.523 * green + 0.311 * blue
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    i, q = saturation * (cos * i + sin * q), saturation * (cos * q - sin * i)
+    return saturate(np.stack([y + 0.956 * i + 0.621 * q, y - 0.272 * i - 0.647 * q, y - 1.107 * i + 1.705 * q], axis=2))
+
+
+@pytest.mark.parametrize(
+    "colours",
+    [
+        Colours(0.5, 0.5, 1.0, 1.0),
+        Colours(1.5, -0.5, 1.0, 1.0),
+        Colours(1.0, 90.0, 1.0, 1.0),
+        Colours(1.0, 0.0, 0.5, 1.125),
+        Colours(1.0, 0.0, 1.5, 0.875),
+        Colours(1.4, 0.3, 1.3, 0.9),
+    ],
+)
+def test_pixels_are_dalis(colours: Colours):
+    pixels = busy(97, 61)
+    expected = pixels.astype(np.float64)
+    if colours[:2] != PLAIN[:2]:
+        expected = turn_hue(pixels, colours.saturation, colours.hue_degrees)
+    expected = saturate(colours.brightness * (128 + colours.contrast * (expected - 128)))
+    batch = np.zeros((2, 61, 97, 3), np.uint8)
+    batch[1] = pixels
+    change_colours(batch[1], colours)
+    # OpenCV counts in fixed point: a level, which the contrast may stretch.
+    assert np.abs(batch[1] - expected).max() <= math.ceil(max(1.0, colours.contrast * colours.brightness))
+    assert (batch[1] == expected).mean() > 0.9
+    assert not batch[0].any()
+
+
+def test_plain_colours_leave_every_pixel():
+    pixels = busy(33, 21)
+    changed = pixels.copy()
+    change_colours(changed, PLAIN)
+    assert (changed == pixels).all()
+
+
+def test_no_saturation_is_grey_and_a_full_turn_nothing():
+    assert np.ptp(make_matrix(0, 0), axis=0).max() < 1e-6
+    assert np.abs(make_matrix(1, 360) - np.eye(3)).max() < 0.005
+
+
+def test_draws_are_spread_over_their_ranges_and_hang_on_the_key():
+    drawn = np.array([draw_colours(SSD, key) for key in range(3000)])
+    for column, (low, high) in enumerate((SSD.saturation, SSD.hue_degrees, SSD.contrast, SSD.brightness)):
+        assert low <= drawn[:, column].min() < low + 0.02 * (high - low)
+        assert high - 0.02 * (high - low) < drawn[:, column].max() <= high
+        assert drawn[:, column].mean() == pytest.approx((low + high) / 2, abs=0.03 * (high - low))
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(4)).max() < 0.08
+    assert draw_colours(SSD, 7) == tuple(drawn[7])
+
+
+def test_a_recipe_without_colours_draws_none():
+    assert not may_change(AugmentConfig())
+    for name in ("saturation", "hue_degrees", "contrast", "brightness"):
+        assert may_change(AugmentConfig(**{name: (0.5, 0.9)}))
