@@ -23,7 +23,7 @@ class HandClock:
 
 def make_facts(folder: Path, name: str, *settings: str, kind: str = "train", **changes: Any) -> Facts:
     """Facts of a recipe of that original: 4 ranks x 256, 10 steps an epoch, 5 epochs."""
-    config = load_config(f"resnet50-{name}", settings=settings)
+    config = load_config("ssd300-mlperf" if name == "mlperf_ssd" else f"resnet50-{name}", settings=settings)
     told: dict[str, Any] = {
         "kind": kind,
         "config": config,

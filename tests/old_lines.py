@@ -82,3 +82,58 @@ def page_row(flag: Flag, dashes: str) -> str:
     default = f"`{flag.default}`" if flag.default else "–"
     remark = "; ".join(filter(None, (flag.remark, f"allowed: {', '.join(flag.choices)}" if flag.choices else "")))
     return f"| `{dashes}{flag.name}` | {default} | {flag.ours or '–'} | {remark} |"
+
+
+# MLPerf's SSD: EXTRA_PARAMS of config_*.sh, and what run_and_time.sh passes beside.
+SSD_EXTRA = {
+    "c4140": "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4",
+    "2xc4140": "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4",
+    "4xc4140": "--batch-size=56 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4 --dali-workers=3",
+    "dss8440": "--batch-size=128 --lr-warmup-epoch=5 --lr=5.84e-3 --weight-decay=1.6e-4",
+    "dgx1": "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4",
+    "dgxa100": "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4",
+}
+SSD_GEOMETRY = {
+    "c4140": (1, 4),
+    "2xc4140": (2, 4),
+    "4xc4140": (4, 4),
+    "dss8440": (1, 8),
+    "dgx1": (1, 8),
+    "dgxa100": (1, 8),
+}
+SSD_NAMES = {
+    **{"c4140": "C4140", "2xc4140": "2xC4140", "4xc4140": "4xC4140_01x08x56", "dss8440": "DSS8440"},
+    **{"dgx1": "DGX1_01x08x56", "dgxa100": "DGXA100_1x8x114"},
+}
+
+
+def ssd_program(system: str) -> list[str]:
+    """The line that a system's job ended with."""
+    nodes, each = SSD_GEOMETRY[system]
+    launched = f"mpirun --allow-run-as-root --bind-to none -np {nodes * each} -N {each} python -u ssd_main_async.py"
+    fixed = (
+        "--log-interval=100 --coco-root=/data/coco2017 --data-layout=NHWC --epochs 80 --async-val "
+        "--dataset-size 117266 --pretrained-backbone=/pretrained/mxnet/resnet34-333f7ec4.pickle "
+        "--eval-dataset-size 5000"
+    )
+    return shlex.split(f"{launched} {fixed} {SSD_EXTRA[system]}")
+
+
+def ssd_config(system: str) -> str:
+    """A config_*.sh as it was shipped."""
+    nodes, each = SSD_GEOMETRY[system]
+    return "\n".join(
+        [
+            "## DL params",
+            f"export EXTRA_PARAMS='{SSD_EXTRA[system]}'",
+            f"export NNODES={1 if system == '2xc4140' else nodes}",
+            "#export SYSTEM=$(basename $(readlink -f ${BASH_SOURCE[0]}))",
+            "export WALLTIME=00:30:00",
+            f"export NGPU={each}",
+            "export SOCKETCORES=20",
+            "export NSOCKET=2",
+            "export HT=1         # HT is on is 2, HT off is 1",
+            "export TOBIND=0",
+            "export NCCL_SOCKET_IFNAME=",
+        ]
+    )

@@ -98,6 +98,7 @@ SURFACE = {
         ["recipe"],
         COMMON | {"--iterations", "--data", "--resume", "--require-target", "--quiet", "-q"},
     ),
+    "weights convert": (["source", "target"], {"--sha256", "--json", "--quiet", "-q"}),
 }
 
 

@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from command import ROOT
 from made_mlperf import write_closed_log
 from made_saved import make_checkpoint
+from trainstone.models.resnet import build_resnet
 from trainstone.results.checks import CODES
 
 README = (ROOT / "README.md").read_text()
@@ -59,6 +61,8 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
     if arguments[0] == "eval":
         (tmp_path / "runs" / "a" / "checkpoints").mkdir()
         make_checkpoint(tmp_path / "runs" / "a" / "checkpoints")
+    if arguments[0] == "weights":
+        torch.save(build_resnet(34, width=16).state_dict(), tmp_path / arguments[2])
     if arguments[0] == "mlperf":
         write_closed_log(tmp_path / "runs" / "a" / "mlperf.log", seed=1)
     if arguments[0] in ("bench", "sweep", "profile", "train", "eval"):

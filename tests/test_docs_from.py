@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
-from old_lines import mlperf_words, page_row
+from old_lines import mlperf_words, page_row, ssd_config
 from trainstone.config.load import list_shipped
 from trainstone.config.old import sc22, tbd, wmlce
 from trainstone.config.old.mlperf_flags import FLAGS as MLPERF_FLAGS
 from trainstone.config.old.mlperf_variables import VARIABLES
+from trainstone.config.old.ssd_flags import FLAGS as SSD_FLAGS
+from trainstone.config.old.ssd_flags import VARIABLES as SSD_VARIABLES
 from trainstone.config.old.told import ORIGINALS, tell_old
 
 HEAD = "| old | default there | here | remark |"
@@ -20,6 +22,7 @@ TABLES = {
     "sc22": [("--", sc22.FLAGS)],
     "tbd": [("--", tbd.FLAGS)],
     "mlperf-resnet50": [("", VARIABLES), ("--", MLPERF_FLAGS)],
+    "mlperf-ssd": [("", SSD_VARIABLES), ("--", SSD_FLAGS)],
 }
 
 
@@ -40,6 +43,7 @@ def test_tables_of_flags_are_the_records(original: str):
 def test_lines_that_the_pages_show_work(original: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("config_DGXA100.sh").write_text("\n".join(f"export {word}" for word in mlperf_words("dgxa100")))
+    Path("config_C4140.sh").write_text(ssd_config("c4140"))
     lines = re.findall(rf"^trainstone recipes --from {original} -- (.*?)(?: > .*)?$", read_page(original), re.MULTILINE)
     assert lines
     for line in lines:

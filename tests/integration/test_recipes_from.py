@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command import narrow_arguments
-from old_lines import MLPERF_PROGRAM, SC22, WMLCE, WMLCE_JOB, mlperf_words
+from old_lines import MLPERF_PROGRAM, SC22, WMLCE, WMLCE_JOB, mlperf_words, ssd_program
 
 LINES = [
     ("wmlce", WMLCE),
@@ -16,6 +16,8 @@ LINES = [
     ("tbd", ["--skip_eval", "--train_steps=20", "-batch_size=8"]),
     ("mlperf-resnet50", mlperf_words("a30-1x2")),
     ("mlperf-resnet50", MLPERF_PROGRAM),
+    ("mlperf-ssd", ssd_program("dss8440")),
+    ("mlperf-ssd", ["SYSTEM=C4140", "DATADIR=/data", "PRETRAINED_DIR=/weights", "run_and_time.sh"]),
 ]
 
 
@@ -30,6 +32,13 @@ def test_the_printed_command_and_file_are_what_json_says(quick, tmp_path: Path, 
     (tmp_path / "mine.toml").write_text(printed.out)
     planned = quick(told["verb"], "mine.toml", "--dry-run", "--json")
     assert planned.json()["config"] == told["config"]
+
+
+def test_a_script_that_trains_nothing_has_a_command_and_no_recipe(quick):
+    words = ["--from", "mlperf-ssd", "--json", "--", "prepare-json.py", "/coco/annotations/a.json", "b.json"]
+    told = quick("recipes", *words).json()
+    assert set(told) == {"verb", "command", "notes"}
+    assert told["command"] == "trainstone data coco --from /coco --to /coco-checked"
 
 
 def test_an_old_benchmark_line_runs(quick, tmp_path: Path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.loader import open_loader
 from trainstone.data.splits import open_split
 from trainstone.errors import TrainstoneError

@@ -4,6 +4,8 @@ tfrecord     {path, index, count, features: {name: kind}}    answer {name: [valu
 mxnet        {path, index, count}                            answer [{labels, image}]
 webdataset   {path, index or null, count, extensions}        answer [{extension: sha256}]
 coco         {path, annotations, count}                      answer [{id, labels, boxes, image}], edges as shares
+box_crops    {boxes, overlaps, attempts, count, seed}        answer [[left, top, width, height, boxes kept]]
+colours      {pixels, colours: [four numbers each]}          answer [pixels]: Hsv, then BrightnessContrast
 
 Paths and indexes are one or a list; `count` is how many records there must be in all. Byte strings come back as sha256;
 a list that a record lacks comes back empty. Nothing needs a GPU.
@@ -13,6 +15,7 @@ import hashlib
 import json
 import sys
 
+import numpy as np
 import nvidia.dali.tfrecord as tfrec
 from nvidia.dali import fn, pipeline_def
 
@@ -82,7 +85,64 @@ def read_coco(job):
     ]
 
 
-READERS = {"tfrecord": read_tfrecord, "mxnet": read_mxnet, "webdataset": read_webdataset, "coco": read_coco}
+def run_plain(count, make, **how):
+    """As `run`, of what reads no file."""
+
+    @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1, **how)
+    def pipeline():
+        return tuple(make())
+
+    made = pipeline()
+    made.build()
+    return [[output.at(place) for place in range(count)] for output in made.run()]
+
+
+def draw_box_crops(job):
+    boxes = np.array(job["boxes"], np.float32)
+    labels = np.arange(len(boxes), dtype=np.int32)
+
+    def make():
+        return fn.random_bbox_crop(
+            fn.external_source(lambda _: boxes, batch=False),
+            fn.external_source(lambda _: labels, batch=False),
+            bbox_layout="xyXY",
+            thresholds=job["overlaps"],
+            scaling=[0.3, 1.0],
+            aspect_ratio=[0.5, 2.0],
+            allow_no_crop=True,
+            num_attempts=job["attempts"],
+        )
+
+    outputs = run_plain(job["count"], make, seed=job["seed"])
+    starts, shapes, kept = outputs[0], outputs[1], outputs[2]
+    return [
+        [*start.tolist(), *shape.tolist(), len(left)] for start, shape, left in zip(starts, shapes, kept, strict=True)
+    ]
+
+
+def change_colours(job):
+    pixels, colours = np.array(job["pixels"], np.uint8), np.array(job["colours"], np.float32)
+
+    def pick(at):
+        return fn.external_source(lambda sample: colours[sample.idx_in_batch, at], batch=False)
+
+    def make():
+        saturation, hue, contrast, brightness = map(pick, range(4))
+        turned = fn.hsv(fn.external_source(lambda _: pixels, batch=False), saturation=saturation, hue=hue)
+        return [fn.brightness_contrast(turned, brightness=brightness, contrast=contrast)]
+
+    (made,) = run_plain(len(colours), make)
+    return [one.tolist() for one in made]
+
+
+READERS = {
+    "tfrecord": read_tfrecord,
+    "mxnet": read_mxnet,
+    "webdataset": read_webdataset,
+    "coco": read_coco,
+    "box_crops": draw_box_crops,
+    "colours": change_colours,
+}
 
 
 def main():

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trainstone.cli.mlperftimes import make_times_table
 from trainstone.errors import DataError
 from trainstone.launch.checkers import PACKAGE_LOG, Checked
 from trainstone.results.mlperf.complaints import Complaint, tell
@@ -183,6 +184,8 @@ def print_groups(groups: Sequence[Group]) -> None:
         console.print(make_table(group))
         for line in tell_result(group):
             console.print(Text(printable(line)), soft_wrap=True)
+        if times := make_times_table(group.runs, name_runs(group.runs)):
+            console.print(times)
 
 
 def make_table(group: Group) -> Table:

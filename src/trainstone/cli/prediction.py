@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from trainstone.train.predict import Exported, Guess, Prediction
     from trainstone.train.saved import Saved
 
+EDGES = ("left", "top", "right", "bottom")
+"""Of a box, as shares of the picture's width and height."""
+
 
 def print_prediction(prediction: "Prediction", *, as_json: bool) -> None:
     """Print a picture's guesses, or why there are none: an error is told in either form, on stderr."""
@@ -23,13 +26,21 @@ def print_prediction(prediction: "Prediction", *, as_json: bool) -> None:
     elif not as_json:
         print(printable(str(prediction.image)))
         for guess in prediction.guesses:
-            print(printable(f"  {100 * guess.score:5.1f} %  {name_class(guess)}"))
+            print(printable(f"  {100 * guess.score:5.1f} %  {name_class(guess)}{tell_place(guess)}"))
 
 
 def name_class(guess: "Guess") -> str:
     """Return a class as people know it: its name, and in brackets what it means."""
     name = guess.name or f"class {guess.number}"
     return f"{name} ({guess.text})" if guess.text else name
+
+
+def tell_place(guess: "Guess") -> str:
+    """Return where in the picture it is, in percent of its sides, if that is known."""
+    if guess.edges is None:
+        return ""
+    left, top, right, bottom = (f"{100 * edge:.0f}" for edge in guess.edges)
+    return f"  at {left}-{right} % from the left, {top}-{bottom} % from the top"
 
 
 def describe_predictions(saved: "Saved", predictions: Sequence["Prediction"]) -> dict[str, Any]:
@@ -44,7 +55,8 @@ def describe(prediction: "Prediction") -> dict[str, Any]:
     guesses = []
     for guess in prediction.guesses:
         named = {key: value for key, value in (("name", guess.name), ("text", guess.text)) if value}
-        guesses.append({"class": guess.number, **named, "score": guess.score})
+        place = {} if guess.edges is None else {"box": dict(zip(EDGES, guess.edges, strict=True))}
+        guesses.append({"class": guess.number, **named, "score": guess.score, **place})
     return {"image": str(prediction.image), "guesses": guesses}
 
 

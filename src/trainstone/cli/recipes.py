@@ -21,7 +21,7 @@ Original = Annotated[
     typer.Option(
         "--from",
         metavar="ORIGINAL",
-        help="Print the recipe that equals an old command: mlperf-resnet50, tbd, sc22 or wmlce.",
+        help="Print the recipe that equals an old command: mlperf-resnet50, mlperf-ssd, tbd, sc22 or wmlce.",
         show_default=False,
     ),
 ]
@@ -78,8 +78,8 @@ def show_old(original: str, words: list[str], *, as_json: bool) -> None:
 
     told = tell_old(original, words)
     if as_json:
-        config = told.config.model_dump(mode="json", exclude_none=True)
-        print_json({"verb": told.verb, "command": told.command, "config": config, "notes": told.notes})
+        config = {"config": told.config.model_dump(mode="json", exclude_none=True)} if told.config else {}
+        print_json({"verb": told.verb, "command": told.command, **config, "notes": told.notes})
     else:
         print(printable_lines(write_file(told)))
 
@@ -92,6 +92,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
 
     from trainstone.cli.output import print_json
     from trainstone.config.load import format_value, list_keys, load_config, read_source
+    from trainstone.config.old.told import read_key
     from trainstone.text import printable, printable_lines
 
     config = load_config(name)
@@ -102,9 +103,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
     print(printable_lines(text))
     console = Console(highlight=False)
     for key, allowed, _, meaning in list_keys():
-        value = config
-        for part in key.split("."):
-            value = getattr(value, part)
+        value = read_key(config, key)
         told = "(not set)" if value is None else printable(format_value(value))
         console.print(Text.assemble((key, "bold"), f" = {told}  ", (allowed, "dim")))
         console.print(Padding(Text(meaning), (0, 0, 0, 4)))

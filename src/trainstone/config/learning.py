@@ -60,6 +60,8 @@ class OptimizerConfig(Section):
     batch of one rank; with others the rate grows (rate_growth)."""
     rate_growth: Literal["linear", "sqrt"] = "linear"
     """Where rate_for is a number: the rate grows with the global batch, or with its square root."""
+    rate_unit: Annotated[float, Field(gt=0)] | None = None
+    """The rate that comes of rate_for is rounded to a multiple of this, at least one."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum (no Nesterov)."""
     momentum_correction: bool = True
@@ -85,6 +87,8 @@ class ScheduleConfig(Section):
     """How often the rate changes: at every step, or when an epoch begins."""
     warm_up_epochs: Annotated[float, Field(ge=0)] = 0.0
     """Rise evenly to the full rate over so many epochs."""
+    warm_up_by: Literal["steps", "pictures"] = "steps"
+    """What an epoch of warm-up is where loader.last makes epochs of whole steps: those steps, or its pictures."""
     warm_up_from: Annotated[float, Field(ge=0, le=1)] | Literal["rank"] = 0.0
     """Share of the full rate that the warm-up begins with; rank: 1 / number of ranks."""
     first_step: Literal[0, 1] = 0
@@ -109,14 +113,19 @@ class ScheduleConfig(Section):
 class EvalConfig(Section):
     """When and how the validation pictures are judged."""
 
-    metric: Literal["top1", "top5"] = "top1"
-    """What counts: share of pictures whose class is the first, or among the first five, of the network's guesses."""
+    metric: Literal["top1", "top5", "map", "map50"] = "top1"
+    """What counts. top1, top5: share of pictures whose class is the first, or among the first five, of the network's
+    guesses. map: COCO's mean average precision, at overlaps of 0.5 to 0.95; map50: at 0.5."""
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the metric is at least this."""
     every_epochs: Annotated[int, Field(ge=0)] = 1
     """Evaluate after every so many epochs, and after the last (at_end). 0: after the last alone."""
     offset: Annotated[int, Field(ge=0)] | None = None
     """After epochs e = 0, 1, ... with e mod every_epochs = offset. Absent: every_epochs - 1."""
+    at_epochs: Epochs = ()
+    """After these epochs instead of every_epochs."""
+    async_: bool = False
+    """Train on while found boxes are scored; what comes of it is known an epoch later, and at the end."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Images a device and step of evaluation. auto: that of training, at least 32."""
     at_end: bool = True

@@ -28,7 +28,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 # Sections that decide what is executed; two configurations that agree in them ask for the same work.
 HASHED_SECTIONS = (
-    *("workload", "model", "data", "augment", "loader"),
+    *("workload", "model", "data", "augment", "detect", "loader"),
     *("train", "optimizer", "schedule", "parallel", "engine"),
 )
 
@@ -151,7 +151,7 @@ def list_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[tuple
         else:
             default = None if field.is_required() else field.default
             documentation = " ".join((field.description or "").split())
-            rows.append((f"{prefix}{name}", _describe_type(field.annotation), default, documentation))
+            rows.append((f"{prefix}{field.alias}", _describe_type(field.annotation), default, documentation))
     return rows
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from trainstone.config.detection import DetectConfig
 from trainstone.config.learning import (
     CheckpointConfig,
     EvalConfig,
@@ -18,18 +19,23 @@ from trainstone.config.learning import (
     TrackingConfig,
     TrainConfig,
 )
-from trainstone.config.section import Range, Section, ShareRange, StepRange
+from trainstone.config.pictures import AugmentConfig, DataConfig, LoaderConfig
+from trainstone.config.section import Section, StepRange
 
 
 class ModelConfig(Section):
     """The network."""
 
-    name: Literal["resnet"] = "resnet"
-    """Network family."""
+    name: Literal["resnet", "ssd"] = "resnet"
+    """Network family. ssd: boxes from a ResNet-18 or -34 without its last stage and some layers more."""
     depth: Literal[18, 34, 50, 101, 152] = 50
     """Number of layers; the v1.5 form (stride on the 3x3 convolution)."""
-    num_classes: Annotated[int, Field(ge=2)] | Literal["auto"] = 1000
-    """Outputs: 1000, or 1001 with a background class as the TensorFlow originals have. auto: the data set's classes."""
+    num_classes: Annotated[int, Field(ge=1)] | Literal["auto"] = 1000
+    """Outputs: 1000, or 1001 with a background class as the TensorFlow originals have. auto: the data set's classes.
+    ssd: without the background, which it adds itself."""
+    pretrained: Annotated[str, Field(min_length=1)] | None = None
+    """Weights of a ResNet to begin with, as `trainstone weights convert` writes them; layers of other names or shapes
+    than the network's are refused, those that it has not (ssd: the last stage, the classifier) are left out."""
     conv_init: Literal["normal_fan_in", "truncated_fan_in", "normal_fan_out", "truncated_fan_out"] = "normal_fan_out"
     """Initial convolution weights, standard deviation sqrt(2 / fan)."""
     fc_init: Literal["normal_001", "torch_default", "truncated_fan_out"] = "torch_default"
@@ -46,96 +52,14 @@ class ModelConfig(Section):
     norm: Literal["batch", "group"] = "batch"
     """batch: over a rank's batch, or over parallel.bn_ranks. group: within each picture (at most 32 groups)."""
 
-
-class DataConfig(Section):
-    """What is fed."""
-
-    source: Literal["synthetic", "files", "generated"] = "synthetic"
-    """synthetic: uint8 images from a seeded generator, made before the clock starts, fed from host memory.
-    files: real pictures, the data set at data.root. generated: drawn pictures, stored once under $TRAINSTONE_CACHE."""
-    root: Annotated[str, Field(min_length=1)] | None = None
-    """A data set: class folders, COCO, RecordIO, TFRecord, WebDataset. `--data DIR` sets this and data.source."""
-    image_size: Annotated[int, Field(ge=32, le=4096)] = 224
-    """Height and width in pixels."""
-    num_synthetic_batches: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Different batches, used in turn."""
-    generated_train: Annotated[int, Field(ge=1, le=10**7)] = 4000
-    """Generated: pictures to train on."""
-    generated_val: Annotated[int, Field(ge=1, le=10**7)] = 1000
-    """Generated: pictures to validate with."""
-    generated_clutter: bool = True
-    """Generated: other things around and over the object; without, it is large and alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def follow_root(cls, values: Any) -> Any:
-        """Who says where files lie means them, unless a source is named."""
-        if isinstance(values, dict) and values.get("root") is not None and "source" not in values:
-            return {**values, "source": "files"}
-        return values
-
     @model_validator(mode="after")
-    def check_root(self) -> "DataConfig":
-        """Files must lie somewhere."""
-        if self.source == "files" and self.root is None:
-            raise ValueError("data.source is files, but data.root does not say where they lie: give --data DIR")
+    def check_ssd(self) -> "ModelConfig":
+        """A detector stands on a plain network."""
+        if self.name == "ssd" and self.depth not in (18, 34):
+            raise ValueError(f"model.name = ssd stands on 18 or 34 layers, not {self.depth}")
+        if self.name == "resnet" and self.num_classes == 1:
+            raise ValueError("model.num_classes must be at least 2 to tell classes apart")
         return self
-
-
-class AugmentConfig(Section):
-    """What is done to a picture before it is trained on, or validated with."""
-
-    crop: Literal["area", "boxes", "centre", "whole"] = "area"
-    """Training. area: random area and aspect (torchvision, DALI, MXNet). boxes: so that part of an object is in it, by
-    TensorFlow's rule. centre: as in validation. whole: all of it, aspect not kept."""
-    area: ShareRange = (0.08, 1.0)
-    """Share of the picture's area that a random crop covers."""
-    aspect: Range = (3 / 4, 4 / 3)
-    """Width / height of a random crop, in pixels."""
-    aspect_law: Literal["log", "uniform"] = "log"
-    """How crop area draws the aspect: its logarithm evenly (torchvision), or itself. Crop boxes: always itself."""
-    attempts: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Crops tried until one lies inside the picture (and, with boxes, holds enough of an object)."""
-    min_object_covered: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Crop boxes: share of an object's box that must be inside; the whole picture is the object where no box is."""
-    flip: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Probability of mirroring left and right."""
-    resize: Literal["bilinear", "antialias"] = "bilinear"
-    """Training: bilinear between the four nearest pixels (TensorFlow, OpenCV), or of all pixels under each new one
-    (Pillow, torchvision), which is slower."""
-    val_shorter: Annotated[int, Field(ge=32, le=4096)] | Literal["auto"] = "auto"
-    """Validation: shorter side in pixels, before the centre is cut out. auto: image_size x 256 / 224."""
-    val_resize: Literal["bilinear", "antialias"] = "antialias"
-    """Validation: as augment.resize."""
-    normalise: Literal["standard", "standard_unit", "mean", "mean_255", "wmlce_dali"] = "standard"
-    """On the device. standard: (x - 255 m) / (255 s); standard_unit: (x / 255 - m) / s; both with ImageNet's mean
-    m = .485 .456 .406 and deviation s = .229 .224 .225. mean: x - c; mean_255: (x - c) / 255; both with
-    c = 123.68 116.78 103.94. wmlce_dali: (x - (121, 115, 100)) / (70, 68, 71)."""
-
-
-class LoaderConfig(Section):
-    """How pictures come from files into batches: may change speed, not which pictures (decode and shrink: a little)."""
-
-    engine: Literal["threads", "dali"] = "threads"
-    """threads: ours. dali: the same pictures and crops, decoded and resized by NVIDIA DALI (extra `dali`)."""
-    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
-    """Threads that decode. auto: the physical cores this process may use."""
-    prefetch: Annotated[int, Field(ge=1, le=1024)] = 3
-    """Batches made ahead; bounds the memory."""
-    cache: Literal["off", "files", "pixels"] = "off"
-    """Keep in memory, up to loader.cache_bytes: pictures as they are stored, or decoded."""
-    cache_bytes: Annotated[int, Field(ge=0)] = 2**30
-    """Limit of the cache; what comes later is read each time."""
-    decode: Literal["fast", "exact"] = "fast"
-    """Training JPEGs: quick or accurate inverse cosine transform (validation: always accurate)."""
-    shrink: bool = True
-    """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it. Not with DALI."""
-    on_bad: Literal["error", "skip"] = "error"
-    """A picture that cannot be decoded: stop, or take another in its place and count it (loader.skipped)."""
-    last: Literal["carry", "drop", "fill", "fill_even"] = "carry"
-    """Pictures that do not fill an epoch's last batch. carry: the next epoch fills it up. drop: they are left out.
-    fill: pictures of the epoch's beginning fill it up (an epoch's steps are rounded up). fill_even: likewise, but what
-    does not divide among the ranks is left out."""
 
 
 class EngineConfig(Section):
@@ -192,11 +116,11 @@ class MeasureConfig(Section):
 class OriginalConfig(Section):
     """The benchmark that a recipe brings back: what it wrote is written again, into original/ of the run folder."""
 
-    name: Literal["none", "mlperf", "tbd", "sc22", "wmlce"] = "none"
-    """Whose files: the RESULT line of MLPerf's MXNet ResNet-50, TBD's TimeHistory, SC22's iteration durations,
-    WMLCE's NVLOG."""
+    name: Literal["none", "mlperf", "mlperf_ssd", "tbd", "sc22", "wmlce"] = "none"
+    """Whose files: the RESULT line of MLPerf's MXNet ResNet-50, RESULT and [Training] lines of its SSD, TBD's
+    TimeHistory, SC22's iteration durations, WMLCE's NVLOG."""
     every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Steps between two lines of tbd (auto: 100) and wmlce (auto: 10); sc22 has one for each."""
+    """Steps between two lines of mlperf_ssd and tbd (auto: 100) and wmlce (auto: 10); sc22 has one for each."""
     warm_up_steps: Annotated[int, Field(ge=0)] = 100
     """wmlce, bench: steps that the average of its log leaves out."""
 
@@ -225,8 +149,8 @@ class Config(Section):
     """Raised by every change of the recipe that can move a number."""
     summary: str
     """One line for `trainstone recipes`."""
-    workload: Literal["classify"] = "classify"
-    """What is trained."""
+    workload: Literal["classify", "detect"] = "classify"
+    """What is trained: to name what a picture shows, or to find the things in it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of weights, data and order."""
     device: str = "auto"
@@ -244,6 +168,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
+    detect: DetectConfig = DetectConfig()
     loader: LoaderConfig = LoaderConfig()
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -263,6 +188,22 @@ class Config(Section):
         """Defects are those of an original."""
         if self.original_defects and self.original.name == "none":
             raise ValueError(f"original_defects = true: recipe {self.name} brings no original back")
+        return self
+
+    @model_validator(mode="after")
+    def check_workload(self) -> "Config":
+        """A network, a crop and a metric belong to a workload."""
+        detects = self.workload == "detect"
+        network = "ssd" if detects else "resnet"
+        if self.model.name != network:
+            raise ValueError(f"workload = {self.workload} needs model.name = {network}")
+        metrics = ("map", "map50") if detects else ("top1", "top5")
+        if self.eval.metric not in metrics:
+            raise ValueError(f"workload = {self.workload} needs eval.metric = {' or '.join(metrics)}")
+        if detects and self.augment.crop not in ("overlap", "whole"):
+            raise ValueError("workload = detect needs augment.crop = overlap or whole: others do not keep its boxes")
+        if not detects and self.augment.crop == "overlap":
+            raise ValueError("augment.crop = overlap goes by boxes: it needs workload = detect")
         return self
 
 

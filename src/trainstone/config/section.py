@@ -19,17 +19,42 @@ def check_share(ends: tuple[float, float]) -> tuple[float, float]:
     return check_range(ends)
 
 
+def check_order(ends: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a range whose ends are in the wrong order."""
+    if ends[0] > ends[1]:
+        raise ValueError("a range is [low, high], low <= high")
+    return ends
+
+
+def check_shares(shares: tuple[float, ...]) -> tuple[float, ...]:
+    """Refuse what is no share."""
+    if not all(0 <= share < 1 for share in shares):
+        raise ValueError("each is at least 0 and below 1")
+    return shares
+
+
 # TOML has lists only, which strict models would refuse; the numbers in them stay strict.
 Range = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_range)]
 ShareRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_share)]
+AnyRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_order)]
+Shares = Annotated[tuple[float, ...], Field(strict=False), AfterValidator(check_shares)]
 StepRange = Annotated[
     tuple[Annotated[int, Field(ge=0, strict=True)], Annotated[int, Field(ge=1, strict=True)]], Field(strict=False)
 ]
 
 
 class Section(BaseModel):
-    """Strict (no text where a number belongs), frozen, no unknown keys."""
+    """Strict (no text where a number belongs), frozen, no unknown keys.
+
+    A key that is a word of Python has a _ behind it here, and nowhere else: eval.async is EvalConfig.async_.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        alias_generator=lambda name: name.removesuffix("_"),
+        serialize_by_alias=True,
     )

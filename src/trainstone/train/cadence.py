@@ -42,8 +42,26 @@ class Cadence:
         every = self.eval.every_epochs
         if done >= self.last_step and self._judges_the_end:
             return True
+        if self.eval.at_epochs:
+            return done in self._listed
         ended = range(self._parts(done - 1, Fraction(1)), self._parts(done, Fraction(1)))
         return bool(every) and any(epoch % every == self._offset for epoch in ended)
+
+    def next_evaluation(self, epochs: int) -> int:
+        """Return the steps of the first evaluation that is due after more than so many whole epochs, or at the end."""
+        dues = [self.last_step]
+        every = self.eval.every_epochs
+        if self.eval.at_epochs:
+            later = [epoch for epoch in map(as_written, self.eval.at_epochs) if epoch > epochs]
+            dues += [self._steps_for(later[0])] if later else []
+        elif every:
+            dues.append(self._steps_for(Fraction(epochs + 1 + (self._offset - epochs) % every)))
+        return min(dues)
+
+    @property
+    def _listed(self) -> list[int]:
+        """Steps that eval.at_epochs end with."""
+        return [self._steps_for(as_written(epoch)) for epoch in self.eval.at_epochs]
 
     @property
     def _offset(self) -> int:
@@ -54,6 +72,8 @@ class Cadence:
         """Always, but for a whole run that was to be judged in its rhythm alone and was."""
         whole = self.last_step == self._steps_for(as_written(self.stop.epochs))
         rhythmic = bool(self.eval.every_epochs) and self._parts(self.last_step, Fraction(1)) > self._offset
+        if self.eval.at_epochs:
+            rhythmic = self._listed[0] <= self.last_step
         return self.eval.at_end or not (whole and rhythmic)
 
     def checkpoints_after(self, done: int) -> bool:
@@ -70,6 +90,7 @@ class Cadence:
         ends = [self._steps_for((self._parts(done, unit) + 1) * unit) for unit in units]
         if self.checkpoint.every_steps:
             ends.append((done // self.checkpoint.every_steps + 1) * self.checkpoint.every_steps)
+        ends += [step for step in self._listed if step > done][:1]
         return min(self.last_step, *ends)
 
     def _parts(self, done: int, unit: Fraction) -> int:

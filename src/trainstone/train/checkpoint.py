@@ -102,6 +102,13 @@ def prune(folder: Path, keep: int) -> None:
         raise ResultError(f"cannot remove {err.filename}: {err.strerror or err}") from err
 
 
+def keep_best_of(folder: Path, step: int) -> None:
+    """Make the checkpoint of an earlier step the best one, if it is still there."""
+    path = folder / f"step-{step:08d}.safetensors"
+    if path.is_file():
+        keep_best(folder, path)
+
+
 def keep_best(folder: Path, path: Path) -> None:
     """Make best.safetensors the same file as a checkpoint, or a copy where the file system knows no links."""
     best = folder / BEST

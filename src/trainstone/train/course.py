@@ -9,13 +9,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainstone.config.learning import EvalConfig
 from trainstone.errors import ResultError
-from trainstone.results.quality import Evaluation, Quality
+from trainstone.results.quality import Evaluation, Quality, QualityPicture, QualityTable
 from trainstone.results.schema import Phases
 from trainstone.results.steps import StepRecord
 
 MOVES = 0.05
 """How fast loss and step time of the progress line follow the steps."""
 HISTORY = TypeAdapter(list[Evaluation])
+TABLES, SHOWN = TypeAdapter(tuple[QualityTable, ...]), TypeAdapter(tuple[QualityPicture, ...])
 
 
 @dataclass
@@ -32,6 +33,10 @@ class Course:
     done: int = 0
     """Steps."""
     history: list[Evaluation] = field(default_factory=list)
+    tables: tuple[QualityTable, ...] = ()
+    """Of the best evaluation, on the first rank."""
+    shown: tuple[QualityPicture, ...] = ()
+    """Pictures of that evaluation, there."""
     starts: int = 1
     """This one included, with or without a checkpoint between them."""
     train_seconds: float = 0.0
@@ -110,6 +115,8 @@ class Course:
             epochs=self.done * self.global_batch / self.pictures,
             steps=self.done,
             history=self.history,
+            tables=list(self.tables),
+            pictures=list(self.shown),
             starts=self.starts,
             parameters=self.parameters,
             global_batch=self.global_batch,
@@ -138,6 +145,8 @@ class Course:
             "eval_seconds": self.eval_seconds,
             "checkpoint_seconds": self.checkpoint_seconds,
             "history": [one.model_dump(mode="json") for one in self.history],
+            "tables": [one.model_dump(mode="json") for one in self.tables],
+            "shown": [one.model_dump(mode="json") for one in self.shown],
         }
 
     def go_on_from(self, document: Mapping[str, Any], where: str) -> None:
@@ -148,5 +157,7 @@ class Course:
             for name in ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds"):
                 setattr(self, name, float(document[name]))
             self.history = HISTORY.validate_python(document["history"])
+            self.tables = TABLES.validate_python(document.get("tables", ()))
+            self.shown = SHOWN.validate_python(document.get("shown", ()))
         except (KeyError, TypeError, ValueError, ValidationError) as err:
             raise ResultError(f"{where} does not say how far the run was: {err}") from err

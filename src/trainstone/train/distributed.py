@@ -215,6 +215,21 @@ def gather(world: World, document: dict[str, Any]) -> list[dict[str, Any]] | Non
     return None if parts is None else [json.loads(part.numpy().tobytes()) for part in parts]
 
 
+def gather_rows(world: World, rows: Tensor) -> Tensor | None:
+    """Return the rows of all ranks (float32 in host memory, as many columns), in their order, on rank 0; else None."""
+    if world.alone:
+        return rows
+    count = torch.tensor([len(rows)])
+    counts = [torch.empty_like(count) for _ in range(world.rank.world)]
+    dist.all_gather(counts, count, group=world.control)
+    most = max(int(one) for one in counts)
+    mine = torch.zeros(most, rows.shape[1])
+    mine[: len(rows)] = rows
+    parts = [torch.empty_like(mine) for _ in counts] if world.rank.number == 0 else None
+    dist.gather(mine, parts, dst=0, group=world.control)
+    return torch.cat([part[: int(one)] for part, one in zip(parts, counts, strict=True)]) if parts else None
+
+
 def broadcast_dict(world: World, document: dict[str, Any] | None) -> dict[str, Any]:
     """Return the document of rank 0 on every rank; what the others give is not looked at. It must be JSON-able."""
     first = world.rank.number == 0

@@ -2,34 +2,24 @@
 
 from collections.abc import Generator
 from contextlib import closing, nullcontext
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.machine.interrupt import Interrupt
 from trainstone.results.progress import Progress
-from trainstone.train.distributed import Agreement, World, sum_over
+from trainstone.train.distributed import Agreement, World, gather_rows
 from trainstone.train.precision import autocast
 from trainstone.train.task import Task, feed_device
 from trainstone.workloads.registry import WORKLOADS
 
 
-class Judged(NamedTuple):
-    """What an evaluation found."""
-
-    metrics: dict[str, float]
-    images: int
-
-
-def evaluate(
+def judge(
     task: Task, config: Config, opened: OpenSplit, world: World, interrupt: Interrupt
-) -> Generator[Progress, None, Judged | None]:
-    """Evaluate the network, or its average where one is kept; it is left as it was, ready to train.
-
-    None, on all ranks: somebody asked for the end before all pictures were judged.
-    """
+) -> Generator[Progress, None, Tensor | None]:
+    """Let the network judge the pictures, or its average where one is kept; it is left as it was, ready to train."""
     with task.average.swapped() if task.average else nullcontext():
         return (yield from judge_network(task.plain, config, task.device, opened, world, interrupt))
 
@@ -41,11 +31,14 @@ def judge_network(
     opened: OpenSplit,
     world: World,
     interrupt: Interrupt,
-) -> Generator[Progress, None, Judged | None]:
-    """Evaluate a network on all ranks' shares of the pictures; None where it was broken off."""
+) -> Generator[Progress, None, Tensor | None]:
+    """Let a network judge all ranks' shares of the pictures; return the workload's rows of all of them.
+
+    On other ranks than the first they are empty. None, on all ranks: somebody asked for the end before.
+    """
     workload = WORKLOADS[config.workload]
-    judge, total = workload.build_judge(config, device), len(opened.source)
-    sums: list[torch.Tensor] = []
+    look, total = workload.build_judge(config, device), len(opened.source)
+    rows: list[Tensor] = []
     stop = StopQuestion(world, interrupt)
     trained = model.training
     model.eval()
@@ -56,7 +49,7 @@ def judge_network(
                 if stop.is_asked():
                     break
                 with torch.inference_mode(), autocast(device, config.train.precision):
-                    sums.append(judge(model, batch))
+                    rows.append(look(model, batch))
                 seen = min(total, seen + len(batch[0]) * world.rank.world)
                 yield Progress("evaluating", images=seen, total_images=total)
     finally:
@@ -64,10 +57,9 @@ def judge_network(
     if stop.answer:
         return None
     stop.settle()
-    # Fetched at the end, so that no batch makes the host wait. Counts of a batch are exact in float32, their sum over
-    # many would not be, and not every device has float64.
-    metrics, images = workload.finish_eval(sum_over(world, torch.stack(sums).cpu().double().sum(0)))
-    return Judged(metrics, images)
+    # Fetched at the end, so that no batch makes the host wait.
+    gathered = gather_rows(world, torch.cat(rows).cpu())
+    return torch.empty(0) if gathered is None else gathered
 
 
 class StopQuestion:

@@ -4,7 +4,6 @@ The first rank writes the result. Nothing is learned and nothing timed but the w
 """
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,16 +26,17 @@ from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.store import RunFolder
 from trainstone.train.distributed import World, broadcast_dict, gather
-from trainstone.train.evaluate import Judged, judge_network
+from trainstone.train.evaluate import judge_network
 from trainstone.train.failures import explaining, keep_record
 from trainstone.train.fit import fit_engine
 from trainstone.train.meeting import announce_meeting, meet_all, tell_meeting
 from trainstone.train.saved import Saved, load_network
+from trainstone.train.scoring import Scoring, keep_pictures
 from trainstone.train.start import OTHER_RANK, provide_for_all, share_run, stop_together
 from trainstone.train.task import open_data
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
-from trainstone.workloads.workload import choose_eval_batch
+from trainstone.workloads.workload import Scored, choose_eval_batch
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,12 @@ def run_eval(config: Config, run: RunFolder | None, saved: Saved) -> Iterator[Pr
         model = load_network(config, device, saved)
         stop_together(interrupt, world)
         began = time.perf_counter()
-        judged = yield from judge_network(model, config, device, opened, world, interrupt)
-        if judged is None:
+        rows = yield from judge_network(model, config, device, opened, world, interrupt)
+        if rows is None:
             raise KeyboardInterrupt(interrupt.asked or OTHER_RANK)
+        with Scoring(config, world) as scoring:
+            scoring.begin(opened, rows, saved.step, time.perf_counter() - began)
+            judged = scoring.take()
         now = time.perf_counter()
         phases = schema.Phases(eval_seconds=now - began, program_seconds=now - started)
         conclude_eval(run, config, world, saved, opened, judged, phases, count_parameters(model))
@@ -100,7 +103,7 @@ def conclude_eval(
     world: World,
     saved: Saved,
     opened: OpenSplit,
-    judged: Judged,
+    judged: Scored,
     phases: schema.Phases,
     parameters: int,
 ) -> None:
@@ -114,8 +117,7 @@ def conclude_eval(
         step=saved.step,
         seconds=phases.program_seconds or 0.0,
         eval_seconds=phases.eval_seconds or 0.0,
-        # JSON has no word for a loss beyond all numbers.
-        metrics={name: value for name, value in judged.metrics.items() if math.isfinite(value)},
+        metrics=judged.metrics,
         images=judged.images,
     )
     quality = Quality(
@@ -123,6 +125,8 @@ def conclude_eval(
         value=judged.metrics[config.eval.metric],
         epochs=evaluation.epoch,
         history=[evaluation],
+        tables=list(judged.tables),
+        pictures=list(keep_pictures(run.path, judged)),
         parameters=parameters,
     )
     title = WORKLOADS[config.workload].title(config)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import IGNORED
+from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
 from trainstone.log import log_into

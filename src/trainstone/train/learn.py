@@ -10,57 +10,21 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from trainstone.config.schema import Config
-from trainstone.data.splits import OpenSplit
 from trainstone.errors import RunError
 from trainstone.files import sync_path
-from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import Timer, choose_timer
-from trainstone.measure.recorder import StepRecorder
 from trainstone.results.progress import Progress
-from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord
-from trainstone.results.store import RunFolder
-from trainstone.train.cadence import Cadence
 from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
 from trainstone.train.course import Course
-from trainstone.train.distributed import Agreement, World, average_buffers, barrier
-from trainstone.train.evaluate import evaluate
+from trainstone.train.distributed import Agreement, average_buffers, barrier
+from trainstone.train.judging import has_ended_epoch, lacks_evaluation, run_evaluation, take_scores
 from trainstone.train.loop import train_steps
-from trainstone.train.original.mllog import MlperfLog
-from trainstone.train.original.writers import Writers
+from trainstone.train.setting import Setting
 from trainstone.train.snapshot import is_finite, take_tensors, take_values
-from trainstone.train.task import Task
-from trainstone.train.tracking import Trackers
 
 log = logging.getLogger(__name__)
-
-CHECKPOINTS = "checkpoints"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run learns with; nothing of it changes on the way."""
-
-    config: Config
-    run: RunFolder
-    world: World
-    task: Task
-    cadence: Cadence
-    validation: OpenSplit | None
-    """None: nothing is evaluated."""
-    recorder: StepRecorder
-    trackers: Trackers
-    mlperf: MlperfLog
-    writers: Writers
-    interrupt: Interrupt
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the run's checkpoints."""
-        return self.run.path / CHECKPOINTS
 
 
 @dataclass
@@ -100,10 +64,16 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
         if wishes.bad_step:
             raise diverged(setting, wishes.bad_step - 1)
         share_statistics(setting)
+        checkpoint = bool(wishes.checkpoint) or wants_checkpoint(setting, course)
+        if setting.scoring.step is not None and (checkpoint or has_ended_epoch(setting, course)):
+            take_scores(setting, course)
         due = wishes.time_over or setting.cadence.evaluates_after(course.done)
-        if due and not wishes.stop and lacks_evaluation(setting, course):
+        wanted = due and not wishes.stop and not course.has_reached(setting.config.eval.target)
+        if wanted and lacks_evaluation(setting, course):
             yield from run_evaluation(setting, course)
             wishes.take(ask_all(setting, course))  # it may have taken long, or was broken off
+        if setting.scoring.step is not None and (course.done >= last or wishes.time_over or wishes.stop):
+            take_scores(setting, course)
         reached = course.has_reached(setting.config.eval.target)
         ending = reached or course.done >= last or bool(wishes.time_over or wishes.stop)
         if ending or wishes.checkpoint or wants_checkpoint(setting, course):
@@ -111,11 +81,6 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
             save(setting, course)
         if ending:
             course.end(reached=reached, stopped=bool(wishes.stop))
-
-
-def lacks_evaluation(setting: Setting, course: Course) -> bool:
-    """Say whether the network as it is now could still be judged."""
-    return setting.validation is not None and not course.judged_now
 
 
 def run_steps(setting: Setting, course: Course, timer: Timer, wishes: Wishes) -> Iterator[Progress]:
@@ -160,8 +125,8 @@ def share_statistics(setting: Setting) -> None:
 
 
 def wants_checkpoint(setting: Setting, course: Course) -> bool:
-    """Say whether one is due by the rhythm, or because the network is better than ever."""
-    best = setting.config.checkpoint.best and course.is_best_now
+    """Say whether one is due by the rhythm, or because the network is better than ever, or may turn out to be."""
+    best = setting.config.checkpoint.best and (course.is_best_now or setting.scoring.step == course.done)
     return best or setting.cadence.checkpoints_after(course.done)
 
 
@@ -174,35 +139,6 @@ def list_wishes(setting: Setting, course: Course, record: StepRecord | None) -> 
         int(bool(limit) and course.clock() >= limit),
         int(bool(old) and course.clock() - course.saved_at_seconds >= old),
     ]
-
-
-def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
-    """Judge the validation pictures and write down what came of it; nothing where a signal broke it off."""
-    assert setting.validation is not None
-    began = time.perf_counter()
-    setting.mlperf.begin_evaluation(course.done)
-    judged = yield from evaluate(setting.task, setting.config, setting.validation, setting.world, setting.interrupt)
-    spent = time.perf_counter() - began
-    if judged is None:
-        course.eval_seconds += spent
-        return
-    setting.run.begin()
-    evaluation = Evaluation(
-        epoch=setting.cadence.epochs_after(course.done),
-        step=course.done,
-        seconds=course.clock(),
-        eval_seconds=spent,
-        metrics={name: value for name, value in judged.metrics.items() if math.isfinite(value)},  # JSON knows no NaN
-        images=judged.images,
-    )
-    course.add_evaluation(evaluation)
-    metric, target = setting.config.eval.metric, setting.config.eval.target
-    setting.mlperf.evaluation(evaluation, metric=metric, reached=course.has_reached(target))
-    setting.trackers.evaluation(evaluation)
-    setting.writers.evaluation(evaluation)
-    told = ", ".join(f"{name} {value:.4f}" for name, value in judged.metrics.items())
-    log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, judged.images)
-    setting.run.update(quality=course.quality(setting.config.eval), phases=course.phases())
 
 
 def save(setting: Setting, course: Course) -> None:

@@ -32,7 +32,7 @@ from trainstone.train.course import Course
 from trainstone.train.distributed import World, gather
 from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
-from trainstone.train.learn import Setting
+from trainstone.train.setting import Setting
 from trainstone.workloads.registry import WORKLOADS
 
 ENERGY = ("joules", "energy_seconds", "average_watts", "meter")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from trainstone.config.schema import Config
 from trainstone.data.feeding.feed import Feed, Worker
@@ -19,7 +18,7 @@ from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.stored import find_stored
 from trainstone.data.loader import allocate
 from trainstone.data.recognise import open_dataset
-from trainstone.data.sample import ClassName
+from trainstone.data.sample import ClassName, Edges
 from trainstone.data.sources import PictureSource
 from trainstone.errors import ConfigError, DataError
 from trainstone.models.weights import write_weights
@@ -29,19 +28,23 @@ from trainstone.train.precision import autocast
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.task import find_data
 from trainstone.workloads.registry import WORKLOADS
+from trainstone.workloads.workload import Seen
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A class that a picture may show, and how sure the network is of it: scores of all classes sum up to 1."""
+    """A class that a picture may show, and how sure the network is of it: scores of all classes sum up to 1, here or
+    in a default box."""
 
     number: int
     name: str
     """Empty where the names are not known."""
     text: str
     score: float
+    edges: Edges | None = None
+    """Where in the picture, if the network says: left, top, right, bottom as shares of width and height."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
     for found in findings:
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)
+    look = WORKLOADS[config.workload].build_look(config, device)
     feed = Feed(
         PictureSource(images),
         make_transform(config.augment, config.loader, config.data.image_size, train=False),
@@ -81,23 +85,16 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
         except DataError as err:
             yield Prediction(image, error=err.message)
             continue
-        yield Prediction(image, tuple(name_guesses(score_picture(model, config, device, memory.images), classes, top)))
+        with torch.inference_mode(), autocast(device, config.train.precision):
+            (seen,) = look(model, memory.images.to(device))
+        yield Prediction(image, tuple(name_guesses(seen, classes, top)))
 
 
-def score_picture(model: nn.Module, config: Config, device: torch.device, images: torch.Tensor) -> torch.Tensor:
-    """Return the share of each class for one picture, on the host."""
-    score = WORKLOADS[config.workload].build_scores(config, device)
-    with torch.inference_mode(), autocast(device, config.train.precision):
-        scores = score(model, images.to(device))
-    return scores[0].softmax(0).cpu()
-
-
-def name_guesses(shares: torch.Tensor, classes: Sequence[ClassName], top: int) -> Iterator[Guess]:
-    """Yield the likeliest classes."""
-    best = shares.topk(min(top, len(shares)))
-    for number, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        named = classes[number] if number < len(classes) else ClassName("")
-        yield Guess(number, named.name, named.text, score)
+def name_guesses(seen: Sequence[Seen], classes: Sequence[ClassName], top: int) -> Iterator[Guess]:
+    """Yield what is likeliest, with names."""
+    for one in seen[:top]:
+        named = classes[one.label] if one.label < len(classes) else ClassName("")
+        yield Guess(one.label, named.name, named.text, one.score, one.edges)
 
 
 def find_classes(config: Config) -> Sequence[ClassName]:

@@ -20,7 +20,7 @@ from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.models.weights import load_weights, read_weights
 from trainstone.train.checkpoint import BEST, Checkpoint, find_latest, read_checkpoint
 from trainstone.train.course import HISTORY
-from trainstone.train.learn import CHECKPOINTS
+from trainstone.train.setting import CHECKPOINTS
 from trainstone.train.snapshot import AVERAGE, MODEL
 from trainstone.train.task import build_network
 from trainstone.units import format_count
@@ -144,12 +144,9 @@ def count_classes(config: Config, weights: Mapping[str, Tensor]) -> Config:
     """Resolve model.num_classes = auto: as many as the last layer of the weights has."""
     if config.model.num_classes != "auto":
         return config
-    small = config.model_copy(update={"model": config.model.model_copy(update={"num_classes": 2})})
-    with FakeTensorMode():
-        last = list(WORKLOADS[config.workload].build_model(small).state_dict())[-1]
-    number = len(weights[last]) if last in weights and weights[last].dim() else 0
-    if number < 2:
-        return small  # putting the weights in will say what does not fit
+    workload = WORKLOADS[config.workload]
+    # Where they do not say it, putting the weights in will say what does not fit.
+    number = max(workload.count_classes(weights) or 0, workload.min_classes)
     return config.model_copy(update={"model": config.model.model_copy(update={"num_classes": number})})
 
 

@@ -20,16 +20,25 @@ LARS_RATE, LARS_BATCH = 10.5, 3264  # MLPerf's ResNet-50; its 3.0 at 408 and 21.
 SGD_HIGH, LARS_HIGH, LOW = 16, 8, 1 / 100
 
 
-def build_rate(schedule: ScheduleConfig, peak: float, *, steps_per_epoch: float, epochs: float, ranks: int = 1) -> Rate:
+def build_rate(
+    schedule: ScheduleConfig,
+    peak: float,
+    *,
+    steps_per_epoch: float,
+    epochs: float,
+    ranks: int = 1,
+    unfilled_steps: float | None = None,
+) -> Rate:
     """Return the rate of steps 0, 1, 2, ...
 
     The warm-up lasts the whole steps of its epochs, the schedule steps_per_epoch x epochs rounded to a whole step. The
     step that the warm-up ends at is the first of the rest. After the schedule the rate stays as it is there.
+    `unfilled_steps`: of an epoch's own pictures, where steps_per_epoch is of one that is filled up or cut.
     """
     by_epoch = schedule.by == "epoch"
     # Positions are counted in steps, or in epochs begun.
     epoch_length = 1.0 if by_epoch else steps_per_epoch
-    warm_up = schedule.warm_up_epochs if by_epoch else math.floor(steps_per_epoch * schedule.warm_up_epochs + ROUNDING)
+    warm_up = schedule.warm_up_epochs if by_epoch else count_warm_up(schedule, steps_per_epoch, unfilled_steps)
     total = epochs if by_epoch else round(steps_per_epoch * epochs)
     begin = 1 / ranks if schedule.warm_up_from == "rank" else schedule.warm_up_from
 
@@ -50,6 +59,13 @@ def build_rate(schedule: ScheduleConfig, peak: float, *, steps_per_epoch: float,
     return rate
 
 
+def count_warm_up(schedule: ScheduleConfig, steps_per_epoch: float, unfilled_steps: float | None = None) -> int:
+    """Return the whole steps of the warm-up, as build_rate takes them."""
+    if schedule.warm_up_by == "pictures" and unfilled_steps is not None:
+        steps_per_epoch = unfilled_steps
+    return math.floor(steps_per_epoch * schedule.warm_up_epochs + ROUNDING)
+
+
 def shape(schedule: ScheduleConfig, progress: float) -> float:
     """Return how much of the way from the end rate up to the peak is left, 1 to 0."""
     if schedule.name == "polynomial":
@@ -64,9 +80,15 @@ def peak_rate(optimizer: OptimizerConfig, *, global_batch: int, ranks: int) -> f
     if optimizer.rate_for == "run":
         return optimizer.learning_rate
     if optimizer.rate_for == "rank":
-        return optimizer.learning_rate * ranks
+        return round_rate(optimizer.learning_rate * ranks, optimizer.rate_unit)
     growth = global_batch / optimizer.rate_for
-    return optimizer.learning_rate * (math.sqrt(growth) if optimizer.rate_growth == "sqrt" else growth)
+    grown = optimizer.learning_rate * (math.sqrt(growth) if optimizer.rate_growth == "sqrt" else growth)
+    return round_rate(grown, optimizer.rate_unit)
+
+
+def round_rate(rate: float, unit: float | None) -> float:
+    """Return the nearest multiple of a unit, at least one; MLPerf's SSD allows no other rates."""
+    return rate if unit is None else unit * max(1, round(rate / unit))
 
 
 def tell_rate(optimizer: OptimizerConfig, *, meant: tuple[int, int], now: tuple[int, int], where: str) -> str | None:
@@ -79,6 +101,7 @@ def tell_rate(optimizer: OptimizerConfig, *, meant: tuple[int, int], now: tuple[
     if optimizer.rate_for == "run":
         return f"{images}: the learning rate is taken as it is (optimizer.rate_for), its peak stays {before:g}"
     rule = "in proportion to the ranks" if optimizer.rate_for == "rank" else GROWTHS[optimizer.rate_growth]
+    rule += "" if optimizer.rate_unit is None else f" and a multiple of {optimizer.rate_unit:g}"
     return f"{images}: the peak learning rate is {after:.4g} instead of {before:.4g}, {rule}"
 
 

@@ -23,9 +23,9 @@ from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read
 from trainstone.train.course import Course
 from trainstone.train.distributed import Agreement, World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted
-from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.original.facts import Seat
 from trainstone.train.schedule import check_rate, peak_rate
+from trainstone.train.setting import CHECKPOINTS
 from trainstone.train.snapshot import restore
 from trainstone.train.task import Task, build_task, find_data, open_data, order_pictures, provide_data
 from trainstone.units import format_count
@@ -107,7 +107,7 @@ def open_both(config: Config) -> Pictures:
     # A set of one split is taken for either.
     alone = len(training.dataset.splits) == 1
     has_validation = not alone and any(split.name == "val" for split in training.dataset.splits)
-    if not has_validation and config.eval.target is None and not config.eval.every_epochs:
+    if not has_validation and config.eval.target is None and not (config.eval.every_epochs or config.eval.at_epochs):
         return Pictures(training, None)
     if alone:
         raise DataError(

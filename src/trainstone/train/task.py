@@ -88,7 +88,7 @@ def open_data(config: Config, split: str = "train") -> OpenSplit | None:
         return None
     # Wishes that exclude each other are told before anything is opened.
     make_transform(config.augment, config.loader, config.data.image_size, train=split == "train")
-    opened = open_split(find_data(config), split)
+    opened = open_split(find_data(config), split, skip_empty=config.data.skip_empty and split == "train")
     WORKLOADS[config.workload].check_classes(config, opened.dataset)
     return opened
 
@@ -105,7 +105,7 @@ def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
     if config.model.num_classes != "auto":
         return config
     number = len(opened.dataset.classes) if opened else IMAGENET_CLASSES
-    if number < 2:
+    if number < WORKLOADS[config.workload].min_classes:
         raise ConfigError(f"{find_data(config)} does not say how many classes it has", hint="--set model.num_classes=N")
     return config.model_copy(update={"model": config.model.model_copy(update={"num_classes": number})})
 
@@ -171,22 +171,27 @@ def order_pictures(config: Config, count: int, rank: Rank) -> TrainOrder:
 def plan_rate(config: Config, pictures: int, rank: Rank) -> Rate:
     """Return the rate of each step of a run on so many training pictures."""
     order = order_pictures(config, config.schedule.pictures or pictures, rank)
-    parts = config.train.accumulate
-    global_batch = order.global_batch * parts
+    global_batch = order.global_batch * config.train.accumulate
     return build_rate(
         config.schedule,
-        peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * parts),
+        peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * config.train.accumulate),
         steps_per_epoch=order.epoch_pictures / global_batch,
         epochs=config.stop.epochs,
         ranks=rank.world,
+        unfilled_steps=order.count / global_batch,
     )
 
 
 def seed_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:
-    """Seed everything, then build the network."""
+    """Seed everything, then build the network and give it the weights to begin with, if the recipe has any."""
     torch.manual_seed(config.seed)
     apply_process_settings(config)
-    return build_network(config, device, world)
+    model = build_network(config, device, world)
+    if config.model.pretrained:
+        from trainstone.models.weights import load_pretrained
+
+        load_pretrained(WORKLOADS[config.workload].find_trunk(model), Path(config.model.pretrained))
+    return model
 
 
 def build_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:

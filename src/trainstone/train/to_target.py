@@ -29,13 +29,15 @@ from trainstone.train.course import Course
 from trainstone.train.distributed import World
 from trainstone.train.failures import explaining, keep_record
 from trainstone.train.fit import Fitted, fit_to_machine
-from trainstone.train.learn import Setting, learn
+from trainstone.train.learn import learn
 from trainstone.train.learned import Seen, conclude_training, write_end
 from trainstone.train.meeting import announce_meeting, meet_all, tell_meeting
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.mllog_open import check_division, clear_caches, open_log
 from trainstone.train.original.writers import Writers, open_writers
 from trainstone.train.run import sample_device
+from trainstone.train.scoring import Scoring
+from trainstone.train.setting import Setting
 from trainstone.train.start import (
     OTHER_RANK,
     Pictures,
@@ -54,6 +56,7 @@ from trainstone.train.start import (
 )
 from trainstone.train.task import seed_network, settle_classes
 from trainstone.train.tracking import Trackers, open_trackers
+from trainstone.workloads.registry import WORKLOADS
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +128,7 @@ def train_and_judge(
         findings = [*fitted.findings, *world.findings, *uncleared, *told]
         findings += check_learning_rate(config, course.global_batch, rank)
         findings += [*tell_unjudged(pictures, config), *check_division(config, counts, rank)]
+        findings += WORKLOADS[config.workload].list_doubts(config)
         # Not before: a change that a resumed run cannot bear must not stay in its folder.
         run.write_config(config)
         # Evaluations after the checkpoint are to be made again.
@@ -134,7 +138,8 @@ def train_and_judge(
         writers = files.enter_context(open_originals(run, fitted, pictures, world, cadence, course))
         if resume:
             mlperf.go_on(course.done, judged=course.judged_now)
-        beside = recorder, trackers, mlperf, writers
+        scoring = files.enter_context(Scoring(config, world))
+        beside = recorder, trackers, mlperf, writers, scoring
         setting = Setting(config, run, world, task, cadence, validation, *beside, interrupt)
         with open_sampler(run, fitted, world, recorder, course) as telemetry:
             yield from learn(setting, course)
@@ -176,6 +181,7 @@ def open_originals(
             steps=cadence.last_step,
             device=seats[0].device if seats else fitted.device.index or 0,
             first_step=course.done,
+            evaluations=len(course.history),
             seats=seats,
         )
     )

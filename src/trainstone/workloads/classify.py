@@ -1,15 +1,14 @@
 """Image classification: uint8 NHWC pictures and integer labels in, cross-entropy out."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import IGNORED
-from trainstone.data.loader import Loader, open_loader
+from trainstone.data.feeding.shown import IGNORED
+from trainstone.data.loader import Loader
 from trainstone.data.sample import DataSet
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
@@ -19,7 +18,8 @@ from trainstone.models.mixing import draw_mix, mix_images, mix_loss
 from trainstone.models.pixels import Normaliser
 from trainstone.models.resnet import build_resnet
 from trainstone.workloads.mlperf_resnet import RESNET
-from trainstone.workloads.workload import Batch, Judge, Loss, Scores, Workload, choose_eval_batch
+from trainstone.workloads.opening import open_to_judge, open_to_train
+from trainstone.workloads.workload import Batch, Judge, Look, Loss, Scored, Scores, Seen, Workload
 
 
 def build_model(config: Config) -> nn.Module:
@@ -54,36 +54,14 @@ def open_training(
     config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
 ) -> Loader:
     """Feed training pictures as the recipe asks."""
-    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
-    how = {"loader": config.loader, "batch_size": config.train.batch_size, "first_step": first_batch}
-    how["parts"] = config.train.accumulate
-    return open_rank_loader(config, opened, device, rank, **how)
+    check_classes(config, opened.dataset)
+    return open_to_train("class", config, opened, device, rank, first_batch)
 
 
 def open_validation(config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
-    """Feed this rank's share of the validation pictures, each once: a cache would be for nothing."""
-    loader = config.loader.model_copy(update={"cache": "off"})
-    batch_size = choose_eval_batch(config)
-    parts = batch_size if config.eval.drop_rest else 1
-    how = {"loader": loader, "batch_size": batch_size, "train": False, "parts": parts}
-    return open_rank_loader(config, opened, device, rank, **how)
-
-
-def open_rank_loader(config: Config, opened: OpenSplit, device: torch.device, rank: Rank, **how: Any) -> Loader:
-    """Open a rank's loader of a data set that this network can tell apart."""
-    dataset, _, source = opened
-    check_classes(config, dataset)
-    return open_loader(
-        source,
-        augment=config.augment,
-        image_size=config.data.image_size,
-        seed=config.seed,
-        rank=rank,
-        num_classes=config.model.num_classes,
-        pinned=device.type == "cuda",
-        storage=dataset.storage,
-        **how,
-    )
+    """Feed this rank's share of the validation pictures."""
+    check_classes(config, opened.dataset)
+    return open_to_judge("class", config, opened, device, rank)
 
 
 def mix(config: Config, batches: Iterable[Batch], rank: Rank = ALONE, first_batch: int = 0) -> Iterator[Batch]:
@@ -131,7 +109,7 @@ def build_loss(config: Config, device: torch.device) -> Loss:
 
 
 def build_judge(config: Config, device: torch.device) -> Judge:
-    """Return what counts a validation batch: first guesses and first five that are right, loss, pictures."""
+    """Return what counts a batch, in one row: first guesses and first five that are right, loss, pictures."""
     see = build_input(config, device)
 
     def judge(model: nn.Module, batch: Batch) -> Tensor:
@@ -143,7 +121,7 @@ def build_judge(config: Config, device: torch.device) -> Judge:
         right = (guesses == labels[:, None]) & logits.isfinite().all(1, keepdim=True)
         losses = F.cross_entropy(logits, labels.clamp(min=0), reduction="none") * counted
         sums = right[:, 0].sum(), right.any(1).sum(), losses.sum(), counted.sum()
-        return torch.stack([one.float() for one in sums])
+        return torch.stack([one.float() for one in sums])[None]
 
     return judge
 
@@ -154,12 +132,33 @@ def build_scores(config: Config, device: torch.device) -> Scores:
     return lambda model, images: model(see(images)).float()
 
 
-def finish_eval(sums: Tensor) -> tuple[dict[str, float], int]:
+def build_look(config: Config, device: torch.device) -> Look:
+    """Return what says how likely each class is, the likeliest first."""
+    score = build_scores(config, device)
+
+    def look(model: nn.Module, images: Tensor) -> list[list[Seen]]:
+        shares, labels = score(model, images).softmax(1).sort(dim=1, descending=True)
+        return [
+            [Seen(label, share) for label, share in zip(*picture, strict=True)]
+            for picture in zip(labels.tolist(), shares.tolist(), strict=True)
+        ]
+
+    return look
+
+
+def finish_eval(_config: Config, _opened: OpenSplit, rows: Tensor) -> Scored:
     """Shares of pictures, and the loss of one."""
-    top1, top5, loss, images = sums.tolist()
+    # Counts of a batch are exact in float32, their sum over many would not be.
+    top1, top5, loss, images = rows.double().sum(0).tolist()
     if not images:
         raise DataError("no validation picture could be judged", hint="trainstone data verify names what is wrong")
-    return {"top1": top1 / images, "top5": top5 / images, "loss": loss / images}, int(images)
+    return Scored({"top1": top1 / images, "top5": top5 / images, "loss": loss / images}, int(images))
+
+
+def count_classes(weights: Mapping[str, Tensor]) -> int | None:
+    """Return how many classes the last layer of saved weights has."""
+    last = weights.get("fc.bias")
+    return len(last) if last is not None and last.dim() == 1 else None
 
 
 def build_input(config: Config, device: torch.device) -> Normaliser:
@@ -185,7 +184,12 @@ CLASSIFY = Workload(
     build_loss=build_loss,
     build_judge=build_judge,
     build_scores=build_scores,
+    build_look=build_look,
     finish_eval=finish_eval,
     empty_batch=empty_batch,
+    min_classes=2,
+    count_classes=count_classes,
+    find_trunk=lambda model: model,
+    list_doubts=lambda _config: [],
     mllog=RESNET,
 )

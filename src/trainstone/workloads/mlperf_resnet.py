@@ -12,13 +12,13 @@ from torch import nn
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.models.mxnet_names import name_in_mxnet
+from trainstone.workloads.mlperf_rules import as_integer, compare_sections, is_whole
 from trainstone.workloads.workload import Mllog, RunSizes
 
 TRAIN_PICTURES, VAL_PICTURES = 1_281_167, 50_000
 TARGET = 0.759
 MOMENTUM, FREE_MOMENTUM_BATCH = 0.9, 32768
 DECAY_UNIT, RATE_UNIT = 1e-4, 1e-3
-ROUNDING = 1e-5  # the checker's
 
 COMPARED: dict[str, tuple[str, ...]] = {
     "model": (),
@@ -89,36 +89,15 @@ def list_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
 
 def find_departures(config: Config, sizes: RunSizes) -> list[str]:
     """Say what the closed division does not allow: whatever is not as in the reference and not free."""
-    return [*compare_sections(config), *find_broken(config, sizes)]
+    free = FREE | (FREE_FOR_SGD if config.optimizer.name == "sgd" else frozenset())
+    changed = compare_sections(config, load_reference(), COMPARED, free, ALSO_ALLOWED)
+    return [*changed, *find_broken(config, sizes)]
 
 
 @functools.cache
 def load_reference() -> Config:
     """Return the recipe that follows the rules."""
     return load_config("resnet50-mlperf")
-
-
-def compare_sections(config: Config) -> list[str]:
-    """Name keys whose value is not the reference's."""
-    free = FREE | (FREE_FOR_SGD if config.optimizer.name == "sgd" else frozenset())
-    found = []
-    for section, keys in COMPARED.items():
-        ours, theirs = getattr(config, section), getattr(load_reference(), section)
-        for key in keys or type(ours).model_fields:
-            name = f"{section}.{key}"
-            value, wanted = getattr(ours, key), getattr(theirs, key)
-            if name not in free and value not in (wanted, *ALSO_ALLOWED.get(name, ())):
-                found.append(f"{name} = {tell_value(value)}, not {tell_value(wanted)}")
-    return found
-
-
-def tell_value(value: Any) -> str:
-    """Write a value as a recipe does, without its quotation marks."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(tell_value, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def find_broken(config: Config, sizes: RunSizes) -> list[str]:
@@ -158,16 +137,6 @@ def check_optimizer(config: Config, sizes: RunSizes) -> list[tuple[bool, str]]:
         (not sgd or is_whole(rate / RATE_UNIT), f"the peak rate {rate:g} is no multiple of {RATE_UNIT} (SGD)"),
         (not sgd or warm_up == int(warm_up), f"{warm_up:g} epochs of warm-up are no whole number (SGD)"),
     ]
-
-
-def is_whole(value: float) -> bool:
-    """Say whether the checker takes a value for a whole number."""
-    return abs(round(value) - value) < ROUNDING
-
-
-def as_integer(value: float) -> float:
-    """Return 2 for 2.0: MLPerf's logs have it so."""
-    return int(value) if value == int(value) else value
 
 
 RESNET = Mllog("resnet", tensor_names, list_values, find_departures)

@@ -1,5 +1,6 @@
 """The workloads by name."""
 
 from trainstone.workloads.classify import CLASSIFY
+from trainstone.workloads.detect import DETECT
 
-WORKLOADS = {"classify": CLASSIFY}
+WORKLOADS = {"classify": CLASSIFY, "detect": DETECT}

@@ -1,6 +1,6 @@
 """The Workload record: all the loop must know of what is trained. A new one: a file and a line in registry.py."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,15 +9,38 @@ from torch import Tensor, nn
 
 from trainstone.config.schema import Config
 from trainstone.data.loader import Loader
-from trainstone.data.sample import DataSet
+from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit
 from trainstone.machine.ranks import Rank
+from trainstone.results.quality import QualityPicture, QualityTable
+from trainstone.results.schema import Finding
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch], Tensor]
 Judge = Callable[[nn.Module, Batch], Tensor]
-Scores = Callable[[nn.Module, Tensor], Tensor]
+Scores = Callable[[nn.Module, Tensor], Any]
 MIN_EVAL_BATCH = 32
+
+
+class Seen(NamedTuple):
+    """A class that a picture shows, and where, if that was looked for."""
+
+    label: int
+    score: float
+    edges: Edges | None = None
+
+
+Look = Callable[[nn.Module, Tensor], list[list[Seen]]]
+
+
+class Scored(NamedTuple):
+    """What an evaluation found."""
+
+    metrics: dict[str, float]
+    images: int
+    tables: tuple[QualityTable, ...] = ()
+    pictures: tuple[tuple[QualityPicture, bytes], ...] = ()
+    """To be looked at: each with its JPEG."""
 
 
 class RunSizes(NamedTuple):
@@ -33,6 +56,7 @@ class RunSizes(NamedTuple):
     """The schedule's highest."""
     decay_steps: int
     """After the warm-up."""
+    warm_up_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,13 +94,23 @@ class Workload:
     build_loss: Callable[[Config, torch.device], Loss]
     """Loss of a model on a batch that lies on the device, normalisation included."""
     build_judge: Callable[[Config, torch.device], Judge]
-    """Sums over a validation batch, float32 on the device, that may be added up over batches and ranks."""
+    """Rows of numbers for a validation batch, float32 on the device: (any number, columns)."""
     build_scores: Callable[[Config, torch.device], Scores]
     """What a network gives for pictures that lie on the device, normalisation included; no labels, no loss."""
-    finish_eval: Callable[[Tensor], tuple[dict[str, float], int]]
-    """Metrics and number of pictures of those sums."""
+    build_look: Callable[[Config, torch.device], Look]
+    """What is seen in each picture of a batch that lies on the device, the likeliest first."""
+    finish_eval: Callable[[Config, OpenSplit, Tensor], Scored]
+    """What the rows of all batches and ranks (float32 in host memory) amount to. It may run beside the next steps."""
     empty_batch: Callable[[Config, int], Batch]
     """A batch of that size without content, for counting work."""
+    min_classes: int
+    """Fewer there is nothing to learn with."""
+    count_classes: Callable[[Mapping[str, Tensor]], int | None]
+    """How many classes saved weights know; None: they do not say."""
+    find_trunk: Callable[[nn.Module], nn.Module]
+    """The part of the network that model.pretrained is for."""
+    list_doubts: Callable[[Config], list[Finding]]
+    """What is to be said of a training with this configuration."""
     mllog: Mllog
 
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from made_mlperf_ssd import write_ssd_log
 from trainstone.cli.mlperfing import make_table, name_runs, print_groups
-from trainstone.results.mlperf.logged import LoggedRun
+from trainstone.cli.mlperftimes import COLUMNS, list_cells, tell_evaluations
+from trainstone.results.mlperf.logged import LoggedRun, read_logged
 from trainstone.results.mlperf.summary import make_group
+from trainstone.results.mlperf.times import JudgedAt, Times
 
 
 def make_run(path: str, seeds: tuple[int, ...] = ()) -> LoggedRun:
@@ -53,3 +56,25 @@ def test_a_narrow_terminal_breaks_no_name(capsys, monkeypatch):
     assert lines[2].startswith(f"{name}-a ")
     assert lines[2].rstrip().endswith("not ended")
     assert lines[4].startswith("score ")
+
+
+def test_times_stand_below_the_score(capsys, tmp_path: Path):
+    write_ssd_log(tmp_path / "mlperf.log")
+    print_groups([make_group((read_logged(tmp_path / "mlperf.log"),))])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].startswith("reference ")
+    assert lines[-2].split()[:10] == ["seconds", *COLUMNS]
+    cells = ["8", "1024", "1584.0", "1524.0", "60.0", "30.4", "30.4", "1518.0", "3.0"]
+    assert lines[-1].split()[2:] == [*cells, "40:", "3.0", "0.1841;", "50:", "3.0", "0.2301"]
+
+
+def test_a_run_that_missed_its_target_has_a_word_in_place_of_a_time():
+    run = replace(make_run("a/result_0.txt"), ended="aborted", times=Times(converge=5.0))
+    assert list_cells(run)[3] == "aborted"
+    assert list_cells(replace(run, ended=None))[3] == "not ended"
+
+
+def test_of_many_evaluations_the_last_are_shown():
+    told = tell_evaluations([JudgedAt(at, None, at / 100) for at in range(1, 12)])
+    assert told.startswith("…; 4: – 0.0400; 5: – ")
+    assert told.endswith("; 11: – 0.1100")

@@ -209,7 +209,9 @@ def test_a_flag_of_none_takes_a_key_away(tmp_path: Path):
 
 def test_a_system_that_is_not_meant_for_a_recipe_says_so():
     config = load_config("resnet50-wmlce", system="dgxa100")
-    assert config.notes == ("system dgxa100 changes nothing of recipe resnet50-wmlce; it is made for resnet50-mlperf",)
+    assert config.notes == (
+        "system dgxa100 changes nothing of recipe resnet50-wmlce; it is made for resnet50-mlperf, ssd300-mlperf",
+    )
     assert load_config("resnet50-mlperf", system="dgxa100").notes == ()
 
 

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostile import EVIL, hidden
-from old_lines import SC22, WMLCE, WMLCE_JOB, mlperf_words
+from old_lines import SC22, WMLCE, WMLCE_JOB, mlperf_words, ssd_program
 from trainstone.config.load import load_config
 from trainstone.config.old import sc22, tbd, wmlce
 from trainstone.config.old.flag import Flag
 from trainstone.config.old.mlperf_flags import FLAGS as MLPERF_FLAGS
 from trainstone.config.old.mlperf_variables import VARIABLES
+from trainstone.config.old.ssd_flags import FLAGS as SSD_FLAGS
+from trainstone.config.old.ssd_flags import VARIABLES as SSD_VARIABLES
 from trainstone.config.old.told import ORIGINALS, tell_old, write_file
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
@@ -30,6 +32,10 @@ LINES = [
     ("tbd", ["--num_gpus=0", "--dtype=bf16", "--use_synthetic_data"]),
     ("mlperf-resnet50", mlperf_words("dgxa100-527x8")),
     ("mlperf-resnet50", ["LRSCHED=10,20", "SYNTH_DATA=1", "NUMEXAMPLES=5000"]),
+    ("mlperf-ssd", ssd_program("4xc4140")),
+    ("mlperf-ssd", ["train_mlperf_dgx1_gbn4_nhwc_amp.sh"]),
+    ("mlperf-ssd", ["SYSTEM=DSS8440", "NEXP=2", "LOGDIR=/l", "CLEAR_CACHES=0"]),
+    ("mlperf-ssd", ["ssd_main.py", "--synthetic", "--val-epochs", "5", "9"]),
 ]
 
 
@@ -126,7 +132,10 @@ def test_an_unknown_original_is_named():
         tell_old("wmlc", [])
 
 
-@pytest.mark.parametrize("table", [wmlce.FLAGS, sc22.FLAGS, tbd.FLAGS, VARIABLES, MLPERF_FLAGS])
+TABLES = [wmlce.FLAGS, sc22.FLAGS, tbd.FLAGS, VARIABLES, MLPERF_FLAGS, SSD_FLAGS, SSD_VARIABLES]
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_tables_are_whole(table: tuple[Flag, ...]):
     names = [flag.name for flag in table]
     assert len(names) == len(set(names))
@@ -137,12 +146,13 @@ def test_keys_named_in_the_tables_exist():
     from trainstone.config.load import list_keys
 
     known = {row[0] for row in list_keys()}
-    for flag in (*wmlce.FLAGS, *sc22.FLAGS, *tbd.FLAGS, *VARIABLES, *MLPERF_FLAGS):
+    for flag in (flag for table in TABLES for flag in table):
         for name in flag.ours.split("`")[1::2]:
             assert name in known or name.startswith("--") or " " in name or name in ("bench", "profile"), flag
 
 
 def test_every_original_has_a_recipe():
-    assert set(ORIGINALS) == {"mlperf-resnet50", "tbd", "sc22", "wmlce"}
-    for original in ORIGINALS.values():
-        assert load_config(original.recipe).original.name == original.recipe.removeprefix("resnet50-")
+    assert set(ORIGINALS) == {"mlperf-resnet50", "mlperf-ssd", "tbd", "sc22", "wmlce"}
+    for name, original in ORIGINALS.items():
+        own = {"mlperf-resnet50": "mlperf", "mlperf-ssd": "mlperf_ssd"}.get(name, name)
+        assert load_config(original.recipe).original.name == own

@@ -11,7 +11,9 @@ PARTS = (0.0, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0)
 
 
 def make_cadence(pictures: int, batch: int, *, epochs: float = 3.0, steps: int = 0, **others) -> Cadence:
-    evaluation = EvalConfig(every_epochs=others.pop("every", 1), offset=others.pop("offset", None))
+    evaluation = EvalConfig(
+        every_epochs=others.pop("every", 1), offset=others.pop("offset", None), at_epochs=others.pop("at", ())
+    )
     checkpoint = CheckpointConfig(every_epochs=others.pop("saved", 1.0), every_steps=others.pop("saved_steps", 0))
     assert not others
     return Cadence(pictures, batch, evaluation, StopConfig(epochs=epochs, steps=steps), checkpoint)
@@ -29,6 +31,7 @@ def cadences(draw: st.DrawFn) -> Cadence:
         offset=draw(st.none() | st.integers(0, every - 1)),
         saved=draw(st.sampled_from(PARTS)),
         saved_steps=draw(st.integers(0, 7)),
+        at=sorted(draw(st.sets(st.sampled_from((0.1, 0.5, 1.0, 1.3, 2.0, 3.0, 9.0)), max_size=3))),
     )
 
 
@@ -38,6 +41,7 @@ def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
     offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
     part = Fraction(str(checkpoint.every_epochs)) * cadence.pictures
     wanted = Fraction(str(cadence.stop.epochs)) * cadence.pictures
+    listed = [Fraction(str(epoch)) * cadence.pictures for epoch in evaluation.at_epochs]
     evaluated, saved = set(), set()
     taken, epochs, parts, step = 0, 0, 0, 0
     while True:
@@ -45,9 +49,10 @@ def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
         for _ in range(cadence.global_batch):
             taken += 1
             if taken % cadence.pictures == 0:
-                if epochs % evaluation.every_epochs == offset:
+                if not listed and epochs % evaluation.every_epochs == offset:
                     evaluated.add(step)
                 epochs += 1
+            evaluated |= {step for due in listed if taken - 1 < due <= taken}
             while part and (parts + 1) * part <= taken:
                 parts += 1
                 saved.add(step)
@@ -73,6 +78,21 @@ def test_the_next_event_is_never_beyond_what_is_due(cadence: Cadence):
     for done in range(last):
         event = cadence.next_event(done)
         assert done < event <= next(step for step in due if step > done)
+
+
+@given(cadences())
+def test_the_next_evaluation_is_the_first_that_is_due_after_so_many_epochs(cadence: Cadence):
+    """Go through hundredths of an epoch: which are due, and the first step that has all of its pictures."""
+    last, evaluated, _ = simulate(cadence)
+    evaluation = cadence.eval
+    offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
+    listed = [round(100 * epoch) for epoch in evaluation.at_epochs]
+    rhythm = [100 * epoch + 100 for epoch in range(20) if epoch % evaluation.every_epochs == offset]
+    for epochs in range(4):
+        due = min((part for part in (listed or rhythm) if part > 100 * epochs), default=10**6)
+        steps = (step for step in range(1, last) if 100 * step * cadence.global_batch >= due * cadence.pictures)
+        assert cadence.next_evaluation(epochs) == next(steps, last)
+        assert cadence.next_evaluation(epochs) in evaluated
 
 
 def test_mlperf_evaluates_every_fourth_epoch_from_the_third_and_after_the_last():
@@ -118,3 +138,24 @@ def test_the_end_is_left_out_only_of_a_whole_run_that_was_judged():
     assert judged(epochs=7.0) == [3, 7]
     assert judged(epochs=9.0, steps=5) == [3, 5]  # cut short: as it is then
     assert judged(epochs=2.0) == [2]  # or never
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"epochs": 9.0}, [4, 7]),
+        ({"epochs": 7.0}, [4, 7]),
+        ({"epochs": 9.0, "steps": 5}, [4, 5]),  # cut short
+        ({"epochs": 3.0}, [3]),
+    ],
+)
+def test_a_list_of_epochs_goes_before_the_rhythm(how: dict[str, float], expected: list[int]):
+    evaluation = EvalConfig(every_epochs=2, offset=0, at_epochs=(4.0, 7.0), at_end=False)
+    cadence = Cadence(10, 10, evaluation, StopConfig(**how), CheckpointConfig())
+    assert [done for done in range(1, cadence.last_step + 1) if cadence.evaluates_after(done)] == expected
+
+
+def test_parts_of_an_epoch_may_be_listed():
+    cadence = make_cadence(100, 10, epochs=2.0, at=(0.25, 1.0), saved=0.0)
+    assert [done for done in range(1, 21) if cadence.evaluates_after(done)] == [3, 10, 20]
+    assert [cadence.next_event(done) for done in (0, 2, 3, 9, 10)] == [3, 3, 10, 10, 20]

@@ -26,6 +26,7 @@ from trainstone.train.distributed import (
     broadcast_dict,
     explain_peer_error,
     gather,
+    gather_rows,
     place_device,
     settle_buckets,
     sum_over,
@@ -132,9 +133,14 @@ def check_talk(world: World) -> dict[str, Any]:
         "counts": [sum_over(world, counts).tolist(), counts.tolist()],
         "shares": sum_over(world, torch.tensor([0.1 * number], dtype=torch.float64)).tolist(),
         "gathered": gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
+        "rows": tell_rows(gather_rows(world, torch.full((2 * number, 2), float(number)))),
         "heard": [broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None), broadcast_dict(world, {})],
         "norm": [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)],
     }
+
+
+def tell_rows(rows: torch.Tensor | None) -> list[list[float]] | None:
+    return None if rows is None else rows.tolist()
 
 
 def check_agreement(world: World) -> list[list[int]]:
@@ -247,6 +253,7 @@ def test_ranks_sum_gather_and_hear(answers: list[Any]):
     assert all(talk["shares"] == [pytest.approx(0.3)] for talk in talks)
     documents = [{"name": "ä" * number, "rank": number, "loss": [1.5, None]} for number in range(3)]
     assert [talk["gathered"] for talk in talks] == [documents, None, None]
+    assert [talk["rows"] for talk in talks] == [[[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 4, None, None]
     assert all(talk["heard"] == [{"run": "ö", "seed": 3}, {}] for talk in talks)
 
 
@@ -336,6 +343,7 @@ def test_alone_nothing_is_opened_or_sent(alone: World):
     barrier(alone)
     assert sum_over(alone, torch.tensor([3])).tolist() == [3]
     assert gather(alone, {"a": 1}) == [{"a": 1}]
+    assert gather_rows(alone, torch.ones(2, 1)).tolist() == [[1.0], [1.0]]
     assert broadcast_dict(alone, {"a": 1}) == {"a": 1}
     agreement = Agreement(alone, 2)
     assert agreement.take() == [0, 0]

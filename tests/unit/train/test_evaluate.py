@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from small_training import make_config
 from trainstone.config.schema import Config
@@ -10,22 +11,24 @@ from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import choose_timer
 from trainstone.train.distributed import World
-from trainstone.train.evaluate import Judged, evaluate, judge_network
+from trainstone.train.evaluate import judge, judge_network
 from trainstone.train.loop import train_steps
 from trainstone.train.start import open_both
 from trainstone.train.task import Task, build_network, build_task, provide_data
+from trainstone.workloads.classify import CLASSIFY
+from trainstone.workloads.workload import Scored
 
 CPU = torch.device("cpu")
 WORLD = World(ALONE, CPU)
 
 
-def finish(going: Generator[Any, None, Judged]) -> Judged:
+def finish(going: Generator[Any, None, Tensor | None], config: Config) -> Scored:
     while True:
         try:
             next(going)
         except StopIteration as end:
-            judged: Judged = end.value
-            return judged
+            rows: Tensor = end.value
+            return CLASSIFY.finish_eval(config, open_both(config).validation, rows)
 
 
 def provide(**changes: Any) -> Config:
@@ -48,7 +51,7 @@ def test_it_leaves_the_network_as_it_was(ema: float):
     task = trained(config, 3)
     try:
         before = {name: tensor.clone() for name, tensor in task.plain.state_dict().items()}
-        judged = finish(evaluate(task, config, open_both(config).validation, WORLD, Interrupt()))
+        judged = finish(judge(task, config, open_both(config).validation, WORLD, Interrupt()), config)
         assert judged.images == 43
         assert all(tensor.equal(before[name]) for name, tensor in task.plain.state_dict().items())
         assert all(module.training for module in task.plain.modules())
@@ -63,10 +66,10 @@ def test_the_average_is_judged_where_there_is_one():
     validation = open_both(config).validation
     try:
         assert task.average is not None
-        averaged = finish(evaluate(task, config, validation, WORLD, Interrupt()))
-        plain = finish(judge_network(task.plain, config, CPU, validation, WORLD, Interrupt()))
+        averaged = finish(judge(task, config, validation, WORLD, Interrupt()), config)
+        plain = finish(judge_network(task.plain, config, CPU, validation, WORLD, Interrupt()), config)
         task.plain.load_state_dict(task.average.state())
-        again = finish(judge_network(task.plain, config, CPU, validation, WORLD, Interrupt()))
+        again = finish(judge_network(task.plain, config, CPU, validation, WORLD, Interrupt()), config)
     finally:
         task.close()
     assert averaged == again
@@ -79,7 +82,7 @@ def test_the_size_of_a_batch_changes_no_count():
     found = []
     for size in (1, 7, 43, 64):
         sized = config.model_copy(update={"eval": config.eval.model_copy(update={"batch_size": size})})
-        found.append(finish(judge_network(model, sized, CPU, validation, WORLD, Interrupt())))
+        found.append(finish(judge_network(model, sized, CPU, validation, WORLD, Interrupt()), config))
     assert {one.images for one in found} == {43}
     assert len({(one.metrics["top1"], one.metrics["top5"]) for one in found}) == 1
     losses = [one.metrics["loss"] for one in found]
@@ -91,14 +94,14 @@ def test_a_network_that_gives_no_numbers_is_never_right():
     model = build_network(config, CPU)
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
-    judged = finish(judge_network(model, config, CPU, open_both(config).validation, WORLD, Interrupt()))
+    judged = finish(judge_network(model, config, CPU, open_both(config).validation, WORLD, Interrupt()), config)
     assert (judged.metrics["top1"], judged.metrics["top5"], judged.images) == (0.0, 0.0, 43)
 
 
 def test_of_three_classes_the_right_one_is_always_among_the_first_five():
     config = provide(model__num_classes=3)
     model = build_network(config, CPU)
-    judged = finish(judge_network(model, config, CPU, open_both(config).validation, WORLD, Interrupt()))
+    judged = finish(judge_network(model, config, CPU, open_both(config).validation, WORLD, Interrupt()), config)
     assert judged.metrics["top5"] == 1.0
     assert 0 <= judged.metrics["top1"] < 1
 
@@ -109,7 +112,7 @@ def test_who_asks_for_the_end_is_heard_before_the_next_batch(ema: float):
     task, interrupt, seen = trained(config, 1), Interrupt(), []
     try:
         before = {name: tensor.clone() for name, tensor in task.plain.state_dict().items()}
-        going = evaluate(task, config, open_both(config).validation, WORLD, interrupt)
+        going = judge(task, config, open_both(config).validation, WORLD, interrupt)
         for progress in going:
             seen.append(progress.images)
             interrupt.asked = "SIGTERM" if len(seen) == 3 else None
@@ -126,4 +129,4 @@ def test_who_asks_after_the_last_batch_is_too_late():
     going = judge_network(model, config, CPU, open_both(config).validation, WORLD, interrupt)
     next(going)
     interrupt.asked = "SIGTERM"
-    assert finish(going).images == 43
+    assert finish(going, config).images == 43

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from small_training import Learned, assert_same, make_config, read_learned, train_here
-from trainstone.errors import RunError
+from trainstone.errors import DataError, RunError
+from trainstone.formats.mllog import parse_line
 from trainstone.results import schema
 from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder, read_result
-from trainstone.train import learn, to_target
+from trainstone.train import judging, learn, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.distributed import World
-from trainstone.train.evaluate import Judged
 from trainstone.train.precision import LossScale
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
@@ -51,12 +52,14 @@ def evaluated_steps(run: RunFolder) -> list[int]:
     return [one.step for one in run.result.quality.history]
 
 
-def pretend(judged: Judged) -> Callable[..., Iterator[Progress]]:
-    def evaluate(*_: Any) -> Any:
-        yield Progress("evaluating")
-        return judged
+def pretend(top1: float, loss: float = 0.0) -> Callable[..., Iterator[Progress]]:
+    """An evaluation of eleven pictures with so many right ones, whatever the network."""
 
-    return evaluate
+    def judge(*_: Any) -> Any:
+        yield Progress("evaluating")
+        return torch.tensor([[11 * top1, 11.0, 11 * loss, 11.0]], dtype=torch.float64)
+
+    return judge
 
 
 def test_an_evaluation_that_a_signal_took_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -111,7 +114,7 @@ def test_evaluations_follow_period_and_offset_and_the_last(tmp_path: Path, monke
 
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
-    monkeypatch.setattr(learn, "evaluate", lambda *_: pretend(Judged({"top1": next(found), "top5": 1.0}, 11))())
+    monkeypatch.setattr(judging, "judge", lambda *_: pretend(next(found))())
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
     run = train(tmp_path, monkeypatch, **changes)
     folder = run.path / "checkpoints"
@@ -125,7 +128,7 @@ def test_who_wants_no_best_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     written = []
     write = learn.write_checkpoint
     monkeypatch.setattr(learn, "write_checkpoint", lambda *a: (written.append(a[1]), write(*a))[1])
-    monkeypatch.setattr(learn, "evaluate", pretend(Judged({"top1": 0.5, "top5": 1.0}, 11)))
+    monkeypatch.setattr(judging, "judge", pretend(0.5))
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.best": False, "checkpoint.every_epochs": 2.0}
     run = train(tmp_path, monkeypatch, **changes)
     assert written == [6, 12]
@@ -142,13 +145,13 @@ def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "evaluate", pretend(Judged({"top1": 0.0, "top5": 0.0, "loss": float("nan")}, 11)))
+    monkeypatch.setattr(judging, "judge", pretend(0.0, float("nan")))
     learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
-    assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 0.0}]
+    assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 1.0}]
 
 
 def test_a_long_evaluation_may_use_up_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "evaluate", pretend(Judged({"top1": 0.5, "top5": 1.0}, 11)))
+    monkeypatch.setattr(judging, "judge", pretend(0.5))
     config = make_config(**(QUICK | {"stop.seconds": 1e6, "stop.epochs": 5.0}))
     clock = learn.Course.clock
 
@@ -203,3 +206,52 @@ def test_steps_are_on_disk_where_another_host_is_to_read_them(
     monkeypatch.setattr(learn, "sync_path", lambda path: synced.append(path.name))
     train(tmp_path, monkeypatch, stop__steps=2)
     assert synced == (["steps-rank0000.csv"] if nodes > 1 else [])
+
+
+ASYNC = {"eval.async": True, "train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.every_epochs": 0.0}
+
+
+def test_scores_that_come_later_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    late = train(tmp_path / "late", monkeypatch, **ASYNC)
+    at_once = train(tmp_path / "once", monkeypatch, **(ASYNC | {"eval.async": False}))
+    first, second = read_learned(late.path), read_learned(at_once.path)
+    assert [one[1:] for one in first.judged] == [one[1:] for one in second.judged]
+    assert [step for _, step, _, _ in first.judged] == [3, 6, 9, 12]
+    assert all(tensor.equal(second.tensors[name]) for name, tensor in first.tensors.items())
+
+
+def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = iter([0.2, 0.6, 0.9, 0.9])
+    monkeypatch.setattr(judging, "judge", lambda *_: pretend(next(found))())
+    run = train(tmp_path, monkeypatch, **(ASYNC | {"eval.target": 0.5}))
+    quality = run.result.quality
+    assert quality is not None
+    assert (run.result.status, quality.value, quality.steps) == ("target_reached", 0.6, 9)
+    assert evaluated_steps(run) == [3, 6]
+    assert next(found) == 0.9  # the third was not begun: it ended before
+    assert read_checkpoint(run.path / "checkpoints/best.safetensors").document["step"] == 6
+    events = [parse_line(line) for line in (run.path / "mlperf.log").read_text().splitlines()]
+    told = [(one.key, one.metadata.get("epoch_num")) for one in events if one and "epoch_num" in one.metadata]
+    told = [one for one in told if one[0].startswith("eval")]
+    assert told == [("eval_start", 1), ("eval_stop", 1), ("eval_accuracy", 1)] + [
+        (key, 2) for key in ("eval_start", "eval_stop", "eval_accuracy")
+    ]
+    assert events[-1] is not None
+    assert (events[-1].key, events[-1].metadata["status"]) == ("run_stop", "success")
+
+
+@pytest.mark.parametrize("step", [3, 4, 5, 7])
+def test_a_run_is_resumed_whose_scores_were_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int):
+    whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, step, **ASYNC)
+    assert 3 <= stopped.document["step"] < 12
+    assert_same(resumed, whole)
+
+
+def test_an_error_in_scoring_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def judge(*_: Any) -> Any:
+        yield Progress("evaluating")
+        return torch.zeros(1, 4)  # no picture could be judged
+
+    monkeypatch.setattr(judging, "judge", judge)
+    with pytest.raises(DataError, match="no validation picture could be judged"):
+        train(tmp_path, monkeypatch, **ASYNC)

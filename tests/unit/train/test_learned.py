@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from small_training import make_config, train_here
 from trainstone.results.progress import Progress
 from trainstone.results.samples import Sample
 from trainstone.results.store import read_result
-from trainstone.train import learn
+from trainstone.train import judging
 from trainstone.train.course import Course
-from trainstone.train.evaluate import Judged
 from trainstone.train.learned import sum_up
 
 QUICK = {"stop.epochs": 1.0, "data.generated_val": 11}
@@ -22,18 +22,18 @@ QUICK = {"stop.epochs": 1.0, "data.generated_val": 11}
 def pretend(*_: Any) -> Any:
     """Two of eleven pictures could not be read."""
     yield Progress("evaluating")
-    return Judged({"top1": 0.5, "top5": 1.0}, 9)
+    return torch.tensor([[4.5, 9.0, 0.0, 9.0]])
 
 
 def test_pictures_that_were_not_judged_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "evaluate", pretend)
+    monkeypatch.setattr(judging, "judge", pretend)
     run = train_here(make_config(**QUICK), tmp_path, monkeypatch)
     told = [found.message for found in run.result.findings if found.code == "pictures-skipped"]
     assert told == ["2 damaged pictures not judged; log.txt names them"]
 
 
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "evaluate", pretend)
+    monkeypatch.setattr(judging, "judge", pretend)
     run = train_here(make_config(**QUICK, eval__target=0.5), tmp_path, monkeypatch)
     phases, quality = run.result.phases, run.result.quality
     assert run.result.status == "target_reached"

@@ -16,6 +16,7 @@ from trainstone.errors import ConfigError
 from trainstone.train.predict import export_weights, find_classes, name_guesses, predict
 from trainstone.train.saved import Saved, check_weights, open_saved, resolve_config
 from trainstone.workloads.classify import open_validation
+from trainstone.workloads.workload import Seen
 
 CPU = torch.device("cpu")
 
@@ -67,7 +68,7 @@ def test_a_picture_is_seen_as_evaluation_sees_it(tmp_path: Path, saved: Saved):
 
 
 def test_guesses_have_names_where_they_are_known():
-    shares = torch.tensor([0.1, 0.7, 0.2])
+    shares = [Seen(1, 0.7), Seen(2, 0.2), Seen(0, 0.1)]
     named = list(name_guesses(shares, [ClassName("n01", "tench"), ClassName("n02")], 9))
     assert [(guess.number, guess.name, guess.text) for guess in named] == [
         (1, "n02", ""),

@@ -176,6 +176,31 @@ def test_the_peak_grows_with_what_the_rate_is_meant_for(rate_for, expected):
     assert peak_rate(optimizer, global_batch=1024, ranks=4) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("rate", "rate_for", "batch", "expected"),
+    [
+        (2.92e-3, 32, 512, 0.0475),
+        (5.84e-3, 32, 1024, 0.1875),
+        (3.2e-3, 32, 896, 0.09),
+        (2.5e-3, 32, 1, 0.0025),  # at least one
+        (2.5e-3, "rank", 64, 0.01),
+        (0.0031, "run", 512, 0.0031),  # taken as it is
+    ],
+)
+def test_the_peak_is_a_multiple_of_the_unit(rate: float, rate_for, batch: int, expected: float):
+    optimizer = OptimizerConfig(learning_rate=rate, rate_for=rate_for, rate_unit=2.5e-3)
+    assert peak_rate(optimizer, global_batch=batch, ranks=4) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_warm_up_by_pictures_does_not_count_what_fills_an_epoch_up():
+    schedule = ScheduleConfig(warm_up_epochs=5.25, warm_up_by="pictures")
+    filled = {"steps_per_epoch": 230.0, "epochs": 80.0}
+    assert build_rate(schedule, 1.0, **filled, unfilled_steps=117266 / 512)(601) == pytest.approx(0.5)  # of 1202
+    assert build_rate(schedule, 1.0, **filled)(1207) == 1.0
+    by_steps = schedule.model_copy(update={"warm_up_by": "steps"})
+    assert build_rate(by_steps, 1.0, **filled, unfilled_steps=117266 / 512)(1206) < 1.0
+
+
 USUAL = [
     ("lars", 10.5, 3264),
     ("lars", 3.0, 408),

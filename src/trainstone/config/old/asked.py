@@ -26,6 +26,8 @@ class Asked(NamedTuple):
     notes: tuple[str, ...] = ()
     said: Mapping[str, str] = {}
     """How keys were said there: train.batch_size -> --batch_size=64."""
+    command: str = ""
+    """A whole command here, where the old line trains nothing and is no recipe."""
 
 
 def trace_flags(table: Sequence[Flag], asked: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
-from trainstone.config.old import mlperf, sc22, tbd, wmlce
+from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
 from trainstone.config.old.asked import Asked
 from trainstone.config.old.launcher import MOST_DEVICES, Geometry
 from trainstone.config.schema import Config
@@ -22,7 +22,10 @@ FILE = "FILE.toml"
 OPTIONS = {"data.root": "--data", "seed": "--seed", "device": "--device"}
 MOST_SEEDS = 20
 STEPS = {("bench", "measure.iterations"), ("train", "stop.steps")}
-BESIDE = ("data.", "loader.", "engine.", "measure.", "tracking.", "original.", "mlperf.", "seed", "device")
+BESIDE = (
+    *("data.", "loader.", "engine.", "measure.", "tracking.", "original.", "mlperf.", "seed", "device"),
+    "model.pretrained",
+)
 """Keys that may be others without making it another system's training."""
 EVALUATED = ("data.", "eval.", "device")
 """Keys that saved weights do not bring with them."""
@@ -37,6 +40,7 @@ class Original(NamedTuple):
 
 ORIGINALS = {
     "mlperf-resnet50": Original("resnet50-mlperf", mlperf.understand),
+    "mlperf-ssd": Original("ssd300-mlperf", ssd.understand),
     "tbd": Original("resnet50-tbd", tbd.understand),
     "sc22": Original("resnet50-sc22", sc22.understand),
     "wmlce": Original("resnet50-wmlce", wmlce.understand),
@@ -52,7 +56,8 @@ class Told(NamedTuple):
     """Without a file: the shipped recipe and what is changed of it."""
     file_command: str
     """With the file that write_file gives."""
-    config: Config
+    config: Config | None
+    """None: it is no run of a recipe, and there is no file."""
     defects: Mapping[str, Any]
     """What original_defects = true would bring back."""
     notes: tuple[str, ...]
@@ -67,6 +72,9 @@ def tell_old(original: str, words: Sequence[str]) -> Told:
         )
     recipe, understand = ORIGINALS[original]
     asked = understand(words)
+    old = words[0] if len(words) == 1 else shlex.join(words)
+    if asked.command:
+        return Told(old, asked.command.split()[1], asked.command, "", None, {}, asked.notes)
     check_geometry(asked.geometry)
     try:
         system, changes = fit_system(recipe, make_absolute(asked))
@@ -78,7 +86,6 @@ def tell_old(original: str, words: Sequence[str]) -> Told:
     plain = asked._replace(options=options)
     command = write_command(plain, recipe, system, changes)
     notes = (*asked.notes, *tell_ranks(plain, config, runs))
-    old = words[0] if len(words) == 1 else shlex.join(words)
     file_command = write_file_command(plain, changes)
     return Told(old, asked.verb, command, file_command, config, read_defects(recipe, system), notes)
 
@@ -153,7 +160,7 @@ def read_key(config: Config, dotted_key: str) -> Any:
     """Return the value of a key, lists as lists."""
     value: Any = config
     for part in dotted_key.split("."):
-        value = getattr(value, part)
+        value = getattr(value, part if hasattr(value, part) else f"{part}_")  # async is a word of Python
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -215,11 +222,13 @@ def write_file(told: Told) -> str:
     first, *more = told.old.strip().splitlines() or ["(nothing: all defaults)"]
     head = ["The old command line, in trainstone's words.", "", f"Was       {first}"]
     head += [f"          {line}" for line in more]
-    head += [f"Command   {told.command}", f"          {told.file_command}, where {FILE} is this file"]
+    head += [f"Command   {told.command}"]
+    head += [f"          {told.file_command}, where {FILE} is this file"] if told.config else []
     head += ["          The first for a checkpoint of trainstone, the second for weights of other tools"] * (
         told.verb == "eval"
     )
     head += ["", "What has to be said:", *(f"- {note}" for note in told.notes)] if told.notes else []
     comment = "".join(f"# {printable(line)}".rstrip() + "\n" for line in head)
+    config = write_toml(told.config) if told.config else ""
     defects = tomli_w.dumps({"defects": told.defects}) if told.defects else ""
-    return "\n".join(filter(None, (comment, write_toml(told.config), defects)))
+    return "\n".join(filter(None, (comment, config, defects)))

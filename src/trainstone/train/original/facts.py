@@ -39,6 +39,8 @@ class Facts:
     """This rank's, by its number on the host."""
     first_step: int = 0
     """Where this start begins: 0 unless the run was resumed."""
+    evaluations: int = 0
+    """Made before this start, as far as it goes on from them."""
     seats: tuple[Seat, ...] = ()
     """Of all ranks, where there are several."""
 

@@ -5,11 +5,9 @@ mllog_resume.py, and not before the run has done something new.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -127,17 +125,32 @@ class MlperfLog:
             self._tell_resumed(done)
             self._add("eval_start", done, epoch_num=self._epoch_judged(done))
 
-    def evaluation(self, evaluation: Evaluation, *, metric: str, reached: bool) -> None:
-        """Take in an evaluation; the run's time ends with the one that reached the target."""
+    def end_evaluation(self, done: int) -> None:
+        """All pictures are judged, but what comes of it is known later, beside the next steps."""
         if self._path is None:
             return
         self._commit()
-        done = evaluation.step
-        epoch = self._epoch_judged(done)
-        self._add("eval_stop", done, epoch_num=epoch)
-        self._add("eval_accuracy", done, evaluation.metrics[metric], epoch_num=epoch, metric=metric)
+        self._add("eval_stop", done, epoch_num=self._epoch_judged(done))
         self._end_block(done)
+
+    def evaluation(self, evaluation: Evaluation, *, metric: str, reached: bool, late_after: int | None = None) -> None:
+        """Take in an evaluation; the run's time ends with the one that reached the target.
+
+        `late_after`: it is known only now, after so many steps, and end_evaluation was called when it ended.
+        """
+        if self._path is None:
+            return
+        self._commit()
+        judged = evaluation.step
+        epoch, late = self._epoch_judged(judged), late_after is not None
+        if not late:
+            self._add("eval_stop", judged, epoch_num=epoch)
+        self._add("eval_accuracy", judged, evaluation.metrics[metric], epoch_num=epoch, metric=metric)
+        if not late:
+            self._end_block(judged)
         if reached:
+            done = judged if late_after is None else late_after
+            self._end_block(done)
             self._stop("success", "target_reached", done)
 
     def finish(self, status: Status, done: int) -> None:
@@ -195,13 +208,7 @@ class MlperfLog:
 
     def _next_judged(self, epoch: int) -> int:
         """Return the epoch that the next evaluation is of, this one or a later one."""
-        cadence = self._cadence
-        step, every = cadence.last_step, cadence.eval.every_epochs
-        if every:
-            offset = every - 1 if cadence.eval.offset is None else cadence.eval.offset
-            due = epoch + (offset - (epoch - 1)) % every
-            step = min(step, math.ceil(Fraction(due * cadence.pictures, cadence.global_batch)))
-        return max(epoch, self._epoch_judged(step))
+        return max(epoch, self._epoch_judged(self._cadence.next_evaluation(epoch - 1)))
 
     def _add(self, key: str, done: int | None, value: Any = None, at_ms: int | None = None, **metadata: Any) -> None:
         if done is not None:

@@ -1,7 +1,6 @@
 """Opens mlperf.log of a training run: gathers what its head tells, and clears the page cache where asked for."""
 
 import logging
-import math
 import time
 
 import psutil
@@ -19,7 +18,7 @@ from trainstone.train.distributed import World, gather
 from trainstone.train.fit import Fitted
 from trainstone.train.original.mllog import MLPERF_LOG, MlperfLog
 from trainstone.train.original.mllog_head import Submission, judge_division
-from trainstone.train.schedule import ROUNDING, peak_rate
+from trainstone.train.schedule import count_warm_up, peak_rate
 from trainstone.train.task import order_pictures
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import RunSizes
@@ -108,19 +107,21 @@ def measure_sizes(config: Config, train_pictures: int, val_pictures: int, rank: 
     train = config.train
     assert isinstance(train.batch_size, int)  # train/fit.py resolved it
     global_batch = train.batch_size * train.accumulate * rank.world
-    counted = order_pictures(config, config.schedule.pictures or train_pictures, rank).epoch_pictures
+    order = order_pictures(config, config.schedule.pictures or train_pictures, rank)
+    steps_per_epoch = order.epoch_pictures / global_batch
+    warm_up = count_warm_up(config.schedule, steps_per_epoch, order.count / global_batch)
     return RunSizes(
         ranks=rank.world,
         global_batch=global_batch,
         train_pictures=train_pictures,
         val_pictures=val_pictures,
         peak_rate=peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * train.accumulate),
-        decay_steps=count_decay_steps(config, counted / global_batch),
+        decay_steps=count_decay_steps(config, steps_per_epoch, warm_up),
+        warm_up_steps=warm_up,
     )
 
 
-def count_decay_steps(config: Config, steps_per_epoch: float) -> int:
+def count_decay_steps(config: Config, steps_per_epoch: float, warm_up: int) -> int:
     """Return how many steps the rate falls for, as train/schedule.py counts them."""
-    warm_up = math.floor(steps_per_epoch * config.schedule.warm_up_epochs + ROUNDING)
     total = round(steps_per_epoch * config.stop.epochs)
     return max(0, total - (warm_up if config.schedule.warm_up_offset else 0))

@@ -1,4 +1,4 @@
-"""The log of MLPerf's MXNet ResNet-50 as run_and_time.sh left it: all of mlperf.log, then the RESULT line.
+"""The log of MLPerf's MXNet programs as run_and_time.sh left it: all of mlperf.log, then the RESULT line.
 
 original/<yymmddHHMMSSNNNNNNNNN>_1.log, after the program's start (init_start), as its seconds are counted from there:
 initialisation is in them. A run that did not come to its end has none.
@@ -18,6 +18,7 @@ from trainstone.results.steps import StepRecord
 from trainstone.text import printable
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.mllog_resume import read_whole
+from trainstone.train.original.ssd_lines import FILE_NAME
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +28,20 @@ DATE = "%Y-%m-%d %I:%M:%S %p"
 
 
 class ResultLine:
-    """Writes the file at the end, when mlperf.log is complete."""
+    """Writes the file at the end, when mlperf.log is complete; `lines`: a file beside it whose lines are in it, too."""
 
-    def __init__(self, facts: Facts, *, wall: Callable[[], float] = time.time, user: str | None = None) -> None:
-        self._facts, self._wall = facts, wall
+    def __init__(
+        self,
+        facts: Facts,
+        *,
+        wall: Callable[[], float] = time.time,
+        user: str | None = None,
+        benchmark: str = "IMAGE_CLASSIFICATION",
+        lines: str | None = None,
+    ) -> None:
+        self._facts, self._wall, self._benchmark = facts, wall, benchmark
         self._user = find_user() if user is None else user
+        self._lines = facts.place / lines if lines else None
         self._idle = True
 
     def step(self, record: StepRecord) -> None:
@@ -62,20 +72,32 @@ class ResultLine:
         user = printable(self._user).replace(",", " ")  # commas part the fields
         lines = [
             f"ENDING TIMING RUN AT {ended.strftime(DATE)}",
-            f"RESULT,IMAGE_CLASSIFICATION,,{end - start},{user},{began.strftime(DATE)}",
+            f"RESULT,{self._benchmark},,{end - start},{user},{began.strftime(DATE)}",
         ]
         path = self._facts.place / f"{began:%y%m%d%H%M%S}{milliseconds % 1000:03d}000000_1.log"
         if was_over and path.exists():
             return
         path.parent.mkdir(exist_ok=True)
         newline = "" if text.endswith("\n") else "\n"
-        write_atomically(path, [text, newline, *(f"{line}\n" for line in lines)])
+        write_atomically(path, [text, newline, self._read_lines(), *(f"{line}\n" for line in lines)])
+
+    def _read_lines(self) -> str:
+        if self._lines is None or not self._lines.is_file():
+            return ""
+        return self._lines.read_text(encoding="utf-8", errors="replace")
 
     def flush(self) -> None:
         """Nothing is open."""
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def open_detector_result(facts: Facts, *, wall: Callable[[], float] = time.time) -> ResultLine:
+    """Return the log of an SSD: its lines are in it, and the organisation stands in place of a user."""
+    return ResultLine(
+        facts, wall=wall, user=facts.config.mlperf.org, benchmark="SINGLE_STAGE_DETECTOR", lines=FILE_NAME
+    )
 
 
 def find_user() -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from trainstone.errors import ResultError
 from trainstone.formats.timehistory import Interval, format_line, parse_lines
 from trainstone.results.intervals import FEW_STEPS, LOG_STEPS, Intervals, choose_every
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
-from trainstone.results.steps import StepRecord, read_columns
+from trainstone.results.steps import StepRecord
+from trainstone.train.original.earlier import read_earlier
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.lines import LineFile, read_kept
 
@@ -94,7 +94,7 @@ class LoopLog:
         self._wall, self._process = wall, os.getpid() if process is None else process
         self._global_batch = facts.global_batch
         every = choose_every(facts.config.original.every_steps, facts.steps or FEW_STEPS)
-        self._earlier = read_open_interval(facts, every)
+        self._earlier = read_earlier(facts, facts.first_step - facts.first_step % every)
         """Steps of an earlier start, whose line is still to come."""
         self._intervals = Intervals(every, facts.first_step - len(self._earlier))
         self._losses: list[float] = []
@@ -171,20 +171,6 @@ class LoopLog:
 
     def _stamp(self, step: int, when: float) -> None:
         self._stamps.append(f"BatchTimestamp<batch_index: {step}, timestamp: {when}>")
-
-
-def read_open_interval(facts: Facts, every: int) -> list[tuple[float, float]]:
-    """Return time and loss of the steps between the last border and the first step of this start; none if not there."""
-    border = facts.first_step - facts.first_step % every
-    if border == facts.first_step:
-        return []
-    try:
-        columns = read_columns(facts.folder / "steps-rank0000.csv", ("step", "step_seconds", "loss"))
-    except ResultError:
-        return []
-    rows = zip(*(columns[name].tolist() for name in ("step", "step_seconds", "loss")), strict=True) if columns else ()
-    found = {step: (seconds, loss) for step, seconds, loss in rows if border <= step < facts.first_step}
-    return list(found.values()) if list(found) == list(range(border, facts.first_step)) else []
 
 
 def find_cut(path: Path, first_step: int) -> int:

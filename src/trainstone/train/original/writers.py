@@ -13,7 +13,8 @@ from trainstone.results.steps import StepRecord
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.iterdur import DurationFile
 from trainstone.train.original.nvlog import BenchmarkLog, TrainingLog
-from trainstone.train.original.result_line import ResultLine
+from trainstone.train.original.result_line import ResultLine, open_detector_result
+from trainstone.train.original.ssd_lines import TrainingLines
 from trainstone.train.original.timehistory import LoopLog, ThroughputLog
 
 
@@ -77,18 +78,19 @@ class Writers:
                 files.callback(writer.close)
 
 
-MAKERS: dict[tuple[str, str], Callable[[Facts], Writer]] = {
-    ("wmlce", "train"): TrainingLog,
-    ("wmlce", "bench"): BenchmarkLog,
-    ("sc22", "train"): DurationFile,
-    ("sc22", "bench"): DurationFile,
-    ("tbd", "train"): LoopLog,
-    ("tbd", "bench"): ThroughputLog,
-    ("mlperf", "train"): ResultLine,  # of a bench the original had no log
+MAKERS: dict[tuple[str, str], tuple[Callable[[Facts], Writer], ...]] = {
+    ("wmlce", "train"): (TrainingLog,),
+    ("wmlce", "bench"): (BenchmarkLog,),
+    ("sc22", "train"): (DurationFile,),
+    ("sc22", "bench"): (DurationFile,),
+    ("tbd", "train"): (LoopLog,),
+    ("tbd", "bench"): (ThroughputLog,),
+    ("mlperf", "train"): (ResultLine,),  # of a bench the original had no log
+    ("mlperf_ssd", "train"): (TrainingLines, open_detector_result),
 }
 
 
 def open_writers(facts: Facts) -> Writers:
     """Open what the recipe's original wrote; for the first rank only."""
-    maker = MAKERS.get((facts.config.original.name, facts.kind))
-    return Writers([maker(facts)] if maker else ())
+    makers = MAKERS.get((facts.config.original.name, facts.kind), ())
+    return Writers([maker(facts) for maker in makers])

@@ -1,0 +1,271 @@
+"""Detection: uint8 NHWC pictures and their boxes in, SSD's loss out; COCO's mean average precision says how good it is.
+
+Rows that are judged are found boxes, true ones and the pictures themselves, nine numbers each: see ROW.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainstone.config.schema import Config
+from trainstone.data.feeding.feed import IGNORED
+from trainstone.data.loader import Loader
+from trainstone.data.sample import DataSet
+from trainstone.data.splits import OpenSplit
+from trainstone.errors import ConfigError, DataError
+from trainstone.machine.ranks import ALONE, Rank
+from trainstone.models.boxes import default_boxes
+from trainstone.models.detection_loss import detection_loss
+from trainstone.models.matching import match
+from trainstone.models.nms import Found, find_boxes
+from trainstone.models.pixels import Normaliser
+from trainstone.models.ssd import build_ssd
+from trainstone.results.checks import finding
+from trainstone.results.detection import score_boxes
+from trainstone.results.detection_tables import list_tables
+from trainstone.results.schema import Finding
+from trainstone.workloads.gallery import show_pictures
+from trainstone.workloads.mlperf_ssd import SSD
+from trainstone.workloads.opening import open_to_judge, open_to_train
+from trainstone.workloads.rows import FOUND, PICTURE, TRUTH, split_rows
+from trainstone.workloads.workload import Batch, Judge, Look, Loss, Scored, Scores, Seen, Workload
+
+SYNTHETIC_BOXES = 8
+"""Of a random picture; COCO has seven on average."""
+MIN_SYNTHETIC_SIDE = 0.05
+
+
+def build_model(config: Config) -> nn.Module:
+    """Return the network."""
+    model, size = config.model, config.data.image_size
+    assert isinstance(model.num_classes, int)  # train/task.py resolved it
+    try:
+        return build_ssd(
+            model.depth, num_classes=model.num_classes, image_size=size, width=model.width, norm=model.norm
+        )
+    except ValueError as err:
+        raise ConfigError(f"data.image_size = {size}: {err}") from err
+
+
+def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
+    """Random pictures with random boxes; the same for the same seed on every machine."""
+    generator = torch.Generator().manual_seed(config.seed)
+    size, shape = config.data.image_size, (batch_size, SYNTHETIC_BOXES)
+
+    def draw() -> Batch:
+        images = torch.randint(256, (batch_size, size, size, 3), dtype=torch.uint8, generator=generator)
+        sides = MIN_SYNTHETIC_SIDE + (1 - MIN_SYNTHETIC_SIDE) * torch.rand(*shape, 2, generator=generator)
+        begin = (1 - sides) * torch.rand(*shape, 2, generator=generator)
+        labels = torch.randint(config.model.num_classes, shape, generator=generator)
+        return images, torch.cat([begin, begin + sides], dim=2), labels
+
+    return [draw() for _ in range(config.data.num_synthetic_batches)]
+
+
+def open_training(
+    config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
+) -> Loader:
+    """Feed training pictures with their boxes."""
+    check_classes(config, opened.dataset)
+    if config.engine.cuda_graphs:
+        raise ConfigError(
+            "engine.cuda_graphs = true: batches of real pictures differ in their number of boxes",
+            hint="--set engine.cuda_graphs=false",
+        )
+    return open_to_train("boxes", config, opened, device, rank, first_batch)
+
+
+def open_validation(config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
+    """Feed this rank's share of the validation pictures with all that is known of them."""
+    check_classes(config, opened.dataset)
+    return open_to_judge("truth", config, opened, device, rank)
+
+
+def mix(_config: Config, batches: Iterable[Batch], _rank: Rank = ALONE, _first_batch: int = 0) -> Iterator[Batch]:
+    """Leave batches as they are."""
+    return iter(batches)
+
+
+def check_classes(config: Config, dataset: DataSet) -> None:
+    """Refuse a data set that this network cannot learn from, before anything is measured."""
+    if dataset.kind != "detect":
+        raise DataError(
+            f"{config.data.root} has a class for each picture, not boxes",
+            hint="this recipe detects: give COCO, or another set with boxes",
+        )
+    if config.model.num_classes != "auto" and len(dataset.classes) > config.model.num_classes:
+        raise DataError(
+            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
+            hint=f"--set model.num_classes={len(dataset.classes)}",
+        )
+
+
+def build_loss(config: Config, device: torch.device) -> Loss:
+    """Return the loss function: normalise, match boxes, forward, SSD's loss in fp32; all on the device."""
+    see, detect = build_input(config, device), config.detect
+    defaults = default_boxes(config.data.image_size).to(device)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        images, boxes, labels = batch
+        wanted = match(boxes, labels, defaults, min_overlap=detect.match_overlap)
+        return detection_loss(*model(see(images)), *wanted, negatives=detect.negatives)
+
+    return loss
+
+
+class Finder(NamedTuple):
+    """What finds boxes in pictures that lie on the device."""
+
+    scores: Scores
+    defaults: Tensor
+    config: Config
+
+    def find(self, model: nn.Module, images: Tensor) -> Found:
+        """Return the boxes of a batch, duplicates left out."""
+        detect = self.config.detect
+        return find_boxes(
+            *self.scores(model, images),
+            self.defaults,
+            min_score=detect.min_score,
+            before=detect.before_nms,
+            overlap=detect.nms_overlap,
+            most=detect.max_found,
+        )
+
+
+def build_finder(config: Config, device: torch.device) -> Finder:
+    """Return what finds boxes."""
+    return Finder(build_scores(config, device), default_boxes(config.data.image_size).to(device), config)
+
+
+def build_judge(config: Config, device: torch.device) -> Judge:
+    """Return what lists, of a validation batch, the boxes that were found, those that are there, and the pictures."""
+    finder = build_finder(config, device)
+
+    def judge(model: nn.Module, batch: Batch) -> Tensor:
+        images, boxes, labels, crowds, areas, facts = batch
+        found = finder.find(model, images)
+        numbers, sides = facts[:, :1].float(), facts[:, None, [1, 2, 1, 2]].float()
+        return torch.cat(
+            [
+                list_rows(FOUND, numbers, found.labels, found.scores, found.edges * sides),
+                list_rows(TRUTH, numbers, labels, crowds.float(), boxes * sides, areas),
+                list_rows(PICTURE, numbers, torch.zeros_like(facts[:, :1]), numbers[:, :1], sides),
+            ]
+        )
+
+    return judge
+
+
+def list_rows(
+    kind: int, numbers: Tensor, labels: Tensor, values: Tensor, edges: Tensor, areas: Tensor | None = None
+) -> Tensor:
+    """Return rows of one kind, nine numbers each; those that are none have no class."""
+    shape = labels.shape
+    columns = [
+        numbers.expand(shape),
+        torch.full(shape, float(kind), device=labels.device),
+        # What belongs to no picture is nothing.
+        torch.where(numbers >= 0, labels, IGNORED).float(),
+        values.expand(shape),
+        *edges.expand(*shape, 4).unbind(2),
+        torch.zeros(shape, device=labels.device) if areas is None else areas,
+    ]
+    return torch.stack(columns, dim=2).flatten(0, 1)
+
+
+def build_scores(config: Config, device: torch.device) -> Scores:
+    """Return what computes scores and offsets of all default boxes of a batch of pictures."""
+    see = build_input(config, device)
+    return lambda model, images: model(see(images))
+
+
+def build_look(config: Config, device: torch.device) -> Look:
+    """Return what says which things pictures show, and where."""
+    finder = build_finder(config, device)
+
+    def look(model: nn.Module, images: Tensor) -> list[list[Seen]]:
+        found = finder.find(model, images)
+        return [
+            [
+                Seen(label, score, tuple(edges))
+                for label, score, edges in zip(*(part.tolist() for part in picture), strict=True)
+                if label != IGNORED
+            ]
+            for picture in zip(found.labels, found.scores, found.edges, strict=True)
+        ]
+
+    return look
+
+
+def finish_eval(config: Config, opened: OpenSplit, rows: Tensor) -> Scored:
+    """COCO's twelve numbers, what is behind them, and some pictures to look at."""
+    judged = split_rows(rows.numpy())
+    if not len(judged.pictures):
+        raise DataError("no validation picture could be judged", hint="trainstone data verify names what is wrong")
+    assert isinstance(config.model.num_classes, int)
+    scores = score_boxes(
+        judged.truth,
+        judged.found,
+        pictures=judged.pictures,
+        num_classes=config.model.num_classes,
+        inclusive_edges=config.detect.inclusive_edges,
+    )
+    names = [one.text or one.name for one in opened.dataset.classes]
+    tables = tuple(list_tables(scores, names))
+    return Scored(scores.metrics, len(judged.pictures), tables, show_pictures(opened, judged, names))
+
+
+def build_input(config: Config, device: torch.device) -> Normaliser:
+    """Return what turns uint8 pictures into the network's input, in the memory format of its weights."""
+    return Normaliser(config.augment.normalise, device, channels_last=config.engine.channels_last)
+
+
+def empty_batch(config: Config, batch_size: int) -> Batch:
+    """A batch's shapes, without content."""
+    size, boxes = config.data.image_size, (batch_size, SYNTHETIC_BOXES)
+    return (
+        torch.empty(batch_size, size, size, 3, dtype=torch.uint8),
+        torch.empty(*boxes, 4),
+        torch.empty(boxes, dtype=torch.int64),
+    )
+
+
+def count_classes(weights: Mapping[str, Tensor]) -> int | None:
+    """Return how many classes saved weights know: the finest map has four boxes a cell, each with classes, background
+    and four edges."""
+    bias = weights.get("heads.0.bias")
+    return len(bias) // 4 - 5 if bias is not None and bias.dim() == 1 else None
+
+
+def list_doubts(config: Config) -> list[Finding]:
+    """Say where a backbone begins with nothing learned."""
+    if config.model.pretrained:
+        return []
+    told = "the backbone starts from random weights (model.pretrained): learning takes longer, and may end lower"
+    return [finding("not-pretrained", told)]
+
+
+DETECT = Workload(
+    name="detect",
+    title=lambda config: f"SSD{config.data.image_size}-ResNet{config.model.depth}",
+    build_model=build_model,
+    synthetic_batches=synthetic_batches,
+    check_classes=check_classes,
+    open_training=open_training,
+    open_validation=open_validation,
+    mix=mix,
+    build_loss=build_loss,
+    build_judge=build_judge,
+    build_scores=build_scores,
+    build_look=build_look,
+    finish_eval=finish_eval,
+    empty_batch=empty_batch,
+    min_classes=1,
+    count_classes=count_classes,
+    find_trunk=lambda model: model.backbone,
+    list_doubts=list_doubts,
+    mllog=SSD,
+)

@@ -1,0 +1,69 @@
+"""Some validation pictures with what is in them and what was found, to be looked at."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from trainstone.data.picture.decode import decode
+from trainstone.data.splits import OpenSplit
+from trainstone.errors import DataError
+from trainstone.results.detection import match_boxes
+from trainstone.results.quality import QualityPicture, ShownBox
+from trainstone.workloads.rows import Rows
+
+PICTURES = 12
+MOST_FOUND = 30
+"""Boxes of a picture that are kept, the best ones."""
+MIN_SCORE = 0.1
+LONGER_SIDE = 480
+QUALITY = 85
+
+
+def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tuple[QualityPicture, bytes], ...]:
+    """Choose pictures that have something in them, evenly among all: the same ones at every evaluation."""
+    truth, found = judged.truth, judged.found
+    full = np.unique(truth.picture)
+    chosen = full[np.unique(np.linspace(0, len(full) - 1, min(PICTURES, len(full))).round().astype(np.int64))]
+    is_right, is_found = match_boxes(truth, found)
+    shown = []
+    for number in chosen.tolist():
+        width, height = judged.sizes[np.searchsorted(judged.pictures, number)].tolist()
+        boxes = []
+        for place in np.flatnonzero(truth.picture == number).tolist():
+            edges = shares(truth.edges[place], width, height)
+            boxes.append(ShownBox(label=name(names, truth.label[place]), **edges, right_one=bool(is_found[place])))
+        best = np.flatnonzero((found.picture == number) & (found.score >= MIN_SCORE))
+        for place in best[np.argsort(-found.score[best], kind="stable")][:MOST_FOUND].tolist():
+            edges, score = shares(found.edges[place], width, height), round(float(found.score[place]), 3)
+            told = name(names, found.label[place])
+            boxes.append(ShownBox(label=told, **edges, score=score, right_one=bool(is_right[place])))
+        jpeg = shrink(opened, number)
+        if jpeg is not None:
+            title, file = opened.source.name(number), f"pictures/{number:08d}.jpg"
+            made = QualityPicture(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
+            shown.append((made, jpeg))
+    return tuple(shown)
+
+
+def name(names: list[str], label: int) -> str:
+    """Return what people call a class."""
+    return names[label] if label < len(names) else f"class {label}"
+
+
+def shares(edges: np.ndarray, width: float, height: float) -> dict[str, float]:
+    """Return edges in pixels as shares, with as many digits as a page can show."""
+    sides = (("left", width), ("top", height), ("right", width), ("bottom", height))
+    return {side: round(float(edge) / whole, 4) for edge, (side, whole) in zip(edges, sides, strict=True)}
+
+
+def shrink(opened: OpenSplit, number: int) -> bytes | None:
+    """Return a picture as a JPEG of moderate size; None where it can no longer be read."""
+    try:
+        picture = Image.fromarray(decode(opened.source.read(number).image))
+    except DataError:
+        return None
+    picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
+    packed = io.BytesIO()
+    picture.save(packed, "JPEG", quality=QUALITY)
+    return packed.getvalue()

@@ -1,0 +1,49 @@
+"""Opens a rank's loader as a recipe asks, whatever stands beside the pixels of a batch."""
+
+from typing import Any
+
+import torch
+
+from trainstone.config.schema import Config
+from trainstone.data.feeding.shown import Holds
+from trainstone.data.loader import Loader, open_loader
+from trainstone.data.splits import OpenSplit
+from trainstone.machine.ranks import Rank
+from trainstone.workloads.workload import choose_eval_batch
+
+
+def open_to_train(
+    holds: Holds, config: Config, opened: OpenSplit, device: torch.device, rank: Rank, first_batch: int
+) -> Loader:
+    """Feed training pictures, begun at a batch."""
+    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+    how = {"loader": config.loader, "batch_size": config.train.batch_size, "first_step": first_batch}
+    how["parts"] = config.train.accumulate
+    return open_for_rank(holds, config, opened, device, rank, **how)
+
+
+def open_to_judge(holds: Holds, config: Config, opened: OpenSplit, device: torch.device, rank: Rank) -> Loader:
+    """Feed this rank's share of the validation pictures, each once: a cache would be for nothing."""
+    loader = config.loader.model_copy(update={"cache": "off"})
+    batch_size = choose_eval_batch(config)
+    parts = batch_size if config.eval.drop_rest else 1
+    how = {"loader": loader, "batch_size": batch_size, "train": False, "parts": parts}
+    return open_for_rank(holds, config, opened, device, rank, **how)
+
+
+def open_for_rank(
+    holds: Holds, config: Config, opened: OpenSplit, device: torch.device, rank: Rank, **how: Any
+) -> Loader:
+    """Open a rank's loader."""
+    return open_loader(
+        opened.source,
+        augment=config.augment,
+        image_size=config.data.image_size,
+        seed=config.seed,
+        rank=rank,
+        num_classes=config.model.num_classes,
+        pinned=device.type == "cuda",
+        storage=opened.dataset.storage,
+        holds=holds,
+        **how,
+    )

@@ -1,0 +1,162 @@
+"""Detection through the command line: drawn scenes to the target, two ranks, real COCO pictures, saved weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from made_coco import real_coco
+from nursery import Nursery
+from trainstone.results.schema import Result
+from trainstone.results.store import read_result
+
+HERE = {"device": "cpu", "engine.threads": 1, "engine.keep_memory": False, "loader.threads": 1}
+# Two classes of large things in small pictures.
+EASY = HERE | {
+    "data.image_size": 64,
+    "data.generated_train": 400,
+    "data.generated_val": 40,
+    "model.num_classes": 2,
+    "stop.epochs": 20.0,
+    "optimizer.learning_rate": 0.05,
+    "eval.async": True,
+}
+REAL = HERE | {"data.image_size": 64, "train.batch_size": 4, "model.num_classes": 80, "loader.shrink": False}
+
+
+def set_all(settings: dict[str, object]) -> list[str]:
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def find_run(out: Path) -> Path:
+    (run,) = out.iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(nursery: Nursery) -> tuple[Path, Result]:
+    """A detector that has learned drawn scenes."""
+    out = nursery.folder / "detector"
+    ended = nursery.run("train", "demo-detect", *set_all(EASY), "--require-target", "--out", str(out), "--json")
+    assert ended.code == 0, ended.err
+    return find_run(out), read_result(find_run(out))
+
+
+def test_scenes_are_learned_to_the_target(trained: tuple[Path, Result]):
+    run, result = trained
+    quality = result.quality
+    assert (result.status, quality.metric, quality.target) == ("target_reached", "map50", 0.6)
+    assert quality.value >= 0.6
+    assert quality.seconds_to_target < 90
+    assert result.verdict.startswith("SSD64-ResNet18: 0.")
+    assert "mAP@0.5 (target 0.6)" in result.verdict
+    assert {"map", "map50", "map75", "recall_100"} <= set(quality.history[-1].metrics)
+    assert quality.history[-1].images == 40
+    assert {found.code for found in result.findings} >= {"not-pretrained"}
+    # What is reached is known an epoch later, and the best weights are those that reached it.
+    assert quality.epochs == quality.history[-1].epoch + 1
+    assert (run / "checkpoints/best.safetensors").exists()
+
+
+def test_its_page_shows_curves_classes_and_pictures(trained: tuple[Path, Result]):
+    run, result = trained
+    assert {table.name for table in result.quality.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
+    assert result.quality.pictures
+    for shown in result.quality.pictures:
+        assert (run / shown.file).read_bytes().startswith(b"\xff\xd8")
+        assert shown.boxes
+    page = (run / "report.html").read_text()
+    assert page.count("data:image/jpeg;base64,") >= len(result.quality.pictures)
+
+
+def test_mlperfs_checker_takes_its_log(nursery: Nursery, trained: tuple[Path, Result]):
+    pytest.importorskip("mlperf_logging", reason="needs the extra mlperf")
+    checked = nursery.run("mlperf", "check", str(trained[0]))
+    assert checked.code == 0, checked.out + checked.err
+
+
+def test_saved_weights_have_the_same_quality_on_one_and_two_ranks(nursery: Nursery, trained: tuple[Path, Result]):
+    run, result = trained
+    best = next(one for one in result.quality.history if one.metrics["map50"] >= 0.6)
+    weights = str(run / "checkpoints/best.safetensors")
+    found = []
+    for ranks in (1, 2):
+        out = nursery.folder / f"judged-{ranks}"
+        ended = [
+            child.wait()
+            for child in nursery.start_ranks(ranks, "eval", weights, "--out", str(out), "--set", "engine.threads=1")
+        ]
+        assert {one.code for one in ended} == {0}, ended[0].err
+        judged = read_result(find_run(out)).quality
+        assert judged.history[0].images == 40
+        assert len(judged.tables) == len(result.quality.tables)
+        found.append(judged.history[0].metrics)
+    assert found[0] == pytest.approx(best.metrics, abs=1e-3)  # other batches: the last bits of scores differ
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
+
+
+def test_what_is_seen_in_a_picture_has_a_place(nursery: Nursery, trained: tuple[Path, Result]):
+    run, result = trained
+    picture = str(run / result.quality.pictures[0].file)
+    told = nursery.run("eval", str(run), "--predict", picture, "--top", "3", "--set", "engine.threads=1")
+    assert told.code == 0, told.err
+    assert " % from the left, " in told.out
+    document = nursery.run("eval", str(run), "--predict", picture, "--json", "--set", "engine.threads=1").json()
+    guess = document["predictions"][0]["guesses"][0]
+    assert set(guess["box"]) == {"left", "top", "right", "bottom"}
+    assert 0 <= guess["box"]["left"] < guess["box"]["right"] <= 1
+
+
+def test_exported_weights_and_inference_speed(nursery: Nursery, trained: tuple[Path, Result], tmp_path: Path):
+    run, _ = trained
+    exported = tmp_path / "ssd.safetensors"
+    assert nursery.run("eval", str(run), "--export", str(exported)).code == 0
+    settings = set_all(EASY | {"eval.async": False})
+    again = nursery.run("eval", str(exported), "--recipe", "demo-detect", *settings, "--out", str(tmp_path / "e"))
+    assert again.code == 0, again.err
+    timed = nursery.run("eval", str(run), "--bench", "--seconds", "1", "--json", "--set", "engine.threads=1")
+    assert timed.code == 0, timed.err
+    assert timed.json()["throughput"]["images_per_second"] > 0
+
+
+def test_speed_is_measured_like_any_other(nursery: Nursery, tmp_path: Path):
+    small = HERE | {"data.image_size": 64, "model.width": 16, "train.batch_size": 2, "train.precision": "fp32"}
+    done = nursery.run("bench", "ssd300-mlperf", *set_all(small), "--iterations", "4", "--json", "--out", str(tmp_path))
+    assert done.code == 0, done.err
+    result = done.json()
+    assert result["verdict"].startswith("SSD64-ResNet34: ")
+    assert result["utilisation"]["mfu"] > 0
+    assert result["utilisation"]["flops_per_image"] > 1e8
+
+
+def test_real_pictures_give_the_same_losses_from_any_storage(nursery: Nursery, tmp_path: Path):
+    coco = real_coco()
+    losses = {}
+    for storage in ("coco", "tfrecord", "recordio"):
+        source = coco
+        if storage != "coco":
+            source = tmp_path / storage
+            made = nursery.run("data", "convert", str(coco), str(source), "--format", storage, "-q")
+            assert made.code == 0, made.err
+        out = tmp_path / f"run-{storage}"
+        settings = set_all(REAL | {"eval.target": 0.9, "loader.cache": "off", "data.skip_empty": False})
+        ended = nursery.run(
+            "train", "demo-detect", "--data", str(source), *settings, "--iterations", "3", "--out", str(out)
+        )
+        assert ended.code == 0, ended.err
+        run = find_run(out)
+        lines = (run / "steps-rank0000.csv").read_text().splitlines()
+        column = lines[0].split(",").index("loss")
+        losses[storage] = [float(line.split(",")[column]) for line in lines[1:]]
+        assert read_result(run).quality.history[0].images == 66
+    assert len(losses["coco"]) == 3
+    assert losses["tfrecord"] == pytest.approx(losses["coco"], rel=1e-4)
+    assert losses["recordio"] == pytest.approx(losses["coco"], rel=1e-4)
+
+
+def test_a_set_without_boxes_is_refused(nursery: Nursery, tmp_path: Path):
+    shapes = tmp_path / "shapes"
+    assert nursery.run("data", "make", "classify", "--to", str(shapes), "--count", "8", "--val", "4", "-q").code == 0
+    ended = nursery.run("train", "demo-detect", "--data", str(shapes), *set_all(HERE), "--out", str(tmp_path / "r"))
+    assert ended.code == 3
+    assert "has a class for each picture, not boxes" in ended.err

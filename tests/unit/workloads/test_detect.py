@@ -1,0 +1,215 @@
+"""SSD as a workload: what its loss learns from, what its evaluation says of boxes whose truth is known."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config
+from trainstone.data.feeding.feed import IGNORED
+from trainstone.data.generated.stored import find_stored
+from trainstone.data.splits import OpenSplit, open_split
+from trainstone.errors import ConfigError, DataError
+from trainstone.machine.ranks import ALONE
+from trainstone.models.boxes import default_boxes, encode, to_edges
+from trainstone.models.matching import match
+from trainstone.train.task import provide_data
+from trainstone.workloads.detect import DETECT, list_rows
+from trainstone.workloads.rows import FOUND, split_rows
+
+CPU = torch.device("cpu")
+SMALL = (
+    "device=cpu",
+    "data.generated_train=12",
+    "data.generated_val=7",
+    "data.image_size=64",
+    "model.width=16",
+    "train.batch_size=4",
+    "loader.threads=1",
+)
+
+
+def configure(*settings: str) -> Config:
+    return load_config("demo-detect", settings=[*SMALL, *settings])
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSplit]:
+    """Seven drawn scenes to validate with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINSTONE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        config = configure()
+        for _ in provide_data(config):
+            pass
+        yield open_split(find_stored(config).target, "val")
+
+
+class Knowing(nn.Module):
+    """Says exactly what it was told: each box by every default box that would learn it."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.defaults = default_boxes(config.data.image_size)
+        self.outputs = int(config.model.num_classes) + 1
+        self.boxes, self.labels = torch.zeros(1, 1, 4), torch.full((1, 1), IGNORED)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        targets, offsets = match(self.boxes, self.labels, self.defaults, min_overlap=0.5)
+        scores = 20.0 * nn.functional.one_hot(targets, self.outputs).float()
+        return scores, offsets
+
+
+def judge(config: Config, opened: OpenSplit, model: Any) -> Tensor:
+    look, rows = DETECT.build_judge(config, CPU), []
+    for batch in DETECT.open_validation(config, opened, CPU, ALONE):
+        if isinstance(model, Knowing):
+            model.boxes, model.labels = batch[1], batch[2]
+        rows.append(look(model, batch))
+    return torch.cat(rows)
+
+
+def test_who_knows_the_boxes_finds_them_all(scenes: OpenSplit):
+    config = configure("eval.batch_size=3")
+    scored = DETECT.finish_eval(config, scenes, judge(config, scenes, Knowing(config)))
+    assert scored.images == 7
+    assert scored.metrics["map50"] == pytest.approx(1.0)
+    assert scored.metrics["map"] > 0.99
+    assert {table.name for table in scored.tables} >= {"coco", "precision-recall", "ap-by-class", "ap-by-size"}
+
+
+def test_a_network_that_knows_nothing_finds_nothing(scenes: OpenSplit):
+    config = configure("eval.batch_size=3")
+    model = DETECT.build_model(config).eval()
+    with torch.inference_mode():
+        scored = DETECT.finish_eval(config, scenes, judge(config, scenes, model))
+    assert 0 <= scored.metrics["map50"] < 0.1
+    assert scored.images == 7
+
+
+def test_the_size_of_a_batch_changes_nothing(scenes: OpenSplit):
+    found = []
+    for size in (1, 3, 16):
+        config = configure(f"eval.batch_size={size}")
+        found.append(DETECT.finish_eval(config, scenes, judge(config, scenes, Knowing(config))).metrics)
+    assert found[0] == found[1] == found[2]
+
+
+def test_pictures_show_what_is_there_and_what_was_found(scenes: OpenSplit):
+    config = configure()
+    scored = DETECT.finish_eval(config, scenes, judge(config, scenes, Knowing(config)))
+    assert 0 < len(scored.pictures) <= 12
+    for shown, jpeg in scored.pictures:
+        assert jpeg.startswith(b"\xff\xd8")
+        true, found = ([box for box in shown.boxes if (box.score is None) is is_true] for is_true in (True, False))
+        assert true
+        assert len(found) >= len(true)
+        assert all(box.right_one for box in [*true, *found])
+        assert all(0 <= box.left <= box.right <= 1 and 0 <= box.top <= box.bottom <= 1 for box in shown.boxes)
+    files = [shown.file for shown, _ in scored.pictures]
+    assert len(set(files)) == len(files)
+    assert not any(Path(file).is_absolute() or ".." in file for file in files)
+
+
+def test_rows_that_are_nothing_do_not_count():
+    labels = torch.tensor([[0, IGNORED], [1, 2]])
+    rows = list_rows(FOUND, torch.tensor([[4.0], [-1.0]]), labels, torch.rand(2, 2), torch.rand(2, 2, 4))
+    judged = split_rows(rows.numpy())
+    assert judged.found.picture.tolist() == [4]
+    assert judged.found.label.tolist() == [0]
+    assert len(judged.truth.label) == len(judged.pictures) == 0
+
+
+def test_without_a_picture_there_is_nothing_to_say(scenes: OpenSplit):
+    with pytest.raises(DataError, match="no validation picture could be judged"):
+        DETECT.finish_eval(configure(), scenes, torch.full((3, 9), -1.0))
+
+
+def test_inclusive_edges_make_found_boxes_wider(scenes: OpenSplit):
+    plain, wide = configure(), configure("detect.inclusive_edges=true")
+    rows = judge(plain, scenes, Knowing(plain))
+    assert (
+        DETECT.finish_eval(wide, scenes, rows).metrics["map"] < DETECT.finish_eval(plain, scenes, rows).metrics["map"]
+    )
+
+
+def test_the_loss_of_who_knows_is_small_and_falls_from_who_does_not():
+    config = configure()
+    batch = DETECT.synthetic_batches(config, 4)[0]
+    loss, knowing = DETECT.build_loss(config, CPU), Knowing(config)
+    knowing.boxes, knowing.labels = batch[1], batch[2]
+    model = DETECT.build_model(config)
+    untrained = loss(model, batch)
+    assert float(loss(knowing, batch)) < 1e-5 < float(untrained.detach())
+    untrained.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_batch_without_boxes_still_gives_gradients():
+    config = configure()
+    images, boxes, labels = DETECT.synthetic_batches(config, 2)[0]
+    model = DETECT.build_model(config)
+    loss = DETECT.build_loss(config, CPU)(model, (images, boxes, torch.full_like(labels, IGNORED)))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_synthetic_boxes_lie_in_their_pictures_and_come_from_the_seed():
+    config = configure("seed=3")
+    first, second = (DETECT.synthetic_batches(config, 4) for _ in range(2))
+    assert all(a.equal(b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True))
+    images, boxes, labels = first[0]
+    assert (boxes[..., 2:] > boxes[..., :2]).all()
+    assert boxes.min() >= 0
+    assert boxes.max() <= 1
+    shapes = [(part.shape, part.dtype) for part in DETECT.empty_batch(config, 4)]
+    assert shapes == [(part.shape, part.dtype) for part in (images, boxes, labels)]
+
+
+def test_what_is_seen_has_a_place():
+    config = configure()
+    model = Knowing(config)
+    model.boxes, model.labels = torch.tensor([[[0.25, 0.5, 0.75, 1.0]]]), torch.tensor([[2]])
+    (seen,) = DETECT.build_look(config, CPU)(model, torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+    assert (seen[0].label, seen[0].edges) == (2, pytest.approx((0.25, 0.5, 0.75, 1.0), abs=1e-5))
+    assert seen == sorted(seen, key=lambda one: -one.score)
+
+
+def test_saved_weights_say_how_many_classes_they_know():
+    model = DETECT.build_model(configure("model.num_classes=7"))
+    assert DETECT.count_classes(model.state_dict()) == 7
+    assert DETECT.count_classes({}) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["data.image_size=40"], "at least 64 pixels"),
+        (["model.depth=50"], "stands on 18 or 34 layers"),
+        (["augment.crop=area"], "needs augment.crop = overlap or whole"),
+        (["eval.metric=top1"], "needs eval.metric = map or map50"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings: list[str], told: str):
+    with pytest.raises(ConfigError, match=told):
+        DETECT.build_model(configure(*settings))
+
+
+def test_a_set_of_another_kind_is_refused(scenes: OpenSplit):
+    few = configure("model.num_classes=2")
+    with pytest.raises(DataError, match="has 5 classes, the network 2"):
+        DETECT.check_classes(few, scenes.dataset)
+    with pytest.raises(DataError, match="not boxes"):
+        DETECT.check_classes(configure(), scenes.dataset.__class__("classify", "", (), ()))
+    with pytest.raises(ConfigError, match="differ in their number of boxes"):
+        DETECT.open_training(configure("engine.cuda_graphs=true"), scenes, CPU, ALONE, 0)
+
+
+def test_boxes_of_the_defaults_are_coded_as_nothing():
+    defaults = default_boxes(64)
+    assert np.abs(encode(to_edges(defaults), defaults).numpy()).max() < 1e-4
