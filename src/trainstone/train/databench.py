@@ -43,6 +43,7 @@ def measure_feeding(
             batch_size=batch,
             seed=config.seed,
             first_step=first_step,
+            holds=WORKLOADS[config.workload].holds,
         )
 
     done: list[Turns] = []

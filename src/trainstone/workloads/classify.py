@@ -177,6 +177,7 @@ CLASSIFY = Workload(
     title=lambda config: f"ResNet-{config.model.depth}",
     build_model=build_model,
     synthetic_batches=synthetic_batches,
+    holds="class",
     check_classes=check_classes,
     open_training=open_training,
     open_validation=open_validation,

@@ -253,6 +253,7 @@ DETECT = Workload(
     title=lambda config: f"SSD{config.data.image_size}-ResNet{config.model.depth}",
     build_model=build_model,
     synthetic_batches=synthetic_batches,
+    holds="boxes",
     check_classes=check_classes,
     open_training=open_training,
     open_validation=open_validation,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
+from trainstone.data.feeding.shown import Holds
 from trainstone.data.loader import Loader
 from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit
@@ -83,6 +84,8 @@ class Workload:
     build_model: Callable[[Config], nn.Module]
     synthetic_batches: Callable[[Config, int], list[Batch]]
     """Host batches of the given size from the seed."""
+    holds: Holds
+    """What a training batch has beside the pixels."""
     check_classes: Callable[[Config, DataSet], None]
     """Raise DataError where a data set is not of this workload's kind."""
     open_training: Callable[[Config, OpenSplit, torch.device, Rank, int], Loader]
