@@ -1,9 +1,10 @@
 """What our SSD300 gives over one written the usual way: same weights, same arithmetic, interleaved in one run.
 
-    python benchmarks/ssd_layout.py [--batch 2] [--rounds 6] [--threads N]
+    python benchmarks/ssd_layout.py [--batch 2] [--rounds 6] [--threads N] [--bf16]
 
 The usual way: NCHW, two heads a map whose outputs are permuted and copied together, objects matched picture by picture,
-torch's default optimiser step. "channels-last" is ours without the allocator's settings, "trainstone" with them. Each
+torch's default optimiser step. "channels-last" is ours without the allocator's settings, "trainstone" with them. With
+--bf16 also "trainstone bf16", other arithmetic: what `train.precision=auto` takes where the processor has it. Each
 lives in a process of its own and is told in turn to run a block of steps, A B C C B A ...; the others sleep meanwhile.
 On a busy machine ask for one thread, and look at processor time: threads that wait for each other burn it.
 """
@@ -20,6 +21,7 @@ from interleave import palindromes, ratio
 from trainstone.machine.allocator import keeping_environment
 
 VARIANTS = ("usual NCHW", "channels-last", "trainstone")
+BF16 = "trainstone bf16"
 MIN_GAIN = 1.25
 NUM_CLASSES, NUM_OBJECTS = 80, 8
 MAX_LOSS_DIFFERENCE = 1e-3
@@ -47,7 +49,8 @@ def build_step(variant: str, options: argparse.Namespace) -> Callable[[], float]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, weight_decay=5e-4, fused=ours or None)
 
     def run() -> float:
-        loss = measure()
+        with torch.autocast("cpu", torch.bfloat16, enabled=variant == BF16):
+            loss = measure()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -143,7 +146,7 @@ def serve(variant: str, options: argparse.Namespace) -> None:
 
 
 def start(variant: str, options: argparse.Namespace) -> subprocess.Popen[str]:
-    environment = keeping_environment(os.environ) if variant == "trainstone" else dict(os.environ)
+    environment = keeping_environment(os.environ) if variant.startswith("trainstone") else dict(os.environ)
     command = [sys.executable, __file__, "--serve", variant, "--batch", str(options.batch), "--size", str(options.size)]
     command += ["--threads", str(options.threads)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -165,31 +168,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="blocks of each variant")
     parser.add_argument("--steps", type=int, default=2, help="steps a block")
     parser.add_argument("--threads", type=int, default=0, help="0: the physical cores")
+    parser.add_argument("--bf16", action="store_true", help="ours in bf16, too")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options)
         return
-    children = {variant: start(variant, options) for variant in VARIANTS}
-    losses = [run_block(child, 1)[2] for child in children.values()]
+    variants = (*VARIANTS, *([BF16] if options.bf16 else []))
+    children = {variant: start(variant, options) for variant in variants}
+    losses = [run_block(child, 1)[2] for child in children.values()][: len(VARIANTS)]
     if max(losses) - min(losses) > MAX_LOSS_DIFFERENCE * max(losses):
         sys.exit(f"the variants do not compute the same: first losses are {losses}")
-    seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    cpu_seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    for variant in palindromes(VARIANTS, options.rounds):
+    seconds: dict[str, list[float]] = {variant: [] for variant in variants}
+    cpu_seconds: dict[str, list[float]] = {variant: [] for variant in variants}
+    for variant in palindromes(variants, options.rounds):
         taken, taken_cpu, _ = run_block(children[variant], options.steps)
         seconds[variant].append(taken)
         cpu_seconds[variant].append(taken_cpu)
     for child in children.values():
         child.communicate()
     print(f"SSD300-ResNet34 at {options.size} pixels, batch {options.batch}, fp32; {options.rounds} blocks of", end=" ")
-    print(f"{options.steps} steps; first loss {losses[0]:.3f} in all")
+    print(f"{options.steps} steps; first loss {losses[0]:.3f} in all of fp32")
     for kind, measured in (("", seconds), ("by processor time", cpu_seconds)):
         for variant, blocks in measured.items():
             rate = options.batch * options.steps * len(blocks) / sum(blocks)
             middle, low, high = ratio(measured[VARIANTS[0]], blocks)
             told = f"{rate:6.2f} images/s   {middle:.3f} x {VARIANTS[0]} (95 %: {low:.3f} … {high:.3f})"
-            print(f"{variant:<14} {told} {kind}")
+            print(f"{variant:<15} {told} {kind}")
     judged = cpu_seconds if options.threads == 1 else seconds
     sys.exit(ratio(judged[VARIANTS[0]], judged[VARIANTS[-1]])[0] < MIN_GAIN)
 
