@@ -37,7 +37,8 @@ def adapt_precision(
 ) -> tuple[Config, list[Finding]]:
     """Take the fastest precision where the recipe's is none for this device, and leaves the choice."""
     others = [precision for precision in candidate_precisions(device) if precision not in ("fp32", trials[1].precision)]
-    precision = fastest([*trials, *(try_precisions(str(device), others, threads) if others else ())])
+    # Beside fp32 once more: a disturbance then slows both.
+    precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
     config = change_section(config, "train", precision=precision)
     return config, [finding("engine-adapted", f"{trouble}: took {precision}")]
 
