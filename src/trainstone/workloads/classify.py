@@ -15,10 +15,9 @@ from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.models.losses import cross_entropy
 from trainstone.models.mixing import draw_mix, mix_images, mix_loss
-from trainstone.models.pixels import Normaliser
 from trainstone.models.resnet import build_resnet
 from trainstone.workloads.mlperf_resnet import RESNET
-from trainstone.workloads.opening import open_to_judge, open_to_train
+from trainstone.workloads.pictures import build_input, open_to_judge, open_to_train, refuse_more_classes
 from trainstone.workloads.workload import Batch, Judge, Look, Loss, Scored, Scores, Seen, Workload
 
 
@@ -82,11 +81,7 @@ def check_classes(config: Config, dataset: DataSet) -> None:
             f"{config.data.root} has boxes, not a class for each picture",
             hint="this recipe classifies: give another set",
         )
-    if config.model.num_classes != "auto" and len(dataset.classes) > config.model.num_classes:
-        raise DataError(
-            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
-            hint=f"--set model.num_classes={len(dataset.classes)}",
-        )
+    refuse_more_classes(config, dataset)
 
 
 def build_loss(config: Config, device: torch.device) -> Loss:
@@ -159,11 +154,6 @@ def count_classes(weights: Mapping[str, Tensor]) -> int | None:
     """Return how many classes the last layer of saved weights has."""
     last = weights.get("fc.bias")
     return len(last) if last is not None and last.dim() == 1 else None
-
-
-def build_input(config: Config, device: torch.device) -> Normaliser:
-    """Return what turns uint8 pictures into the network's input, in the memory format of its weights."""
-    return Normaliser(config.augment.normalise, device, channels_last=config.engine.channels_last)
 
 
 def empty_batch(config: Config, batch_size: int) -> Batch:

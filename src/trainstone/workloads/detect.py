@@ -20,7 +20,6 @@ from trainstone.models.boxes import default_boxes
 from trainstone.models.detection_loss import detection_loss
 from trainstone.models.matching import match
 from trainstone.models.nms import Found, find_boxes
-from trainstone.models.pixels import Normaliser
 from trainstone.models.ssd import build_ssd
 from trainstone.results.checks import finding
 from trainstone.results.detection import score_boxes
@@ -28,7 +27,7 @@ from trainstone.results.detection_tables import list_tables
 from trainstone.results.schema import Finding
 from trainstone.workloads.gallery import show_pictures
 from trainstone.workloads.mlperf_ssd import SSD
-from trainstone.workloads.opening import open_to_judge, open_to_train
+from trainstone.workloads.pictures import build_input, open_to_judge, open_to_train, refuse_more_classes
 from trainstone.workloads.rows import FOUND, PICTURE, TRUTH, split_rows
 from trainstone.workloads.workload import Batch, Judge, Look, Loss, Scored, Scores, Seen, Workload
 
@@ -95,11 +94,7 @@ def check_classes(config: Config, dataset: DataSet) -> None:
             f"{config.data.root} has a class for each picture, not boxes",
             hint="this recipe detects: give COCO, or another set with boxes",
         )
-    if config.model.num_classes != "auto" and len(dataset.classes) > config.model.num_classes:
-        raise DataError(
-            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
-            hint=f"--set model.num_classes={len(dataset.classes)}",
-        )
+    refuse_more_classes(config, dataset)
 
 
 def build_loss(config: Config, device: torch.device) -> Loss:
@@ -216,11 +211,6 @@ def finish_eval(config: Config, opened: OpenSplit, rows: Tensor) -> Scored:
     names = [one.text or one.name for one in opened.dataset.classes]
     tables = tuple(list_tables(scores, names))
     return Scored(scores.metrics, len(judged.pictures), tables, show_pictures(opened, judged, names))
-
-
-def build_input(config: Config, device: torch.device) -> Normaliser:
-    """Return what turns uint8 pictures into the network's input, in the memory format of its weights."""
-    return Normaliser(config.augment.normalise, device, channels_last=config.engine.channels_last)
 
 
 def empty_batch(config: Config, batch_size: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Opens a rank's loader as a recipe asks, whatever stands beside the pixels of a batch."""
+"""What workloads on pictures share: loaders, whatever stands beside the pixels of a batch, and the network's input."""
 
 from typing import Any
 
@@ -7,8 +7,11 @@ import torch
 from trainstone.config.schema import Config
 from trainstone.data.feeding.shown import Holds
 from trainstone.data.loader import Loader, open_loader
+from trainstone.data.sample import DataSet
 from trainstone.data.splits import OpenSplit
+from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
+from trainstone.models.pixels import Normaliser
 from trainstone.workloads.workload import choose_eval_batch
 
 
@@ -47,3 +50,17 @@ def open_for_rank(
         holds=holds,
         **how,
     )
+
+
+def refuse_more_classes(config: Config, dataset: DataSet) -> None:
+    """Refuse a data set with classes that the network does not have."""
+    if config.model.num_classes != "auto" and len(dataset.classes) > config.model.num_classes:
+        raise DataError(
+            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
+            hint=f"--set model.num_classes={len(dataset.classes)}",
+        )
+
+
+def build_input(config: Config, device: torch.device) -> Normaliser:
+    """Return what turns uint8 pictures into the network's input, in the memory format of its weights."""
+    return Normaliser(config.augment.normalise, device, channels_last=config.engine.channels_last)
