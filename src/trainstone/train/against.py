@@ -33,8 +33,9 @@ from trainstone.train.failures import keep_record
 from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, Turn, interleave, naming
 from trainstone.train.loop import train_steps
+from trainstone.train.network import apply_process_settings
 from trainstone.train.stopping import stop_if
-from trainstone.train.task import apply_process_settings, build_task, open_data, settle_classes
+from trainstone.train.task import build_task, open_data, settle_classes
 from trainstone.train.variants import fit_pair, label_pair
 
 log = logging.getLogger(__name__)

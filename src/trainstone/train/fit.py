@@ -18,9 +18,9 @@ from trainstone.results.schema import Finding
 from trainstone.train.distributed import place_device
 from trainstone.train.fit_batch import count_step_work, fit_batch
 from trainstone.train.fit_precision import fit_precision
+from trainstone.train.network import apply_process_settings
 from trainstone.train.optim import is_torchs
 from trainstone.train.schedule import tell_rate
-from trainstone.train.task import apply_process_settings
 
 REFUSED = ("engine-adapted", "batch-fitted", "rate-derived")
 """What --strict refuses. An automatic batch is nobody's wish."""

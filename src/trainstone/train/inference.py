@@ -37,11 +37,12 @@ from trainstone.train.conclude import Observed, conclude
 from trainstone.train.evaluation import open_pictures
 from trainstone.train.failures import keep_record
 from trainstone.train.fit import Fitted, fit_engine
+from trainstone.train.network import compile_model
 from trainstone.train.precision import autocast
 from trainstone.train.run import sample_device
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.stopping import record_steps, stop_if
-from trainstone.train.task import compile_model, feed_device, provide_data, synthetic_batches
+from trainstone.train.task import feed_device, provide_data, synthetic_batches
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, choose_eval_batch
 

@@ -14,7 +14,8 @@ from trainstone.results.progress import Progress
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.interleave import Arm, Interleaved, interleave, sum_blocks
 from trainstone.train.loop import train_steps
-from trainstone.train.task import apply_process_settings, build_task, settle_classes
+from trainstone.train.network import apply_process_settings
+from trainstone.train.task import build_task, settle_classes
 
 MIN_PAIRS = 6
 

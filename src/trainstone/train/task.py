@@ -19,16 +19,16 @@ from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.stored import find_stored, provide_stored
 from trainstone.data.loader import KEEP, Loader
 from trainstone.data.splits import OpenSplit, open_split
-from trainstone.errors import ConfigError, MachineError
+from trainstone.errors import ConfigError
 from trainstone.machine.affinity import read_affinity
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.results.progress import Progress
 from trainstone.train.average import WeightAverage
 from trainstone.train.distributed import World, wrap_model
+from trainstone.train.network import compile_model, seed_network
 from trainstone.train.optim import build_optimizer, decay_term, split_parameters
-from trainstone.train.precision import LossScale, autocast, switch_tf32
+from trainstone.train.precision import LossScale, autocast
 from trainstone.train.schedule import Rate, build_rate, peak_rate
-from trainstone.train.span import span_batch_norm
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, Loss
 
@@ -182,28 +182,6 @@ def plan_rate(config: Config, pictures: int, rank: Rank) -> Rate:
     )
 
 
-def seed_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:
-    """Seed everything, then build the network and give it the weights to begin with, if the recipe has any."""
-    torch.manual_seed(config.seed)
-    apply_process_settings(config)
-    model = build_network(config, device, world)
-    if config.model.pretrained:
-        from trainstone.models.weights import load_pretrained
-
-        load_pretrained(WORKLOADS[config.workload].find_trunk(model), Path(config.model.pretrained))
-    return model
-
-
-def build_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:
-    """Return the network on its device, in its memory format."""
-    model = WORKLOADS[config.workload].build_model(config).to(device).train()
-    if config.engine.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if world and config.parallel.bn_ranks > 1:
-        model = span_batch_norm(model, world, config.parallel.bn_ranks)
-    return model
-
-
 class DecayedLoss:
     """A loss with weight decay as a term of it."""
 
@@ -225,25 +203,6 @@ def add_decay(loss: Loss, model: nn.Module, config: OptimizerConfig) -> Loss:
     if config.decay_in != "loss" or not config.weight_decay:
         return loss
     return DecayedLoss(loss, model, config)
-
-
-def apply_process_settings(config: Config) -> None:
-    """Set what torch keeps once for the whole process. Two tasks in one process need it at each turn."""
-    engine = config.engine
-    if engine.threads != "auto":
-        torch.set_num_threads(engine.threads)
-    torch.backends.cudnn.benchmark = engine.cudnn_benchmark and not engine.deterministic
-    if engine.deterministic != torch.are_deterministic_algorithms_enabled():  # saying so imports the compiler: seconds
-        torch.use_deterministic_algorithms(engine.deterministic)
-    switch_tf32(config.train.precision)
-
-
-def compile_model(model: nn.Module) -> nn.Module:
-    """Wrap the model in torch.compile; compiling happens in the first step."""
-    try:
-        return torch.compile(model)  # type: ignore[return-value]
-    except RuntimeError as err:
-        raise MachineError(f"torch.compile does not work here: {err}", hint="--set engine.compile=false") from err
 
 
 def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:

@@ -32,6 +32,7 @@ from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.learn import learn
 from trainstone.train.learned import Seen, conclude_training, write_end
 from trainstone.train.meeting import announce_meeting, meet_all, tell_meeting
+from trainstone.train.network import seed_network
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.mllog_open import check_division, clear_caches, open_log
 from trainstone.train.original.writers import Writers, open_writers
@@ -54,7 +55,7 @@ from trainstone.train.start import (
     stop_together,
     tell_unjudged,
 )
-from trainstone.train.task import seed_network, settle_classes
+from trainstone.train.task import settle_classes
 from trainstone.train.tracking import Trackers, open_trackers
 from trainstone.workloads.registry import WORKLOADS
 
@@ -116,7 +117,7 @@ def train_and_judge(
     before = read_pressure(pids=own)
     with ExitStack() as files:
         cleared, uncleared = clear_caches(config, world, resumed=resume)
-        network = seed_network(config, fitted.device, world)
+        network = seed_network(config, fitted.device, world, begins=checkpoint is None)
         counts = len(training.source), pictures.num_validation
         mlperf = files.enter_context(open_log(run, fitted, counts, rank, network, cleared))
         if not resume:

@@ -13,8 +13,9 @@ from trainstone.measure.clock import choose_timer
 from trainstone.train.distributed import World
 from trainstone.train.evaluate import judge, judge_network
 from trainstone.train.loop import train_steps
+from trainstone.train.network import build_network
 from trainstone.train.start import open_both
-from trainstone.train.task import Task, build_network, build_task, provide_data
+from trainstone.train.task import Task, build_task, provide_data
 from trainstone.workloads.classify import CLASSIFY
 from trainstone.workloads.workload import Scored
 

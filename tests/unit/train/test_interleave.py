@@ -21,7 +21,7 @@ from trainstone.train.interleave import (
     plan_iterations,
     sum_blocks,
 )
-from trainstone.train.task import apply_process_settings
+from trainstone.train.network import apply_process_settings
 
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
 OTHER = load_config("resnet50", settings=["train.batch_size=4"])

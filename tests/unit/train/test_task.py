@@ -5,7 +5,8 @@ import torch
 from trainstone.config.load import load_config
 from trainstone.measure.clock import HostTimer
 from trainstone.train.loop import train_steps
-from trainstone.train.task import apply_process_settings, build_task, seed_network
+from trainstone.train.network import apply_process_settings, seed_network
+from trainstone.train.task import build_task
 
 CPU = torch.device("cpu")
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "engine.threads=1"]
