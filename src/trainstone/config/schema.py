@@ -140,6 +140,30 @@ class MlperfConfig(Section):
     """Let the system forget the files it has read before the run starts; needs root, and says so where it cannot."""
 
 
+NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "classify": {
+        "model.name": ("resnet",),
+        "eval.metric": ("top1", "top5"),
+        "augment.crop": ("area", "boxes", "centre", "whole"),
+    },
+    "detect": {
+        "model.name": ("ssd",),
+        "eval.metric": ("map", "map50"),
+        "augment.crop": ("overlap", "whole"),  # others do not keep its boxes
+        "augment.val_crop": ("whole",),
+    },
+}
+"""Values that a workload can do with."""
+UNKNOWN: dict[str, tuple[str, ...]] = {
+    "classify": (),
+    "detect": (
+        *("train.mixup", "train.label_smoothing", "model.stem", "model.zero_gamma"),
+        *("model.conv_init", "model.fc_init", "model.pool_padding"),
+    ),
+}
+"""Keys that mean nothing to a workload."""
+
+
 class Config(Section):
     """A recipe, resolved."""
 
@@ -192,19 +216,20 @@ class Config(Section):
 
     @model_validator(mode="after")
     def check_workload(self) -> "Config":
-        """A network, a crop and a metric belong to a workload."""
-        detects = self.workload == "detect"
-        network = "ssd" if detects else "resnet"
-        if self.model.name != network:
-            raise ValueError(f"workload = {self.workload} needs model.name = {network}")
-        metrics = ("map", "map50") if detects else ("top1", "top5")
-        if self.eval.metric not in metrics:
-            raise ValueError(f"workload = {self.workload} needs eval.metric = {' or '.join(metrics)}")
-        if detects and self.augment.crop not in ("overlap", "whole"):
-            raise ValueError("workload = detect needs augment.crop = overlap or whole: others do not keep its boxes")
-        if not detects and self.augment.crop == "overlap":
-            raise ValueError("augment.crop = overlap goes by boxes: it needs workload = detect")
+        """A network, crops and a metric belong to a workload; what it does not know must not seem to be done."""
+        for key, wanted in NEEDS[self.workload].items():
+            value = self._read(key)
+            if value not in wanted:
+                raise ValueError(f"workload = {self.workload} needs {key} = {' or '.join(map(str, wanted))}")
+        for key in UNKNOWN[self.workload]:
+            section, name = key.split(".")
+            if self._read(key) != type(getattr(self, section)).model_fields[name].default:
+                raise ValueError(f"workload = {self.workload} knows no {key}: leave it out")
         return self
+
+    def _read(self, key: str) -> Any:
+        section, name = key.split(".")
+        return getattr(getattr(self, section), name)
 
 
 def change_section(config: Config, section: str, **changes: Any) -> Config:

@@ -121,7 +121,7 @@ def score_boxes(
 ) -> BoxScores:
     """Return COCO's numbers over the pictures judged, which are named by their numbers; those without boxes as well.
 
-    Equal scores count in the order of the pictures' numbers, in one picture in the order given, as in COCO.
+    Equal scores count in the order of the pictures' numbers (COCO's: of their ids), in one picture in the order given.
     Found boxes with an edge or score that is not finite are left out. inclusive_edges: found boxes are one pixel wider
     and higher than their edges say. evaluator: one of results/evaluators.py; the first that is installed otherwise.
     """

@@ -24,12 +24,14 @@ def lacks_evaluation(setting: Setting, course: Course) -> bool:
     return setting.validation is not None and not course.judged_now and setting.scoring.step != course.done
 
 
-def has_ended_epoch(setting: Setting, course: Course) -> bool:
-    """Say whether an epoch ended since the evaluation whose scores are still to come."""
+def take_pending(setting: Setting, course: Course, *, now: bool) -> None:
+    """Take the scores of an evaluation that are still to come: now, or because an epoch has ended since."""
     before, cadence = setting.scoring.step, setting.cadence
-    assert before is not None
-    now, then = (done * cadence.global_batch // cadence.pictures for done in (course.done, before))
-    return now > then
+    if before is None:
+        return
+    ended, then = (done * cadence.global_batch // cadence.pictures for done in (course.done, before))
+    if now or ended > then:
+        take_scores(setting, course)
 
 
 def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:

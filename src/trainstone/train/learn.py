@@ -19,7 +19,7 @@ from trainstone.results.steps import StepRecord
 from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
 from trainstone.train.course import Course
 from trainstone.train.distributed import Agreement, average_buffers, barrier
-from trainstone.train.judging import has_ended_epoch, lacks_evaluation, run_evaluation, take_scores
+from trainstone.train.judging import lacks_evaluation, run_evaluation, take_pending
 from trainstone.train.loop import train_steps
 from trainstone.train.setting import Setting
 from trainstone.train.snapshot import is_finite, take_tensors, take_values
@@ -62,18 +62,16 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
         if course.done < last and not owing:
             yield from run_steps(setting, course, timer, wishes)
         if wishes.bad_step:
+            take_pending(setting, course, now=True)  # what the network was before still counts
             raise diverged(setting, wishes.bad_step - 1)
         share_statistics(setting)
-        checkpoint = bool(wishes.checkpoint) or wants_checkpoint(setting, course)
-        if setting.scoring.step is not None and (checkpoint or has_ended_epoch(setting, course)):
-            take_scores(setting, course)
         due = wishes.time_over or setting.cadence.evaluates_after(course.done)
+        take_pending(setting, course, now=bool(due or wishes.checkpoint) or wants_checkpoint(setting, course))
         wanted = due and not wishes.stop and not course.has_reached(setting.config.eval.target)
         if wanted and lacks_evaluation(setting, course):
             yield from run_evaluation(setting, course)
             wishes.take(ask_all(setting, course))  # it may have taken long, or was broken off
-        if setting.scoring.step is not None and (course.done >= last or wishes.time_over or wishes.stop):
-            take_scores(setting, course)
+        take_pending(setting, course, now=course.done >= last or bool(wishes.time_over or wishes.stop))
         reached = course.has_reached(setting.config.eval.target)
         ending = reached or course.done >= last or bool(wishes.time_over or wishes.stop)
         if ending or wishes.checkpoint or wants_checkpoint(setting, course):

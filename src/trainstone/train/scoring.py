@@ -5,6 +5,7 @@ after the same step, however long it took.
 """
 
 import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -43,9 +44,10 @@ class Scoring:
     def begin(self, opened: OpenSplit, rows: Tensor, step: int, eval_seconds: float) -> None:
         """Score these rows, which only the first rank has; take() gives what comes of it."""
         assert self.step is None, "take the scores before"
-        self.step, self.eval_seconds = step, eval_seconds
+        began = time.perf_counter()
         if self._world.rank.number == 0:
             self._scored = self._start(lambda: WORKLOADS[self._config.workload].finish_eval(self._config, opened, rows))
+        self.step, self.eval_seconds = step, eval_seconds + time.perf_counter() - began
 
     def take(self) -> Scored:
         """Return what came of it, the metrics on every rank. All ranks must come here."""

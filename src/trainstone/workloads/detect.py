@@ -232,7 +232,7 @@ def count_classes(weights: Mapping[str, Tensor]) -> int | None:
 
 def list_doubts(config: Config) -> list[Finding]:
     """Say where a backbone begins with nothing learned."""
-    if config.model.pretrained:
+    if config.model.pretrained or config.data.source == "generated":
         return []
     told = "the backbone starts from random weights (model.pretrained): learning takes longer, and may end lower"
     return [finding("not-pretrained", told)]

@@ -1,17 +1,21 @@
 """Some validation pictures with what is in them and what was found, to be looked at."""
 
 import io
+from dataclasses import fields, replace
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from trainstone.data.picture.decode import decode
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
-from trainstone.results.detection import match_boxes
+from trainstone.results.detection import Found, Truth, match_boxes
 from trainstone.results.quality import QualityPicture, ShownBox
 from trainstone.workloads.rows import Rows
 
+Boxes = TypeVar("Boxes", Truth, Found)
 PICTURES = 12
 MOST_FOUND = 30
 """Boxes of a picture that are kept, the best ones."""
@@ -22,9 +26,9 @@ QUALITY = 85
 
 def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tuple[QualityPicture, bytes], ...]:
     """Choose pictures that have something in them, evenly among all: the same ones at every evaluation."""
-    truth, found = judged.truth, judged.found
-    full = np.unique(truth.picture)
+    full = np.unique(judged.truth.picture)
     chosen = full[np.unique(np.linspace(0, len(full) - 1, min(PICTURES, len(full))).round().astype(np.int64))]
+    truth, found = keep_pictures(judged.truth, chosen), keep_pictures(judged.found, chosen)
     is_right, is_found = match_boxes(truth, found)
     shown = []
     for number in chosen.tolist():
@@ -44,6 +48,12 @@ def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tu
             made = QualityPicture(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
             shown.append((made, jpeg))
     return tuple(shown)
+
+
+def keep_pictures(boxes: Boxes, chosen: NDArray[np.int64]) -> Boxes:
+    """Return the boxes of some pictures alone."""
+    kept = np.isin(boxes.picture, chosen)
+    return replace(boxes, **{field.name: getattr(boxes, field.name)[kept] for field in fields(boxes)})
 
 
 def name(names: list[str], label: int) -> str:

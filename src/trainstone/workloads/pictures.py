@@ -30,6 +30,11 @@ def open_to_judge(holds: Holds, config: Config, opened: OpenSplit, device: torch
     loader = config.loader.model_copy(update={"cache": "off"})
     batch_size = choose_eval_batch(config)
     parts = batch_size if config.eval.drop_rest else 1
+    if len(opened.source) < parts:
+        raise DataError(
+            f"{len(opened.source)} validation pictures do not fill a batch of {batch_size} (eval.drop_rest)",
+            hint="--set eval.drop_rest=false judges all",
+        )
     how = {"loader": loader, "batch_size": batch_size, "train": False, "parts": parts}
     return open_for_rank(holds, config, opened, device, rank, **how)
 

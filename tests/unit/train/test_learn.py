@@ -1,6 +1,8 @@
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder, read_result
 from trainstone.train import judging, learn, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
+from trainstone.train.course import Course
 from trainstone.train.distributed import World
 from trainstone.train.precision import LossScale
+from trainstone.workloads.classify import CLASSIFY
+from trainstone.workloads.registry import WORKLOADS
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
 
@@ -255,3 +260,27 @@ def test_an_error_in_scoring_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(judging, "judge", judge)
     with pytest.raises(DataError, match="no validation picture could be judged"):
         train(tmp_path, monkeypatch, **ASYNC)
+
+
+@pytest.mark.parametrize("changes", [{"eval.at_epochs": [1.0, 1.4]}, {"stop.seconds": 1e6}])
+def test_an_evaluation_that_is_due_waits_for_the_scores_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    quiet = {"checkpoint.every_seconds": 0.0, "train.batch_size": 8, "stop.epochs": 2.0}
+    clock = Course.clock
+    # The time is over in the middle of the second epoch.
+    monkeypatch.setattr(Course, "clock", lambda course: clock(course) + (1e6 if course.done >= 15 else 0))
+    run = train(tmp_path, monkeypatch, **(ASYNC | quiet | changes))
+    assert evaluated_steps(run) == ([12, 17, 24] if "eval.at_epochs" in changes else [12, 16])
+
+
+def test_scoring_counts_as_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    finish = CLASSIFY.finish_eval
+
+    def slowly(*what: Any) -> Any:
+        time.sleep(0.3)
+        return finish(*what)
+
+    monkeypatch.setitem(WORKLOADS, "classify", replace(CLASSIFY, finish_eval=slowly))
+    run = train(tmp_path, monkeypatch, **{"stop.epochs": 1.0})
+    assert run.result.quality.history[0].eval_seconds > 0.3

@@ -63,7 +63,6 @@ def test_every_system_of_the_recipe_is_closed(system: str, defects: str):
         ({"augment__crop": "whole"}, "augment.crop = whole, not overlap"),
         ({"augment__overlaps": [0.5]}, "augment.overlaps = [0.5], not [0, 0.1, 0.3, 0.5, 0.7, 0.9]"),
         ({"augment__attempts": 2}, "augment.attempts = 2, not 1 or 50"),
-        ({"augment__val_crop": "centre"}, "augment.val_crop = centre, not whole"),
         ({"detect__negatives": 5.0}, "detect.negatives = 5, not 3"),
         ({"detect__before_nms": 400}, "detect.before_nms = 400, not 200"),
         ({"loader__last": "drop"}, "loader.last = drop, not fill_even"),
