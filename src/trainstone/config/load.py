@@ -215,7 +215,7 @@ def _check(kind: type[Checked], values: dict[str, Any], where: str) -> Checked:
         sentences = _explain(details, known)
         more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
         raise ConfigError(
-            f"{where}: {sentences[0]}{more}", hint="`trainstone recipes resnet50` lists the keys"
+            f"{where}: {sentences[0]}{more}", hint="`trainstone recipes NAME` lists the keys of a recipe"
         ) from err
 
 

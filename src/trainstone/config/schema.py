@@ -155,7 +155,7 @@ NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Values that a workload can do with."""
 UNKNOWN: dict[str, tuple[str, ...]] = {
-    "classify": (),
+    "classify": ("data.skip_empty", *(f"detect.{name}" for name in DetectConfig.model_fields)),
     "detect": (
         *("train.mixup", "train.label_smoothing", "model.stem", "model.zero_gamma"),
         *("model.conv_init", "model.fc_init", "model.pool_padding"),

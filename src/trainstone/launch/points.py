@@ -125,7 +125,7 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
         told = f"it is a section; sweep one of its keys ({inside})" if inside else "unknown key"
         raise ConfigError(
             f"--over {key}: {told}{'' if inside else did_you_mean(key, known)}",
-            hint="`trainstone recipes resnet50` lists the keys",
+            hint="`trainstone recipes NAME` lists the keys of a recipe",
         )
     parts = list(split_values(rest))
     if "" in parts:

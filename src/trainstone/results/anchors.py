@@ -101,7 +101,7 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
     if not known:
         raise ResultError(
             f"no published figures for {describe_model(result)}: there are some for ResNet-50 at 224 and SSD at 300",
-            hint="measure it: trainstone bench resnet50",
+            hint="measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf",
         )
     chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
     if not chosen:

@@ -56,7 +56,7 @@ CODES = {
     "not-pretrained": Code(
         "info", "trainstone weights convert resnet34.pth r34.safetensors; --set model.pretrained=r34.safetensors"
     ),
-    "not-closed": Code("warning", "leave mlperf.division on auto, or take what the recipe resnet50-mlperf has"),
+    "not-closed": Code("warning", "leave mlperf.division on auto, or take what resnet50-mlperf or ssd300-mlperf has"),
     "caches-kept": Code("warning", "run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
     "resumed": Code(
         "info",

@@ -11,20 +11,22 @@ METRIC_NAMES = {
     "map": "mAP",
     "map50": "mAP@0.5",
     "map75": "mAP@0.75",
-    "map_small": "mAP, small",
-    "map_medium": "mAP, medium",
-    "map_large": "mAP, large",
+    "map_small": "mAP small",
+    "map_medium": "mAP medium",
+    "map_large": "mAP large",
     "recall_1": "recall@1",
     "recall_10": "recall@10",
     "recall_100": "recall@100",
-    "recall_small": "recall, small",
-    "recall_medium": "recall, medium",
-    "recall_large": "recall, large",
+    "recall_small": "recall small",
+    "recall_medium": "recall medium",
+    "recall_large": "recall large",
 }
 SHARES = ("top1", "top5")
 """Metrics that are a share of the pictures and are told in percent."""
 DRAWN_TOGETHER = (SHARES, ("map", "map50"))
 """Metrics on one scale, that say more beside each other."""
+TOLD = ("top1", "top5", "map", "map50", "map75")
+"""Metrics that a sentence has room for."""
 LEAST_SHARE = 0.005
 """Parts of the time below it are not told in a sentence."""
 MOST_DIGITS = 4

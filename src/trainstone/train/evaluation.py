@@ -21,7 +21,7 @@ from trainstone.machine.ranks import read_rank
 from trainstone.measure.devices import name_device
 from trainstone.results import schema
 from trainstone.results.checks import finding
-from trainstone.results.learning import describe_metric
+from trainstone.results.learning import TOLD, describe_metric
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.store import RunFolder
@@ -142,7 +142,7 @@ def conclude_eval(
 
 def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: str) -> str:
     """Return ResNet-18: 92.4 % top-1, 99.1 % top-5 on 1,000 pictures (from step 1,250 of RUN)."""
-    shown = [metric, *(name for name in evaluation.metrics if name not in (metric, "loss"))]
+    shown = [metric, *(name for name in evaluation.metrics if name in TOLD and name != metric)]
     told = ", ".join(describe_metric(name, evaluation.metrics[name]) for name in shown)
     return f"{title}: {told} on {format_count(evaluation.images, 'picture')} (from {origin})"
 

@@ -102,14 +102,14 @@ def open_both(config: Config) -> Pictures:
     if training is None:
         raise ConfigError(
             f"recipe {config.name} has no pictures to learn from: its data is synthetic",
-            hint="give --data DIR; `trainstone train demo-classify` makes its own",
+            hint="give --data DIR; `trainstone train demo-classify` and `demo-detect` make their own",
         )
     # A set of one split is taken for either.
     alone = len(training.dataset.splits) == 1
     has_validation = not alone and any(split.name == "val" for split in training.dataset.splits)
     if not has_validation and config.eval.target is None and not (config.eval.every_epochs or config.eval.at_epochs):
         return Pictures(training, None)
-    if alone:
+    if alone and "val" not in training.dataset.lacking:  # of those opening val tells
         raise DataError(
             f"{find_data(config)} has one split, {training.name}: nothing is left to validate with",
             hint="`trainstone data` makes a train and a val split of what it knows; class folders: train/ and val/; "

@@ -79,7 +79,7 @@ def check_classes(config: Config, dataset: DataSet) -> None:
     if dataset.kind != "classify":
         raise DataError(
             f"{config.data.root} has boxes, not a class for each picture",
-            hint="this recipe classifies: give another set",
+            hint="this recipe classifies: give another set, or take one that detects: ssd300-mlperf, demo-detect",
         )
     refuse_more_classes(config, dataset)
 

@@ -272,7 +272,7 @@ def test_the_metric_is_drawn_and_told_as_a_number(tmp_path: Path):
     assert epochs.alt == "mAP from 0.031 to 0.232 after 8 epochs and 2 min 27 s; the target of 0.23 was reached."
     assert '"title": "mAP"' in json.dumps(epochs.spec)
     table = learning.blocks[-1]
-    assert table.columns[2:6] == ["mAP", "mAP@0.5", "mAP@0.75", "mAP, small"]
+    assert table.columns[2:6] == ["mAP", "mAP@0.5", "mAP@0.75", "mAP small"]
     assert table.rows[-1][2:4] == ["0.232", "0.394"]
     assert page.sections[0].blocks[0].rows[:2] == [("mAP", "0.232"), ("target 0.23", "reached")]
 
