@@ -250,8 +250,8 @@ def verify(
         for findings in look_at_all(found, count_workers(workers), manifest, path, rank):
             line.show_work("checking", findings.records, None, "pictures", findings.bytes)
     tell_bad(findings, as_json=as_json)
-    moved = mend(found, findings, path) if fix and (findings.bad or findings.stale) else None
-    tell_verdict(path, findings, moved, as_json=as_json, fix=fix)
+    mended = mend(found, findings, path) if fix and (findings.bad or findings.stale) else None
+    tell_verdict(path, findings, mended, as_json=as_json, fix=fix)
     if findings.bad or (findings.stale and not fix):
         raise typer.Exit(EXIT_GATE)
 

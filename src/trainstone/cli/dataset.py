@@ -15,6 +15,7 @@ from trainstone.units import format_bytes, format_count, format_share
 
 if TYPE_CHECKING:
     from trainstone.data.manifest import Manifest
+    from trainstone.data.quarantine import Mended
     from trainstone.data.verify import Findings
     from trainstone.results.dataset import DatasetSummary, LookedAt, SplitSummary
 
@@ -61,7 +62,7 @@ def tell_bad(findings: "Findings", *, as_json: bool) -> None:
         print(printable(f"{index}: does not fit its records"))
 
 
-def tell_verdict(path: Path, findings: "Findings", moved: Path | None, *, as_json: bool, fix: bool) -> None:
+def tell_verdict(path: Path, findings: "Findings", mended: "Mended | None", *, as_json: bool, fix: bool) -> None:
     """Print the count, what was mended, and what to do next."""
     if as_json:
         bad = [
@@ -70,19 +71,29 @@ def tell_verdict(path: Path, findings: "Findings", moved: Path | None, *, as_jso
         ]
         told = {"path": str(path), "records": findings.records, "bytes": findings.bytes, "bad": bad}
         stale = [str(index) for index in findings.stale]
-        print_json({**told, "stale_indexes": stale, "quarantine": None if moved is None else str(moved)})
+        place = None if mended is None or mended.place is None else str(mended.place)
+        dropped = 0 if mended is None else mended.dropped
+        print_json({**told, "stale_indexes": stale, "quarantine": place, "dropped_missing": dropped})
         return
     verdict = f"{len(findings.bad):,} bad" if findings.bad else "all good"
     print(f"{format_count(findings.records, 'record')}, {format_bytes(findings.bytes)}: {verdict}")
     mendable = findings.stale or any(one.record is not None or one.name for one in findings.bad)
     if fix and findings.stale:
         print(f"{format_count(len(findings.stale), 'index file')} written anew")
-    if moved is not None:
-        print(f"moved to {printable(str(moved))}; the rest can be used")
+    if mended is not None and mended.place is not None:
+        tell_mended(mended, printable(str(mended.place)))
     elif findings.bad and not mendable:
         print("nothing here can be mended by leaving records out: make the set, or copy its files, again")
     elif mendable and not fix:
         print(f"next: trainstone data verify --fix {printable(str(path))}")
+
+
+def tell_mended(mended: "Mended", place: str) -> None:
+    """Print what was taken out of a set, and where it is."""
+    if mended.dropped:
+        lost = format_count(mended.dropped, "missing picture")
+        print(f"{lost} taken out of the annotations, which are in {place}/annotations as they were")
+    print(f"moved to {place}; the rest can be used" if mended.moved else "the rest can be used")
 
 
 def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:

@@ -13,6 +13,7 @@ from trainstone.errors import EXIT_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from trainstone.data.plan import Plan, Treatment
+    from trainstone.data.quarantine import Mended
     from trainstone.data.sample import DataSet
     from trainstone.data.verify import Findings
 
@@ -108,7 +109,7 @@ def tell_made(target: Path, *, as_json: bool, worked: bool) -> None:
         tell_manifest(manifest, target, as_json=as_json, worked=worked)
 
 
-def mend(found: "DataSet", findings: "Findings", path: Path) -> Path | None:
+def mend(found: "DataSet", findings: "Findings", path: Path) -> "Mended":
     """Take bad records out; a set with a manifest gets a true one of the files that this changed."""
     from trainstone.data.manifest import read_manifest
     from trainstone.data.quarantine import quarantine, refresh_manifest
@@ -118,4 +119,4 @@ def mend(found: "DataSet", findings: "Findings", path: Path) -> Path | None:
     manifest = read_manifest(folder)
     if manifest is not None and mended.changed:
         refresh_manifest(folder, manifest, mended.changed)
-    return mended.place
+    return mended

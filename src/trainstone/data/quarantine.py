@@ -1,6 +1,7 @@
 """Takes bad records out of a data set: they go into the folder `quarantine` beside it, with the reason; the rest stays.
 
-A record file is rewritten without them under a temporary name and then replaced; picture files are moved.
+A record file is rewritten without them under a temporary name and then replaced; picture files are moved. COCO's
+annotations lose the pictures that were moved, and those that they name but that are not there.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import IO, NamedTuple
 
 from trainstone.data.manifest import QUARANTINE, FileFacts, Manifest, ShardFacts, SplitFacts, measure, write_manifest
 from trainstone.data.partial import sum_file
-from trainstone.data.raw.coco import drop_images
+from trainstone.data.raw.coco import CocoSource, drop_images
 from trainstone.data.recognise import open_prepared
 from trainstone.data.sample import DataSet, Source
 from trainstone.data.storage.records import RecordSource, ShardReader
@@ -30,34 +31,67 @@ class Mended(NamedTuple):
     """What was done."""
 
     place: Path | None
-    """Where bad records are now; None: there was nothing to move."""
+    """Where bad records, and annotations as they were, are now; None: there was nothing to take out."""
     changed: frozenset[Path]
     """Record files, index files and folders of pictures that are not what they were."""
+    moved: int
+    """Records and pictures that are in that place now."""
+    dropped: int
+    """Pictures that are missing and that annotations no longer name."""
 
 
 def quarantine(found: DataSet, bad: Sequence[Bad], stale: Sequence[Path], folder: Path) -> Mended:
     """Take bad records out, and write index files that do not fit anew."""
     root = folder if folder.is_dir() else folder.parent
     place = root / QUARANTINE
-    moved = []
+    moved: list[dict[str, object]] = []
     try:
+        pictures = [one for one in bad if one.record is None and one.name and Path(one.file).is_file()]
+        missing = find_missing(found, bad)
         for split in found.splits:
             if isinstance(split.source, RecordSource):
                 moved += clear_shards(split.source, bad, place)
-        pictures = [one for one in bad if one.record is None and one.name and Path(one.file).is_file()]
         moved += move_pictures(pictures, root, place)
-        if pictures and found.kind == "detect":
-            drop_images(root, {Path(one.file).name for one in pictures}, place)
+        dropped = drop_pictures(found, pictures, missing, root)
         for index in stale:
             keep_copy(index, place)
             rewrite_index(found, index)
-        if moved:
-            write_atomically(place / "reasons.json", dump_json([*read_reasons(place), *moved]))
+        if moved or dropped:
+            write_atomically(place / "reasons.json", dump_json([*read_reasons(place), *moved, *dropped]))
     except OSError as err:
         raise DataError(f"cannot mend {err.filename or root}: {err.strerror}") from err
     spoilt = {Path(one.file) for one in bad if one.record is not None}
-    folders = {parent for one in pictures for parent in Path(one.file).parents}
-    return Mended(place if moved else None, frozenset({*spoilt, *folders, *stale}))
+    folders = {parent for one in (*pictures, *missing) for parent in Path(one.file).parents}
+    changed = frozenset({*spoilt, *folders, *stale})
+    return Mended(place if moved or dropped else None, changed, len(moved), len(dropped))
+
+
+def find_missing(found: DataSet, bad: Sequence[Bad]) -> list[Bad]:
+    """Return the pictures that annotations name but that are not there; DataError where a split has no other."""
+    if found.kind != "detect":
+        return []
+    missing = [one for one in bad if one.record is None and one.name and not Path(one.file).exists()]
+    files = {one.file for one in missing}
+    for split in found.splits:
+        source = split.source
+        if not isinstance(source, CocoSource) or not 0 < len(source) <= len(files):
+            continue
+        if all(source.where(number) in files for number in range(len(source))):
+            raise DataError(
+                f"{source.pictures} has none of the {len(source):,} pictures that {source.annotations} names: "
+                "nothing was changed",
+                hint="put the pictures there (is the disk mounted?), or move that annotation file away",
+            )
+    return missing
+
+
+def drop_pictures(found: DataSet, moved: Sequence[Bad], missing: Sequence[Bad], root: Path) -> list[dict[str, object]]:
+    """Take pictures out of COCO's annotations; return what is to be told of those that were missing."""
+    if found.kind != "detect" or not (moved or missing):
+        return []
+    gone = drop_images(root, {Path(one.file).name for one in (*moved, *missing)}, root / QUARANTINE)
+    dropped = [one for one in missing if Path(one.file) in gone]
+    return [{"file": str(find_relative(Path(one.file), root)), "why": one.why, "kept": None} for one in dropped]
 
 
 def keep_copy(path: Path, place: Path) -> None:

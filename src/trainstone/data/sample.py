@@ -1,8 +1,8 @@
 """What every kind of storage holds in the end: a picture with its label and its boxes. And where samples come from."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -114,6 +114,8 @@ class DataSet:
     """imagenet, coco ... where known."""
     first_label: int | None = None
     """What its records call the first class, where they are TFRecord: 0, or 1 if 0 means background."""
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    """Splits that are described there but have no folder of pictures, and how that is seen."""
 
 
 def shorten(value: float) -> float:

@@ -31,6 +31,11 @@ def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
     """
     dataset = open_dataset(path)
     sources = {split.name: split.source for split in dataset.splits}
+    if name not in sources and name in dataset.lacking:
+        raise DataError(
+            f"{path} has no pictures of split {name}: {dataset.lacking[name]}",
+            hint="put the pictures into that folder, or into one of its name below images/",
+        )
     if len(sources) == 1 and name not in sources:
         only = next(iter(sources))
         log.warning("%s has one split, %s: took it for %s", path, only, name)
@@ -43,7 +48,10 @@ def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
         raise DataError(f"split {name} of {path} holds no picture", hint="trainstone data verify tells what is wrong")
     if skip_empty:
         if dataset.kind != "detect":
-            raise DataError(f"{path} is no set of boxes: data.skip_empty has no meaning for it")
+            raise DataError(
+                f"{path} is no set of boxes: data.skip_empty has no meaning for it",
+                hint="this recipe detects: give COCO, or another set with boxes",
+            )
         source = leave_out_empty(source, f"split {name} of {path}")
     return OpenSplit(dataset, name, source)
 

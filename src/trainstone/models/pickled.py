@@ -81,14 +81,14 @@ class _Machine:
         # Not from the file itself: of a file that says it holds 4 GB more, 4 GB of memory would be asked for.
         stream = io.BytesIO(data)
         self.bytes_left = GROWTH * len(data)
-        for count, (operation, argument, _) in enumerate(pickletools.genops(stream)):
+        for count, (operation, argument, at) in enumerate(pickletools.genops(stream)):
             if count >= MAX_OPERATIONS:
                 raise Refused(f"has more than {MAX_OPERATIONS:,} operations: far too many for weights")
             if operation.name in PLAIN:
                 self.stack.append(argument)
             elif operation.name in OPERATIONS:
                 self.argument = argument
-                OPERATIONS[operation.name](self)
+                self.do(operation.name, at)
             else:
                 raise Refused(f"holds code, or objects other than arrays: it asks for the operation {operation.name}")
         if stream.read(1):
@@ -96,6 +96,15 @@ class _Machine:
         if self.marks or len(self.stack) != 1:
             raise ValueError("it leaves more or less than one object")
         return self.stack.pop()
+
+    def do(self, name: str, at: int | None) -> None:
+        """Do one operation; where that fails, say which and where."""
+        try:
+            OPERATIONS[name](self)
+        except (IndexError, KeyError) as err:
+            raise ValueError(f"the operation {name} at byte {at} takes what is not there") from err
+        except (ValueError, TypeError, OverflowError) as err:
+            raise ValueError(f"the operation {name} at byte {at} fails: {err}") from err
 
     def pop_marked(self) -> list[Any]:
         """Take all above the last mark."""

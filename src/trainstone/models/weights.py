@@ -40,6 +40,8 @@ OTHERS = {
     b"<": "a web page or XML",
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
 }
+MAX_REASON = 200
+"""Characters of what torch says."""
 THE_MODEL = "the model"
 SAVE_AGAIN = "where it comes from, save the tensors alone: torch.save(model.state_dict(), FILE), or as safetensors"
 
@@ -140,7 +142,7 @@ def _read_kind(path: Path, head: bytes) -> dict[str, Tensor]:
     # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
     is_pickle = head.startswith(b"\x80") and head[8:9] != b"{"
     if head.startswith(ZIP) or (is_pickle and LEGACY in head):
-        return _unwrap(path, _load_torch(path))
+        return _unwrap(path, _load_torch(path, head))
     if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
         return _read_safetensors(path)
     kind = next((f": it is {kind}" for start, kind in OTHERS.items() if head.startswith(start)), "")
@@ -167,11 +169,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     return parts[0] | parts[1]
 
 
-def _load_torch(path: Path) -> Any:
+def _load_torch(path: Path, head: bytes) -> Any:
     """Open a file of torch.save as weights alone; whatever else it asks for is refused before it happens."""
     try:
         if zipfile.is_zipfile(path):
             _refuse_swollen(path)
+        elif head.startswith(ZIP):
+            raise ValueError("it begins as a zip file, but the list of contents at its end is not there")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: the error says enough
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -180,8 +184,14 @@ def _load_torch(path: Path) -> Any:
     except pickle.UnpicklingError as err:
         raise _explain_pickle(path, str(err)) from err
     except Exception as err:  # a damaged file makes torch raise anything: struct.error, KeyError, ...
-        reason = printable((str(err).splitlines() or [""])[0])[:200]
+        reason = "it ends too early" if isinstance(err, EOFError) else _first_sentence(str(err)) or type(err).__name__
         raise DataError(f"{path} is cut off, damaged or no file of torch.save: {reason}") from err
+
+
+def _first_sentence(text: str) -> str:
+    """Return what goes before the first full stop; one that is too long ends in three."""
+    sentence = printable(re.split(r"\.?\s*\n|\.(?=\s|$)", text.strip(), maxsplit=1)[0])
+    return sentence if len(sentence) <= MAX_REASON else f"{sentence[: MAX_REASON - 3]}..."
 
 
 def _refuse_swollen(path: Path) -> None:
@@ -201,10 +211,10 @@ def _explain_pickle(path: Path, reason: str) -> DataError:
         return DataError(
             f"{path} holds code, or objects other than tensors: it asks for {name}; it was not opened", hint=SAVE_AGAIN
         )
-    told = re.search(r"Unsupported operand \d+|Trying to [^\n]{1,120}|Can only [^\n]{1,120}", reason)
+    told = re.search(r"Unsupported operand \d+|Trying to [^\n]+|Can only [^\n]+", reason)
     return DataError(
         f"{path} is damaged, or a pickle that is more than weights; it was not opened"
-        + (f" (torch: {printable(told[0])})" if told else ""),
+        + (f" (torch: {_first_sentence(told[0])})" if told else ""),
         hint=SAVE_AGAIN,
     )
 

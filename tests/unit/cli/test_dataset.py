@@ -10,6 +10,7 @@ from small_sets import CLASSES, JPEGS, Listed, to_classify, to_detect
 from trainstone.cli.dataset import SHOWN_BAD, count_classes, tell_bad, tell_dataset, tell_manifest, tell_verdict
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
+from trainstone.data.quarantine import Mended
 from trainstone.data.sample import DataSet, Sample, Split
 from trainstone.data.verify import Bad, Findings
 from trainstone.formats.span import Span
@@ -67,7 +68,7 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
 
 
 @pytest.mark.parametrize(
-    ("findings", "moved", "fix", "lines"),
+    ("findings", "mended", "fix", "lines"),
     [
         (Findings(2, 1024), None, False, ["2 records, 1 KiB: all good"]),
         (
@@ -83,9 +84,20 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
         ),
         (
             Findings(2, 1024, BAD[1:]),
-            Path("set/quarantine"),
+            Mended(Path("set/quarantine"), frozenset(), moved=1, dropped=0),
             True,
             ["set/y.jpg: empty", "2 records, 1 KiB: 1 bad", "moved to set/quarantine; the rest can be used"],
+        ),
+        (
+            Findings(2, 1024, BAD[1:]),
+            Mended(Path("set/quarantine"), frozenset(), moved=0, dropped=1),
+            True,
+            [
+                "set/y.jpg: empty",
+                "2 records, 1 KiB: 1 bad",
+                "1 missing picture taken out of the annotations, which are in set/quarantine/annotations as they were",
+                "the rest can be used",
+            ],
         ),
         (
             Findings(2, 1024, [], [Path("set/x.idx")]),
@@ -105,15 +117,16 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
         ),
     ],
 )
-def test_findings(capsys, findings: Findings, moved: Path | None, fix: bool, lines: list[str]):
+def test_findings(capsys, findings: Findings, mended: Mended | None, fix: bool, lines: list[str]):
     tell_bad(findings, as_json=False)
-    tell_verdict(Path("set"), findings, moved, as_json=False, fix=fix)
+    tell_verdict(Path("set"), findings, mended, as_json=False, fix=fix)
     assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_findings_as_json(capsys):
     tell_bad(Findings(2, 9, BAD, []), as_json=True)
-    tell_verdict(Path("set"), Findings(2, 9, BAD, [Path("x.idx")]), Path("q"), as_json=True, fix=True)
+    mended = Mended(Path("q"), frozenset(), moved=2, dropped=3)
+    tell_verdict(Path("set"), Findings(2, 9, BAD, [Path("x.idx")]), mended, as_json=True, fix=True)
     assert json.loads(capsys.readouterr().out) == {
         "path": "set",
         "records": 2,
@@ -124,6 +137,7 @@ def test_findings_as_json(capsys):
         ],
         "stale_indexes": ["x.idx"],
         "quarantine": "q",
+        "dropped_missing": 3,
     }
 
 
@@ -132,7 +146,7 @@ def test_names_are_not_obeyed(capsys):
     tell_manifest(make_manifest("wds", [("a", EVIL)], [(EVIL, EVIL)]), evil, as_json=False, worked=True)
     findings = Findings(1, 1, [Bad(EVIL, 0, Span(0, 1), EVIL, EVIL)], [evil])
     tell_bad(findings, as_json=False)
-    tell_verdict(evil, findings, evil, as_json=False, fix=True)
+    tell_verdict(evil, findings, Mended(evil, frozenset(), moved=1, dropped=1), as_json=False, fix=True)
     out = capsys.readouterr().out
     assert not hidden(out)
     assert "\\x1b[31m" in out

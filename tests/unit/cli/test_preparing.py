@@ -114,7 +114,7 @@ def test_a_mended_set_has_a_true_manifest(tmp_path: Path):
     root = make_set(tmp_path / "set", "tfrecord")
     path = root / SHARDS["tfrecord"]
     flip(path, locate(path, "tfrecord")[2].offset + 100)
-    assert mend(open_dataset(root, classes=False), check(root), root) == root / "quarantine"
+    assert mend(open_dataset(root, classes=False), check(root), root).place == root / "quarantine"
     manifest = read_manifest(root)
     assert manifest is not None
     assert manifest.splits[0].records == 7

@@ -1,11 +1,14 @@
 """The part of a set that training or validation asks for."""
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from made_coco import make_instances
+from made_coco import make_set as make_coco
 from small_sets import CLASSES, RECORDS, STORAGES, Listed, make_set, to_classify, to_detect, write_set
 from trainstone.data.sample import Box, DataSet, Split
 from trainstone.data.splits import open_split
@@ -93,5 +96,25 @@ def test_a_set_of_empty_pictures(tmp_path: Path, storage: str):
 
 
 def test_a_set_without_boxes_has_no_empty_pictures(both: Path):
-    with pytest.raises(DataError, match="is no set of boxes"):
+    with pytest.raises(DataError, match="is no set of boxes") as told:
         open_split(both, "train", skip_empty=True)
+    assert told.value.hint == "this recipe detects: give COCO, or another set with boxes"
+
+
+@pytest.mark.parametrize(("name", "lacking", "other"), [("train", "train2017", "val"), ("val", "val2017", "train")])
+def test_no_other_split_is_taken_for_one_of_coco_whose_pictures_lack(
+    tmp_path: Path, name: str, lacking: str, other: str, caplog: pytest.LogCaptureFixture
+):
+    root = make_coco(tmp_path / "c", train2017=make_instances(5), val2017=make_instances(3))
+    shutil.rmtree(root / lacking)
+    reason = f"annotations/instances_{lacking}.json is there, {lacking}/ is not"
+    for asked in (name, lacking):
+        with pytest.raises(DataError) as told:
+            open_split(root, asked)
+        assert told.value.message == f"{root} has no pictures of split {asked}: {reason}"
+        assert "put the pictures into that folder" in str(told.value.hint)
+    assert "took it for" not in caplog.text
+    caplog.clear()
+    assert open_split(root, other).name == other
+    assert [record.message for record in caplog.records] == [f"{root}: {reason}: its pictures are left out"]
+    assert open_split(root, "test").name == other  # of test nothing is there: as with any other set

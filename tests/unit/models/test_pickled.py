@@ -310,3 +310,18 @@ def test_bytes_after_the_end_are_refused(tmp_path: Path):
 def test_bytes_changed_at_random_give_arrays_or_a_data_error(tmp_path: Path, protocol: int, data: st.DataObject):
     sound = pickle.dumps({"a": ARRAYS["conv0_weight"], "b": ARRAYS["big_endian"]}, protocol=protocol)
     read_damaged(tmp_path / "w.pickle", data.draw(damaged(sound)), read_pickled, place="")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"hello world\n", "the operation BINGET at byte 0 takes what is not there"),
+        (b"}hello world\n", "the operation BINGET at byte 1 takes what is not there"),
+        (b"e", "the operation APPENDS at byte 0 takes what is not there"),
+        (b"some text", "the operation SETITEM at byte 0 takes what is not there"),
+        (b"name: x", "at position 0, opcode b'n' unknown"),
+    ],
+)
+def test_text_is_told_by_the_first_byte_that_makes_no_sense(tmp_path: Path, content: bytes, words: str):
+    told = refused(tmp_path / "w.pickle", content)
+    assert told == f"{tmp_path / 'w.pickle'} is cut off, damaged or no pickle of arrays: {words}"

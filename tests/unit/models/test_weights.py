@@ -305,3 +305,38 @@ def test_weights_are_written_for_other_tools(tmp_path: Path):
     with safe_open(tmp_path / "new" / "w.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt", "recipe": "demo"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["w.safetensors"]
+
+
+def test_a_file_of_torch_cut_in_half_is_told_in_whole_words(tmp_path: Path):
+    path = tmp_path / "w.pth"
+    torch.save(SMALL, path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError) as caught:
+        read_weights(path)
+    assert caught.value.message == (
+        f"{path} is cut off, damaged or no file of torch.save: "
+        "it begins as a zip file, but the list of contents at its end is not there"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("failed finding central directory. This is an internal error. If you are"), "central directory"),
+        (RuntimeError("file 1.5 of v2.0 is odd.\nMore."), "file 1.5 of v2.0 is odd"),
+        (EOFError(), "it ends too early"),
+        (KeyError(), "KeyError"),
+        (RuntimeError("a" * 300), "a" * 197 + r"\.\.\."),
+    ],
+)
+def test_of_what_torch_says_the_first_sentence_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+):
+    torch.save(SMALL, tmp_path / "w.pth")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(DataError, match=rf"no file of torch\.save: .*{words}$"):
+        read_weights(tmp_path / "w.pth")

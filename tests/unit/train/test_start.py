@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from made_coco import make_instances
+from made_coco import make_set as make_coco
 from small_sets import CLASSES, Listed, make_set, to_classify, write_set
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
@@ -51,6 +53,17 @@ def test_a_set_without_a_split_to_validate_with_can_be_trained_on(tmp_path: Path
 def test_it_is_refused_where_it_is_to_be_judged(tmp_path: Path, setting: str, names: tuple[str, ...], told: str):
     config = make_config(make_splits(tmp_path / "set", *names), setting)
     with pytest.raises(DataError, match=told):
+        open_both(config)
+
+
+@pytest.mark.parametrize("lacking", ["train2017", "val2017"])
+def test_a_split_of_coco_without_its_folder_is_named(tmp_path: Path, lacking: str):
+    root = make_coco(tmp_path / "coco", train2017=make_instances(3), val2017=make_instances(3))
+    (root / lacking).rename(root / "elsewhere")
+    config = load_config(
+        "ssd300-mlperf", settings=["model.num_classes=3", "eval.every_epochs=1"], flags={"data.root": str(root)}
+    )
+    with pytest.raises(DataError, match=f"annotations/instances_{lacking}.json is there, {lacking}/ is not"):
         open_both(config)
 
 

@@ -34,16 +34,17 @@ YEAR = re.compile(r"20\d\d$")
 
 
 def find_coco(path: Path) -> DataSet:
-    """Open a folder in COCO's layout; splits whose pictures are not there are left out."""
+    """Open a folder in COCO's layout; splits whose pictures are not there are told and left out."""
     usable = find_splits(path)
+    found = find_annotations(path / "annotations")
     if not usable:
-        found = find_annotations(path / "annotations")
         stems = ", ".join(found) or "train2017"
         raise DataError(
             f"{path} is not in COCO's layout: "
             + ("no pictures for its annotations" if found else "no annotations/instances_<split>.json"),
             hint=f"pictures of a split are looked for in folders named like it ({stems}), or below images/",
         )
+    lacking = tell_lacking(path, {stem: file for stem, file in found.items() if stem not in usable})
     splits: list[Split] = []
     categories: Sequence[CocoCategory] = ()
     for stem, (file, folder) in usable.items():
@@ -53,7 +54,18 @@ def find_coco(path: Path) -> DataSet:
         categories = instances.categories
         splits.append(Split(name_split(stem, usable), make_source(instances, file, folder)))
     classes = [ClassName(name) for _, name in list_classes(categories)]
-    return DataSet("detect", "COCO", classes, splits, name_set(categories))
+    return DataSet("detect", "COCO", classes, splits, name_set(categories), lacking=lacking)
+
+
+def tell_lacking(path: Path, files: Mapping[str, Path]) -> dict[str, str]:
+    """Warn of annotations without a folder of pictures; return what is said of each by train2017 and by train."""
+    told: dict[str, str] = {}
+    for stem, file in files.items():
+        reason = f"annotations/{file.name} is there, {stem}/ is not"
+        log.warning("%s: %s: its pictures are left out", path, reason)
+        for name in (stem, YEAR.sub("", stem)):
+            told.setdefault(name, reason)
+    return told
 
 
 def open_splits(path: Path, folders: Mapping[str, str]) -> DataSet:
@@ -214,12 +226,13 @@ def find_areas(instances: Instances, boxes: NDArray[np.float64]) -> NDArray[np.f
     return np.where(as_box | (areas < 0), np.nan, areas)
 
 
-def drop_images(root: Path, names: Collection[str], place: Path) -> None:
-    """Take pictures that were moved away out of the annotation files and lists of images that name them.
+def drop_images(root: Path, names: Collection[str], place: Path) -> set[Path]:
+    """Take pictures that were moved away, or are missing, out of the annotation files and lists that name them.
 
     `names` are file names without folders; only those that are gone from their split's folder are meant. The files as
-    they were are kept in `place`, the oldest where there are several.
+    they were are kept in `place`, the oldest where there are several. Returns where the pictures should have been.
     """
+    dropped: set[Path] = set()
     for path in sorted((root / "annotations").glob("*.json"), reverse=True):  # instances_ before bbox_only_
         named = ANNOTATIONS.fullmatch(path.name)
         folder = find_pictures(root, named[2]) if named else None
@@ -231,6 +244,8 @@ def drop_images(root: Path, names: Collection[str], place: Path) -> None:
             _keep(path, place / "annotations" / path.name)
             write_atomically(path, document.without(gone))
             _drop_lines(root / f"{named[2]}-images.txt", gone)
+            dropped |= {folder / name for name in gone}
+    return dropped
 
 
 def _keep(path: Path, copy: Path) -> None:

@@ -37,6 +37,8 @@ TIMEOUT_SECONDS = 30.0
 """For a connection, and for each next byte."""
 WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Between tries that bring nothing new; then it is given up."""
+AGAIN = "run it again later: it goes on where it was"
+AGAIN_OR_SUM = "run it again later, or give --sha256 DIGITS: else the mirror is asked first what the file must be"
 
 
 class Insistence(NamedTuple):
@@ -60,7 +62,7 @@ def fetch(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise DataError(f"cannot make the folder {target}: {err.strerror}") from err
-    sums = _ask_sums(source, insistence) if any(wanted.believed is None for wanted in files) else {}
+    sums = _ask_sums(source, files, insistence) if any(wanted.believed is None for wanted in files) else {}
     for wanted in files:
         expected = _expect(wanted, sums)
         final = target / wanted.name
@@ -73,13 +75,14 @@ def fetch(
             partial.finish()
 
 
-def _ask_sums(source: Mirror, insistence: Insistence) -> dict[str, Sum]:
+def _ask_sums(source: Mirror, files: Sequence[Wanted], insistence: Insistence) -> dict[str, Sum]:
     for wait in (*WAITS_SECONDS, None):
         try:
             return read_sums(source, insistence.timeout_seconds)
         except Unreachable as err:
             if wait is None:
-                raise _give_up(err) from err
+                published = all(wanted.believed or wanted.md5 for wanted in files)
+                raise _give_up(err, AGAIN if published else AGAIN_OR_SUM) from err
             insistence.sleep(wait)
     raise AssertionError("the last try returns or raises")
 
@@ -123,8 +126,8 @@ def _pour(answer: Answer, partial: "Partial") -> Iterator[Progress]:
         raise Unreachable(f"{answer.where} breaks off at byte {partial.done} of {partial.total_bytes}")
 
 
-def _give_up(err: Unreachable) -> DataError:
-    return DataError(f"{err}; tried {len(WAITS_SECONDS) + 1} times", hint="run it again later: it goes on where it was")
+def _give_up(err: Unreachable, hint: str = AGAIN) -> DataError:
+    return DataError(f"{err}; tried {len(WAITS_SECONDS) + 1} times", hint=hint)
 
 
 def _check_present(final: Path, expected: Sum) -> Iterator[Progress]:

@@ -166,7 +166,9 @@ def test_no_pictures_or_no_annotations_are_told(tmp_path: Path, small: Path):
     with pytest.raises(DataError, match=r"no annotations/instances_<split>\.json"):
         find_coco(tmp_path)
     shutil.rmtree(small / "train2017")
-    assert [split.name for split in find_coco(small).splits] == ["val"]
+    found = find_coco(small)
+    assert [split.name for split in found.splits] == ["val"]
+    assert sorted(found.lacking) == ["train", "train2017"]
     shutil.rmtree(small / "val2017")
     with pytest.raises(DataError, match="no pictures for its annotations") as told:
         find_coco(small)
@@ -193,7 +195,8 @@ def test_pictures_that_were_moved_away_are_dropped_and_the_original_is_kept(tmp_
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     for number in (1, 4):
         (root / f"train2017/{number:012d}.jpg").unlink()
-    drop_images(root, {"000000000001.jpg", "000000000004.jpg", "other.jpg"}, place)
+    dropped = drop_images(root, {"000000000001.jpg", "000000000004.jpg", "other.jpg"}, place)
+    assert dropped == {root / "train2017/000000000001.jpg", root / "train2017/000000000004.jpg"}
     left = [f"{n:012d}.jpg" for n in (0, 2, 3)]
     assert names_in(train) == names_in(root / "annotations/bbox_only_instances_train2017.json") == left
     assert [item["image_id"] for item in json.loads(train.read_text())["annotations"]] == [100, 98, 97]
@@ -230,3 +233,12 @@ def test_real_pictures_have_their_boxes(tmp_path: Path):
     assert len(boxes) == 604 + 560
     assert sum(box.crowd for box in boxes) == 16
     assert all(0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1 for box in boxes)
+
+
+def test_a_split_of_another_year_stays_one_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    root = make_set(tmp_path / "c", train2014=make_instances(2), train2017=make_instances(3))
+    shutil.rmtree(root / "train2017")
+    found = find_coco(root)
+    assert [split.name for split in found.splits] == ["train"]
+    assert "annotations/instances_train2017.json is there, train2017/ is not" in found.lacking["train2017"]
+    assert caplog.text.count("its pictures are left out") == 1

@@ -201,9 +201,10 @@ def test_nobody_listening_is_told_after_a_few_tries(tmp_path: Path):
     with serve(Site()) as mirror:
         pass
     waits: list[float] = []
-    with pytest.raises(DataError, match="Connection refused; tried 6 times"):
+    with pytest.raises(DataError, match="Connection refused; tried 6 times") as caught:
         get(mirror, tmp_path, waits=waits)
     assert waits == list(WAITS_SECONDS)
+    assert "--sha256" not in str(caught.value.hint)  # `trainstone data` has no such option
 
 
 def test_a_server_that_falls_silent_is_asked_again(tmp_path: Path):

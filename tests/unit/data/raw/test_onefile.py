@@ -159,3 +159,16 @@ def test_a_believed_sum_goes_before_the_mirrors_own(tmp_path: Path):
         for _ in fetch(mirror, files, tmp_path, timeout_seconds=2, sleep=lambda seconds: None):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([NAME, "net.pth"])
+
+
+def test_a_mirror_that_is_down_is_told_with_the_way_round_its_sums(tmp_path: Path):
+    with serve(make_site()) as mirror:
+        pass
+    hints = {}
+    for name, sha256 in (("net.pth", None), ("net.pth", SUM), (NAME, None)):
+        with pytest.raises(DataError, match="Connection refused; tried 6 times") as caught:
+            bring(f"{mirror}/{name}", tmp_path, sha256)
+        asked = caught.value.message.partition(": ")[0].rpartition("/")[2]
+        hints[asked, sha256] = str(caught.value.hint)
+    assert "or give --sha256 DIGITS" in hints["SHA256SUMS", None]
+    assert hints["net.pth", SUM] == hints[NAME, None] == "run it again later: it goes on where it was"
