@@ -50,7 +50,7 @@ def test_files_that_source_each_other_end(config: Path):
 
 
 def test_words_beat_the_file_and_fill_its_defaults(config: Path):
-    found = read_assignments(["NUMEPOCHS=4", "export", "LR=2", str(config)])
+    found = read_assignments(["NUMEPOCHS=4", "export", "LR=2", str(config)], program="p.py")
     assert (found.values["NUMEPOCHS"], found.values["LR"]) == ("4", "2")
 
 
@@ -73,8 +73,11 @@ def test_binary_and_endless_files_are_refused(tmp_path: Path):
 
 
 def test_words_that_are_neither_are_named():
-    with pytest.raises(ConfigError, match=r"neither NAME=value nor a config_\*.sh that is there: config_no.sh, word"):
-        read_assignments(["LR=1", "config_no.sh", "word"])
+    with pytest.raises(
+        ConfigError, match=r"neither NAME=value nor a config_\*.sh that is there: config_no.sh, word"
+    ) as err:
+        read_assignments(["LR=1", "config_no.sh", "word"], program="p.py")
+    assert err.value.hint.endswith("or flags of p.py")
 
 
 def test_several_assignments_of_one_line(tmp_path: Path):

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile import EVIL, hidden
 from old_lines import SSD_EXTRA, SSD_GEOMETRY, SSD_NAMES, ssd_config, ssd_program
+from parsed_command import parse_command, parse_told
 from trainstone.config.load import load_config
 from trainstone.config.old.ssd_flags import FLAGS
 from trainstone.config.old.told import Told, read_key, tell_old, write_file
@@ -25,7 +27,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tell(line: str | list[str]) -> Told:
-    return tell_old("mlperf-ssd", shlex.split(line) if isinstance(line, str) else line)
+    told = tell_old("mlperf-ssd", shlex.split(line) if isinstance(line, str) else line)
+    parse_told(told)
+    return told
 
 
 def changed(*flags: str) -> dict[str, Any]:
@@ -74,6 +78,56 @@ def test_the_file_of_a_system_is_the_system(system: str, form: str, here: Path):
     assert any(note.startswith("WALLTIME=") for note in told.notes)
     if system == "2xc4140" and form != "text":
         assert "NNODES=1: config_2xC4140.sh says so by mistake; it ran on 2 nodes" in told.notes
+
+
+@pytest.mark.parametrize("system", SSD_EXTRA)
+@pytest.mark.parametrize(
+    "form", ["config_{}.sh", "./config_{}.sh", "source there/config_{}.sh; ./run_and_time.sh", ". 'config_{}.sh'"]
+)
+@pytest.mark.parametrize("pasted", [False, True])
+def test_a_file_that_is_not_here_is_what_dell_s_said(system: str, form: str, pasted: bool):
+    line = form.format(SSD_NAMES[system])
+    told = tell([line] if pasted else shlex.split(line))
+    assert told.config == load_config("ssd300-mlperf", system=system)
+    assert any(note.startswith(f"config_{SSD_NAMES[system]}.sh: as Dell EMC's") for note in told.notes)
+
+
+@pytest.mark.parametrize(("short", "system"), [("4xC4140", "4xc4140"), ("DGX1", "dgx1"), ("DGXA100", "dgxa100")])
+def test_short_names_of_systems(short: str, system: str):
+    assert tell(f"config_{short}.sh").config == load_config("ssd300-mlperf", system=system)
+
+
+def test_a_word_that_is_nothing_is_answered_with_the_own_program():
+    with pytest.raises(ConfigError) as err:
+        tell("NGPU=4 strange")
+    assert err.value.hint is not None
+    assert err.value.hint.endswith("flags of ssd_main.py")
+
+
+def test_a_tar_file_of_the_pictures_is_told(here: Path):
+    text = f'# from a tar file\nexport CREATE_TMP_FILE_FROM="/far/coco2017.tar"\n\n{ssd_config("dgxa100")}'
+    (here / "config_DGXA100_1x8x114.sh").write_text(text)
+    for line in ("config_DGXA100_1x8x114.sh", "SYSTEM=DGXA100_1x8x114 run_and_time.sh"):
+        told = tell(line)
+        assert told.config == load_config("ssd300-mlperf", system="dgxa100")
+        assert "CREATE_TMP_FILE_FROM=/far/coco2017.tar: data is read where it lies: `--data`" in told.notes
+
+
+def test_what_goes_on_does_not_begin_with_random_weights():
+    notes = tell("ssd_main.py --resume-from a.params").notes
+    assert not [note for note in notes if "random" in note]
+    assert any(note.startswith("--resume-from=a.params: `train --resume RUN`") for note in notes)
+
+
+def test_no_epochs_to_evaluate_after():
+    told = tell("ssd_main.py --val-epochs --async-val")
+    assert told.config is not None
+    assert (told.config.eval.at_epochs, told.config.eval.every_epochs, told.config.eval.async_) == ((), 0, True)
+    assert "--val-epochs: no epoch to evaluate after; here the end of the run is" in told.notes
+    told = tell("ssd_main.py --val-interval 40 --val-epochs")
+    assert told.config is not None
+    assert told.config.eval.at_epochs == (40.0, 80.0)
+    assert changed("--val-epochs") == {"eval.at_epochs": (), "eval.every_epochs": 0}
 
 
 def test_the_number_of_nodes_that_sbatch_is_given_counts():
@@ -216,6 +270,11 @@ def test_what_was_refused_there_is_said():
         ("prepare-json.py one", "prepare-json.py takes IN OUT"),
         ("create_tfrecord.py -q 5", "'-q' is no flag of create_tfrecord"),
         ("create_tfrecord.py -n", "-n: it takes a value"),
+        ("create_tfrecord.py -n many", "-n many: must be a whole number of at least 1"),
+        ("mll-status -v a.log", "mll-status takes LOG..., not -v"),
+        ("ssd_main.py --lr-decay-epochs --async-val", "--lr-decay-epochs: it takes a value"),
+        ("config_C9999.sh", "SYSTEM=C9999: there is no config_C9999.sh here"),
+        ("SYSTEM=DSS8440 ./config_C4140.sh", "SYSTEM=C4140 and SYSTEM=DSS8440: one system at a time"),
     ],
 )
 def test_mistakes_are_named(line: str, error: str):
@@ -233,15 +292,15 @@ def test_mistakes_are_named(line: str, error: str):
         ),
         (
             "create_tfrecord.py -i /d/coco/train2017 -a x.json -o /r/train -n 1 --ltrb --ratio",
-            "trainstone data convert --from /d/coco --to /r --format tfrecord",
+            "trainstone data convert /d/coco /r --format tfrecord",
         ),
         (
             "create_tfrecord.py -i /d/train2017/ -a x -o /d/tf/train -n 8 --ltrb --ratio --skip-empty --seed 2020",
-            "trainstone data convert --from /d --to /d-tfrecord --format tfrecord --skip-empty --shuffle --shards 8",
+            "trainstone data convert /d /d-tfrecord --format tfrecord --skip-empty --shuffle --shards 8",
         ),
         (
             "create_tfrecord.sh --dataset-dir '/my data'",
-            "trainstone data convert --from '/my data/coco2017' --to '/my data/coco2017-tfrecord' --format tfrecord "
+            "trainstone data convert '/my data/coco2017' '/my data/coco2017-tfrecord' --format tfrecord "
             "--skip-empty --shuffle",
         ),
         (
@@ -249,6 +308,23 @@ def test_mistakes_are_named(line: str, error: str):
             "trainstone weights convert resnet34-333f7ec4.pth resnet34.safetensors",
         ),
         ("scripts/docker/build.sh", "trainstone doctor"),
+        ("prepare-json.py instances_val2017.json out.json", "trainstone data coco --from COCO --to COCO-checked"),
+        ("prepare-json.py ../annotations/a.json b.json", "trainstone data coco --from COCO --to COCO-checked"),
+        (
+            "create_tfrecord.py -i train2017 -a x.json -o tf/train --ltrb --ratio",
+            "trainstone data convert COCO COCO-tfrecord --format tfrecord",
+        ),
+        (
+            "create_tfrecord.py -i train2017 -o /r/train --ltrb --ratio",
+            "trainstone data convert COCO /r --format tfrecord",
+        ),
+        (
+            "create_tfrecord.py -i -d/train2017 -o train --ltrb --ratio",
+            "trainstone data convert ./-d ./-d-tfrecord --format tfrecord",
+        ),
+        ("mll-status a.log", "trainstone mlperf summary a.log"),
+        ("./mll-status 'my logs/a.log' 'r s/*.log' | sort", "trainstone mlperf summary 'my logs/a.log' 'r s/'*.log"),
+        ("mll-status", "trainstone mlperf summary LOG"),
     ],
 )
 def test_scripts_that_train_nothing(line: str, command: str):
@@ -259,10 +335,31 @@ def test_scripts_that_train_nothing(line: str, command: str):
     assert all(part.startswith("#") for part in text.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("data convert --from a --to b", "No such option: --from"),
+        ("data convert a", "Missing parameter: target"),
+        ("data convert a b c", "unexpected extra argument"),
+        ("data convert a b --format tar", "is not one of"),
+        ("data converts a b", "there is no data converts"),
+        ("launch local --ranks 2 -- trains a", "there is no trains a"),
+        ("launch local --ranks 2 -- train a --sed 1", "No such option: --sed"),
+    ],
+)
+def test_a_command_that_is_not_ours_would_be_found(wrong: str, why: str):
+    with pytest.raises((AssertionError, typer.BadParameter.__base__)) as err:
+        parse_command(f"trainstone {wrong}")
+    assert why in str(err.value)
+
+
 def test_a_hostile_line_stays_a_comment_and_words():
     told = tell(["prepare-json.py", f"/x/{EVIL}/a.json", "b.json"])
     assert not hidden(write_file(told))
     assert f"/{EVIL}" not in told.command or shlex.split(told.command)
+    told = tell(["mll-status", "$(date)/*.log", "a'b"])
+    assert shlex.split(told.command)[3:] == ["$(date)/*.log", "a'b"]
+    assert "'$(date)/'*.log" in told.command
 
 
 @given(st.sampled_from(sorted(SSD_GEOMETRY)), st.integers(1, 512), st.integers(0, 10**6))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hostile import EVIL, hidden
 from old_lines import SC22, WMLCE, WMLCE_JOB, mlperf_words, ssd_program
+from parsed_command import parse_told
 from trainstone.config.load import load_config
 from trainstone.config.old import sc22, tbd, wmlce
 from trainstone.config.old.flag import Flag
@@ -65,6 +66,7 @@ def test_file_and_command_are_the_configuration(tmp_path: Path, original: str, w
     path.write_text(write_file(told))
     assert load_config(str(path)) == told.config
     assert run_command(told.command) == told.config
+    parse_told(told)
 
 
 @settings(max_examples=60)

@@ -30,6 +30,8 @@ class Flag(NamedTuple):
     """Key, flag or command here; empty: it has no meaning here, and the remark says why."""
     remark: str = ""
     choices: tuple[str, ...] = ()
+    may_be_empty: bool = False
+    """Of a list: it may stand without any value (argparse's nargs="*")."""
 
 
 class Mistake(ValueError):

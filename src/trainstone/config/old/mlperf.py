@@ -110,7 +110,8 @@ def read_script_line(line: Line) -> Asked:
     """Read variables, given as words or in files, before a start script or alone."""
     set_before = [word for word in line.before if ASSIGNMENT.fullmatch(word) or word.endswith(".sh")]
     launched = line._replace(before=tuple(word for word in line.before if word not in (*set_before, "source", ".")))
-    found = merge(read_commands(line.earlier, PASTED, {}), read_assignments([*set_before, *line.after]))
+    words = read_assignments([*set_before, *line.after], program="train_imagenet.py")
+    found = merge(read_commands(line.earlier, PASTED, {}), words)
     if line.program in ("run_singlenode.sh", "run_multinode.sh"):
         found.values.update({name: text for name, text in PACKAGED.items() if name not in found.values})
     notes = [*line.notes, *tell_launcher(launched), *found.notes, *tell_computed(found)]

@@ -69,6 +69,8 @@ def read_given(flag: Flag, texts: Sequence[str], *, off: bool) -> Any:
     """Return the value of a flag that was given."""
     if flag.kind == "switch" and not texts:
         return not off
+    if not texts and flag.may_be_empty:
+        return ()
     if not texts or off:
         raise Mistake("it takes a value" if not off else "it takes none")
     return read_value(flag, texts)

@@ -111,8 +111,11 @@ def follow(found: Assigned, path: Path, sourced: str, outer: Mapping[str, str], 
     found.notes.extend(inner.notes)
 
 
-def read_assignments(words: Sequence[str]) -> Assigned:
-    """Read NAME=value words, `export` between them, and files whose lines are such; words beat files."""
+def read_assignments(words: Sequence[str], *, program: str) -> Assigned:
+    """Read NAME=value words, `export` between them, and files whose lines are such; words beat files.
+
+    The program is the one whose flags could be given instead.
+    """
     plain = [match for word in words if (match := ASSIGNMENT.fullmatch(word))]
     given = {match[1]: match[2] for match in plain if fill_default(match[2], {}) == match[2]}
     files = Assigned({}, {}, [])
@@ -132,7 +135,7 @@ def read_assignments(words: Sequence[str]) -> Assigned:
     if strange:
         raise ConfigError(
             f"neither NAME=value nor a config_*.sh that is there: {', '.join(strange)}",
-            hint="no shell is started: plain assignments, a file with them, or flags of train_imagenet.py",
+            hint=f"no shell is started: plain assignments, a file with them, or flags of {program}",
         )
     return merge(files, line)
 

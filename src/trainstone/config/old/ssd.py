@@ -29,9 +29,12 @@ from trainstone.config.old.ssd_scripts import (
 from trainstone.errors import ConfigError
 
 ORIGINAL = "mlperf-ssd"
+SCRIPTED = "ssd_main.py"
 GRAMMAR = Grammar(ORIGINAL, FLAGS)
 PROGRAM = r"ssd_main(?:_async)?\.py"
 BASE_RATE = 2.5e-3
+ABSENT = re.compile(r"""(?:(?:source|\.)\s+)?["']?((?:[^\s"'$`]*/)?config_([\w.-]+)\.sh)["']?""")
+"""A system's file, by itself or sourced."""
 COUNTS = ("NNODES", "NGPU", "DGXNNODES", "DGXNGPU", "NUMEPOCHS", "NEXP")
 # Keys that a flag sets with its value, or its default.
 KEYS = {
@@ -92,7 +95,7 @@ def read_program(line: Line, words: Sequence[str], geometry: Geometry, launched:
     else:
         name = "tfrecord-root" if given.values["use-tfrecord"] else "coco-root"
         notes += set_data(keys, given.values[name] if name in given.asked else None, f"--{name}")
-    if "pretrained-backbone" not in given.asked and not synthetic:
+    if not {"pretrained-backbone", "resume-from"} & set(given.asked) and not synthetic:
         notes.append("--pretrained-backbone is not given: it begins with random weights, as there")
     options = set_out(given.values.get("results"))
     said = trace_flags(FLAGS, given.asked)
@@ -129,6 +132,8 @@ def read_keys(given: Given) -> dict[str, Any]:
         "eval.target": values["target-map"] / 100,
         "detect.max_found": values["nms-topk"] if post == -1 else post,
     }
+    if not epochs:
+        keys["eval.every_epochs"] = 0
     if values["log-interval"] != 100:
         keys["original.every_steps"] = values["log-interval"]
     return keys
@@ -152,6 +157,8 @@ def tell_odd(given: Given) -> list[str]:
     notes = []
     if values["bn-group"] > 1 and (values["data-layout"].upper() == "NCHW" or values["precision"] == "fp32"):
         notes.append(f"{asked['bn-group']} with NCHW or fp32: refused there; here it is done")
+    if not list_judged(values):
+        notes.append(f"{asked['val-epochs']}: no epoch to evaluate after; here the end of the run is")
     return notes
 
 
@@ -159,7 +166,11 @@ def read_script_line(line: Line, words: Sequence[str]) -> Asked:
     """Read variables, given as words or in files, before a start script or alone."""
     set_before = [word for word in line.before if ASSIGNMENT.fullmatch(word) or word.endswith(".sh")]
     launched = line._replace(before=tuple(word for word in line.before if word not in (*set_before, "source", ".")))
-    found = merge(read_commands(line.earlier, PASTED, {}), read_assignments([*set_before, *line.after]))
+    assigning = [name_absent(word) for word in (*set_before, *line.after)]
+    if len(named := {word for word in assigning if word.startswith("SYSTEM=")}) > 1:
+        check_alone([f"{' and '.join(sorted(named))}: one system at a time"], original=ORIGINAL)
+    earlier = read_commands([name_absent(text) for text in line.earlier], PASTED, {})
+    found = merge(earlier, read_assignments(assigning, program=SCRIPTED))
     notes = [*line.notes, *tell_launcher(launched), *found.notes]
     system = name_system(found, words)
     found, told = add_system(found, system)
@@ -201,6 +212,12 @@ def read_runs(line: Line, given: Given) -> tuple[str, ...]:
     return ("--runs", str(runs)) if runs > 1 else ()
 
 
+def name_absent(text: str) -> str:
+    """Return SYSTEM=<name> for a config_<name>.sh that is not here, or a command that sources it."""
+    named = ABSENT.fullmatch(text)
+    return f"SYSTEM={named[2]}" if named and not Path(named[1]).is_file() else text
+
+
 def name_system(found: Assigned, words: Sequence[str]) -> str:
     """Return the system that is named, by a variable or by the file that is read."""
     files = [part for word in words for part in word.split() if Path(part).name.startswith("config_")]
@@ -214,7 +231,7 @@ def add_system(found: Assigned, system: str) -> tuple[Assigned, list[str]]:
         return found, []
     file = f"config_{system}.sh"
     if Path(file).is_file():
-        read = read_assignments([file])
+        read = read_assignments([file], program=SCRIPTED)
         return merge(read, found), [f"{file}: read as text, not executed"]
     if system not in SYSTEMS:
         raise ConfigError(
