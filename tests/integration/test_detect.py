@@ -82,7 +82,7 @@ def test_saved_weights_have_the_same_quality_on_one_and_two_ranks(nursery: Nurse
     weights = str(run / "checkpoints/best.safetensors")
     found = []
     for ranks in (1, 2):
-        out = nursery.folder / f"judged-{ranks}"
+        out = nursery.folder / f"detector-judged-{ranks}"
         ended = [
             child.wait()
             for child in nursery.start_ranks(ranks, "eval", weights, "--out", str(out), "--set", "engine.threads=1")
