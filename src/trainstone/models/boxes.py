@@ -64,11 +64,6 @@ def list_levels(image_size: int) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def feature_sizes(image_size: int) -> tuple[int, ...]:
-    """Return how many cells a side the maps have: 38, 19, 10, 5, 3, 1 for 300 pixels."""
-    return tuple(level.cells for level in list_levels(image_size))
-
-
 def default_boxes(image_size: int) -> Tensor:
     """Return all default boxes as centres, float32 (boxes, 4): level by level, row by row; 8732 for 300 pixels."""
     boxes: list[tuple[float, float, float, float]] = []

@@ -11,7 +11,6 @@ from trainstone.models.boxes import (
     decode,
     default_boxes,
     encode,
-    feature_sizes,
     list_levels,
     overlap,
     to_centres,
@@ -51,7 +50,7 @@ def test_boxes_for_300_pixels_are_the_originals_in_their_order():
 
 def test_levels_for_300_pixels_are_the_originals():
     levels = list_levels(300)
-    assert feature_sizes(300) == CELLS
+    assert tuple(level.cells for level in list_levels(300)) == CELLS
     assert tuple(level.step for level in levels) == STEPS
     assert tuple(level.boxes_per_cell for level in levels) == (4, 6, 6, 6, 4, 4)
     assert [level.padded for level in levels] == [True, True, True, True, False, False]
@@ -67,7 +66,7 @@ def test_levels_for_300_pixels_are_the_originals():
     ],
 )
 def test_other_sizes_have_the_maps_that_convolutions_give(image_size, cells, number):
-    assert feature_sizes(image_size) == cells
+    assert tuple(level.cells for level in list_levels(image_size)) == cells
     assert len(default_boxes(image_size)) == number
 
 
@@ -140,3 +139,8 @@ def test_overlap_is_intersection_over_union_of_each_with_each(first, second):
     together = overlap(torch.tensor([first, first]), torch.tensor([second, second]))
     expected = torch.tensor([[overlap_of_two(a, b) for b in second] for a in first])
     assert torch.allclose(together, expected.expand_as(together), atol=1e-6)
+
+
+def test_default_boxes_themselves_are_coded_as_nothing():
+    defaults = default_boxes(64)
+    assert encode(to_edges(defaults), defaults).abs().max() < 1e-4

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from trainstone.data.generated.stored import find_stored
 from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE
-from trainstone.models.boxes import default_boxes, encode, to_edges
+from trainstone.models.boxes import default_boxes
 from trainstone.models.matching import match
 from trainstone.train.task import provide_data
 from trainstone.workloads.detect import DETECT, list_rows
@@ -211,8 +210,3 @@ def test_a_set_of_another_kind_is_refused(scenes: OpenSplit):
         DETECT.check_classes(configure(), scenes.dataset.__class__("classify", "", (), ()))
     with pytest.raises(ConfigError, match="differ in their number of boxes"):
         DETECT.open_training(configure("engine.cuda_graphs=true"), scenes, CPU, ALONE, 0)
-
-
-def test_boxes_of_the_defaults_are_coded_as_nothing():
-    defaults = default_boxes(64)
-    assert np.abs(encode(to_edges(defaults), defaults).numpy()).max() < 1e-4
