@@ -7,7 +7,6 @@ FAKE_RESULT is a file with the result.json of some run, which this one's is like
 
 import json
 import os
-import secrets
 import signal
 import sys
 import time
@@ -35,9 +34,9 @@ def main() -> None:
     table = json.loads(os.environ.get("FAKE_POINTS", "{}"))
     names = [str(batch), precision] if verb == "bench" else [f"{verb} {batch}"]
     action = next((table[name] for name in names if name in table), "fine")
-    run_id = f"{time.monotonic_ns()}-{secrets.token_hex(2)}"
-    folder = Path(sys.argv[sys.argv.index("--out") + 1]) / run_id
-    folder.mkdir(parents=True)
+    folder = Path(os.environ["TRAINSTONE_RUN"])
+    run_id = folder.name
+    assert folder.parent.samefile(sys.argv[sys.argv.index("--out") + 1])
     # What a real one finds out for each auto.
     (folder / "config.toml").write_text(text.replace('precision = "auto"', 'precision = "fp32"'))
     result = json.loads(Path(os.environ["FAKE_RESULT"]).read_text())
@@ -61,7 +60,9 @@ def act(action: str, folder: Path, result: dict[str, Any]) -> None:
         code, name, message = FAILURES[action]
         told = {"code": name, "severity": "error", "message": message, "hint": "none"}
         write(folder, result | {"status": "failed", "findings": [told]})
-        print(f"error: {message}\nhint:  none", file=sys.stderr)
+        failure = {"rank": 0, "host": "here", "exit_code": code, "message": message, "hint": "none"}
+        failure |= {"time_seconds": time.time(), "echo": False}
+        (folder / "launch/failed-rank0000.json").write_text(json.dumps(failure))
         sys.exit(code)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -101,7 +102,6 @@ def finish(folder: Path, result: dict[str, Any], batch: int, *, cores: bool) -> 
         used = {"pipes_percent": {"fma": 17.5}, "kernels": 1, "processes": 1, "cycles": 1.0, "file": "ncu.csv"}
         result["timeline"]["cores"] = used
     write(folder, result)
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

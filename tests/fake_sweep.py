@@ -5,11 +5,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import trainstone.cli.bench
+import trainstone.cli.execute
 from trainstone.cli.main import main
-from trainstone.launch import children
+from trainstone.launch import child_runs
 
 if __name__ == "__main__":
-    vars(children)["TRAINSTONE"] = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_point.py")))
-    vars(trainstone.cli.bench)["write_page"] = lambda run: None
+    vars(child_runs)["TRAINSTONE"] = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_point.py")))
+    vars(trainstone.cli.execute)["write_page"] = lambda run: None
     main()

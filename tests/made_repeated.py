@@ -8,13 +8,13 @@ from made_learning import TOP1, make_evaluations, make_quality, make_training, w
 from made_results import write_run
 from trainstone.results.learning import write_learning_verdict
 from trainstone.results.quality import Repeated
-from trainstone.results.repeated import ChildRun, combine_trainings, is_complete, judge_repeated
+from trainstone.results.repeated import BegunRun, combine_trainings, is_complete, judge_repeated
 from trainstone.results.schema import Point, Result
 
 FIRST_SEED = 7
 
 
-def make_child(seed: int, seconds: float | None, **changes: Any) -> ChildRun:
+def make_child(seed: int, seconds: float | None, **changes: Any) -> BegunRun:
     """A run that reached its target after so many seconds, in the more epochs the longer it took; None: it missed."""
     epochs = len(TOP1) if seconds is None else min(len(TOP1), round(seconds / 10))
     values = [0.95 * value for value in TOP1] if seconds is None else [*TOP1[: epochs - 1], 0.9 + seed / 1000]
@@ -24,15 +24,15 @@ def make_child(seed: int, seconds: float | None, **changes: Any) -> ChildRun:
     status = changes.get("status", "target_missed" if seconds is None else "target_reached")
     given = {"status": status, "verdict": write_learning_verdict(quality, status, None, "ResNet-18")}
     result = make_training(f"run-{seed}", quality, **(given | {"settings": (f"seed={seed}",)} | changes))
-    return ChildRun(f"points/{result.run_id}", result)
+    return BegunRun(f"points/{result.run_id}", result)
 
 
-def make_children(times: Sequence[float | None]) -> list[ChildRun]:
+def make_children(times: Sequence[float | None]) -> list[BegunRun]:
     """One a time, with seeds counted up."""
     return [make_child(FIRST_SEED + place, seconds) for place, seconds in enumerate(times)]
 
 
-def make_repeated(children: Sequence[ChildRun], num_runs: int | None = None, **changes: Any) -> Result:
+def make_repeated(children: Sequence[BegunRun], num_runs: int | None = None, **changes: Any) -> Result:
     """The combined result."""
     asked = Repeated(num_runs=num_runs or len(children), first_seed=FIRST_SEED)
     parent = make_training(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from command import ROOT
+from flows import follow
 from made_results import make_result
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
-from trainstone.launch import children
+from trainstone.launch import child_runs
 from trainstone.launch.points import Plan, make_plan
 from trainstone.launch.sweep import run_sweep
 from trainstone.machine.facts import read_software
@@ -71,9 +72,9 @@ def run_fake(
     table = {name.removeprefix("batch_").replace("_", " "): action for name, action in happens.items()}
     monkeypatch.setenv("FAKE_POINTS", json.dumps(table))
     monkeypatch.setenv("FAKE_RESULT", str(write_fake_result(folder.parent)))
-    monkeypatch.setattr(children, "TRAINSTONE", FAKE)
+    monkeypatch.setattr(child_runs, "TRAINSTONE", FAKE)
     run = run or create_run(folder, "sweep", plan.config, "trainstone sweep")
-    for _ in run_sweep(plan, run):
+    for _ in follow(lambda life: run_sweep(life, plan), plan.config, run):
         pass
     return run
 

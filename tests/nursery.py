@@ -173,11 +173,11 @@ def serve() -> None:
 
 def leave_out() -> None:
     """Measure no peak and draw no page."""
-    import trainstone.cli.bench
+    import trainstone.cli.execute
     from trainstone.measure.peaks import Peaks
     from trainstone.train import inference, profiling, run, to_target
 
-    vars(trainstone.cli.bench)["write_page"] = lambda _run: None
+    vars(trainstone.cli.execute)["write_page"] = lambda _run: None
     for module in (run, to_target, inference, profiling):
         vars(module)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 

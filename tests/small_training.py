@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows import follow
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.results.progress import Progress
@@ -60,7 +62,7 @@ def train_here(
 
     monkeypatch.setattr(to_target, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
     run = reopen_run(folder, "train", "x") if resume else create_run(folder, "train", config, "x")
-    for progress in to_target.run_train(config, run, strict=False, resume=resume):
+    for progress in follow(partial(to_target.run_train, strict=False, resume=resume), config, run):
         act(progress)
     return run
 

@@ -1,9 +1,11 @@
 """Training on CUDA devices: not run here by its authors, who had no GPU; `pytest -m gpu` runs it where there is one."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from flows import follow
 from ranks import run_ranks
 from small_training import assert_same, make_config, read_learned, train_here
 
@@ -44,7 +46,7 @@ def train_rank(folder: str) -> str:
     config = make_config(device="cuda", eval__target=1.0, parallel__compression="bf16", parallel__bn_ranks=2)
     first = read_rank().number == 0
     run = create_run(Path(folder), "train", config, "test") if first else None
-    for _ in run_train(config, run, strict=False, resume=False):
+    for _ in follow(partial(run_train, strict=False, resume=False), config, run):
         pass
     return run.result.status if run else ""
 

@@ -1,14 +1,18 @@
 """Profiles of a CUDA device: not run here by their authors, who had no GPU; `pytest -m gpu` runs them elsewhere."""
 
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from flows import follow
 from trainstone.config.load import load_config
 from trainstone.launch.ncu import add_cores
+from trainstone.results.progress import Progress
 from trainstone.results.schema import Result
 from trainstone.results.store import create_run, read_result
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.profiling import run_profile
 
 pytestmark = pytest.mark.gpu
@@ -18,11 +22,13 @@ SMALL = ["model.depth=18", "data.image_size=64", "train.batch_size=16", "device=
 def profile_here(folder: Path, *settings: str, cores: bool = False) -> Result:
     config = load_config("resnet50", settings=[*SMALL, *settings])
     run = create_run(folder, "profile", config, "trainstone profile")
-    for _ in run_profile(config, run, start=20, iterations=3, cores=cores):
-        pass
-    if cores:
-        for _ in add_cores(run):
-            pass
+
+    def flow(life: Lifecycle) -> Generator[Progress | str, None, None]:
+        yield from run_profile(life, start=20, iterations=3, cores=cores)
+        if cores:
+            yield from add_cores(life)
+
+    list(follow(flow, config, run))
     return read_result(run.path)
 
 

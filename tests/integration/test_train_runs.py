@@ -11,7 +11,7 @@ import pytest
 from command import Finished
 from nursery import Child, Nursery, wait_until
 from small_training import assert_same, read_learned, set_arguments
-from trainstone.results.repeated import ChildRun
+from trainstone.results.repeated import BegunRun
 from trainstone.results.store import read_result
 
 # 240 steps: some seconds, so that whoever looks once a second meets it under way.
@@ -113,7 +113,7 @@ def test_signals_end_it_resumably_and_the_bits_are_the_same(nursery: Nursery, wh
     assert [finding.message for finding in result.findings if finding.code == "interrupted"] == [
         "stopped by SIGUSR1 after 0 of 2 runs"
     ]
-    assert [ChildRun("", read_result(child)).is_over for child in find_children(run).values()] == [False]
+    assert [BegunRun("", read_result(child)).is_over for child in find_children(run).values()] == [False]
 
     going = nursery.start("train", "--resume", str(run))
     wait_for_checkpoint(out, 2)

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.cli.execute import Options, execute
 from trainstone.errors import ConfigError
+from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
-    from trainstone.config.schema import Config
-    from trainstone.results.feeding import Feeding
+    from collections.abc import Generator
+
+    from trainstone.results.schema import Status
+    from trainstone.train.lifecycle import Lifecycle
 
 
 def bench(
@@ -35,41 +39,33 @@ def bench(
             show_default="measured: this machine's devices, synthetic data",
         ),
     ] = None,
-    page: Annotated[Path | None, typer.Option("--page", help="Write a page with charts to this file.")] = None,
+    out: options.Out = Path("runs"),
     seed: options.Seed = None,
     device: options.DeviceName = None,
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
     """Measure how fast pictures come out of a data set, by threads and stages; say how many cores devices need."""
-    from trainstone.cli.feeding import tell_feeding
-    from trainstone.cli.output import print_json
-    from trainstone.cli.preparing import interruptible, start_work
+    from trainstone.cli.preparing import start_work
     from trainstone.config.load import load_config
-    from trainstone.machine.ranks import read_rank
 
     start_work(quiet)
-    if read_rank().number > 0:
-        return  # one process measures: others would take its cores
+    options.refuse_ranks("data bench")  # others would take the cores of the one that measures
     flags = options.collect_flags(seed=seed, device=device, data=path)
     config = load_config(recipe, settings=settings, flags=flags)
     counts = parse_threads(threads)
     if demand is not None and not math.isfinite(demand):
         raise ConfigError(f"--demand {demand}: it takes a number of images a second")
-    if page is not None and not page.absolute().parent.is_dir():
-        raise ConfigError(f"--page {page}: there is no folder {page.parent}")
-    with interruptible(""):
-        feeding = run_bench(config, counts, seconds, demand, quiet=bool(quiet))
-    if page is not None:
-        from trainstone.report.feeding import write_feeding_page
-        from trainstone.report.vega import Scripts
 
-        with Scripts() as scripts:
-            write_feeding_page(feeding, page, scripts)
-    if as_json:
-        print_json(feeding.model_dump(mode="json", exclude_none=True))
-        return
-    tell_feeding(feeding, page)
+    def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
+        yield Progress("loading torch")
+        from trainstone.results.feeding import Demand
+        from trainstone.train.databench import run_data_bench
+
+        given = Demand(device="", devices=1, images_per_second=demand, how="given") if demand is not None else None
+        return (yield from run_data_bench(life, counts, seconds, given))
+
+    execute("data", config, flow, Options(out, as_json, quiet))
 
 
 def parse_threads(text: str | None) -> list[int] | None:
@@ -80,26 +76,3 @@ def parse_threads(text: str | None) -> list[int] | None:
     if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
         raise ConfigError(f"--threads {text}: it takes numbers from 1 to 1024, such as 1,2,4")
     return sorted({int(part) for part in parts})
-
-
-def run_bench(
-    config: "Config", counts: list[int] | None, seconds: float, demand: float | None, *, quiet: bool
-) -> "Feeding":
-    """Measure the loader, then the devices it would feed unless told what they take."""
-    from trainstone.cli.progress import ProgressLine
-    from trainstone.results.feeding import Demand
-    from trainstone.results.progress import Progress
-
-    with ProgressLine(quiet=quiet) as line:
-        line.show(Progress("loading torch"))
-        from trainstone.train.databench import measure_feeding
-
-        asked = None
-        if demand is not None:
-            asked = Demand(device="", devices=1, images_per_second=demand, how="given")
-        going = measure_feeding(config, counts, seconds, asked)
-        while True:
-            try:
-                line.show(next(going))
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.errors import EXIT_INTERRUPTED, ConfigError
+from trainstone.cli.execute import Options, execute
+from trainstone.errors import ConfigError
+from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from trainstone.results.schema import Status
+    from trainstone.train.lifecycle import Lifecycle
     from trainstone.train.same import SameTwice
 
 MARKS = {"ok": ("ok", "green"), "limited": ("limited", "yellow"), "missing": ("missing", "red")}
@@ -42,16 +48,17 @@ def doctor(
         )
     configure_terminal(verbose=verbose, quiet=quiet)
     if aa:
-        from trainstone.cli.progress import ProgressLine
-        from trainstone.train.same import SameTwice, run_same_twice
+        options.refuse_ranks("doctor --aa")
+        outcomes: list[SameTwice] = []
 
-        outcome = SameTwice()
-        with ProgressLine(quiet=bool(quiet)) as line:
-            for progress in run_same_twice(config, outcome):
-                line.show(progress)
-        print_floor(outcome, as_json=as_json)
-        if outcome.interrupted:
-            raise typer.Exit(EXIT_INTERRUPTED)
+        def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
+            yield Progress("loading torch")
+            from trainstone.train.same import SameTwice, run_same_twice
+
+            outcomes.append(SameTwice())
+            return (yield from run_same_twice(life, outcomes[0]))
+
+        execute(None, config, flow, Options(quiet=quiet), show=lambda: print_floor(outcomes[0], as_json=as_json))
     else:
         print_checks(out, as_json=as_json)
 

@@ -1,7 +1,5 @@
 """trainstone eval: what saved weights are worth. Quality, single pictures, inference speed, or a file for others."""
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,15 +7,17 @@ import typer
 from typer.core import TyperCommand
 
 from trainstone.cli import options
-from trainstone.cli.bench import finish
 from trainstone.cli.compare import spread_to
-from trainstone.cli.opening import open_folder
-from trainstone.cli.train import telling_ranks
-from trainstone.errors import EXIT_INTERRUPTED, ConfigError, DataError
+from trainstone.cli.execute import Options, execute
+from trainstone.errors import ConfigError, DataError
+from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from trainstone.config.schema import Config
-    from trainstone.results.store import RunFolder
+    from trainstone.results.schema import Status
+    from trainstone.train.lifecycle import Lifecycle
     from trainstone.train.saved import Saved
 
 
@@ -86,7 +86,7 @@ def evaluate(
     elif export is not None:
         export_here(config, saved, export, as_json=as_json, first=first)
     else:
-        judge_here(config, saved, mode, out, as_json=as_json, quiet=bool(quiet) or not first, first=first)
+        evaluate_run(config, saved, mode, Options(out, as_json, quiet))
 
 
 def choose_mode(*, predict: bool, bench: bool, export: bool, seconds: float | None) -> str:
@@ -119,7 +119,6 @@ def open_asked(
 ) -> "tuple[Saved, Config]":
     """Read the weights, and the configuration that they or the recipe bring."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.results.progress import Progress
 
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
@@ -145,44 +144,25 @@ def print_eval_plan(config: "Config", mode: str, out: Path, *, as_json: bool) ->
         print(f"# would write a run folder RUN under {out}/")
 
 
-def judge_here(
-    config: "Config", saved: "Saved", mode: str, out: Path, *, as_json: bool, quiet: bool, first: bool
-) -> None:
-    """Judge or measure into a run folder, which the first rank makes; print what came of it."""
-    from trainstone.cli.progress import ProgressLine
+def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> None:
+    """Evaluate the weights, or measure inference, into a run folder."""
     from trainstone.machine.allocator import restart_keeping_memory
-    from trainstone.machine.ranks import read_rank
 
-    if mode == "bench" and read_rank().world > 1:
-        raise ConfigError("eval --bench measures one device", hint="start it without a launcher")
-    if mode == "bench" and config.engine.keep_memory:
-        restart_keeping_memory()
-    run = None
-    if first:
-        with telling_ranks(config):
-            run = open_folder(out, "eval", config)
-    try:
-        with ProgressLine(quiet=quiet) as line:
-            for progress in start(config, run, saved, mode):
-                line.show(progress)
-    except KeyboardInterrupt:
-        if run:
-            print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    if run:
-        finish(run, as_json=as_json)
-
-
-def start(config: "Config", run: "RunFolder | None", saved: "Saved", mode: str) -> Iterator[Any]:
-    """Return the work to do, step by step."""
     if mode == "bench":
-        from trainstone.train.inference import run_inference
+        options.refuse_ranks("eval --bench")
+        if config.engine.keep_memory:
+            restart_keeping_memory()
 
-        assert run is not None  # one device, one rank
-        return run_inference(config, run, saved)
-    from trainstone.train.evaluation import run_eval
+    def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
+        if mode == "bench":
+            from trainstone.train.inference import run_inference
 
-    return run_eval(config, run, saved)
+            return (yield from run_inference(life, saved))
+        from trainstone.train.evaluation import run_eval
+
+        return (yield from run_eval(life, saved))
+
+    execute("eval", config, flow, opts)
 
 
 def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool, first: bool) -> None:

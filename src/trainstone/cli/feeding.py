@@ -1,8 +1,6 @@
-"""What `trainstone data bench` prints: speed by threads, stages, cores, verdict. It judges nothing."""
+"""What `trainstone data bench` prints: speed by threads, stages, cores."""
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -11,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from trainstone.cli.sparkline import draw_bars
-from trainstone.cli.summary import NARROW_WIDTH, print_findings
 from trainstone.results.feeding import (
     Feeding,
     describe_cores,
@@ -26,28 +23,16 @@ BAR_WIDTH = 30
 LEAST_BAR = 4
 """A shorter bar tells nothing."""
 INDENT = 2
+NARROW_WIDTH = 60
 
 
-def tell_feeding(feeding: Feeding, page: Path | None) -> None:
-    """Print how fast a data set feeds; no colour when it is not a terminal."""
-    print_feeding(Console(file=sys.stdout, highlight=False), feeding, page)
-
-
-def print_feeding(console: Console, feeding: Feeding, page: Path | None) -> None:
-    """From what was fed to the verdict and where the page is."""
+def print_feeding(console: Console, feeding: Feeding) -> None:
+    """From what was loaded to the cores that a training needs."""
     print_heading(console, feeding)
     print_points(console, feeding)
     print_stages(console, feeding)
     console.print()
     console.print(Text(printable(describe_cores(feeding))))
-    console.print()
-    console.print(Text(printable(feeding.verdict), style="bold"))
-    print_findings(console, feeding.findings)
-    console.print()
-    if page is None:
-        console.print(Text("page  write a page with charts with --page FILE"))
-    else:
-        console.print(Text(f"page  {printable(str(page))}"), soft_wrap=True)
 
 
 def print_heading(console: Console, feeding: Feeding) -> None:

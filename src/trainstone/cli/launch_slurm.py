@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from trainstone.cli import options as shared
-from trainstone.cli.launching import Relay, drain, show_result
+from trainstone.cli.launching import show_result
 from trainstone.errors import EXIT_INTERRUPTED, ConfigError, LaunchError, ResultError
 
 if TYPE_CHECKING:
@@ -144,10 +144,11 @@ def submit_run(verb: "Verb", asked: "Options", run: Path) -> str:
 
 def follow_run(number: str, run: Path, *, quiet: bool) -> "Job":
     """Show a job until it has ended; return its end."""
+    from trainstone.cli.progress import ProgressLine
     from trainstone.launch.slurm_job import follow_job
 
-    with Relay(quiet=quiet) as relay:
-        return drain(follow_job(number, run), relay)
+    with ProgressLine(quiet=quiet) as line:
+        return line.follow(follow_job(number, run))
 
 
 def run_fleet(verb: "Verb", asked: "Options", *, detach: bool, dry_run: bool) -> None:
@@ -168,8 +169,10 @@ def run_fleet(verb: "Verb", asked: "Options", *, detach: bool, dry_run: bool) ->
         number = submit_fleet(folder / "launch" / "job.sh", nodes.usable)
         if tell_submitted(number, folder, verb, detach=detach):
             return
-        with Relay(quiet=verb.quiet) as relay:
-            ended = drain(follow_fleet(number, plan.fleet), relay)
+        from trainstone.cli.progress import ProgressLine
+
+        with ProgressLine(quiet=verb.quiet) as line:
+            ended = line.follow(follow_fleet(number, plan.fleet))
     except RefusedError:
         shutil.rmtree(folder, ignore_errors=True)
         raise

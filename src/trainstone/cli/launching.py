@@ -2,17 +2,11 @@
 
 import secrets
 import sys
-import time
-from contextlib import closing
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Console
-from rich.status import Status
-from rich.text import Text
-
+from trainstone.cli.execute import Options, execute
 from trainstone.errors import (
     EXIT_INTERRUPTED,
     EXIT_RESUMABLE,
@@ -30,45 +24,10 @@ if TYPE_CHECKING:
     from trainstone.launch.engine import Plan
     from trainstone.launch.verb import Verb
     from trainstone.machine.interrupt import Interrupt
+    from trainstone.train.lifecycle import Lifecycle
 
-PLAIN_SECONDS = 5.0
-End = TypeVar("End")
 # A start more would meet the same: the recipe, the data, the machine or the disk is to be mended first.
 LASTING = (ConfigError, DataError, MachineError, ResultError)
-
-
-class Relay:
-    """Shows lines of progress that ranks write: live on a terminal, else a line every few seconds; -q: none."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._console = Console(file=sys.stderr)
-        self._status: Status | None = None
-        self._phase, self._shown_at = "", float("-inf")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, line: str) -> None:
-        """Show a line, if it is time to."""
-        if self._quiet:
-            return
-        if self._console.is_terminal:
-            if self._status is None:
-                self._status = self._console.status("starting")
-                self._status.start()
-            self._status.update(Text(printable(line)))
-            return
-        phase, now = line.partition(" · ")[0], time.monotonic()
-        if phase != self._phase or now - self._shown_at >= PLAIN_SECONDS:
-            self._phase, self._shown_at = phase, now
-            print(printable(line), file=sys.stderr, flush=True)
 
 
 def name_launch(engine: str) -> str:
@@ -96,33 +55,28 @@ def printable_script(script: str) -> str:
 
 def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
     """Run it, show what came of it, and leave with the run's exit code."""
-    from trainstone.machine.interrupt import RESUMABLE, Interrupt
-
     for note in plan.notes:
         print(f"note:  {printable(note)}", file=sys.stderr)
     if verbose:
         from trainstone.launch.engine import write_script
 
         print(printable_script(write_script(plan)), end="", file=sys.stderr)
-    try:
-        with Interrupt(RESUMABLE) as interrupt:
-            code = follow(plan, run, interrupt, quiet=verb.quiet)
-    except KeyboardInterrupt:
-        print(f"interrupted; what there is lies in {run}", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    show_result(run, as_json=verb.as_json)
-    raise typer.Exit(code)
+
+    def flow(life: "Lifecycle") -> "Generator[str, None, int]":
+        return (yield from run_attempts(plan, run, life.interrupt))
+
+    show = partial(show_result, run, as_json=verb.as_json)
+    execute(None, verb.config, flow, Options(quiet=verb.quiet), show)
 
 
-def follow(plan: "Plan", run: Path, interrupt: "Interrupt", *, quiet: bool) -> int:
-    """Start the engine, again where that may help after a rank failed, and return how the run ended."""
+def run_attempts(plan: "Plan", run: Path, interrupt: "Interrupt") -> "Generator[str, None, int]":
+    """Start the engine, again where that may help after a rank failed; return the run's exit code."""
     from trainstone.launch.aftermath import settle
     from trainstone.launch.engine import run_plan
     from trainstone.machine.launched import LAUNCH, forget_attempt
 
     for attempt in range(1, plan.attempts + 1):
-        with Relay(quiet=quiet) as relay, closing(run_plan(plan, run, interrupt)) as going:
-            code, text = drain(going, relay)
+        code, text = yield from run_plan(plan, run, interrupt)
         try:
             ended = settle(
                 run, text, plan.engine, code, stopped=interrupt.asked is not None, launch=plan.environment[LAUNCH]
@@ -134,16 +88,6 @@ def follow(plan: "Plan", run: Path, interrupt: "Interrupt", *, quiet: bool) -> i
             print(f"{err.message}; start {attempt + 1} of at most {plan.attempts}", file=sys.stderr)
             forget_attempt(run)
     raise AssertionError("there is at least one attempt")
-
-
-def drain(going: "Generator[str, None, End]", relay: Relay) -> End:
-    """Show all that comes; return what it ends with."""
-    while True:
-        try:
-            relay.show(next(going))
-        except StopIteration as end:
-            value: End = end.value
-            return value
 
 
 def told_code(code: int, signal: str | None) -> int:

@@ -13,6 +13,7 @@ from trainstone.cli.compare import CompareCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
 from trainstone.cli.eval import EvalCommand, evaluate
+from trainstone.cli.execute import print_error
 from trainstone.cli.launch import app as launch
 from trainstone.cli.mlperf import app as mlperf
 from trainstone.cli.profile import profile
@@ -21,10 +22,10 @@ from trainstone.cli.report import report
 from trainstone.cli.sweep import sweep
 from trainstone.cli.train import train
 from trainstone.cli.weights import app as weights
-from trainstone.errors import TrainstoneError
+from trainstone.errors import EXIT_INTERRUPTED, TrainstoneError
 from trainstone.machine.affinity import remember_affinity
+from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import begin_attempt, leave_failure, settle_code
-from trainstone.text import printable_lines
 
 app = typer.Typer(
     name="trainstone",
@@ -66,7 +67,7 @@ def root(
 
 
 def main() -> None:
-    """Run a verb. An error that is the user's to mend becomes one message and its exit code; a bug keeps its trace."""
+    """Run a verb. A TrainstoneError becomes one message and its exit code; a bug keeps its traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± shall not end a run
@@ -74,8 +75,11 @@ def main() -> None:
     # torch's own warnings of names it cannot resolve and of ranks that left would stand beside our one message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        begin_attempt(sys.argv[1] if len(sys.argv) > 1 else "")
-        app()
+        with Interrupt(at_once=True):  # until a run is opened, which ends in its own way
+            begin_attempt(sys.argv[1] if len(sys.argv) > 1 else "")
+            app()
+    except KeyboardInterrupt:
+        sys.exit(settle_code(EXIT_INTERRUPTED))
     except SystemExit as end:
         sys.exit(settle_code(end.code) if isinstance(end.code, int) else end.code)
     except TrainstoneError as err:
@@ -84,14 +88,3 @@ def main() -> None:
     except Exception as err:
         leave_failure(err)
         raise
-
-
-def print_error(err: TrainstoneError) -> None:
-    """Print message and hint, and leave them for a launcher.
-
-    Further lines of a message are indented, so that none can pass for our own.
-    """
-    leave_failure(err)
-    for name, told in (("error: ", err.message), ("hint:  ", err.hint)):
-        if told:
-            print(name + printable_lines(told).replace("\n", "\n       "), file=sys.stderr)

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.bench import ending_together, follow, leave, open_first, print_plan
+from trainstone.cli.execute import Options, execute, print_plan
 from trainstone.errors import ConfigError
+from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from trainstone.config.schema import Config
     from trainstone.results.schema import Status
-    from trainstone.results.store import RunFolder
+    from trainstone.train.lifecycle import Lifecycle
 
 # A trace grows by 1 to 10 MB a step; nobody reads more of them.
 MAX_ITERATIONS = 200
@@ -59,15 +62,24 @@ def profile(
     config = load_config(recipe, settings=settings, system=system, flags=flags)
     check_asked(config, cores=cores)
     if dry_run:
-        print_plan(config, None, out, as_json=as_json)
+        print_plan(config, out, as_json=as_json)
         return
     if config.engine.keep_memory:
         restart_keeping_memory()
     configure_terminal(verbose=verbose, quiet=quiet)
-    run = open_first(out, "profile", config)
-    with ending_together(run):
-        status = profile_here(config, run, start, iterations, cores=cores, strict=strict, quiet=bool(quiet))
-    leave(run, status, as_json=as_json)
+
+    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
+        yield Progress("loading torch")
+        from trainstone.train.profiling import run_profile
+
+        status = yield from run_profile(life, start=start, iterations=iterations, cores=cores, strict=strict)
+        if cores:
+            from trainstone.launch.ncu import add_cores
+
+            yield from add_cores(life)
+        return status
+
+    execute("profile", config, flow, Options(out, as_json, quiet))
 
 
 def check_asked(config: "Config", *, cores: bool) -> None:
@@ -80,31 +92,3 @@ def check_asked(config: "Config", *, cores: bool) -> None:
 
         find_ncu()
         check_permission()
-
-
-def profile_here(
-    config: "Config",
-    run: "RunFolder | None",
-    start: int | None,
-    iterations: int,
-    *,
-    cores: bool,
-    strict: bool,
-    quiet: bool,
-) -> "Status":
-    """Profile in this process; for --cores then in one under ncu. Return how it ended."""
-    from trainstone.cli.progress import ProgressLine
-    from trainstone.results.progress import Progress
-
-    with ProgressLine(quiet=quiet or run is None) as line:
-        line.show(Progress("loading torch"))
-        from trainstone.train.profiling import run_profile
-
-        going = run_profile(config, run, start=start, iterations=iterations, cores=cores, strict=strict)
-        status = follow(going, line)
-        if cores and run:
-            from trainstone.launch.ncu import add_cores
-
-            for progress in add_cores(run):
-                line.show(progress)
-        return status

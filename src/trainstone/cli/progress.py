@@ -5,10 +5,10 @@ Under `trainstone launch` it goes to a file, which the launcher shows: an engine
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.status import Status
@@ -20,6 +20,7 @@ from trainstone.results.progress import Progress
 from trainstone.text import printable
 from trainstone.units import format_bytes, format_percent, format_rate, format_seconds
 
+End = TypeVar("End")
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.2
 RELAY_SECONDS = 2.0
@@ -27,7 +28,7 @@ RELAY_SECONDS = 2.0
 
 
 class ProgressLine:
-    """Shows where a run is; `with` makes and clears the line."""
+    """Shows where a run is; `with` makes and clears the line. A terminal that is gone, or full, ends the line alone."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -42,19 +43,31 @@ class ProgressLine:
     def __enter__(self) -> Self:
         if not self._quiet and self._console.is_terminal:
             self._status = self._console.status("starting")
-            self._status.start()
+            with self._surviving():
+                self._status.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._status is not None:
-            self._status.stop()
+            with self._surviving():
+                self._status.stop()
 
-    def show(self, progress: Progress) -> None:
-        """Draw where a run is, if it is time to."""
-        if self._is_time(progress.phase):
-            self._draw(describe_progress(progress))
+    def follow(self, flow: Generator[Progress | str, None, End]) -> End:
+        """Show the progress of a flow to its end; return what it ends with."""
+        while True:
+            try:
+                self.show(next(flow))
+            except StopIteration as end:
+                value: End = end.value
+                return value
+
+    def show(self, progress: Progress | str) -> None:
+        """Draw where a run is, if it is time to; as text it comes from another process."""
+        phase = progress.partition(" · ")[0] if isinstance(progress, str) else progress.phase
+        if self._is_time(phase.partition(":")[0] if self._status is None else phase):
+            self._draw(printable(progress) if isinstance(progress, str) else describe_progress(progress))
 
     def show_work(self, phase: str, done: int, total: int | None, unit: str, num_bytes: int = 0) -> None:
         """Draw how far a job is, with its rate since the phase began and the time left, if it is time to."""
@@ -80,10 +93,20 @@ class ProgressLine:
         if self._relay is not None:
             with suppress(OSError), self._relay.open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")
-        elif self._status is not None:
-            self._status.update(Text(text))
-        else:
-            print(text, file=sys.stderr, flush=True)
+            return
+        with self._surviving():
+            if self._status is not None:
+                self._status.update(Text(text))
+            else:
+                print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Go on without the line where it cannot be drawn."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self._quiet = True
 
 
 def describe_progress(progress: Progress) -> str:

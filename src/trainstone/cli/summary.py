@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trainstone import __version__
 from trainstone.cli.comparison import print_comparison
+from trainstone.cli.feeding import NARROW_WIDTH, print_feeding
 from trainstone.cli.learning import learning_rows
 from trainstone.cli.profiled import profile_rows
 from trainstone.cli.sparkline import draw_sparkline
@@ -27,7 +28,6 @@ from trainstone.units import format_bytes, format_count, format_decimal, format_
 
 STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
 ORDER = {"error": 0, "warning": 1, "info": 2}
-NARROW_WIDTH = 60
 SPARKLINE_WIDTH = 36
 
 
@@ -42,6 +42,8 @@ def print_result(result: Result, path: Path) -> None:
     drawn = draw_steps(result, path, width, console.encoding)
     learned, profiled = (told(result, width, console.encoding) for told in (learning_rows, profile_rows))
     print_rows(console, [*learned, *profiled, *rows(result, drawn)])
+    if result.data_bench:
+        print_feeding(console, result.data_bench)
     if result.sweep:
         console.print()
         print_sweep(console, result.sweep)

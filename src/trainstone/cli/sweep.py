@@ -2,21 +2,22 @@
 
 import shlex
 import sys
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.bench import finish
-from trainstone.cli.opening import open_folder
+from trainstone.cli.execute import Options, execute, find_begun
 from trainstone.errors import ConfigError, ResultError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from trainstone.launch.points import Plan
-    from trainstone.results.store import RunFolder
+    from trainstone.results.progress import Progress
+    from trainstone.results.schema import Result, Status
+    from trainstone.train.lifecycle import Lifecycle
 
 RUNS = Path("runs")
 BatchSizes = Annotated[
@@ -34,6 +35,9 @@ Over = Annotated[
 ]
 Profile = Annotated[bool, typer.Option("--profile", help="Profile each point, too: how busy the device is.")]
 Cores = Annotated[bool, typer.Option("--cores", help="NVIDIA: how busy the pipes of the cores are, by ncu.")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", metavar="RUN", help="Continue a sweep that was stopped or killed.")
+]
 Seconds = Annotated[
     float | None,
     typer.Option("--seconds", help="Time budget of each point's measured steps.", show_default="the recipe's: 60"),
@@ -42,12 +46,13 @@ Seconds = Annotated[
 
 def sweep(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe's name, a .toml file, or an unfinished sweep to go on with.")
-    ] = "resnet50",
+        str | None, typer.Argument(help="A recipe's name or a .toml file.", show_default="resnet50")
+    ] = None,
     batch_sizes: BatchSizes = None,
     over: Over = [],  # noqa: B006
     profile: Profile = False,
     cores: Cores = False,
+    resume: Resume = None,
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
     data: options.Data = None,
@@ -60,24 +65,25 @@ def sweep(
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
-    """Measure over batch sizes, or any key; find and explain the knee. Stopped or killed, the same command goes on."""
+    """Measure over batch sizes, or any key; find and explain the knee."""
     from trainstone.config.load import load_config
-    from trainstone.launch.points import make_plan
-    from trainstone.launch.unfinished import plan_again
+    from trainstone.launch.points import make_plan, resume_plan
     from trainstone.log import configure_terminal
     from trainstone.results.store import read_result
 
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, data=data)
-    named = find_named(recipe)
-    if named:
-        changes = [*settings, *flags, *over, batch_sizes, system, profile or cores or strict, out != RUNS]
-        refuse_changes(named, changes)
-        plan = plan_again(named, read_result(named))
+    begun = find_begun() if resume is None else None  # by an earlier attempt of this launch
+    if resume:
+        changes = [recipe, *settings, *flags, *over, batch_sizes, system, profile or cores or strict, out != RUNS]
+        refuse_changes(resume, changes)
+    resume = resume or begun
+    if resume:
+        plan = resume_plan(resume, check_unfinished(resume, read_result(resume)))
     else:
-        config = load_config(recipe, settings=settings, system=system, flags=flags)
+        config = load_config(recipe or "resnet50", settings=settings, system=system, flags=flags)
         plan = make_plan(config, batch_sizes, take_one(over), profile=profile, cores=cores, strict=strict)
     if dry_run:
-        print_plan(plan, named, out, as_json=as_json)
+        print_plan(plan, resume, out, as_json=as_json)
         return
     options.refuse_ranks("sweep")
     if plan.sweep.cores:
@@ -85,18 +91,40 @@ def sweep(
 
         find_ncu()  # before the work, not after it
     configure_terminal(verbose=0, quiet=quiet)
-    with ExitStack() as held:
-        plan, run = open_run(plan, named, out, held, quiet=bool(quiet))
-        run_points(plan, run, quiet=bool(quiet))
-        finish(run, as_json=as_json)
+    if resume and not quiet:
+        print_resumed(plan, resume)
+
+    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
+        from trainstone.launch.sweep import run_sweep
+
+        return (yield from run_sweep(life, plan))
+
+    execute("sweep", plan.config, flow, Options(out, as_json, quiet, resume))
 
 
-def find_named(recipe: str) -> Path | None:
-    """Return the folder of a sweep where one is named instead of a recipe."""
-    from trainstone.launch.unfinished import read_sweep
+def check_unfinished(path: Path, result: "Result") -> "Result":
+    """Refuse to resume what is not a sweep, is still running or has come to its end."""
+    if result.kind != "sweep":
+        raise ResultError(f"{path} is a {result.kind} run, not a sweep", hint="trainstone sweep --resume RUN")
+    if result.status == "running":
+        writer = result.process
+        raise ResultError(f"{path} is still running: process {writer.pid} on {writer.host}", hint="wait for its end")
+    if result.status == "ok":
+        raise ResultError(
+            f"{path} has come to its end: its status is {result.status}",
+            hint=f"see it: trainstone report {path}; or start again: {result.command}",
+        )
+    return result
 
-    path = Path(recipe)
-    return path if read_sweep(path) is not None else None
+
+def print_resumed(plan: "Plan", path: Path) -> None:
+    """Say how much of the sweep is done."""
+    from trainstone.launch.sweep import find_due
+    from trainstone.results.store import read_result
+
+    num_points = len(plan.points)
+    done = num_points - len(find_due(path, read_result(path), plan))
+    print(f"resuming {path}: {done} of {num_points} points are done", file=sys.stderr)
 
 
 def take_one(over: list[str]) -> str | None:
@@ -110,71 +138,22 @@ def take_one(over: list[str]) -> str | None:
 
 
 def refuse_changes(path: Path, changes: list[Any]) -> None:
-    """A sweep that is gone on with keeps its plan and its place."""
+    """A sweep that is resumed keeps its plan and its place."""
     if any(change is not None and change is not False for change in changes):
         raise ConfigError(
-            f"{path} has its plan and its place: only --json, --quiet and --dry-run go with it",
+            f"--resume {path} keeps its recipe, plan and folder: only --json, --quiet and --dry-run go with it",
             hint=f"for another sweep of the same recipe give {path / 'config.toml'}",
         )
 
 
-def open_run(plan: "Plan", named: Path | None, out: Path, held: ExitStack, *, quiet: bool) -> "tuple[Plan, RunFolder]":
-    """Take up the sweep that is named or has the same plan, or begin a new one; hold its folder until the end."""
-    from trainstone.launch.unfinished import find_unfinished, hold
-    from trainstone.machine.facts import read_software
-
-    path = named or find_unfinished(out, plan)
-    if path is not None:
-        if held.enter_context(hold(path)):
-            return take_up(plan, path, quiet=quiet)
-        if named:
-            raise ResultError(f"{path} is being gone on with by another process", hint="wait for its end")
-    run = open_folder(out, "sweep", plan.config)
-    held.enter_context(hold(run.path))
-    run.update(sweep=plan.sweep, software=read_software())
-    return plan, run
-
-
-def take_up(plan: "Plan", path: Path, *, quiet: bool) -> "tuple[Plan, RunFolder]":
-    """Go on with a sweep whose folder is held; what the first point settled stays settled."""
-    from trainstone.launch.unfinished import end_orphans, find_due, load_settled
-    from trainstone.results.store import read_result, reopen_run
-
-    result = read_result(path)
-    config = load_settled(path, result)
-    num_points = len(plan.points)
-    done = f"{num_points - len(find_due(path, result, plan))} of {num_points} points are done"
-    if not quiet:
-        print(f"going on with {path}: {done} (remove that folder to start anew)", file=sys.stderr)
-    end_orphans(path)
-    run = reopen_run(path, "sweep", result.command)
-    run.begin()
-    run.update(devices=result.devices)
-    return replace(plan, config=config), run
-
-
-def run_points(plan: "Plan", run: "RunFolder", *, quiet: bool) -> None:
-    """Measure, with a line of progress."""
-    from trainstone.cli.progress import ProgressLine
-    from trainstone.launch.sweep import run_sweep
-
-    with ProgressLine(quiet=quiet) as line:
-        for progress in run_sweep(plan, run):
-            line.show(progress)
-
-
-def print_plan(plan: "Plan", named: Path | None, out: Path, *, as_json: bool) -> None:
-    """--dry-run: what is to be run, in its order and by which commands; of an unfinished sweep only the rest."""
+def print_plan(plan: "Plan", path: Path | None, out: Path, *, as_json: bool) -> None:
+    """--dry-run: what is to be run, in its order and by which commands; of a resumed sweep only the rest."""
     from trainstone.cli.output import print_json
     from trainstone.config.load import write_toml
-    from trainstone.launch.unfinished import find_due, find_unfinished, load_settled
+    from trainstone.launch.sweep import find_due
     from trainstone.results.store import read_result
 
-    path, due = named or find_unfinished(out, plan), None
-    if path is not None:
-        result = read_result(path)
-        plan = replace(plan, config=load_settled(path, result))
-        due = find_due(path, result, plan)
+    due = find_due(path, read_result(path), plan) if path else None
     rows = list_commands(plan, path or Path("RUN"), due)
     if as_json:
         config = plan.config.model_dump(mode="json", exclude_none=True)
@@ -182,7 +161,7 @@ def print_plan(plan: "Plan", named: Path | None, out: Path, *, as_json: bool) ->
         print_json({"config": config, **place, "points": rows})
         return
     print(write_toml(plan.config))
-    where = f"go on with {path}" if path else f"write a sweep's folder RUN under {out}/"
+    where = f"resume {path}" if path else f"write a sweep's folder RUN under {out}/"
     of = f" of {len(plan.points)}" if path else ""
     print(f"# would {where}, and run {len(rows)}{of} points, in this order:")
     for row in rows:

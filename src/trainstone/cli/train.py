@@ -1,24 +1,23 @@
 """trainstone train: train until the target is reached, honestly timed; survives being killed."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.bench import print_plan, show
-from trainstone.cli.opening import find_begun, open_folder, tell_command
-from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ConfigError, TrainstoneError
+from trainstone.cli.execute import Options, execute, exit_code, find_begun, print_plan, show_run
+from trainstone.errors import ConfigError
+from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from trainstone.config.learning import StopConfig
     from trainstone.config.schema import Config
-    from trainstone.results.schema import Result
-    from trainstone.results.store import RunFolder
-    from trainstone.train.to_target import Ended
+    from trainstone.results.schema import Result, Status
+    from trainstone.train.lifecycle import Lifecycle
 
 Data = Annotated[
     Path | None, typer.Option("--data", help="Train on the pictures of this data set.", show_default="the recipe's")
@@ -62,10 +61,9 @@ def train(
     quiet: options.Quiet = 0,
 ) -> None:
     """Train to the target and stop there; say how long it took and where the time went."""
-    from trainstone.cli.repeating import plan_runs, run_all, tell_commands
+    from trainstone.cli.repeating import plan_runs, tell_commands
     from trainstone.log import configure_terminal
     from trainstone.machine.allocator import restart_keeping_memory
-    from trainstone.machine.ranks import read_rank
 
     flags = options.collect_flags(seed=seed, device=device, data=data)
     flags |= {key: value for key, value in (("stop.seconds", seconds), ("stop.steps", iterations)) if value is not None}
@@ -75,40 +73,25 @@ def train(
     config, changed = load_asked(recipe, resume, settings, system, flags), bool(settings or flags or system)
     repeated = plan_runs(config, resume, runs, strict=strict, changed=changed)
     if dry_run:
-        print_plan(config, None, out, tell_commands(repeated, resume) if repeated else (), as_json=as_json)
+        print_plan(config, out, tell_commands(repeated, config, resume) if repeated else (), as_json=as_json)
         return
     if config.engine.keep_memory and not repeated:
         restart_keeping_memory()
-    first = read_rank().number == 0
     configure_terminal(verbose=0, quiet=quiet)
     if resume and not changed:
-        status = tell_over(resume, config.stop, as_json=as_json, first=first)
-        if status:
-            raise typer.Exit(code_of_end(status, None, require_target=require_target))
-    if repeated:
-        status, signal = run_all(config, repeated, resume, out, quiet=bool(quiet), as_json=as_json)
-    else:
-        status, signal = run_one(config, resume, out, strict=strict, quiet=bool(quiet), as_json=as_json)
-    raise typer.Exit(code_of_end(status, signal, require_target=require_target))
+        show_if_over(resume, config.stop, as_json=as_json, require_target=require_target)
 
+    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
+        if repeated:
+            from trainstone.launch.repeat import repeat_training
 
-def run_one(
-    config: "Config", resume: Path | None, out: Path, *, strict: bool, quiet: bool, as_json: bool
-) -> tuple[str, str | None]:
-    """Train once, on one rank or many; the first shows what came of it. Return status, and the signal that ended it."""
-    from trainstone.machine.ranks import read_rank
+            return (yield from repeat_training(life, repeated))
+        yield Progress("loading torch")
+        from trainstone.train.to_target import run_train
 
-    first = read_rank().number == 0
-    run = open_run(config, resume, out) if first else None
-    try:
-        ended = run_here(config, run, strict=strict, quiet=quiet or not first, resume=resume is not None)
-    except KeyboardInterrupt as err:
-        if run:
-            print(f"interrupted; what there is lies in {run.path}", file=sys.stderr)
-        return "interrupted", str(err) or "SIGINT"
-    if run:
-        show(run, as_json=as_json)
-    return ended.status, ended.signal
+        return (yield from run_train(life, strict=strict, resume=resume is not None))
+
+    execute("train", config, flow, Options(out, as_json, quiet, resume, require_target))
 
 
 def load_asked(
@@ -133,43 +116,18 @@ def load_asked(
     return config
 
 
-def open_run(config: "Config", resume: Path | None, out: Path) -> "RunFolder":
-    """Make a run folder, or take up the one that is resumed."""
-    from trainstone.results.store import reopen_run
-
-    with telling_ranks(config):
-        return open_folder(out, "train", config) if resume is None else reopen_run(resume, "train", tell_command())
-
-
-@contextmanager
-def telling_ranks(config: "Config") -> Iterator[None]:
-    """Where the first rank cannot begin, say why and let the others know: they would wait for it."""
-    from trainstone.cli.main import print_error
+def show_if_over(resume: Path, stop: "StopConfig", *, as_json: bool, require_target: bool) -> None:
+    """Say so where a run has come to its end, and exit: there is nothing to resume."""
     from trainstone.machine.ranks import read_rank
-
-    try:
-        yield
-    except TrainstoneError as err:
-        if read_rank().world == 1:
-            raise
-        print_error(err)  # at once: to meet the others may take long
-        from trainstone.train.refusal import tell_refusal
-
-        tell_refusal(config, err)
-        raise typer.Exit(err.exit_code) from err
-
-
-def tell_over(resume: Path, stop: "StopConfig", *, as_json: bool, first: bool) -> str | None:
-    """Say so where a run has come to its end, and return how: there is nothing to resume. None: there is."""
     from trainstone.results.store import RunFolder, read_result
 
     result = read_result(resume)
     if result.kind != "train" or result.status not in ("ok", "target_reached", "target_missed"):
-        return None
-    if first:
+        return
+    if read_rank().number == 0:
         print(f"{resume} has come to its end: {tell_end(result, stop)}", file=sys.stderr)
-        show(RunFolder(resume, result), as_json=as_json)
-    return result.status
+        show_run(RunFolder(resume, result), as_json=as_json)
+    raise typer.Exit(exit_code("train", result.status, None, require_target=require_target))
 
 
 def tell_end(result: "Result", stop: "StopConfig") -> str:
@@ -186,33 +144,3 @@ def tell_end(result: "Result", stop: "StopConfig") -> str:
     if stop.seconds and quality and quality.epochs < stop.epochs and (last is None or last.seconds >= stop.seconds):
         return f"stop.seconds = {stop.seconds:g}; --set stop.seconds=0 takes the limit away"
     return f"stop.epochs = {stop.epochs:g}; --set stop.epochs=N gives it more"
-
-
-def run_here(config: "Config", run: "RunFolder | None", *, strict: bool, quiet: bool, resume: bool) -> "Ended":
-    """Train in this process."""
-    from trainstone.cli.progress import ProgressLine
-    from trainstone.results.progress import Progress
-
-    with ProgressLine(quiet=quiet) as line:
-        line.show(Progress("loading torch"))
-        from trainstone.train.to_target import run_train
-
-        going = run_train(config, run, strict=strict, resume=resume)
-        while True:
-            try:
-                line.show(next(going))
-            except StopIteration as end:
-                ended: Ended = end.value
-                return ended
-
-
-def code_of_end(status: str, signal: str | None, *, require_target: bool) -> int:
-    """Return the exit code of a run that ended so."""
-    if status == "interrupted":
-        return code_of_signal(signal)
-    return EXIT_TARGET if require_target and status == "target_missed" else 0
-
-
-def code_of_signal(name: str | None) -> int:
-    """Ctrl-C was a person; any other signal a scheduler that may start the run again."""
-    return EXIT_INTERRUPTED if name == "SIGINT" else EXIT_RESUMABLE

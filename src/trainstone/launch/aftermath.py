@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainstone.errors import EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.files import write_atomically
-from trainstone.launch.children import name_signal
+from trainstone.launch.child_runs import name_signal
 from trainstone.launch.deaths import Death, find_deaths, find_engine_words, find_told
 from trainstone.launch.engine import LOG
 from trainstone.machine.launched import CAUSE, FOLDER, Failure, launch_name, name_host, read_code, read_failures

@@ -1,24 +1,20 @@
-"""Runs an engine that starts ranks (torchrun, mpirun): relays progress and signals, leaves nobody behind."""
+"""What a launcher runs to start ranks (torchrun, mpirun): its command, its script, how it passes on a stop signal."""
 
 import os
 import shlex
 import signal
-import subprocess
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from trainstone.files import write_atomically
-from trainstone.launch.following import Tail
+from trainstone.launch.supervisor import Ended, Stop, supervise
 from trainstone.machine.interrupt import Interrupt
-from trainstone.machine.launched import FOLDER, LAUNCH, PROGRESS, end_with_parent
+from trainstone.machine.launched import FOLDER, LAUNCH
 
-POLL_SECONDS = 0.2
-END_SECONDS = 5.0
 LOG, SCRIPT = "engine.log", "start.sh"
 
 
@@ -54,82 +50,13 @@ def write_script(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_since(path: Path, place: int) -> str:
-    """Return the text of a file from a place on."""
-    try:
-        with path.open("rb") as file:
-            file.seek(place)
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def run_plan(plan: Plan, run: Path, interrupt: Interrupt) -> Generator[str, None, tuple[int, str]]:
+def run_plan(plan: Plan, run: Path, interrupt: Interrupt) -> Generator[str, None, Ended]:
     """Run an engine to its end and yield the lines of progress of its ranks; return its code and what it printed."""
-    folder = run / FOLDER
-    script = folder / SCRIPT
+    script = run / FOLDER / SCRIPT
     write_atomically(script, write_script(plan))
     # A prologue is for a login shell: that is where `module` is known.
     command = ["bash", "-l", str(script)] if plan.prologue else list(plan.command)
-    progress = Tail(folder / PROGRESS, from_end=True)
-    with (folder / LOG).open("ab") as log:
-        begin = log.tell()
-        with start_engine(command, plan.environment, log.fileno()) as engine:
-            told: set[int] = set()
-            while engine.poll() is None:
-                time.sleep(POLL_SECONDS)
-                yield from progress.read()
-                if interrupt.asked:
-                    STOPS[plan.engine](engine.pid, told)
-    yield from progress.read()
-    return engine.returncode, read_since(folder / LOG, begin)
-
-
-@contextmanager
-def start_engine(
-    command: Sequence[str], environment: Mapping[str, str], output: int
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start an engine in a session of its own: a terminal's Ctrl-C is ours alone. Nobody outlives the `with`."""
-    engine = subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=end_with_parent,  # safe: no other thread has been started yet
-    )
-    try:
-        yield engine
-    finally:
-        end_all(engine, environment[LAUNCH])
-
-
-def end_all(engine: subprocess.Popen[bytes], launch: str) -> None:
-    """End what is left here of a launch: the engine first, in order, then ranks that outlive it."""
-    if engine.poll() is None:
-        engine.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            engine.wait(END_SECONDS)
-    _, left = psutil.wait_procs(find_processes(launch), END_SECONDS)
-    for process in left:
-        with suppress(psutil.Error):
-            process.kill()
-    if engine.poll() is None:
-        engine.kill()
-        engine.wait()
-
-
-def find_processes(launch: str) -> list[psutil.Process]:
-    """Return the processes here that belong to a launch, by their environment: engines change sessions and parents."""
-    return [process for process in psutil.process_iter() if _belongs(process, launch)]
-
-
-def _belongs(process: psutil.Process, launch: str) -> bool:
-    try:
-        return process.environ().get(LAUNCH) == launch
-    except (OSError, psutil.Error):  # gone meanwhile, or of somebody else
-        return False
+    return (yield from supervise(command, plan.environment, run, LOG, interrupt, stop=STOPS[plan.engine]))
 
 
 def stop_local(engine: int, told: set[int]) -> None:
@@ -156,4 +83,4 @@ def stop_mpi(engine: int, told: set[int]) -> None:
             os.kill(engine, signal.SIGUSR1)
 
 
-STOPS: dict[str, Callable[[int, set[int]], None]] = {"local": stop_local, "mpi": stop_mpi}
+STOPS: dict[str, Stop] = {"local": stop_local, "mpi": stop_mpi}

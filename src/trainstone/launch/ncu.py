@@ -3,34 +3,32 @@
 Finds ncu, sees whether it may count, asks it which metrics this GPU has, and explains what went wrong.
 """
 
-import logging
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from trainstone.errors import EXIT_INTERRUPTED, MachineError, TrainstoneError
+from trainstone.errors import MachineError, TrainstoneError
 from trainstone.formats.ncu import PERMISSION_HINT, read_ncu
-from trainstone.launch.children import Ended, explain_failure
+from trainstone.launch.child_runs import OUTPUT, explain_end
+from trainstone.launch.supervisor import Ended, supervise
 from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.launched import RUN, read_failures
 from trainstone.results.checks import finding
 from trainstone.results.cores import CYCLE_METRICS, PERCENT, PIPE_METRICS, WANTED, aggregate_cores, tell_cores
 from trainstone.results.profiled import CoreUse
 from trainstone.results.progress import Progress
-from trainstone.results.store import RunFolder
+from trainstone.results.store import name_run
 from trainstone.text import printable
-
-log = logging.getLogger(__name__)
+from trainstone.train.lifecycle import Lifecycle
 
 TABLE_NAME = "trace/ncu.csv"
 LABEL = "profiling under ncu"
-POLL_SECONDS = 1.0
 STOP_GRACE_SECONDS = 20.0
 QUERY_SECONDS = 60.0
 ROOT = Path("/")
@@ -47,9 +45,9 @@ def run_under_ncu(
     *,
     start: int,
     iterations: int,
+    interrupt: Interrupt,
     ncu: str | None = None,
-    interrupt: Interrupt | None = None,
-) -> Generator[Progress, None, CoreUse]:
+) -> Generator[Progress | str, None, CoreUse]:
     """Bench with the steps from `start` on, `iterations` of them, profiled into `csv_file`; return what it says.
 
     The bench's own run folder goes into `out_folder`. Its speed means nothing: each kernel is run several times.
@@ -61,11 +59,26 @@ def run_under_ncu(
     csv_file.parent.mkdir(parents=True, exist_ok=True)
     csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
     command = ncu_command(tool, config_file, out_folder, csv_file, start=start, iterations=iterations, metrics=metrics)
-    with nullcontext(interrupt) if interrupt else Interrupt() as asked:
-        ended = yield from _run(command, asked)
-    printed = f"{ended.output}\n{ended.errors}\n{_read_messages(csv_file)}"
+    yield Progress(LABEL)
+    folder = (out_folder / name_run("ncu")).absolute()
+    try:
+        ended = yield from supervise(
+            command,
+            {RUN: str(folder)},
+            folder,
+            OUTPUT,
+            interrupt,
+            label=LABEL,
+            stop=terminate_group,  # ncu does not pass signals on
+            grace_seconds=STOP_GRACE_SECONDS,
+        )
+    except OSError as err:
+        raise MachineError(f"cannot run {command[0]}: {err.strerror}", hint="give the path of ncu") from err
+    if interrupt.asked:
+        raise KeyboardInterrupt(interrupt.asked)
+    printed = f"{ended.output}\n{_read_messages(csv_file)}"
     if ended.code != 0:
-        raise explain_ncu(ended, printed)
+        raise explain_ncu(ended, folder, printed)
     if not csv_file.exists() or "No kernels were profiled" in printed:
         raise MachineError(
             f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{_quote_complaint(printed)}",
@@ -75,17 +88,20 @@ def run_under_ncu(
     return aggregate_cores(file).model_copy(update={"file": str(csv_file), "told": tell_cores(file)})
 
 
-def add_cores(run: RunFolder) -> Iterator[Progress]:
+def add_cores(life: Lifecycle) -> Iterator[Progress | str]:
     """Run a profile's configuration once more under ncu and take what it counts into the profile's result.
 
     The profile is good without it: a failure becomes a finding.
     """
+    run = life.run
     timeline = run.result.timeline
     assert timeline is not None  # it was profiled
     first, steps = timeline.steps[0].step, len(timeline.steps)
     config_file, table = run.path / "config.toml", run.path / TABLE_NAME
     try:
-        use = yield from run_under_ncu(config_file, run.path / "points", table, start=first, iterations=steps)
+        use = yield from run_under_ncu(
+            config_file, run.path / "points", table, start=first, iterations=steps, interrupt=life.interrupt
+        )
     except TrainstoneError as err:
         lacking = finding("not-measured", f"core utilisation: {err.message}", hint=err.hint, severity="warning")
         run.update(findings=[*run.result.findings, lacking])
@@ -168,16 +184,17 @@ def ncu_command(
     command += ["--metrics", ",".join(metrics), "--log-file", str(csv_file)]
     command += [sys.executable, "-P", "-m", "trainstone", "bench", str(config_file)]
     command += ["--iterations", str(start + iterations), "--set", f"measure.profiler_range=[{start},{iterations}]"]
-    return [*command, "--json", "--quiet", "--out", str(out_folder)]
+    return [*command, "--quiet", "--out", str(out_folder)]
 
 
-def explain_ncu(ended: Ended, printed: str) -> TrainstoneError:
-    """Return why a run under ncu failed: no permission, what bench said, what ncu said."""
+def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
+    """Return why a run under ncu failed: no permission, what bench left, what ncu said."""
     if "ERR_NVGPUCTRPERM" in printed:
         return MachineError("ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
     complaints = [line for line in _list_complaints(printed) if "application returned an error code" not in line]
-    if ended.code < 0 or not complaints or re.search(r"^error:", ended.errors, re.MULTILINE):
-        return explain_failure(LABEL, ended)
+    if ended.code < 0 or not complaints or read_failures(folder):
+        error = explain_end(folder, ended.code, ended.output)
+        return type(error)(f"{LABEL}: {error.message}", hint=error.hint)
     hint = None
     if "Failed to find metric" in printed:
         hint = "this ncu does not know the metric: take the ncu of the CUDA toolkit that fits the driver"
@@ -186,55 +203,12 @@ def explain_ncu(ended: Ended, printed: str) -> TrainstoneError:
     return MachineError(f"ncu: {complaints[0]}", hint=hint)
 
 
-def _run(command: Sequence[str], interrupt: Interrupt) -> Generator[Progress, None, Ended]:
-    """Run to the end; whoever asks to stop is heard, and ncu and all it started are told."""
-    log.info("starting %s", shlex.join(command))
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            process_group=0,  # ncu does not pass signals on
-        )
-    except OSError as err:
-        raise MachineError(f"cannot run {command[0]}: {err.strerror}", hint="give the path of ncu") from err
-    with _no_survivors(child):
-        asked_seconds = 0.0
-        while True:
-            try:
-                output, errors = child.communicate(timeout=POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                yield Progress(LABEL)
-            if interrupt.asked:
-                if asked_seconds == 0:
-                    _signal_group(child, signal.SIGTERM)
-                asked_seconds += POLL_SECONDS
-                if asked_seconds > STOP_GRACE_SECONDS:
-                    _signal_group(child, signal.SIGKILL)
-    log.info("%s ended with %d %s", LABEL, child.returncode, errors.strip())
-    if interrupt.asked or child.returncode == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt(interrupt.asked or "the bench under ncu was stopped")
-    return Ended(child.returncode, output, errors)
-
-
-@contextmanager
-def _no_survivors(child: subprocess.Popen[str]) -> Iterator[None]:
-    """Leave no process behind, however this ends."""
-    with child:
-        try:
-            yield
-        except BaseException:
-            _signal_group(child, signal.SIGKILL)
-            raise
-
-
-def _signal_group(child: subprocess.Popen[str], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)
+def terminate_group(pid: int, notified: set[int]) -> None:
+    """Send SIGTERM once to a process and all that it started."""
+    if pid not in notified:
+        notified.add(pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGTERM)
 
 
 def _read_messages(csv_file: Path) -> str:

@@ -1,17 +1,18 @@
 """What a sweep runs: lists from flags become points, each a checked configuration, in shuffled order. Runs nothing."""
 
-import hashlib
-import json
 import random
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from trainstone.config.load import change_config, did_you_mean, list_keys, parse_setting
+from trainstone.config.load import change_config, did_you_mean, list_keys, load_config, parse_setting
 from trainstone.config.schema import Config
-from trainstone.errors import ConfigError
+from trainstone.errors import ConfigError, ResultError
 from trainstone.machine.facts import read_software
+from trainstone.results.schema import Result
+from trainstone.results.store import read_result
 from trainstone.results.sweep import BATCH, Sweep, format_setting, label_point, name_file
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)
@@ -72,7 +73,6 @@ def make_plan(
         cores=cores,
         strict=strict,
     )
-    asked = asked.model_copy(update={"plan_sha256": hash_plan(config, asked)})
     plan = lay_out(config, asked)
     resolved = {point.label: configure(plan.config, asked, point) for point in plan.points}
     seen: dict[str, str] = {}
@@ -250,17 +250,44 @@ def read_key(config: Config, dotted_key: str) -> Any:
     return value
 
 
-def hash_plan(config: Config, sweep: Sweep) -> str:
-    """SHA-256 of all that must be the same for a sweep to be gone on with."""
-    asked = {
-        "config": config.model_dump(mode="json"),
-        "sweep": sweep.model_dump(mode="json", exclude={"plan_sha256", "rows", "knees", "fits", "told"}),
-        "host": socket.gethostname(),
-        "software": read_versions(read_software()),
-    }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+def resume_plan(path: Path, result: Result) -> Plan:
+    """Return the plan of a sweep that is to be resumed; refuse one from another host or of other versions."""
+    sweep = result.sweep
+    if sweep is None or not sweep.values or (sweep.curve_key is not None and not sweep.curves):
+        raise ResultError(
+            f"{path / 'result.json'} is damaged: it names no values to sweep", hint=f"start again: {result.command}"
+        )
+    software = read_software()
+    here = {"host": socket.gethostname()} | {name: software.get(name) for name in ("trainstone", "torch")}
+    then = {"host": result.process.host} | {name: result.software.get(name) for name in ("trainstone", "torch")}
+    differing = [
+        f"{name} {then[name]} there, {here[name]} here" for name in here if then[name] not in (None, here[name])
+    ]
+    if differing:
+        raise ResultError(f"cannot resume {path}: {'; '.join(differing)}", hint="its points would not be comparable")
+    return lay_out(check_settled(path), sweep)
 
 
-def read_versions(software: dict[str, Any]) -> dict[str, Any]:
-    """Return the versions that points of one sweep must share."""
-    return {name: software.get(name) for name in ("trainstone", "torch")}
+def check_settled(path: Path) -> Config:
+    """Return the configuration that child runs share; refuse one that was changed: they would not be comparable."""
+    result, file = read_result(path), path / "config.toml"
+    config = load_config(str(file))
+    now, then = (_flatten(values) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
+    changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
+    # A kill while the first point was settling them: the file is written first
+    settling = set() if result.machine else {key for key in SETTLED if then.get(key) == "auto"}
+    changed = [key for key in changed if key not in settling]
+    if changed:
+        shown = ", ".join(f"{key} was {then.get(key)}, is {now.get(key)}" for key in changed[:3])
+        raise ResultError(
+            f"{file} is not what the points of this {result.kind} were run with: {shown}",
+            hint=f"restore it, or start again: {result.command}",
+        )
+    return config
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

@@ -15,7 +15,7 @@ import jinja2
 from trainstone.config.system import LaunchConfig
 from trainstone.errors import ConfigError, LaunchError
 from trainstone.launch.apptainer import PYTHON, wrap_command
-from trainstone.launch.children import TRAINSTONE
+from trainstone.launch.child_runs import TRAINSTONE
 from trainstone.launch.slurm_commands import list_partitions, run_slurm
 from trainstone.launch.slurm_options import count_devices, find_lead, read_directives, refuse_lines, write_directive
 from trainstone.launch.verb import Verb

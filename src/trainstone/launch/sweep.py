@@ -1,34 +1,29 @@
 """Runs a sweep: each point a child process in shuffled order, its row written as soon as it is known.
 
-Out of memory is a result. A sweep that is stopped or killed at any moment can be gone on with (launch/unfinished.py).
+Out of memory is a result. A sweep that is stopped or killed at any moment can be resumed.
 """
 
-import logging
 import re
-import shlex
 import shutil
 import signal
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainstone.config.load import load_config, write_toml
-from trainstone.errors import LaunchError, ResultError, RunError, TrainstoneError, error_of_child
+from trainstone.errors import LaunchError, RunError, error_of_child
 from trainstone.files import write_atomically
-from trainstone.launch.children import Ended, child_command, explain_failure, read_child, run_child
+from trainstone.launch.child_runs import ChildEnd, ChildRun, child_command, name_folder, run_children
 from trainstone.launch.points import Plan, PlannedPoint, configure, settle
 from trainstone.launch.timehistory import write_timehistory
-from trainstone.log import log_into
-from trainstone.machine.interrupt import RESUMABLE, Interrupt
+from trainstone.machine.facts import read_software
 from trainstone.machine.oom import Kills, count_kills, may_be_memory
-from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
-from trainstone.results.schema import Result
-from trainstone.results.store import RunFolder, find_runs, read_result
+from trainstone.results.schema import Result, Status
+from trainstone.results.store import read_if_there, read_result
 from trainstone.results.sweep import TAKES_MEMORY, Sweep, SweepRow, has_order, label_row
 from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, sort_rows, strip_devices
-
-log = logging.getLogger(__name__)
+from trainstone.train.lifecycle import Lifecycle
 
 KEPT = ("ok", "out_of_memory", "not_tried")
 """Rows that are not run again; what failed is."""
@@ -39,67 +34,84 @@ OF_THE_MACHINE = ("device", "train.precision")
 """Keys, beside all of engine, of which a machine may have one value and lack another."""
 
 
-class Stopped(Exception):
-    """Somebody asked to stop."""
+def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, Status]:
+    """Run what is left of a plan; the run folder has the rows of an earlier start where there was one."""
+    life.run.begin()
+    if life.run.result.sweep is None:
+        life.run.update(sweep=plan.sweep, software=read_software())
+    work = Work(plan, life)
+    yield from run_children(life, work.list_children(), work.conclude)
+    return work.finish()
 
 
-def run_sweep(plan: Plan, run: RunFolder) -> Iterator[Progress]:
-    """Run what is left of a plan into a run folder, which has the rows of an earlier start where there was one."""
-    with Interrupt(RESUMABLE) as interrupt, log_into(run.path / "log.txt"):
-        work = Work(plan, run, interrupt)
-        try:
-            for point in plan.points:
-                if work.is_due(point):
-                    yield from work.measure(point)
-                if work.is_due(point, "profile"):
-                    yield from work.profile(point)
-        except (Stopped, KeyboardInterrupt):
-            work.stop()
-            return
-        except TrainstoneError as err:
-            failed = finding("child-failed", err.message, hint=err.hint)
-            run.update(status="failed", findings=[failed, *run.result.findings])
-            raise
-        except OSError as err:
-            raise ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?") from err
-        work.finish()
+class PointRun(NamedTuple):
+    """What a child run is of: a point's bench or its profile."""
+
+    verb: str
+    point: PlannedPoint
+    kills: Kills
+    """The kernel's count before it."""
 
 
 class Work:
-    """A sweep under way: its folder, and a row for each point that is done, by label."""
+    """A sweep in progress: its folder, and a row for each point that is done, by label."""
 
-    def __init__(self, plan: Plan, run: RunFolder, interrupt: Interrupt) -> None:
-        self.plan, self.run, self.interrupt = plan, run, interrupt
+    def __init__(self, plan: Plan, life: Lifecycle) -> None:
+        self.plan, self.life, self.run = plan, life, life.run
         self.config = plan.config
-        self.rows = keep_rows(run.path, run.result.sweep or plan.sweep)
+        self.rows = keep_rows(self.run.path, self.run.result.sweep or plan.sweep)
+        self.current: PointRun | None = None
+        self.write()
+
+    def list_children(self) -> Iterator[ChildRun]:
+        """Yield the runs that are still to be made, as they are due after the ones before."""
+        total = len(self.plan.points)
+        for point in self.plan.points:
+            if self.is_due(point):
+                yield self.plan_child("bench", point, f"point {len(self.rows) + 1} of {total}")
+            if self.is_due(point, "profile"):
+                done = sum(row.status == "ok" for row in self.rows.values())
+                yield self.plan_child("profile", point, f"profile of point {done} of {total}")
+
+    def plan_child(self, verb: str, point: PlannedPoint, place: str) -> ChildRun:
+        """Write the point's configuration; return the run of a verb on it."""
+        file = self.run.path / "launch" / f"{point.name}.toml"
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, write_toml(configure(self.config, self.plan.sweep, point)))
+        self.current = PointRun(verb, point, count_kills())
+        command = make_command(verb, file, self.run.path / "points", self.plan)
+        return ChildRun(f"{place}: {point.label}", command, name_folder(self.run.path, self.config.name))
+
+    def conclude(self, child: ChildRun, ended: ChildEnd) -> None:
+        """Write the row of the run that has ended."""
+        assert self.current is not None
+        folder = f"points/{child.folder.name}" if (child.folder / "result.json").is_file() else ""
+        take = self.take_bench if self.current.verb == "bench" else self.take_profile
+        take(self.current, folder, ended)
         self.write()
 
     def is_due(self, point: PlannedPoint, verb: str = "bench") -> bool:
         """Say whether a point's bench, or its profile, is still to be run."""
         return verb in list_due(self.plan, self.rows, point)
 
-    def measure(self, point: PlannedPoint) -> Iterator[Progress]:
-        """Run one point and write its row."""
-        before, kills = self.list_folders(), count_kills()
-        ended = yield from self.start("bench", point, f"point {len(self.rows) + 1} of {len(self.plan.points)}")
-        folder = self.find_folder(before)
+    def take_bench(self, current: PointRun, folder: str, ended: ChildEnd) -> None:
+        """Take a point's number, or why it has none."""
+        point = current.point
         row = SweepRow(value=point.value, curve=point.curve, order=point.order, status="failed", run=folder)
-        if ended.code == 0:
-            child = read_child(ended, self.run.path)
-            status = "ok" if child.throughput else "failed"
-            note = "" if child.throughput else f"no number: its status is {child.status}"
-            self.keep(point, row, status=status, note=note, **describe_measured(child))
-            self.learn_from(child)
-            write_timehistory(self.run.path / folder, self.run.path / "original/throughput_data" / f"{point.name}.log")
-        else:
-            self.judge_failure(point, row, ended, kills)
-        self.write()
-        self.stop_if_asked()
+        if ended.error:
+            self.judge_failure(point, row, ended, current.kills)
+            return
+        child = self.read(folder)
+        status = "ok" if child.throughput else "failed"
+        note = "" if child.throughput else f"no number: its status is {child.status}"
+        self.keep(point, row, status=status, note=note, **describe_measured(child))
+        self.learn_from(child)
+        write_timehistory(self.run.path / folder, self.run.path / "original/throughput_data" / f"{point.name}.log")
 
-    def judge_failure(self, point: PlannedPoint, row: SweepRow, ended: Ended, kills: Kills) -> None:
+    def judge_failure(self, point: PlannedPoint, row: SweepRow, ended: ChildEnd, kills: Kills) -> None:
         """Tell out of memory, which ends a curve, from what concerns this point alone or all of them."""
-        error = explain_failure(point.label, ended)
-        told = error.message.removeprefix(f"{point.label}:").strip()
+        assert ended.error is not None
+        told = ended.error.message
         if self.ran_out_of_memory(row, ended, kills):
             if ended.code == -signal.SIGKILL:
                 told = "ended by SIGKILL: the kernel does so when memory is out"
@@ -109,10 +121,10 @@ class Work:
         if ended.code == -signal.SIGKILL:
             told = "ended by SIGKILL, and not by the kernel for lack of memory"
         if ended.code in OF_THE_SWEEP and not self.rows and not is_own_fault(self.plan.sweep, ended.code, told):
-            raise error
+            ended.check(point.label)
         self.keep(point, row, status="failed", note=told, exit_code=ended.code)
 
-    def ran_out_of_memory(self, row: SweepRow, ended: Ended, kills: Kills) -> bool:
+    def ran_out_of_memory(self, row: SweepRow, ended: ChildEnd, kills: Kills) -> bool:
         """By what the child wrote; where the kernel killed it, by the kernel's counters."""
         if ended.code == -signal.SIGKILL:
             return may_be_memory(kills, count_kills())
@@ -128,24 +140,18 @@ class Work:
                 row = SweepRow(value=other.value, curve=other.curve, order=other.order, status="not_tried")
                 self.keep(other, row, note=f"{point.label} was out of memory")
 
-    def profile(self, point: PlannedPoint) -> Iterator[Progress]:
-        """Run a point's profile; a failure costs the profile only, unless this machine cannot do it at all."""
-        before = self.list_folders()
-        first = all(row.profile is None for row in self.rows.values())
-        done = sum(row.status == "ok" for row in self.rows.values())
-        ended = yield from self.start("profile", point, f"profile of point {done} of {len(self.plan.points)}")
-        row = self.rows[point.label].model_copy(update={"profile_run": self.find_folder(before)})
-        if ended.code == 0:
-            child = read_child(ended, self.run.path)
-            self.keep(point, row, profile="ok", **describe_profiled(child, cores=self.plan.sweep.cores))
-            self.copy_cores(point, child)
-        else:
-            error = explain_failure(point.label, ended)
+    def take_profile(self, current: PointRun, folder: str, ended: ChildEnd) -> None:
+        """Take a point's profile; a failure costs the profile only, unless this machine cannot do it at all."""
+        point, first = current.point, all(row.profile is None for row in self.rows.values())
+        row = self.rows[point.label].model_copy(update={"profile_run": folder})
+        if ended.error:
             if first and ended.code == MACHINE:
-                raise error
-            self.keep(point, row, profile="failed", note=error.message.removeprefix(f"{point.label}:").strip())
-        self.write()
-        self.stop_if_asked()
+                ended.check(point.label)
+            self.keep(point, row, profile="failed", note=ended.error.message)
+            return
+        child = self.read(folder)
+        self.keep(point, row, profile="ok", **describe_profiled(child, cores=self.plan.sweep.cores))
+        self.copy_cores(point, child)
 
     def copy_cores(self, point: PlannedPoint, child: Result) -> None:
         """Put ncu's file where the original had it."""
@@ -155,21 +161,6 @@ class Work:
             target = self.run.path / "original/profiled_data_ncu" / f"{point.name}.csv"
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-
-    def start(self, verb: str, point: PlannedPoint, place: str) -> Generator[Progress, None, Ended]:
-        """Write the point's configuration and run a verb on it."""
-        self.stop_if_asked()
-        file = self.run.path / "launch" / f"{point.name}.toml"
-        file.parent.mkdir(exist_ok=True)
-        write_atomically(file, write_toml(configure(self.config, self.plan.sweep, point)))
-        label = f"{place}: {point.label}"
-        yield Progress(label)
-        ended = yield from run_child(
-            make_command(verb, file, self.run.path / "points", self.plan), label, self.interrupt
-        )
-        if ended.interrupted:
-            raise Stopped
-        return ended
 
     def learn_from(self, child: Result) -> None:
         """Of the first run: what it found for each auto, and the machine."""
@@ -192,41 +183,18 @@ class Work:
         profiles = [read_if_there(self.run.path / row.profile_run) for row in sweep.rows if row.profile == "ok"]
         known = [profile for profile in profiles if profile is not None]
         self.run.update(**(conclude_sweep(sweep, children, known) | changes))
+        self.life.completed = f"{len(self.rows)} of {len(self.plan.points)} points"
 
     def read(self, folder: str) -> Result:
         """Read the run of a point."""
         return read_result(self.run.path / folder)
 
-    def list_folders(self) -> set[str]:
-        """Names of the runs below points/."""
-        return {path.name for path in find_runs(self.run.path / "points")}
-
-    def find_folder(self, before: set[str]) -> str:
-        """Return the folder that a child made; nothing where it made none."""
-        new = sorted(self.list_folders() - before)
-        return f"points/{new[-1]}" if new else ""
-
-    def stop_if_asked(self) -> None:
-        """Between children."""
-        if self.interrupt.asked:
-            raise Stopped
-
-    def stop(self) -> None:
-        """Write what there is, and how to go on."""
-        self.write()
-        stopped = finding(
-            "interrupted",
-            f"stopped after {len(self.rows)} of {len(self.plan.points)} points",
-            hint=f"go on with: trainstone sweep {shlex.quote(str(self.run.path))}",
-        )
-        self.run.update(status="interrupted", findings=[stopped, *self.run.result.findings])
-
-    def finish(self) -> None:
+    def finish(self) -> Status:
         """All points are done; without a single number the sweep has failed as its first point did."""
         if any(row.status == "ok" for row in self.rows.values()):
             self.write(status="ok")
-            return
-        self.write(status="failed")
+            return "ok"
+        self.write()
         first = min(self.rows.values(), key=lambda row: (row.status == "not_tried", row.order))
         told = f"no point has a number; {label_row(self.plan.sweep, first)}: {first.note}"
         hint = f"see {self.run.path / 'points'}"
@@ -254,14 +222,6 @@ def is_kept(folder: Path, row: SweepRow) -> bool:
     return result is not None and result.throughput is not None
 
 
-def read_if_there(folder: Path) -> Result | None:
-    """Read a run; None where it is gone or damaged."""
-    try:
-        return read_result(folder)
-    except ResultError:
-        return None
-
-
 def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> list[str]:
     """Return the verbs that are still to be run for a point."""
     row = rows.get(point.label)
@@ -269,6 +229,13 @@ def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> l
     if row is None:
         return ["bench", *profile]
     return profile if row.status == "ok" and row.profile is None else []
+
+
+def find_due(path: Path, result: Result, plan: Plan) -> dict[str, list[str]]:
+    """Return the verbs still to be run, by the label of their point."""
+    rows = keep_rows(path, result.sweep) if result.sweep else {}
+    due = {point.label: list_due(plan, rows, point) for point in plan.points}
+    return {label: verbs for label, verbs in due.items() if verbs}
 
 
 def is_own_fault(sweep: Sweep, exit_code: int, message: str) -> bool:

@@ -1,17 +1,19 @@
 """The verb that ranks are to run: taken apart as far as the launcher must know, and asked for its plan beforehand."""
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from trainstone.config.load import load_system
 from trainstone.config.schema import Config
 from trainstone.config.system import System
 from trainstone.errors import ConfigError
-from trainstone.launch.children import TRAINSTONE, Ended, explain_failure
-from trainstone.machine.launched import ALONE_VERBS, VERBS
+from trainstone.launch.child_runs import TRAINSTONE, explain_end
+from trainstone.machine.launched import ALONE_VERBS, FOLDER, RUN, VERBS, without_launch
 
 WITHOUT_SYSTEM = ("eval",)
 """Those that take no --system: the weights bring their configuration. The launcher takes the geometry from it."""
@@ -86,10 +88,13 @@ def refuse_alone(words: Sequence[str]) -> None:
 def ask_plan(name: str, arguments: Sequence[str]) -> Config:
     """Return the configuration that the verb would run with; raise its error where it would not run."""
     command = [*TRAINSTONE, name, *arguments, "--dry-run", "--json"]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        raise explain_failure(name, Ended(asked.returncode, asked.stdout, asked.stderr))
-    return Config.model_validate_json(json.dumps(json.loads(asked.stdout)["config"]))
+    with TemporaryDirectory() as folder:
+        (Path(folder) / FOLDER).mkdir()
+        environment = {**without_launch(os.environ), RUN: folder}  # where it leaves its error
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise explain_end(Path(folder), done.returncode, done.stderr)
+    return Config.model_validate_json(json.dumps(json.loads(done.stdout)["config"]))
 
 
 def _take_flag(words: list[str], *names: str) -> bool:

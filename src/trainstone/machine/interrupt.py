@@ -1,29 +1,30 @@
-"""Signals as a question the loop asks between steps, so that what there is is written before the end."""
+"""Stop signals. During a run they are only noted, so that it ends between two steps; elsewhere they end the command."""
 
 import signal
 import threading
-from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
-USUAL = (signal.SIGINT, signal.SIGTERM)
-# What schedulers send ahead of a job's end, and a closed terminal.
-RESUMABLE = (*USUAL, signal.SIGUSR1, signal.SIGHUP)
+# Ctrl-C; what schedulers send before they end a job; a closed terminal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Interrupt:
-    """While in force, the first of some signals only sets `asked`; the second SIGINT ends the program at once."""
+    """While in force, the first stop signal only sets `asked`; a second SIGINT raises KeyboardInterrupt.
+
+    With `at_once` every stop signal raises KeyboardInterrupt with the signal's name.
+    """
 
     _in_force: "list[Interrupt]" = []
 
-    def __init__(self, signals: Sequence[signal.Signals] = USUAL) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
         self.asked: str | None = None
-        self._signals = signals
+        self._at_once = at_once
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in self._signals:
+            for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                     continue  # nohup: a closed terminal is no reason to stop
                 self._previous[number] = signal.signal(number, self._note)
@@ -38,11 +39,12 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked == "SIGINT":
-            raise KeyboardInterrupt
-        self.asked = signal.Signals(number).name
+        name = signal.Signals(number).name
+        if self._at_once or (number == signal.SIGINT and self.asked == "SIGINT"):
+            raise KeyboardInterrupt(name)
+        self.asked = name
 
 
 def find_asked() -> str | None:
-    """Return the signal that some work under way was asked to stop by, for what waits far from who listens."""
+    """Return the stop signal that a run in progress has received, for code that waits far from the run's own loop."""
     return next((interrupt.asked for interrupt in Interrupt._in_force if interrupt.asked), None)

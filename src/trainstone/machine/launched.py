@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, LaunchError, PeerLostError, TrainstoneError
@@ -41,6 +40,8 @@ FAILED = "failed-rank{:04d}.json"
 ECHO_SECONDS = 1.0
 """For the engine to see the first death before that of a rank which only heard of it."""
 PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+"""Loaded here, because end_with_parent runs between fork and exec."""
 # Ends that are no failures: an engine that took them for one would start the run again, or kill ranks that still write.
 ORDERLY = (0, EXIT_TARGET, EXIT_RESUMABLE, EXIT_INTERRUPTED)
 
@@ -91,8 +92,7 @@ def begin_attempt(verb: str) -> None:
     run = launched_run()
     if run is None:
         return
-    end_with_parent()
-    heed_early_signals()
+    end_with_parent(os.getppid())
     refuse_other_world()
     rank = read_rank().number
     try:
@@ -102,16 +102,6 @@ def begin_attempt(verb: str) -> None:
                 (run / FOLDER / name).unlink(missing_ok=True)
     except OSError:
         return  # the pre-flight says that the folder cannot be written, by host name
-
-
-def heed_early_signals() -> None:
-    """Let what a scheduler sends while torch is loading, before anybody listens, end this rank in order: resumable."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_RESUMABLE)
-
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, leave)
 
 
 def refuse_other_world() -> None:
@@ -124,10 +114,12 @@ def refuse_other_world() -> None:
         )
 
 
-def end_with_parent() -> None:
-    """Let the kernel send SIGTERM to this process when its parent dies, so that none outlives a killed launcher."""
+def end_with_parent(parent: int) -> None:
+    """Let the kernel send SIGTERM to this process when its parent dies; the parent may have died before."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def settle_code(code: int) -> int:

@@ -1,6 +1,6 @@
 """What `trainstone data bench` finds out: how fast a data set can be read, decoded and batched, and for what that does.
 
-Records for --json, terminal and page alike, and the sentences drawn from them. Nothing is measured here.
+Records for result.json, terminal and page alike, and the sentences drawn from them. Nothing is measured here.
 """
 
 import math
@@ -9,12 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from trainstone.results.record import Count, Rate, Record, Seconds
-from trainstone.results.schema import Finding
 from trainstone.units import format_count, format_percent, format_rate
 
-# History of the format; raised when a key changes its meaning or goes away (a new key alone does not raise it):
-#   1  (trainstone 0.1.0) the first
-FORMAT = 1
 WORK = {
     "read": "reading",
     "decode": "decoding",
@@ -69,7 +65,6 @@ class Demand(Record):
 class Feeding(Record):
     """How fast a data set feeds."""
 
-    format: int = FORMAT
     path: str
     storage: str
     split: str
@@ -90,9 +85,6 @@ class Feeding(Record):
     skipped: Count
     """Pictures that could not be used."""
     demand: Demand | None = None
-    verdict: str
-    """By `write_verdict`."""
-    findings: list[Finding] = Field(default_factory=list)
 
 
 def rate_per_core(images_per_second: float, threads: int, cpu_cores: float | None, cores: int) -> float:
@@ -131,7 +123,7 @@ def is_trained_here(feeding: Feeding) -> bool:
 
 
 def write_verdict(feeding: Feeding, workload: str = "") -> str:
-    """One sentence that can be quoted; `workload` is what trains ("ResNet-50"). The record's own is not read."""
+    """One sentence that can be quoted; `workload` is what trains ("ResNet-50")."""
     best, stage = best_point(feeding), largest_stage(feeding)
     where = f"{format_count(best.threads, 'thread')} on {format_count(feeding.cores, 'core')}"
     per_core = format_rate(best.images_per_second_per_core)

@@ -40,7 +40,7 @@ def recover(path: Path) -> Result:
 def tell_killed(result: Result) -> Result:
     """Add the finding that nobody was left to write."""
     told = "the run ended without a word: killed, out of memory, or the machine went down"
-    go_on = {"train": RESUME, "sweep": "go on with: trainstone sweep RUN"}.get(result.kind)
+    go_on = {"train": RESUME, "sweep": "go on with: trainstone sweep --resume RUN"}.get(result.kind)
     hint = f"{go_on}; dmesg tells whether memory ran out" if go_on else None
     return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
 

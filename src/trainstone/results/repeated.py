@@ -23,7 +23,7 @@ FEWEST_SCORED = 3
 """Runs, so that one is left when the fastest and the slowest are dropped."""
 
 
-class ChildRun(NamedTuple):
+class BegunRun(NamedTuple):
     """A run and its folder, as its parent names it."""
 
     folder: str
@@ -35,7 +35,7 @@ class ChildRun(NamedTuple):
         return self.result.status in FINISHED
 
 
-def combine_trainings(result: Result, children: Sequence[ChildRun]) -> dict[str, Any]:
+def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str, Any]:
     """Return the keys of the combined result; `children` are those begun, by seed. Its status is not among them."""
     assert result.repeated is not None
     over = [child.result for child in children if child.is_over]
@@ -47,7 +47,7 @@ def combine_trainings(result: Result, children: Sequence[ChildRun]) -> dict[str,
     return combine_runs(over) | told | {"verdict": write_repeated_verdict(repeated, quality, title)}
 
 
-def describe_run(child: ChildRun) -> TrainedRun:
+def describe_run(child: BegunRun) -> TrainedRun:
     """Return a run's row; its quality only if it was evaluated."""
     result, quality = child.result, child.result.quality
     row = TrainedRun(seed=result.config["seed"], run=child.folder, status=result.status, starts=result.process.starts)

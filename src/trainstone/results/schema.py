@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from trainstone.machine.health import Noise
+from trainstone.results.feeding import Feeding
 from trainstone.results.preflight import Preflight
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import Quality, Repeated
@@ -24,7 +25,7 @@ SECTIONS = (
 )
 """Tables of a configuration."""
 
-Kind = Literal["bench", "train", "profile", "sweep", "scale", "eval", "import"]
+Kind = Literal["bench", "train", "profile", "sweep", "scale", "eval", "data", "import"]
 Status = Literal["running", "ok", "target_reached", "target_missed", "interrupted", "failed", "killed"]
 FINISHED = ("ok", "target_reached", "target_missed")
 """Statuses of a run that came to its end."""
@@ -272,6 +273,7 @@ class Result(Record):
     energy: Energy | None = None
     communication: Communication | None = None
     loader: Loader | None = None
+    data_bench: Feeding | None = None
     quality: Quality | None = None
     repeated: Repeated | None = None
     timeline: Timeline | None = None

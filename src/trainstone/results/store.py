@@ -3,11 +3,15 @@
 Layout and names: docs/results-format.md.
 """
 
+import fcntl
 import json
+import logging
 import os
 import re
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +26,10 @@ from trainstone.files import dump_json, write_atomically
 from trainstone.machine.launched import launch_name
 from trainstone.results.schema import FORMAT, Kind, Process, Recipe, Result
 
+log = logging.getLogger(__name__)
+
+LOG_NAME = "log.txt"
+"""Of the process that writes the result, which holds a lock on it: it is never replaced by another file."""
 # A run on another host whose files stand still for so long is taken for dead; telemetry beats every half second.
 STALE_SECONDS = 60.0
 # What is known of the start before only, and judged anew at the end.
@@ -164,6 +172,39 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
     return run
 
 
+@contextmanager
+def lock_run(path: Path) -> Iterator[None]:
+    """Hold a run folder for this process, until the end even if that is a kill; refuse one that another holds."""
+    try:
+        file = (path / LOG_NAME).open("a")
+    except OSError as err:
+        raise ResultError(f"cannot write into {path}: {err.strerror or err}", hint="who may write there?") from err
+    with file:
+        if not _lock(file.fileno()):
+            raise ResultError(f"{path} is in use by another process", hint="wait for it to end, or stop it first")
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Say whether a process holds a run folder."""
+    try:
+        with (path / LOG_NAME).open("a") as file:
+            return not _lock(file.fileno())
+    except OSError:
+        return False
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file; False: another process has it. A file system without locks locks nothing."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as err:
+        log.debug("no lock: %s", err)
+    return True
+
+
 def refuse_running(path: Path, result: Result) -> None:
     """Refuse to write where another process does."""
     if result.status == "running":
@@ -207,6 +248,14 @@ def read_result(path: Path) -> Result:
     if result.status == "running" and not is_alive(result.process, file.parent):
         return result.model_copy(update={"status": "killed"})
     return result
+
+
+def read_if_there(path: Path) -> Result | None:
+    """Read a run folder; None where it is gone or damaged."""
+    try:
+        return read_result(path)
+    except ResultError:
+        return None
 
 
 def _refuse_constant(name: str) -> None:

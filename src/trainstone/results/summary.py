@@ -197,7 +197,7 @@ def _repeat_sweep(result: schema.Result, path: Path) -> str:
     """Go on where something is left; else the same points anew."""
     sweep = result.sweep
     if sweep is None or result.status in ("interrupted", "killed"):
-        return f"trainstone sweep {shlex.quote(str(path))}"
+        return f"trainstone sweep --resume {shlex.quote(str(path))}"
     words = ["trainstone", "sweep", str(path / "config.toml")]
     if sweep.key == BATCH:
         words += ["--batch-sizes", ",".join(map(format_setting, sweep.values))]

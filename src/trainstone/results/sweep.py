@@ -85,8 +85,6 @@ class Sweep(Record):
     profile: bool = False
     cores: bool = False
     strict: bool = False
-    plan_sha256: str = ""
-    """Of all that was asked for, host and versions included: the same command goes on with an unfinished sweep."""
     rows: list[SweepRow] = []
     """By curve and value, both in the order they were given; those that are done."""
     knees: list[Knee] = []

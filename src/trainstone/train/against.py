@@ -6,91 +6,74 @@ as it comes: killed at any moment, it leaves folders that can be read.
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-
-import torch
 
 from trainstone.config.schema import Config
 from trainstone.data.loader import Loader
 from trainstone.data.splits import OpenSplit
-from trainstone.log import log_into
-from trainstone.machine.allocator import describe_allocator
-from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.health import read_pressure
-from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
 from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.telemetry import Telemetry
 from trainstone.results import schema
 from trainstone.results.paired import gather_findings
 from trainstone.results.progress import Progress
+from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder, create_run
-from trainstone.train.contrast import SeenBeside, Variant, contrast
-from trainstone.train.failures import keep_record
+from trainstone.train.contrast import Variant, contrast
 from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, Turn, interleave, naming
+from trainstone.train.lifecycle import Lifecycle, record_failure
 from trainstone.train.loop import train_steps
 from trainstone.train.network import apply_process_settings
-from trainstone.train.stopping import stop_if
+from trainstone.train.observation import Observed, observe
 from trainstone.train.task import build_task, open_data, settle_classes
 from trainstone.train.variants import fit_pair, label_pair
 
 log = logging.getLogger(__name__)
 
 
-def run_against(a: Config, b: Config, run: RunFolder, *, same_recipe: bool, strict: bool) -> Iterator[Progress]:
-    """Measure a against b into `run`; `same_recipe`: b is a with some keys changed. Yields progress."""
-    started = time.perf_counter()
-    with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run):
-        yield Progress("reading machine facts")
-        run.write_machine(read_facts(), read_software())
-        opened = {name: open_data(config) for name, config in (("A", a), ("B", b))}
-        a, b = settle_classes(a, opened["A"]), settle_classes(b, opened["B"])
-        yield Progress("fitting both to this machine")
-        stop_if(interrupt)
-        fitted = fit_pair(a, b, same_recipe=same_recipe, strict=strict)
-        run.write_config(fitted["A"].config)
-        folders = create_points(run, fitted)
-        with keep_record(folders["A"]), keep_record(folders["B"]):
-            stop_if(interrupt)
-            done, clock_start = Interleaved(), time.perf_counter()
-            loaders: dict[str, Loader] = {}
-            with ExitStack() as files:
-                variants = {
-                    name: build_variant(
-                        name, asked, fitted[name], opened[name], folders[name], files, loaders, clock_start
-                    )
-                    for name, asked in (("A", a), ("B", b))
-                }
-                seen = yield from measure_turns(run, variants, done, interrupt, clock_start)
-            log.info("steps a block %s, blocks run to their end: %s", done.steps_per_block, done.blocks)
-            spent = time.perf_counter() - started
-            contrast(run, variants, done, seen, program_seconds=spent)
+def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) -> Generator[Progress, None, Status]:
+    """Measure the run's configuration a against b; `same_recipe`: b is a with some keys changed. Yields progress."""
+    yield from life.join()
+    a, run = life.config, life.run
+    opened = {name: open_data(config) for name, config in (("A", a), ("B", b))}
+    a, b = settle_classes(a, opened["A"]), settle_classes(b, opened["B"])
+    yield Progress("fitting both to this machine")
+    life.check_stop()
+    fitted = fit_pair(a, b, same_recipe=same_recipe, strict=strict)
+    run.write_config(fitted["A"].config)
+    folders = create_points(run, fitted)
+    with record_failure(folders["A"], life), record_failure(folders["B"], life):
+        life.check_stop()
+        done, clock_start = Interleaved(), time.perf_counter()
+        loaders: dict[str, Loader] = {}
+        with ExitStack() as files:
+            variants = {
+                name: build_variant(name, asked, fitted[name], opened[name], folders[name], files, loaders, clock_start)
+                for name, asked in (("A", a), ("B", b))
+            }
+            seen = yield from measure_turns(life, variants, done, clock_start)
+        log.info("steps a block %s, blocks run to their end: %s", done.steps_per_block, done.blocks)
+        contrast(run, variants, done, seen, program_seconds=life.seconds)
+    return run.result.status
 
 
 def measure_turns(
-    run: RunFolder, variants: Mapping[str, Variant], done: Interleaved, interrupt: Interrupt, clock_start: float
-) -> Generator[Progress, None, SeenBeside]:
+    life: Lifecycle, variants: Mapping[str, Variant], done: Interleaved, clock_start: float
+) -> Generator[Progress, None, Observed]:
     """Run both in turn, one sampler beside them; return what was seen beside the steps."""
-    device, measure = variants["A"].fitted.device, variants["A"].fitted.config.measure
+    fitted = variants["A"].fitted
     arms = {name: variant.arm for name, variant in variants.items()}
-    reset_peaks(device)
-    before = read_pressure()
-    with Telemetry(
-        run.path,
-        device_label=str(device).replace(":", ""),
-        reader=choose_reader(device),
-        current_step=lambda: sum(variant.recorder.current_step() for variant in variants.values()),
-        interval_seconds=measure.telemetry_seconds,
-        started=clock_start,
-    ) as telemetry:
-        for turn in interleave(arms, measure, done, stopped=lambda: interrupt.asked):
+
+    def count_steps() -> int:
+        return sum(variant.recorder.current_step() for variant in variants.values())
+
+    with observe(life, fitted, count_steps, clock_start) as observed:
+        for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.interrupt.asked):
             yield tell_progress(turn, done)
-    pressure = before, read_pressure()
-    return SeenBeside(pressure, read_memory(device), telemetry.path, telemetry.reader, interrupt.asked)
+    observed.interrupted = life.interrupt.asked
+    return observed
 
 
 def create_points(run: RunFolder, fitted: Mapping[str, Fitted]) -> dict[str, RunFolder]:
@@ -146,15 +129,6 @@ def enter_turn(name: str, config: Config, loaders: Mapping[str, Loader]) -> None
     if name in loaders:
         loaders[name].go_on()
     apply_process_settings(config)
-
-
-def read_memory(device: torch.device) -> schema.Memory:
-    """Highest use of the process, both models in it."""
-    return schema.Memory(
-        peak_device_bytes=peak_device_bytes(device),
-        peak_host_bytes=peak_host_bytes(),
-        allocator=describe_allocator(),
-    )
 
 
 def tell_progress(turn: Turn, done: Interleaved) -> Progress:

@@ -1,15 +1,14 @@
 """Judges what a run recorded and writes the final result: the last phase of train/run.py."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainstone.data.loader import Loader
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.health import Noise, Pressure, grade_noise
+from trainstone.machine.health import Noise, grade_noise
 from trainstone.machine.launched import name_host
 from trainstone.measure.devices import name_device
 from trainstone.measure.flops import roofline_seconds
@@ -21,64 +20,52 @@ from trainstone.results.checks import DATA_BOUND_SHARE, check_limits, check_mach
 from trainstone.results.databound import check_feeding, tell_feeding
 from trainstone.results.learning import scale_throughput
 from trainstone.results.samples import HINDRANCES, read_samples, summarise
-from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, find_limit, summarise_steps, write_verdict
 from trainstone.train.distributed import World, gather
 from trainstone.train.feeding import Alone, judge_feeding
 from trainstone.train.fit import Fitted
+from trainstone.train.lifecycle import Lifecycle
+from trainstone.train.observation import Observed
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 DEVICE_WORDS = {"cpu": "CPU", "cuda": "GPU"}
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What was seen beside the steps."""
+def conclude(
+    life: Lifecycle,
+    fitted: Fitted,
+    recorder: StepRecorder,
+    seen: Observed,
+    *,
+    loader: Loader | None = None,
+    alone: Alone | None = None,
+    left_out: range = range(0),
+    communication: schema.Communication | None = None,
+    title: str = "",
+) -> None:
+    """Turn records into the final result and write it. All ranks must come here: each describes its device.
 
-    pressure: tuple[Pressure, Pressure]
-    peaks: Peaks
-    memory: tuple[int | None, int]
-    """Highest use of the device, and of the host."""
-    telemetry_file: Path
-    reader: Reader
-    interrupted: str | None
-    program_seconds: float
-    loader: Loader | None = None
-    """Where batches were real, with what was measured of it alone."""
-    alone: Alone | None = None
-    left_out: range = range(0)
-    """Steps that were profiled: recorded, and not counted."""
-    world: World | None = None
-    """The ranks that ran together; None: this one alone."""
-    communication: schema.Communication | None = None
-
-    @property
-    def ranks(self) -> int:
-        """How many there were."""
-        return self.world.rank.world if self.world else 1
-
-
-def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Observed, *, title: str = "") -> None:
-    """Turn records into the final result and write it. `title`: how its sentence calls what was run, if not usual.
-
-    Of many ranks all must come here: each describes its device, the first one judges and writes.
+    `loader`: where batches were real, with what was measured of it alone. `left_out`: steps that were profiled, so
+    recorded and not counted. `title`: how its sentence calls what was run, if not usual.
     """
-    before = [*fitted.findings, *(seen.world.findings if seen.world else ())]
+    run, ranks = life.run, life.rank.world
+    before = [*fitted.findings, *life.world.findings]
     if not len(recorder):
         stopped = finding("interrupted", "stopped before the first step ended")
         run.update(status="interrupted", findings=[*before, stopped])
         return
-    summary, telemetry = summarise_own(fitted, recorder, seen)
+    summary, telemetry = summarise_own(fitted, recorder, seen, left_out)
     throttled = tell_throttling(telemetry)
-    devices = gather_devices(seen.world, describe_device(name_host(), fitted, summary, telemetry, seen.reader))
+    devices = gather_devices(life.world, describe_device(name_host(), fitted, summary, telemetry, seen.reader))
     status: schema.Status = "interrupted" if seen.interrupted else "ok"
     if devices is None:
         run.update(status=status)
         return
-    throughput, fed = scale_throughput(summary.throughput, seen.ranks), None
-    if seen.loader and seen.alone:
-        fed = judge_feeding(fitted.config, seen.loader, seen.alone, summary)
+    throughput, fed = scale_throughput(summary.throughput, ranks), None
+    if loader and alone:
+        fed = judge_feeding(fitted.config, loader, alone, summary)
+    assert seen.peaks is not None  # measured before and after the steps
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed)
     noise = grade_noise(
         *seen.pressure,
@@ -86,16 +73,16 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
         drifting=summary.drifting,
         throttled=bool(throttled),
     )
-    memory = describe_memory(recorder, seen, summary.window)
+    memory = describe_memory(seen, np.delete(recorder.page_faults(), left_out)[summary.window])
     run.update(
         status=status,
         throughput=throughput,
         step_seconds=summary.step_seconds,
-        phases=summary.phases.model_copy(update={"program_seconds": seen.program_seconds}),
+        phases=summary.phases.model_copy(update={"program_seconds": life.seconds}),
         utilisation=utilisation,
         memory=memory,
         energy=sum_energy(devices, throughput.images_per_second),
-        communication=seen.communication,
+        communication=communication,
         loader=fed,
         noise=noise,
         devices=devices,
@@ -106,16 +93,17 @@ def conclude(run: RunFolder, fitted: Fitted, recorder: StepRecorder, seen: Obser
             *(check_feeding(fed, summary.data_share) if fed else ()),
             *check_setting(fitted, noise, memory),
             *tell_unmeasured(seen.reader.unsupported),
-            *(tell_feeding_left_out(seen) if run.result.kind == "bench" else ()),
+            *(tell_feeding_left_out(loader, ranks) if run.result.kind == "bench" else ()),
             *tell_interruption(seen.interrupted, len(recorder)),
         ],
-        verdict=tell_verdict(fitted, summary, utilisation, noise, fed, title=title, ranks=seen.ranks),
+        verdict=tell_verdict(fitted, summary, utilisation, noise, fed, title=title, ranks=ranks),
     )
 
 
-def summarise_own(fitted: Fitted, recorder: StepRecorder, seen: Observed) -> tuple[StepSummary, dict[str, Any]]:
+def summarise_own(
+    fitted: Fitted, recorder: StepRecorder, seen: Observed, left_out: range
+) -> tuple[StepSummary, dict[str, Any]]:
     """Sum up this rank's steps that count, and its telemetry while they ran."""
-    left_out = slice(seen.left_out.start, seen.left_out.stop)
     columns = {name: np.delete(column, left_out) for name, column in recorder.columns().items()}
     summary = summarise_steps(columns, compiled=fitted.config.engine.compile)
     starts, seconds = columns["start_seconds"][summary.window], columns["step_seconds"]
@@ -123,20 +111,19 @@ def summarise_own(fitted: Fitted, recorder: StepRecorder, seen: Observed) -> tup
     return summary, summarise(read_samples(seen.telemetry_file), *window, meter=seen.reader.meter)
 
 
-def describe_memory(recorder: StepRecorder, seen: Observed, window: slice) -> schema.Memory:
+def describe_memory(seen: Observed, page_faults: NDArray[np.float64] | None = None) -> schema.Memory:
     """Highest use of this rank's device and process, and the page faults of its steady steps."""
-    faults = np.delete(recorder.page_faults(), slice(seen.left_out.start, seen.left_out.stop))
     return schema.Memory(
-        peak_device_bytes=seen.memory[0],
-        peak_host_bytes=seen.memory[1],
+        peak_device_bytes=seen.peak_bytes[0],
+        peak_host_bytes=seen.peak_bytes[1],
         allocator=describe_allocator(),
-        page_faults_per_step=float(faults[window].mean()),
+        page_faults_per_step=None if page_faults is None else float(page_faults.mean()),
     )
 
 
-def gather_devices(world: World | None, own: schema.Device) -> list[schema.Device] | None:
+def gather_devices(world: World, own: schema.Device) -> list[schema.Device] | None:
     """Return the devices of all ranks on the first; None on others. Alone: this one, which has no rank."""
-    if world is None or world.alone:
+    if world.alone:
         return [own]
     devices = gather(world, {**own.model_dump(mode="json"), "rank": world.rank.number})
     return None if devices is None else [schema.Device.model_validate(one) for one in devices]
@@ -249,13 +236,13 @@ def tell_unmeasured(unsupported: list[str]) -> list[schema.Finding]:
     return [finding("not-measured", f"telemetry: {'; '.join(unsupported)}")] if unsupported else []
 
 
-def tell_feeding_left_out(seen: Observed) -> list[schema.Finding]:
+def tell_feeding_left_out(loader: Loader | None, ranks: int) -> list[schema.Finding]:
     """Findings where several ranks were fed with real pictures: what one rank alone would measure, and the damaged."""
-    if seen.ranks == 1 or seen.loader is None:
+    if ranks == 1 or loader is None:
         return []
-    told = f"with {seen.ranks} ranks real pictures are not held against synthetic ones, nor is the loader timed alone"
+    told = f"with {ranks} ranks real pictures are not held against synthetic ones, nor is the loader timed alone"
     hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
-    return [*tell_skipped(seen.loader), finding("not-measured", told, hint=hint)]
+    return [*tell_skipped(loader), finding("not-measured", told, hint=hint)]
 
 
 def tell_skipped(loader: Loader | None) -> list[schema.Finding]:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trainstone.config.schema import Config
-from trainstone.machine.health import Pressure, grade_noise
+from trainstone.machine.health import grade_noise
 from trainstone.measure.devices import name_device
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader
@@ -19,6 +18,7 @@ from trainstone.results.summary import summarise_steps
 from trainstone.train.conclude import (
     check_setting,
     describe_device,
+    describe_memory,
     tell_interruption,
     tell_throttling,
     tell_unmeasured,
@@ -26,6 +26,7 @@ from trainstone.train.conclude import (
 )
 from trainstone.train.fit import Fitted
 from trainstone.train.interleave import Arm, Interleaved, sum_blocks
+from trainstone.train.observation import Observed
 from trainstone.train.variants import label_pair, tell_unasked
 from trainstone.units import format_count
 
@@ -41,22 +42,11 @@ class Variant:
     arm: Arm
 
 
-@dataclass(frozen=True)
-class SeenBeside:
-    """What was seen beside the steps, of both together."""
-
-    pressure: tuple[Pressure, Pressure]
-    memory: schema.Memory
-    telemetry_file: Path
-    reader: Reader
-    interrupted: str | None
-
-
 def contrast(
     run: RunFolder,
     variants: Mapping[str, Variant],
     done: Interleaved,
-    seen: SeenBeside,
+    seen: Observed,
     *,
     program_seconds: float,
 ) -> None:
@@ -78,7 +68,7 @@ def contrast(
         comparison=comparison,
         verdict=comparison.verdict if comparison else f"A ({labels['A']}) against B ({labels['B']}): not judged",
         phases=schema.Phases(program_seconds=program_seconds),
-        memory=seen.memory,
+        memory=describe_memory(seen),
         noise=max((noise for noise in noises if noise is not None), key=lambda noise: noise.grade, default=None),
         devices=[describe_shared_device(run.result.process.host, variants["A"].fitted, telemetry, seen.reader)],
         findings=[
@@ -90,7 +80,7 @@ def contrast(
     )
 
 
-def conclude_variant(variant: Variant, seen: SeenBeside, throttled: str | None) -> list[schema.Finding]:
+def conclude_variant(variant: Variant, seen: Observed, throttled: str | None) -> list[schema.Finding]:
     """Write one variant's result as a run of its own; return what is doubtful about it.
 
     Utilisation, energy, memory and page faults are of the process and so of both: a variant has none of its own.
@@ -107,7 +97,7 @@ def conclude_variant(variant: Variant, seen: SeenBeside, throttled: str | None) 
         *fitted.findings,
         *check_throughput(summary.throughput, summary.step_seconds),
         *check_limits(schema.Utilisation(), summary.data_share, throttled),
-        *check_setting(fitted, noise, seen.memory),
+        *check_setting(fitted, noise, describe_memory(seen)),
     ]
     variant.folder.update(
         status="interrupted" if seen.interrupted else "ok",
@@ -129,7 +119,7 @@ def compare_rounds(variants: Mapping[str, Variant], done: Interleaved) -> Paired
     return compare_blocks(*sum_blocks(arms, blocks)) if blocks else None
 
 
-def summarise_telemetry(variants: Mapping[str, Variant], done: Interleaved, seen: SeenBeside) -> dict[str, Any]:
+def summarise_telemetry(variants: Mapping[str, Variant], done: Interleaved, seen: Observed) -> dict[str, Any]:
     """Sum up the samples from the first block on; a sample a half second cannot tell one arm from the other."""
     begins, ends = [], []
     for name, variant in variants.items():

@@ -5,17 +5,19 @@ from pathlib import Path
 
 import torch
 
-from trainstone.config.schema import Config
 from trainstone.data.feeding.transform import describe_transform, make_transform
 from trainstone.data.loader import Loader, open_loader
 from trainstone.data.splits import open_split
 from trainstone.machine.cpus import available_cores
+from trainstone.machine.launched import name_host
 from trainstone.measure.devices import name_device
 from trainstone.measure.feeding import Turns, choose_threads, measure_threads, split_stages, summarise_turns
 from trainstone.results.checks import finding
 from trainstone.results.feeding import Demand, Feeding, write_verdict
 from trainstone.results.progress import Progress
+from trainstone.results.schema import Device, Phases, Status
 from trainstone.train.demand import measure_demand
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.workloads.registry import WORKLOADS
 
 BATCH_SIZE = 32
@@ -23,10 +25,12 @@ BATCH_SIZE = 32
 DEMAND_SECONDS = 10.0
 
 
-def measure_feeding(
-    config: Config, counts: list[int] | None, seconds: float, demand: Demand | None
-) -> Generator[Progress, None, Feeding]:
-    """Measure, yielding progress; return what there is to tell."""
+def run_data_bench(
+    life: Lifecycle, counts: list[int] | None, seconds: float, demand: Demand | None
+) -> Generator[Progress, None, Status]:
+    """Measure the loader, then the devices it would feed unless `demand` says what they take."""
+    yield from life.join()
+    config, run = life.config, life.run
     assert config.data.root is not None  # the path that was given
     yield Progress("opening the data set")
     opened = open_split(Path(config.data.root), "train")
@@ -47,9 +51,11 @@ def measure_feeding(
         )
 
     done: list[Turns] = []
-    yield from measure_threads(open_with, counts or choose_threads(cores), seconds, done)
+    for progress in measure_threads(open_with, counts or choose_threads(cores), seconds, done):
+        yield progress
+        life.check_stop()
     if demand is None:
-        demand = yield from measure_demand(config, DEMAND_SECONDS)
+        demand = yield from measure_demand(life, DEMAND_SECONDS)
     transform = make_transform(config.augment, config.loader, config.data.image_size, train=True)
     skipped = sum(turns.skipped for turns in done)
     feeding = Feeding(
@@ -69,8 +75,13 @@ def measure_feeding(
         stages=split_stages(done[0]),
         skipped=skipped,
         demand=demand,
-        verdict="",
-        findings=[finding("pictures-skipped", f"{skipped} damaged pictures were left out")] if skipped else [],
     )
-    title = WORKLOADS[config.workload].title(config)
-    return feeding.model_copy(update={"verdict": write_verdict(feeding, title)})
+    run.update(
+        status="ok",
+        data_bench=feeding,
+        verdict=write_verdict(feeding, WORKLOADS[config.workload].title(config)),
+        findings=[finding("pictures-skipped", f"{skipped} damaged pictures were left out")] if skipped else [],
+        devices=[Device(host=name_host(), name=feeding.cpu, label="cpu")],
+        phases=Phases(program_seconds=life.seconds),
+    )
+    return "ok"

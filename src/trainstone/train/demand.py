@@ -2,12 +2,12 @@
 
 from collections.abc import Generator
 
-from trainstone.config.schema import Config
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.devices import list_devices, name_device
 from trainstone.results.feeding import Demand
 from trainstone.results.progress import Progress
 from trainstone.train.fit import fit_to_machine
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
 from trainstone.train.task import build_task, settle_classes
 
@@ -15,8 +15,9 @@ WARM_UP_STEPS = 3
 MIN_STEPS = 5
 
 
-def measure_demand(config: Config, seconds: float) -> Generator[Progress, None, Demand]:
+def measure_demand(life: Lifecycle, seconds: float) -> Generator[Progress, None, Demand]:
     """Train one device for some seconds; others of its kind are taken to be as fast."""
+    config = life.config
     data = config.data.model_copy(update={"source": "synthetic"})
     measure = config.measure.model_copy(update={"seconds": seconds, "iterations": None})
     changed = config.model_copy(update={"data": data, "measure": measure})
@@ -28,6 +29,7 @@ def measure_demand(config: Config, seconds: float) -> Generator[Progress, None, 
         if record.step >= WARM_UP_STEPS:
             images, spent = images + record.images, spent + record.step_seconds
         yield Progress("synthetic training", record.step + 1, record.images / record.step_seconds)
+        life.check_stop()
         if record.step >= WARM_UP_STEPS + MIN_STEPS and timer.now() - begin >= seconds:
             break
     train = fitted.config.train

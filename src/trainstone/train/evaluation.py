@@ -5,34 +5,29 @@ The first rank writes the result. Nothing is learned and nothing timed but the w
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator
 
 from torch import nn
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
-from trainstone.log import log_into
-from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.interrupt import RESUMABLE, Interrupt
 from trainstone.machine.launched import name_host
-from trainstone.machine.ranks import read_rank
 from trainstone.measure.devices import name_device
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.learning import TOLD, describe_metric
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation, Quality
+from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
 from trainstone.train.distributed import World, broadcast_dict, gather
 from trainstone.train.evaluate import judge_network
-from trainstone.train.failures import explaining, keep_record
 from trainstone.train.fit import fit_engine
-from trainstone.train.meeting import announce_meeting, meet_all, tell_meeting
+from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.scoring import Scoring, keep_pictures
-from trainstone.train.start import OTHER_RANK, provide_for_all, share_run, stop_together
+from trainstone.train.start import provide_for_all
 from trainstone.train.task import open_data
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
@@ -43,40 +38,33 @@ log = logging.getLogger(__name__)
 DATA_HINT = "give --data DIR: pictures of the classes that these weights know"
 
 
-def run_eval(config: Config, run: RunFolder | None, saved: Saved) -> Iterator[Progress]:
-    """Judge saved weights into `run`, which the first rank has (None on others)."""
-    started, rank = time.perf_counter(), read_rank()
-    with Interrupt(RESUMABLE) as interrupt, ExitStack() as files:
-        files.enter_context(keep_record(run) if run else explaining())
-        yield announce_meeting(rank)
-        world = files.enter_context(meet_all(config, run))
-        yield tell_meeting(world)
-        run = share_run(run, world)
-        files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
-        run.write_machine(read_facts(), read_software())
-        yield from provide_for_all(config, world, interrupt)
-        yield Progress("opening the data set")
-        opened = open_pictures(config)
-        yield Progress("fitting the recipe to this machine")
-        stop_together(interrupt, world)
-        config, device, findings = fit_engine(config, world=rank)
-        config = agree_on_precision(config, world)
-        run.write_config(config)
-        findings += [*world.findings, *(finding("checkpoint-damaged", doubt) for doubt in saved.doubts)]
-        run.update(findings=findings)
-        yield Progress("building the network")
-        model = load_network(config, device, saved)
-        stop_together(interrupt, world)
-        began = time.perf_counter()
-        rows = yield from judge_network(model, config, device, opened, world, interrupt)
-        if rows is None:
-            raise KeyboardInterrupt(interrupt.asked or OTHER_RANK)
-        with Scoring(config, world) as scoring:
-            scoring.begin(opened, rows, saved.step, time.perf_counter() - began)
-            judged = scoring.take()
-        now = time.perf_counter()
-        phases = schema.Phases(eval_seconds=now - began, program_seconds=now - started)
-        conclude_eval(run, config, world, saved, opened, judged, phases, count_parameters(model))
+def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
+    """Evaluate saved weights; every rank runs this, rank 0 writes the result."""
+    yield from life.join()
+    config, run, world = life.config, life.run, life.world
+    yield from provide_for_all(config, life)
+    yield Progress("opening the data set")
+    opened = open_pictures(config)
+    yield Progress("fitting the recipe to this machine")
+    life.check_stop()
+    config, device, findings = fit_engine(config, world=life.rank)
+    config = agree_on_precision(config, world)
+    run.write_config(config)
+    findings += [*world.findings, *(finding("checkpoint-damaged", doubt) for doubt in saved.doubts)]
+    run.update(findings=findings)
+    yield Progress("building the network")
+    model = load_network(config, device, saved)
+    life.check_stop()
+    began = time.perf_counter()
+    rows = yield from judge_network(model, config, device, opened, world, life.interrupt)
+    if rows is None:
+        raise KeyboardInterrupt(life.interrupt.asked or OTHER_RANK)
+    with Scoring(config, world) as scoring:
+        scoring.begin(opened, rows, saved.step, time.perf_counter() - began)
+        judged = scoring.take()
+    phases = schema.Phases(eval_seconds=time.perf_counter() - began, program_seconds=life.seconds)
+    conclude_eval(run, config, world, saved, opened, judged, phases, count_parameters(model))
+    return run.result.status
 
 
 def open_pictures(config: Config) -> OpenSplit:

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from trainstone.config.learning import ParallelConfig
-from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.exchange import judge_exchange
@@ -19,8 +18,8 @@ from trainstone.results.paired import ORDER
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Communication
 from trainstone.train.distributed import COMPRESSED, World, broadcast_dict, gather
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.stopping import ask_all
 from trainstone.train.task import Task
 
 # Steps of a block; the first does not count: it waits for ranks that came later out of a block without exchange.
@@ -33,12 +32,13 @@ MOST_SECONDS = 60.0
 
 
 def measure_exchange(
-    task: Task, parallel: ParallelConfig, recorder: StepRecorder, world: World, interrupt: Interrupt
+    task: Task, parallel: ParallelConfig, recorder: StepRecorder, life: Lifecycle
 ) -> Generator[Progress, None, Communication | None]:
     """Time steps with and without exchange, A B B A; None alone and on other ranks than the first.
 
     Interrupted, it says only what is exchanged.
     """
+    world = life.world
     if world.alone:
         return None
     sizes = Communication(gradient_bytes=count_gradient_bytes(task, parallel), bucket_bytes=parallel.bucket_bytes)
@@ -47,7 +47,7 @@ def measure_exchange(
     for number in range(planned):
         seconds = []
         for arm in ORDER:
-            if ask_all(interrupt, world):
+            if life.find_stop():
                 return sizes if world.rank.number == 0 else None
             yield Progress("measuring the exchange of gradients", 1 + 4 * number + len(seconds))
             seconds.append(time_block(task, len(recorder), exchanged=arm == "A"))

@@ -5,7 +5,6 @@ One device. A step is a batch of eval.batch_size pictures: wait for it, normalis
 
 import itertools
 import math
-import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -19,69 +18,57 @@ from trainstone.config.schema import Config
 from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
-from trainstone.log import log_into
-from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.health import read_pressure
 from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import Timer, choose_timer
-from trainstone.measure.devices import peak_device_bytes, peak_host_bytes, reset_peaks
 from trainstone.measure.flops import Work, count_forward
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.progress import Progress
-from trainstone.results.schema import Phases
+from trainstone.results.schema import Phases, Status
 from trainstone.results.steps import StepRecord
-from trainstone.results.store import RunFolder
-from trainstone.train.conclude import Observed, conclude
+from trainstone.train.conclude import conclude
 from trainstone.train.evaluation import open_pictures
-from trainstone.train.failures import keep_record
 from trainstone.train.fit import Fitted, fit_engine
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.network import compile_model
+from trainstone.train.observation import observe, open_recorder
 from trainstone.train.precision import autocast
-from trainstone.train.run import sample_device
 from trainstone.train.saved import Saved, load_network
-from trainstone.train.stopping import record_steps, stop_if
-from trainstone.train.task import feed_device, provide_data, synthetic_batches
+from trainstone.train.start import provide_for_all
+from trainstone.train.stopping import record_steps
+from trainstone.train.task import feed_device, synthetic_batches
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, choose_eval_batch
 
 CPU = torch.device("cpu")
 
 
-def run_inference(config: Config, run: RunFolder, saved: Saved) -> Iterator[Progress]:
-    """Measure how fast the network judges pictures, into `run`."""
-    started = time.perf_counter()
-    with Interrupt() as interrupt, log_into(run.path / "log.txt"), keep_record(run):
-        yield Progress("reading machine facts")
-        run.write_machine(read_facts(), read_software())
-        yield from provide_data(config)
-        opened = open_enough(config)
-        yield Progress("fitting the recipe to this machine")
-        stop_if(interrupt)
-        fitted = fit_inference(config)
-        run.write_config(fitted.config)
-        run.update(findings=list(fitted.findings))
-        yield Progress("building the network")
-        model = load_network(fitted.config, fitted.device, saved)
-        yield Progress("measuring this device's peak")
-        peaks = measure_peaks(fitted.device, fitted.config.train.precision)
-        stop_if(interrupt)
-        reset_peaks(fitted.device)
-        before, clock_start = read_pressure(), time.perf_counter()
-        with (
-            StepRecorder(run.path / "steps-rank0000.csv", split_phases=False) as recorder,
-            sample_device(run, fitted, recorder, clock_start) as telemetry,
-        ):
-            yield from measure_batches(fitted, model, opened, recorder, interrupt, clock_start)
-        after, memory = read_pressure(), (peak_device_bytes(fitted.device), peak_host_bytes())
-        yield Progress("measuring this device's peak again")
-        peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
-        spent = time.perf_counter() - started
-        beside = (before, after), peaks, memory, telemetry.path, telemetry.reader, interrupt.asked, spent
-        title = f"{WORKLOADS[config.workload].title(config)}, inference"
-        conclude(run, fitted, recorder, Observed(*beside), title=title)
-        run.update(phases=rename_phases(run.result.phases))
+def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
+    """Measure how fast the network evaluates images, on one device."""
+    yield from life.join()
+    config, run = life.config, life.run
+    yield from provide_for_all(config, life)
+    opened = open_enough(config)
+    yield Progress("fitting the recipe to this machine")
+    life.check_stop()
+    fitted = fit_inference(config)
+    run.write_config(fitted.config)
+    run.update(findings=list(fitted.findings))
+    yield Progress("building the network")
+    model = load_network(fitted.config, fitted.device, saved)
+    yield Progress("measuring this device's peak")
+    peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+    life.check_stop()
+    with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
+        yield from measure_batches(fitted, model, opened, recorder, life.interrupt, observed.clock_start)
+    yield Progress("measuring this device's peak again")
+    observed.peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
+    observed.interrupted = life.interrupt.asked
+    title = f"{WORKLOADS[config.workload].title(config)}, inference"
+    conclude(life, fitted, recorder, observed, title=title)
+    run.update(phases=rename_phases(run.result.phases))
+    return run.result.status
 
 
 def open_enough(config: Config) -> OpenSplit | None:

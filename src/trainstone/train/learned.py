@@ -3,16 +3,11 @@
 import itertools
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from trainstone.machine.allocator import describe_allocator
-from trainstone.machine.health import Pressure, grade_noise
+from trainstone.machine.health import grade_noise
 from trainstone.machine.launched import name_host
 from trainstone.measure.devices import name_device
-from trainstone.measure.peaks import Peaks
-from trainstone.measure.telemetry import Reader
 from trainstone.results import schema
 from trainstone.results.checks import check_limits, finding
 from trainstone.results.learning import check_speed, scale_throughput, write_learning_verdict
@@ -22,8 +17,9 @@ from trainstone.results.summary import StepSummary, summarise_steps
 from trainstone.train.conclude import (
     check_setting,
     describe_device,
-    judge_energy,
+    describe_memory,
     judge_utilisation,
+    sum_energy,
     tell_skipped,
     tell_throttling,
     tell_unmeasured,
@@ -32,24 +28,11 @@ from trainstone.train.course import Course
 from trainstone.train.distributed import World, gather
 from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
+from trainstone.train.observation import Observed
 from trainstone.train.setting import Setting
 from trainstone.workloads.registry import WORKLOADS
 
 ENERGY = ("joules", "energy_seconds", "average_watts", "meter")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What was seen beside the steps."""
-
-    pressure: tuple[Pressure, Pressure]
-    peaks: Peaks | None
-    """None: there was no time to measure them."""
-    memory: tuple[int | None, int]
-    """Highest use of the device, and of the host."""
-    telemetry_file: Path
-    reader: Reader
-    program_seconds: float
 
 
 def write_end(setting: Setting, course: Course, signal_name: str | None, program_seconds: float) -> None:
@@ -76,7 +59,7 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
     setting.writers.finish(status)  # the original's copy of mlperf.log among them
 
 
-def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Seen) -> None:
+def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Observed, program_seconds: float) -> None:
     """Judge the speed as well; every rank describes its device, the first writes."""
     run, world, recorder = setting.run, setting.world, setting.recorder
     device = schema.Device(host=name_host(), name=name_device(fitted.device), label=str(fitted.device))
@@ -92,7 +75,7 @@ def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Se
     devices = gather(world, {**device.model_dump(mode="json"), "rank": world.rank.number})
     if devices is None:
         return
-    phases = (run.result.phases or schema.Phases()).model_copy(update={"program_seconds": seen.program_seconds})
+    phases = (run.result.phases or schema.Phases()).model_copy(update={"program_seconds": program_seconds})
     run.update(devices=[schema.Device.model_validate(one) for one in devices], phases=phases)
     if summary is not None:
         write_speed(run, fitted, world, summary, telemetry, seen)
@@ -108,7 +91,7 @@ def sum_up(samples: Sequence[Sample], window: tuple[float, float], meter: str | 
 
 
 def write_speed(
-    run: RunFolder, fitted: Fitted, world: World, summary: StepSummary, telemetry: dict[str, Any], seen: Seen
+    run: RunFolder, fitted: Fitted, world: World, summary: StepSummary, telemetry: dict[str, Any], seen: Observed
 ) -> None:
     """Write what the steps of the first rank and its device say."""
     throttled = tell_throttling(telemetry)
@@ -120,15 +103,13 @@ def write_speed(
         drifting=summary.drifting,
         throttled=bool(throttled),
     )
-    memory = schema.Memory(
-        peak_device_bytes=seen.memory[0], peak_host_bytes=seen.memory[1], allocator=describe_allocator()
-    )
+    memory = describe_memory(seen)
     run.update(
         throughput=throughput,
         step_seconds=summary.step_seconds,
         utilisation=utilisation,
         memory=memory,
-        energy=judge_energy(telemetry, summary.throughput.images_per_second) if world.alone else None,
+        energy=sum_energy(run.result.devices, throughput.images_per_second),
         noise=noise,
         findings=[
             *run.result.findings,

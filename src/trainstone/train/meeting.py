@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 from trainstone.config.schema import Config
+from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Rank, read_meeting, read_rank
+from trainstone.results import schema
 from trainstone.results.links import find_skewed, find_slow, tell_met
 from trainstone.results.preflight import Host, Preflight
 from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder
-from trainstone.train.distributed import World
+from trainstone.train.distributed import World, broadcast_dict, gather
 from trainstone.train.fit import choose_rank_device
 from trainstone.train.preflight.exchange import exchange
 from trainstone.train.preflight.group import close_group, use_interface
@@ -82,3 +86,16 @@ def announce_meeting(rank: Rank) -> Progress:
         return Progress("reading machine facts")
     others = format_count(rank.world - 1, "other rank")
     return Progress(f"meeting {others} at {name_place(read_meeting())}")
+
+
+def share_run(run: RunFolder | None, world: World) -> RunFolder:
+    """Tell all ranks where the run is written; only the first writes its result."""
+    hosts = gather(world, {"host": name_host()})
+    told: dict[str, Any] | None = None
+    if run:
+        assert hosts is not None  # the first rank has all
+        nodes = len({one["host"] for one in hosts})
+        run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
+        told = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
+    told = broadcast_dict(world, told)
+    return run or RunFolder(Path(told["path"]), schema.Result.model_validate(told["result"]), writes=False)

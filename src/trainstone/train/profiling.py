@@ -11,15 +11,9 @@ from pathlib import Path
 
 import torch
 
-from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import MachineError
-from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.health import read_pressure
-from trainstone.machine.interrupt import RESUMABLE, Interrupt
-from trainstone.machine.ranks import read_rank
 from trainstone.measure.clock import Timer, choose_timer
-from trainstone.measure.devices import peak_device_bytes, peak_host_bytes, reset_peaks
 from trainstone.measure.flops import CallCounter, Op, list_ops
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.profiler import Capture, OuterCapture, Window
@@ -28,17 +22,15 @@ from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
 from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
-from trainstone.results.store import RunFolder
-from trainstone.train.conclude import Observed, conclude
+from trainstone.train.conclude import conclude
 from trainstone.train.distributed import barrier
 from trainstone.train.fit import Fitted, fit_to_machine
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.meeting import announce_meeting, tell_meeting
+from trainstone.train.observation import observe, open_recorder
 from trainstone.train.profiled import Recorded, judge_profile, mark_as_profile
-from trainstone.train.run import sample_device
-from trainstone.train.shared import Shared, build_shared, open_steps, share_measured
-from trainstone.train.start import agree_on_fit, find_own_processes, provide_for_all, stop_together
-from trainstone.train.stopping import Pact, ask_all
+from trainstone.train.start import agree_on_fit, build_shared, provide_for_all
+from trainstone.train.stopping import Pact
 from trainstone.train.task import Task, open_data, settle_classes
 
 TRACE_NAME = "trace/rank{:04d}.json.gz"
@@ -50,79 +42,53 @@ AFTER_STEPS = 5
 
 
 def run_profile(
-    config: Config,
-    run: RunFolder | None,
-    *,
-    start: int | None,
-    iterations: int,
-    cores: bool = False,
-    strict: bool = False,
+    life: Lifecycle, *, start: int | None, iterations: int, cores: bool = False, strict: bool = False
 ) -> Generator[Progress, None, Status]:
-    """Profile some steps into `run`, which the first rank has (None on others).
+    """Profile some steps; every rank runs this, rank 0 writes the result.
 
     `cores`: an ncu run of the same configuration will follow.
     """
-    started, rank = time.perf_counter(), read_rank()
-    with Interrupt(RESUMABLE) as interrupt, ExitStack() as files:
-        yield announce_meeting(rank)
-        shared = files.enter_context(share_measured(config, run))
-        yield tell_meeting(shared.world)
-        run, world = shared
-        run.write_machine(read_facts(), read_software())
-        yield from provide_for_all(config, world, interrupt)
-        opened = open_data(config)
-        yield Progress("fitting the recipe to this machine")
-        stop_together(interrupt, world)
-        fitted = agree_on_fit(fit_to_machine(settle_classes(config, opened), strict=strict, world=rank), world)
-        if cores and fitted.device.type != "cuda":
-            raise MachineError(
-                f"--cores reads the counters of an NVIDIA device by ncu; this run is on {fitted.device.type}",
-                hint="leave --cores out: compute utilisation and roofline need no such counters",
-            )
-        run.write_config(fitted.config)
-        run.update(findings=[*fitted.findings, *world.findings])
-        yield from profile_and_judge(fitted, opened, shared, interrupt, started, start, iterations)
-        return run.result.status
+    yield from life.join()
+    config, run, world = life.config, life.run, life.world
+    yield from provide_for_all(config, life)
+    opened = open_data(config)
+    yield Progress("fitting the recipe to this machine")
+    life.check_stop()
+    fitted = agree_on_fit(fit_to_machine(settle_classes(config, opened), strict=strict, world=life.rank), world)
+    if cores and fitted.device.type != "cuda":
+        raise MachineError(
+            f"--cores reads the counters of an NVIDIA device by ncu; this run is on {fitted.device.type}",
+            hint="leave --cores out: compute utilisation and roofline need no such counters",
+        )
+    run.write_config(fitted.config)
+    run.update(findings=[*fitted.findings, *world.findings])
+    yield from profile_and_judge(life, fitted, opened, start, iterations)
+    return run.result.status
 
 
 def profile_and_judge(
-    fitted: Fitted,
-    opened: OpenSplit | None,
-    shared: Shared,
-    interrupt: Interrupt,
-    started: float,
-    start: int | None,
-    iterations: int,
+    life: Lifecycle, fitted: Fitted, opened: OpenSplit | None, start: int | None, iterations: int
 ) -> Iterator[Progress]:
     """Measure the peak, record the steps, the peak again; the first rank judges its own trace and writes."""
-    (run, world), config, device = shared, fitted.config, fitted.device
+    config, device, run, world = fitted.config, fitted.device, life.run, life.world
+    yield Progress("measuring this device's peak")
+    barrier(world)
+    peaks = measure_peaks(device, config.train.precision)
+    life.check_stop()
     with ExitStack() as files:
-        yield Progress("measuring this device's peak")
-        barrier(world)
-        peaks = measure_peaks(device, config.train.precision)
-        stop_together(interrupt, world)
-        reset_peaks(device)
-        own = find_own_processes(world)
-        barrier(world)
-        before, clock_start = read_pressure(pids=own), time.perf_counter()
-        with (
-            open_steps(shared, config) as recorder,
-            sample_device(run, fitted, recorder, clock_start, world.rank) as telemetry,
-        ):
+        with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
             task = files.enter_context(closing(build_shared(fitted, opened, world)))
-            pact = Pact(world, interrupt)
+            pact = Pact(world, life.interrupt)
             recorded = yield from record_window(task, fitted, run.path, recorder, pact, start, iterations)
-        after, memory = read_pressure(pids=own), (peak_device_bytes(device), peak_host_bytes())
         yield Progress("measuring this device's peak again")
         barrier(world)
-        peaks = peaks.best_of(measure_peaks(device, config.train.precision))
+        observed.peaks = peaks.best_of(measure_peaks(device, config.train.precision))
         yield Progress("reading the trace")
         if world.rank.number == 0:
-            run.update(timeline=judge_profile(recorder, recorded, peaks, run.path))
-        stopped, spent = ask_all(interrupt, world), time.perf_counter() - started
-        beside = (before, after), peaks, memory, telemetry.path, telemetry.reader, stopped, spent
+            run.update(timeline=judge_profile(recorder, recorded, observed.peaks, run.path))
+        observed.interrupted = life.find_stop()
         left_out = range(recorded.window.begin, recorded.window.end)
-        conclude(run, fitted, recorder, Observed(*beside, loader=task.loader, left_out=left_out, world=world))
+        conclude(life, fitted, recorder, observed, loader=task.loader, left_out=left_out)
         if world.rank.number == 0:
             mark_as_profile(run, fitted, recorded)
 

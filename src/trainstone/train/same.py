@@ -1,18 +1,19 @@
 """The A/A test: the same thing twice, interleaved, to learn what difference this machine can tell from noise."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
 from math import log
 
 from trainstone.config.schema import Config
 from trainstone.errors import RunError
-from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.clock import choose_timer
 from trainstone.results import stats
 from trainstone.results.progress import Progress
+from trainstone.results.schema import Status
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.interleave import Arm, Interleaved, interleave, sum_blocks
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
 from trainstone.train.network import apply_process_settings
 from trainstone.train.task import build_task, settle_classes
@@ -31,8 +32,9 @@ class SameTwice:
     interrupted: str | None = None
 
 
-def run_same_twice(config: Config, outcome: SameTwice) -> Iterator[Progress]:
+def run_same_twice(life: Lifecycle, outcome: SameTwice) -> Generator[Progress, None, Status]:
     """Train two equal models in turn, block by block, for the recipe's seconds; fills `outcome`."""
+    config = life.config
     yield Progress("fitting the recipe to this machine")
     fitted = fit_to_machine(settle_classes(config, None), strict=False)
     outcome.config = fitted.config
@@ -43,16 +45,16 @@ def run_same_twice(config: Config, outcome: SameTwice) -> Iterator[Progress]:
         enter = partial(apply_process_settings, fitted.config)
         arms[name] = Arm(name, fitted.config, steps, lag=timer.lag, enter=enter)
     done = Interleaved()
-    with Interrupt() as interrupt:
-        yield Progress("warming up")
-        for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: interrupt.asked):
-            if turn.round:
-                yield Progress("same thing twice", step=len(done.blocks) + 1, seconds_left=turn.seconds_left)
-        outcome.interrupted = interrupt.asked
+    yield Progress("warming up")
+    for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.interrupt.asked):
+        if turn.round:
+            yield Progress("same thing twice", step=len(done.blocks) + 1, seconds_left=turn.seconds_left)
+    outcome.interrupted = life.interrupt.asked
     outcome.steps_per_block = done.steps_per_block.get("A", 0)
     for block, seconds in zip(done.blocks, sum_blocks(arms, done.blocks)[1], strict=True):
         outcome.block_seconds[block.arm].append(seconds)
     judge(outcome)
+    return "interrupted" if outcome.interrupted else "ok"
 
 
 def judge(outcome: SameTwice) -> None:
@@ -60,7 +62,7 @@ def judge(outcome: SameTwice) -> None:
     pairs = list(zip(outcome.block_seconds["A"], outcome.block_seconds["B"], strict=False))
     if len(pairs) < MIN_PAIRS:
         if outcome.interrupted:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(outcome.interrupted)
         raise RunError(
             f"only {len(pairs)} pairs of blocks in the time; {MIN_PAIRS} are needed for a noise floor",
             hint="give more time: --seconds 120",

@@ -1,10 +1,8 @@
 """What happens before the first step of a training run: ranks agree, data is there, a checkpoint is taken up."""
 
 import logging
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +10,6 @@ from torch import nn
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Rank
 from trainstone.results import schema
@@ -21,8 +18,9 @@ from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder
 from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read_checkpoint, set_aside
 from trainstone.train.course import Course
-from trainstone.train.distributed import Agreement, World, barrier, broadcast_dict, gather, settle_buckets
+from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.original.facts import Seat
 from trainstone.train.schedule import check_rate, peak_rate
 from trainstone.train.setting import CHECKPOINTS
@@ -33,29 +31,6 @@ from trainstone.workloads.registry import WORKLOADS
 
 log = logging.getLogger(__name__)
 
-OTHER_RANK = "a signal to another rank"
-
-
-def share_run(run: RunFolder | None, world: World) -> RunFolder:
-    """Tell all ranks where the run is written; only the first writes its result."""
-    hosts = gather(world, {"host": name_host()})
-    told: dict[str, Any] | None = None
-    if run:
-        assert hosts is not None  # the first rank has all
-        nodes = len({one["host"] for one in hosts})
-        run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
-        told = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
-    told = broadcast_dict(world, told)
-    return run or RunFolder(Path(told["path"]), schema.Result.model_validate(told["result"]), writes=False)
-
-
-def find_own_processes(world: World) -> set[int]:
-    """Return the ranks' processes on this host, which are not others' work; on other ranks than the first, its own."""
-    here = {"host": os.uname().nodename, "pid": os.getpid()}
-    found = gather(world, here) or [here]
-    own = {one["pid"] for one in found if one["host"] == here["host"]}
-    return own | {os.getppid()} if "TORCHELASTIC_RUN_ID" in os.environ else own  # torchrun looks after them
-
 
 def find_seats(world: World) -> tuple[Seat, ...]:
     """Return where each rank computes, on the first of several; empty otherwise. All ranks must come here."""
@@ -64,23 +39,16 @@ def find_seats(world: World) -> tuple[Seat, ...]:
     return tuple(Seat(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts))
 
 
-def stop_together(interrupt: Interrupt, world: World) -> None:
-    """Between phases: end all ranks where one was asked to, before there is anything to save."""
-    agreement = Agreement(world, 1)
-    agreement.post([int(interrupt.asked is not None)])
-    if any(agreement.take()):
-        raise KeyboardInterrupt(interrupt.asked or OTHER_RANK)
-
-
-def provide_for_all(config: Config, world: World, interrupt: Interrupt) -> Iterator[Progress]:
-    """Let the first rank make what pictures are missing, then those of hosts that do not see them; others wait."""
+def provide_for_all(config: Config, life: Lifecycle) -> Iterator[Progress]:
+    """Let rank 0 make the images that are missing, then the first rank of hosts that do not see them; others wait."""
+    world = life.world
     for mine in (world.rank.number == 0, world.rank.number > 0 and world.leads_host):
         for progress in provide_data(config) if mine else ():
             yield progress
-            if interrupt.asked:  # what was drawn stays, and the next start goes on with it
+            if life.interrupt.asked:  # what was made stays, and the next start continues with it
                 break
         barrier(world)
-    stop_together(interrupt, world)
+    life.check_stop()
 
 
 class Pictures(NamedTuple):
@@ -200,6 +168,13 @@ def start_task(
     if checkpoint:
         restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
     settle_exchange(task, config, world)
+    return task
+
+
+def build_shared(fitted: Fitted, opened: OpenSplit | None, world: World) -> Task:
+    """Build what is measured; of several ranks each has its share of the images, and gradients are averaged."""
+    task = build_task(fitted.config, fitted.device, opened, world=world)
+    settle_exchange(task, fitted.config, world)
     return task
 
 

@@ -17,7 +17,7 @@ from trainstone.results.progress import Progress
 from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
 from trainstone.train.distributed import Agreement, World, barrier
-from trainstone.train.start import OTHER_RANK
+from trainstone.train.lifecycle import OTHER_RANK
 
 # A narrow interval after a few seconds says nothing of heat and boost clocks, nor does an energy counter.
 MIN_SECONDS = 10.0
@@ -187,18 +187,3 @@ def bad_loss(step: int, told: str) -> RunError:
     return RunError(
         f"the loss of step {step} is {told}", hint="lower optimizer.learning_rate, or take train.precision=fp32"
     )
-
-
-def stop_if(interrupt: Interrupt) -> None:
-    """Between phases: end where somebody asked for it, before there is anything to measure."""
-    if interrupt.asked:
-        raise KeyboardInterrupt(interrupt.asked)
-
-
-def ask_all(interrupt: Interrupt, world: World) -> str | None:
-    """Return by which signal somebody asked for the end, on any rank; None: nobody has. All ranks must come here."""
-    if world.alone:
-        return interrupt.asked
-    agreement = Agreement(world, 1)
-    agreement.post([int(interrupt.asked is not None)])
-    return (interrupt.asked or OTHER_RANK) if any(agreement.take()) else None

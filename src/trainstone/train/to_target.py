@@ -8,51 +8,38 @@ import logging
 import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
-from typing import NamedTuple
 
 from trainstone.config.learning import TrackingConfig
 from trainstone.config.schema import Config
-from trainstone.log import log_into
-from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.health import read_pressure
-from trainstone.machine.interrupt import RESUMABLE, Interrupt
-from trainstone.machine.ranks import Rank, read_rank
-from trainstone.measure.devices import peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.machine.ranks import Rank
 from trainstone.measure.peaks import measure_peaks
-from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.telemetry import Telemetry
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
 from trainstone.train.cadence import Cadence
 from trainstone.train.course import Course
 from trainstone.train.distributed import World
-from trainstone.train.failures import explaining, keep_record
 from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.learn import learn
-from trainstone.train.learned import Seen, conclude_training, write_end
-from trainstone.train.meeting import announce_meeting, meet_all, tell_meeting
+from trainstone.train.learned import conclude_training, write_end
+from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
 from trainstone.train.network import seed_network
+from trainstone.train.observation import observe, open_recorder
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.mllog_open import check_division, clear_caches, open_log
 from trainstone.train.original.writers import Writers, open_writers
-from trainstone.train.run import sample_device
 from trainstone.train.scoring import Scoring
 from trainstone.train.setting import Setting
 from trainstone.train.start import (
-    OTHER_RANK,
     Pictures,
     agree_on_fit,
     begin_course,
     check_learning_rate,
-    find_own_processes,
     find_seats,
     find_start,
     open_both,
     provide_for_all,
-    share_run,
     start_task,
-    stop_together,
     tell_unjudged,
 )
 from trainstone.train.task import settle_classes
@@ -62,59 +49,33 @@ from trainstone.workloads.registry import WORKLOADS
 log = logging.getLogger(__name__)
 
 
-class Ended(NamedTuple):
-    """How a run ended on this rank, and by which signal."""
-
-    status: Status
-    signal: str | None
-
-
-def run_train(config: Config, run: RunFolder | None, *, strict: bool, resume: bool) -> Generator[Progress, None, Ended]:
-    """Train into `run`, which the first rank has (None on others); yields progress for whoever wants to show it."""
-    started, rank = time.perf_counter(), read_rank()
-    with Interrupt(RESUMABLE) as interrupt, ExitStack() as files:
-        files.enter_context(keep_record(run) if run else explaining())
-        yield announce_meeting(rank)
-        world = files.enter_context(meet_all(config, run))
-        yield tell_meeting(world)
-        run = share_run(run, world)
-        if rank.number:  # as the first rank opened it: this one may have looked while the folder was being made
-            resume = run.result.process.starts > 1
-        files.enter_context(log_into(run.path / ("log.txt" if rank.number == 0 else f"log-rank{rank.number:04d}.txt")))
-        run.write_machine(read_facts(), read_software())
-        yield from provide_for_all(config, world, interrupt)
-        pictures = open_both(config)
-        config = settle_classes(config, pictures.training)
-        yield Progress("fitting the recipe to this machine")
-        stop_together(interrupt, world)
-        fitted = agree_on_fit(fit_to_machine(config, strict=strict, world=rank, measured=False), world)
-        yield Progress("building the network")
-        stop_together(interrupt, world)
-        yield from train_and_judge(fitted, pictures, run, world, interrupt, started, resume=resume)
-        return Ended(run.result.status, interrupt.asked)
+def run_train(life: Lifecycle, *, strict: bool, resume: bool) -> Generator[Progress, None, Status]:
+    """Train to the target; every rank runs this, rank 0 writes the result. Yields progress to show."""
+    yield from life.join()
+    config, world = life.config, life.world
+    if life.rank.number:  # as the first rank opened it: this one may have looked while the folder was being made
+        resume = life.run.result.process.starts > 1
+    yield from provide_for_all(config, life)
+    pictures = open_both(config)
+    config = settle_classes(config, pictures.training)
+    yield Progress("fitting the recipe to this machine")
+    life.check_stop()
+    fitted = agree_on_fit(fit_to_machine(config, strict=strict, world=life.rank, measured=False), world)
+    yield Progress("building the network")
+    life.check_stop()
+    yield from train_and_judge(life, fitted, pictures, resume=resume)
+    return life.run.result.status
 
 
-def train_and_judge(
-    fitted: Fitted,
-    pictures: Pictures,
-    run: RunFolder,
-    world: World,
-    interrupt: Interrupt,
-    started: float,
-    *,
-    resume: bool,
-) -> Iterator[Progress]:
+def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: Pictures, *, resume: bool) -> Iterator[Progress]:
     """Start or take up the run, learn to the end, write the result.
 
     The clock, and run_start of mlperf.log, begin when the network is on its device and before any training picture is
     read. Opening a data set, before it, reads its index and no picture.
     """
-    config, rank = fitted.config, world.rank
+    config, run, world, rank = fitted.config, life.run, life.world, life.rank
     training, validation = pictures
     checkpoint, told = find_start(run, world) if resume else (None, [])
-    reset_peaks(fitted.device)
-    own = find_own_processes(world)
-    before = read_pressure(pids=own)
     with ExitStack() as files:
         cleared, uncleared = clear_caches(config, world, resumed=resume)
         network = seed_network(config, fitted.device, world, begins=checkpoint is None)
@@ -134,25 +95,22 @@ def train_and_judge(
         run.write_config(config)
         # Evaluations after the checkpoint are to be made again.
         run.update(findings=findings, quality=course.quality(config.eval), phases=course.phases())
-        recorder = files.enter_context(open_recorder(run, config, world, course))
+        recorder = files.enter_context(open_recorder(life, fitted, course.done))
         trackers = files.enter_context(open_curves(run, config, rank, course))
         writers = files.enter_context(open_originals(run, fitted, pictures, world, cadence, course))
         if resume:
             mlperf.go_on(course.done, judged=course.judged_now)
         scoring = files.enter_context(Scoring(config, world))
         beside = recorder, trackers, mlperf, writers, scoring
-        setting = Setting(config, run, world, task, cadence, validation, *beside, interrupt)
-        with open_sampler(run, fitted, world, recorder, course) as telemetry:
+        setting = Setting(config, run, world, task, cadence, validation, *beside, life.interrupt)
+        with observe(life, fitted, recorder.current_step, time.perf_counter() - course.clock()) as observed:
             yield from learn(setting, course)
-        after, memory = read_pressure(pids=own), (peak_device_bytes(fitted.device), peak_host_bytes())
-        signal = (interrupt.asked or OTHER_RANK) if course.stopped else None
-        write_end(setting, course, signal, time.perf_counter() - started)
-        peaks = None
+        signal = (life.interrupt.asked or OTHER_RANK) if course.stopped else None
+        write_end(setting, course, signal, life.seconds)
         if not course.stopped:  # a scheduler that asks for the end kills whoever is slow
             yield Progress("measuring this device's peak")
-            peaks = measure_peaks(fitted.device, config.train.precision)
-        seen = Seen((before, after), peaks, memory, telemetry.path, telemetry.reader, time.perf_counter() - started)
-        conclude_training(setting, fitted, course, seen)
+            observed.peaks = measure_peaks(fitted.device, config.train.precision)
+        conclude_training(setting, fitted, course, observed, life.seconds)
         trackers.finish(run.result.status)
 
 
@@ -186,14 +144,3 @@ def open_originals(
             seats=seats,
         )
     )
-
-
-def open_recorder(run: RunFolder, config: Config, world: World, course: Course) -> StepRecorder:
-    """Open this rank's step file, after the steps of earlier starts."""
-    path = run.path / f"steps-rank{world.rank.number:04d}.csv"
-    return StepRecorder(path, split_phases=config.engine.split_phases, first_step=course.done)
-
-
-def open_sampler(run: RunFolder, fitted: Fitted, world: World, recorder: StepRecorder, course: Course) -> Telemetry:
-    """Sample this rank's device, on the run's clock."""
-    return sample_device(run, fitted, recorder, time.perf_counter() - course.clock(), world.rank)

@@ -1,6 +1,5 @@
 """train --runs: what is planned, taken up and refused."""
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,12 +7,11 @@ import pytest
 from made_repeated import make_child, write_repeated
 from made_results import write_run
 from trainstone.cli.eval import refuse_repeated
-from trainstone.cli.repeating import plan_runs, take_up, tell_commands
+from trainstone.cli.repeating import plan_runs, tell_commands
 from trainstone.cli.train import tell_end
 from trainstone.config.learning import StopConfig
 from trainstone.config.load import load_config
-from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.launch.unfinished import hold
+from trainstone.errors import ConfigError, DataError
 from trainstone.results.sides import find_runs
 from trainstone.results.store import read_result
 
@@ -29,15 +27,15 @@ def test_one_run_is_no_plan(tmp_path: Path):
 def test_runs_begin_at_the_recipes_seed():
     plan = plan_runs(CONFIG, None, 3, strict=True, changed=True)
     assert (list(plan.seeds), plan.strict) == ([5, 6, 7], True)
-    assert [command.split()[-1] for command in tell_commands(plan, None)] == ["5", "6", "7"]
+    assert [command.split()[-1] for command in tell_commands(plan, CONFIG, None)] == ["5", "6", "7"]
 
 
 def test_a_run_that_is_resumed_has_its_plan(tmp_path: Path):
     path = write_repeated(tmp_path, (40.0, 41.0), num_runs=3)
     plan = plan_runs(CONFIG, path, 1, strict=False, changed=False)
     assert list(plan.seeds) == [7, 8, 9]
-    (command,) = tell_commands(plan, path)
-    assert command.endswith(f"train {path}/config.toml --out {path}/points --json --quiet --seed 9")
+    (command,) = tell_commands(plan, CONFIG, path)
+    assert command.endswith(f"train {path}/config.toml --out {path}/points --seed 9")
     with pytest.raises(ConfigError, match="--resume cannot change it"):
         plan_runs(CONFIG, path, 1, strict=False, changed=True)
     with pytest.raises(ConfigError, match="--runs begins new runs"):
@@ -50,21 +48,6 @@ def test_ranks_do_not_each_start_their_own(monkeypatch):
     assert plan_runs(CONFIG, None, 1, strict=False, changed=False) is None
     with pytest.raises(ConfigError, match="here 4 ranks would each do so"):
         plan_runs(CONFIG, None, 2, strict=False, changed=False)
-
-
-def test_one_process_at_a_time_goes_on(tmp_path: Path):
-    path = write_repeated(tmp_path, (40.0, 41.0), num_runs=3)
-    with ExitStack() as held, hold(path), pytest.raises(ResultError, match="is being gone on with by another process"):
-        take_up(path, held)
-
-
-def test_a_run_under_way_on_another_host_is_left_alone(tmp_path: Path):
-    path = write_repeated(tmp_path, (40.0, 41.0), num_runs=3)
-    write_run(path / "points", make_child(9, None, status="running").result)
-    before = (path / "result.json").read_bytes()
-    with ExitStack() as held, pytest.raises(ResultError, match="run-9 is still running: process 1 on here"):
-        take_up(path, held)
-    assert (path / "result.json").read_bytes() == before
 
 
 def test_what_is_over_is_said_so(tmp_path: Path):

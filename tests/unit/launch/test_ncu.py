@@ -10,8 +10,10 @@ import pytest
 from made_ncu import BEFORE, CYCLES, FMA, FP16, SFU, TENSOR, make_long
 from trainstone.errors import DataError, LaunchError, MachineError, RunError, TrainstoneError
 from trainstone.launch import ncu as launch
-from trainstone.launch.children import Ended
+from trainstone.launch import supervisor
 from trainstone.launch.ncu import check_permission, choose_metrics, explain_ncu, find_ncu, ncu_command, run_under_ncu
+from trainstone.launch.supervisor import Ended
+from trainstone.machine.interrupt import Interrupt
 from trainstone.results.profiled import CoreUse
 from trainstone.results.progress import Progress
 
@@ -24,7 +26,7 @@ sm__inst_executed_pipe_xu          Counter  inst    # of ...
 """
 # Stands for the real one, which is not here: lists metrics, writes the given CSV, prints, ends with the given code.
 FAKE = """#!{python}
-import json, pathlib, subprocess, sys, time
+import json, os, pathlib, subprocess, sys, time
 if "--query-metrics" in sys.argv:
     print({listing!r})
     sys.exit(0)
@@ -33,7 +35,9 @@ log = sys.argv[sys.argv.index("--log-file") + 1]
 if {csv!r} is not None:
     pathlib.Path(log).write_text({csv!r})
 print({output!r})
-print({errors!r}, file=sys.stderr)
+if {failure!r}:
+    place = pathlib.Path(os.environ["TRAINSTONE_RUN"]) / "launch/failed-rank0000.json"
+    place.write_text(json.dumps({failure!r}))
 sys.stdout.flush()
 if {sleep}:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -51,7 +55,7 @@ class Fake:
         self.folder, self.path = folder, folder / "ncu"
         self.arguments, self.pid, self.csv = folder / "arguments.json", folder / "pid", folder / "trace/cores.csv"
         monkeypatch.setattr(launch, "check_permission", lambda: None)
-        monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
+        monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.05)
 
     def write(
         self,
@@ -59,7 +63,7 @@ class Fake:
         *,
         code: int = 0,
         output: str = "",
-        errors: str = "",
+        failure: dict | None = None,
         listing: str = LISTING,
         sleep: bool = False,
     ) -> None:
@@ -68,7 +72,7 @@ class Fake:
             csv=csv,
             code=code,
             output=output,
-            errors=errors,
+            failure=failure,
             listing=listing,
             sleep=sleep,
             arguments=str(self.arguments),
@@ -79,14 +83,17 @@ class Fake:
 
     def run(self) -> tuple[list[Progress], CoreUse]:
         progress: list[Progress] = []
-        running = run_under_ncu(
-            self.folder / "config.toml", self.folder / "out", self.csv, start=5, iterations=2, ncu=str(self.path)
-        )
-        while True:
-            try:
-                progress.append(next(running))
-            except StopIteration as done:
-                return progress, done.value
+        with Interrupt() as interrupt:
+            running = self.start(interrupt, start=5, iterations=2)
+            while True:
+                try:
+                    progress.append(next(running))
+                except StopIteration as done:
+                    return progress, done.value
+
+    def start(self, interrupt: Interrupt, *, start: int = 0, iterations: int = 1):
+        config, out, tool = self.folder / "config.toml", self.folder / "out", str(self.path)
+        return run_under_ncu(config, out, self.csv, start=start, iterations=iterations, interrupt=interrupt, ncu=tool)
 
 
 @pytest.fixture
@@ -110,7 +117,7 @@ def test_the_command_line_argument_for_argument():
         *("--metrics", f"{CYCLES},{FMA}", "--log-file", "runs/x/trace/cores.csv"),
         *(sys.executable, "-P", "-m", "trainstone", "bench", "runs/x/config.toml"),
         *("--iterations", "13", "--set", "measure.profiler_range=[10,3]"),
-        *("--json", "--quiet", "--out", "runs/x/points"),
+        *("--quiet", "--out", "runs/x/points"),
     ]
 
 
@@ -153,21 +160,22 @@ def test_failures_are_explained(
         fake.run()
 
 
-def test_what_bench_says_is_passed_on(fake: Fake):
+def test_what_bench_says_is_passed_on(fake: Fake, tmp_path: Path):
     told = "==ERROR== The application returned an error code (6).\n"
-    fake.write(told, errors="error: out of memory: 3 GB\nhint: take less", code=6)
+    failure = {"rank": 0, "host": "x", "exit_code": 6, "message": "out of memory: 3 GB", "hint": "take less"}
+    fake.write(told, failure=failure | {"time_seconds": 1.0, "echo": False}, code=6)
     with pytest.raises(RunError, match="profiling under ncu: out of memory: 3 GB") as caught:
         fake.run()
     assert caught.value.hint == "take less"
-    killed = explain_ncu(Ended(-9, "", ""), "==ERROR== The application was killed")
+    killed = explain_ncu(Ended(-9, ""), tmp_path, "==ERROR== The application was killed")
     assert isinstance(killed, LaunchError)
     assert "SIGKILL" in killed.message
 
 
-def test_hints_lead_on():
-    metric = explain_ncu(Ended(1, "", ""), "==ERROR== Failed to find metric regex:^x")
+def test_hints_lead_on(tmp_path: Path):
+    metric = explain_ncu(Ended(1, ""), tmp_path, "==ERROR== Failed to find metric regex:^x")
     assert "CUDA toolkit" in (metric.hint or "")
-    taken = explain_ncu(Ended(1, "", ""), "==ERROR== Profiling failed because a driver resource was unavailable.")
+    taken = explain_ncu(Ended(1, ""), tmp_path, "==ERROR== Profiling failed because a driver resource was unavailable.")
     assert "dcgmi profile --pause" in (taken.hint or "")
 
 
@@ -192,14 +200,22 @@ def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
 
 def test_nothing_is_left_behind_when_nobody_listens_any_more(fake: Fake):
     fake.write(make_long(), sleep=True)
-    running = run_under_ncu(
-        fake.folder / "config.toml", fake.folder, fake.csv, start=0, iterations=1, ncu=str(fake.path)
-    )
-    while not (fake.pid.exists() and fake.pid.read_text()):
-        next(running)
+    running = fake.start(Interrupt())
+    next(running)
+    next(running)
+    threading.Timer(0.5, lambda: write_progress(fake)).start()
+    assert "step 1" in next(running)
     running.close()
     assert_gone(int(fake.pid.read_text()))
     assert not Path(f"{fake.pid}.waited").exists()  # it was ended, and did not end by itself
+
+
+def write_progress(fake: Fake) -> None:
+    """As the bench under ncu does, when the fake has begun."""
+    while not (fake.pid.exists() and fake.pid.read_text()):
+        time.sleep(0.05)
+    (folder,) = (fake.folder / "out").glob("*/launch")
+    (folder / "progress.txt").write_text("step 1\n")
 
 
 def assert_gone(pid: int) -> None:
@@ -285,9 +301,8 @@ def test_metrics_are_chosen_that_this_gpu_has():
 
 def test_what_cannot_be_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launch, "check_permission", lambda: None)
-    running = run_under_ncu(
-        tmp_path / "c.toml", tmp_path, tmp_path / "cores.csv", start=0, iterations=1, ncu=str(tmp_path / "none")
-    )
+    place, tool = (tmp_path / "c.toml", tmp_path, tmp_path / "cores.csv"), str(tmp_path / "none")
+    running = run_under_ncu(*place, start=0, iterations=1, interrupt=Interrupt(), ncu=tool)
     next(running)
     with pytest.raises(MachineError, match=r"cannot run .*none: No such file"):
         next(running)

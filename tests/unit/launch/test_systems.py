@@ -17,7 +17,7 @@ from trainstone.cli.launch import app
 from trainstone.config.load import list_shipped, load_config, read_source
 from trainstone.config.schema import Config
 from trainstone.launch import local, verb
-from trainstone.launch.children import TRAINSTONE
+from trainstone.launch.child_runs import TRAINSTONE
 from trainstone.launch.mpi import FORWARDED
 
 HOSTILE = "x; touch hacked"

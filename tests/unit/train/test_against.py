@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import flows
+from flows import follow
 from trainstone.config.load import load_config
 from trainstone.measure.clock import HostTimer
 from trainstone.results.schema import Result
@@ -13,6 +15,7 @@ from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
 from trainstone.train import against
 from trainstone.train.against import run_against
+from trainstone.train.lifecycle import Lifecycle
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "device=cpu"]
 TINY += ["engine.threads=1"]
@@ -28,7 +31,9 @@ def compare(tmp_path: Path) -> Callable[..., tuple[Path, list[str]]]:
         b = load_config("resnet50", settings=[*TINY, f"measure.iterations={iterations}", *changes])
         folder = create_run(tmp_path, "bench", a, "trainstone bench --against")
         try:
-            return folder.path, [p.phase for p in run_against(a, b, folder, same_recipe=True, strict=False)]
+            return folder.path, [
+                p.phase for p in follow(lambda life: run_against(life, b, same_recipe=True, strict=False), a, folder)
+            ]
         finally:
             torch.set_num_threads(threads)
 
@@ -88,8 +93,8 @@ class AskedAtOnce:
 
 
 def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(against, "Interrupt", AskedAtOnce)
-    monkeypatch.setattr(against, "stop_if", lambda _interrupt: None)
+    monkeypatch.setattr(flows, "Interrupt", AskedAtOnce)
+    monkeypatch.setattr(Lifecycle, "check_stop", lambda _life: None)
     path, _ = compare("seed=1")
     for result in read_all(path):
         assert result.status == "interrupted"
@@ -99,7 +104,7 @@ def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_stopped_between_two_phases(compare, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(against, "Interrupt", AskedAtOnce)
+    monkeypatch.setattr(flows, "Interrupt", AskedAtOnce)
     with pytest.raises(KeyboardInterrupt):
         compare("seed=1")
 
@@ -115,7 +120,7 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
             AskedLate.asked = "SIGTERM"
         return real(turn, done)
 
-    monkeypatch.setattr(against, "Interrupt", AskedLate)
+    monkeypatch.setattr(flows, "Interrupt", AskedLate)
     monkeypatch.setattr(against, "tell_progress", tell)
     path, _ = compare("seed=1", iterations=60)
     parent, a, _ = read_all(path)

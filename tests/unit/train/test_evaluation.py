@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flows import follow
 from made_saved import RUN_ID, make_checkpoint, make_config
 from ranks import run_ranks
 from trainstone.config.load import load_config
@@ -22,7 +23,7 @@ def judge(checkpoint: str, out: str, *settings: str) -> str | None:
     saved = open_saved(Path(checkpoint))
     config = resolve_config(saved, None, ["device=cpu", "engine.threads=1", "loader.threads=1", *settings], {})
     run = create_run(Path(out), "eval", config, "trainstone eval") if read_rank().number == 0 else None
-    for _ in run_eval(config, run, saved):
+    for _ in follow(lambda life: run_eval(life, saved), config, run):
         pass
     return str(run.path) if run else None
 

@@ -7,8 +7,10 @@ import torch
 from made_learning import make_training, write_training
 from trainstone.config.load import load_config
 from trainstone.errors import DataError, MachineError, OutOfMemoryError, ResultError, RunError
+from trainstone.machine.interrupt import Interrupt
 from trainstone.results.store import create_run, read_result, reopen_run
-from trainstone.train.failures import explain_torch_error, explaining, keep_record
+from trainstone.train.failures import explain_torch_error
+from trainstone.train.lifecycle import lifecycle
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def run(tmp_path: Path):
 
 
 def fail_with(run, err: BaseException) -> None:
-    with keep_record(run):
+    with lifecycle(load_config("resnet50"), run, Interrupt()):
         raise err
 
 
@@ -44,7 +46,7 @@ def test_every_end_is_written_before_it_is_raised(run, raised: BaseException, en
 
 
 def test_a_good_end_writes_nothing(run):
-    with keep_record(run):
+    with lifecycle(load_config("resnet50"), run, Interrupt()):
         pass
     assert read_result(run.path).status == "running"
 
@@ -99,10 +101,20 @@ def test_a_training_that_was_stopped_early_says_how_to_go_on(tmp_path: Path):
     assert read_result(run.path).findings[-1].hint == f"go on with: trainstone train --resume '{run.path}'"
 
 
-def test_a_rank_that_does_not_see_the_folder_says_which(tmp_path: Path):
+def test_a_rank_that_does_not_see_the_folder_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with (
-        pytest.raises(ResultError, match=f"rank 0 on .*: {tmp_path}/none/log.txt: No such file") as failed,
-        explaining(),
+        pytest.raises(ResultError, match=f"rank 1 on .*: {tmp_path}/none/log.txt: No such file") as failed,
+        lifecycle(load_config("resnet50"), None, Interrupt()),
     ):
         (tmp_path / "none/log.txt").open("w")
     assert "all ranks must see the same run folder" in str(failed.value.hint)
+
+
+def test_the_traceback_of_a_bug_is_in_the_log(run):
+    with pytest.raises(ZeroDivisionError):
+        fail_with(run, ZeroDivisionError("a bug"))
+    log = (run.path / "log.txt").read_text()
+    assert "Traceback" in log
+    assert "ZeroDivisionError: a bug" in log

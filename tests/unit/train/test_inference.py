@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flows import follow
 from made_saved import make_checkpoint, make_config, make_network
 from small_sets import make_set
 from trainstone.errors import ConfigError
@@ -77,7 +78,7 @@ def test_a_run_has_what_bench_has(tmp_path: Path, source: str):
         settings.append(f"data.root={make_set(tmp_path / 'set', 'folder', count=6, val=6)}")
     config = resolve_config(saved, None, settings, {})
     run = create_run(tmp_path / "runs", "eval", config, "trainstone eval")
-    phases = [progress.phase for progress in run_inference(config, run, saved)]
+    phases = [progress.phase for progress in follow(lambda life: run_inference(life, saved), config, run)]
     assert phases.count("measuring") == 9
     result = read_result(run.path)
     assert (result.kind, result.status) == ("eval", "ok")

@@ -1,8 +1,10 @@
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flows import follow
 from made_profile import make_timeline
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
@@ -49,7 +51,7 @@ def make_config(*changes: str) -> Config:
 def profile_here(folder: Path, *changes: str, start: int | None = 6, iterations: int = 2) -> tuple[RunFolder, Result]:
     config = make_config(*changes)
     run = create_run(folder, "profile", config, "trainstone profile")
-    for _ in run_profile(config, run, start=start, iterations=iterations):
+    for _ in follow(partial(run_profile, start=start, iterations=iterations), config, run):
         pass
     return run, read_result(run.path)
 
@@ -166,7 +168,7 @@ def test_cores_need_an_nvidia_device(tmp_path: Path):
     config = make_config()
     run = create_run(tmp_path, "profile", config, "trainstone profile")
     with pytest.raises(MachineError, match="--cores reads the counters of an NVIDIA device by ncu; this run is on cpu"):
-        list(run_profile(config, run, start=3, iterations=1, cores=True))
+        list(follow(partial(run_profile, start=3, iterations=1, cores=True), config, run))
     assert read_result(run.path).status == "failed"
 
 

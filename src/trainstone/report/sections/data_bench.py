@@ -1,14 +1,10 @@
-"""The page of `trainstone data bench`: images/s by threads, stages, the cores a training needs, how it was measured."""
+"""`trainstone data bench`: images/s by threads, stages, the cores a training needs, how it was measured."""
 
-from pathlib import Path
-
-from trainstone.report.blocks import Facts, Findings, Prose, Section, Table
+from trainstone.report.blocks import Facts, Prose, Section, Table
 from trainstone.report.feeding_charts import draw_stages, draw_threads, find_one_thread
-from trainstone.report.page import Page, write_page
-from trainstone.report.vega import Scripts
+from trainstone.report.view import RunView
 from trainstone.results.feeding import (
     WORK,
-    Feeding,
     ThreadPoint,
     best_point,
     cores_needed,
@@ -20,7 +16,6 @@ from trainstone.results.feeding import (
 )
 from trainstone.units import format_bytes, format_count, format_percent, format_rate
 
-ORDER = {"error": 0, "warning": 1, "info": 2}
 METHOD = (
     "A picture's whole way into a batch was timed: its bytes are read as they are stored, decoded, cropped and "
     "resized, and put into a batch. Nothing trains meanwhile. Images/s are pictures over time, for each number of "
@@ -35,36 +30,11 @@ STAGES_METHOD = (
 )
 
 
-def write_feeding_page(feeding: Feeding, target: Path, scripts: Scripts) -> Page:
-    """Write the page; return what is on it."""
-    page = build_feeding_page(feeding)
-    write_page(page, target, scripts)
-    return page
-
-
-def build_feeding_page(feeding: Feeding) -> Page:
-    """Put the sections together; what was not measured is left out."""
-    built = [
-        build_overview(feeding),
-        build_findings(feeding),
-        build_threads(feeding),
-        build_stages(feeding),
-        build_cores(feeding),
-        build_method(feeding),
-    ]
-    name = Path(feeding.path).name or feeding.path
-    rate = format_rate(best_point(feeding).images_per_second)
-    return Page(
-        title=f"{name}: feeds {rate} images/s",
-        about=f"data bench · {name}",
-        verdict=feeding.verdict,
-        setting=f"{feeding.cpu} · {format_count(feeding.cores, 'core')} · {feeding.storage} · {feeding.path}",
-        sections=[section for section in built if section is not None],
-    )
-
-
-def build_overview(feeding: Feeding) -> Section:
+def build_overview(view: RunView) -> Section | None:
     """Tiles of what people ask first."""
+    feeding = view.result.data_bench
+    if feeding is None:
+        return None
     best, stage, needed = best_point(feeding), largest_stage(feeding), cores_needed(feeding)
     tiles = [
         (f"images/s, {format_count(best.threads, 'thread')}", format_rate(best.images_per_second)),
@@ -81,14 +51,11 @@ def build_overview(feeding: Feeding) -> Section:
     return Section("overview", "At a glance", [Facts(tiles, big=True)])
 
 
-def build_findings(feeding: Feeding) -> Section | None:
-    """Gravest first."""
-    rows = sorted(feeding.findings, key=lambda found: ORDER[found.severity])
-    return Section("findings", "Findings", [Findings(rows)]) if rows else None
-
-
-def build_threads(feeding: Feeding) -> Section:
+def build_threads(view: RunView) -> Section | None:
     """Chart and table of all points; one alone needs no chart."""
+    feeding = view.result.data_bench
+    if feeding is None:
+        return None
     one = find_one_thread(feeding)
     rows = [tell_point(point, one) for point in feeding.points]
     columns = ("threads", "images/s", "95 % interval", "busy CPUs", "images/s a core", "of the ideal")
@@ -118,8 +85,11 @@ def tell_point(point: ThreadPoint, one: float | None) -> list[str]:
     ]
 
 
-def build_stages(feeding: Feeding) -> Section | None:
+def build_stages(view: RunView) -> Section | None:
     """Chart and table of a picture's way; left out where it was not taken apart."""
+    feeding = view.result.data_bench
+    if feeding is None:
+        return None
     stage = largest_stage(feeding)
     if stage is None:
         return None
@@ -135,13 +105,19 @@ def build_stages(feeding: Feeding) -> Section | None:
     return Section("stages", "Where the time goes", [draw_stages(feeding), table], lead)
 
 
-def build_cores(feeding: Feeding) -> Section:
+def build_cores(view: RunView) -> Section | None:
     """What a training needs, as a lead: that breaks names of devices however long they are."""
+    feeding = view.result.data_bench
+    if feeding is None:
+        return None
     return Section("cores", "Cores a training needs", [], describe_cores(feeding))
 
 
-def build_method(feeding: Feeding) -> Section:
+def build_method(view: RunView) -> Section | None:
     """What was fed, on what, and what the numbers mean."""
+    feeding = view.result.data_bench
+    if feeding is None:
+        return None
     facts = [
         ("data", feeding.path),
         ("stored as", feeding.storage),

@@ -1,0 +1,226 @@
+"""Open the run folder, follow a flow to its end, show the result, exit with its code: every verb that runs work."""
+
+import errno
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
+from trainstone.machine.launched import launch_name, launched_run, leave_failure
+from trainstone.text import printable_lines
+
+if TYPE_CHECKING:
+    from trainstone.config.schema import Config
+    from trainstone.results.progress import Progress
+    from trainstone.results.schema import Kind, Status
+    from trainstone.results.store import RunFolder
+    from trainstone.train.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+Flow = Callable[["Lifecycle"], "Generator[Progress | str, None, Status | int]"]
+"""A generator of progress that ends with the run's status, or with an exit code of its own."""
+RESUMABLE_KINDS = ("train", "sweep")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the shared flags of a command say about its output."""
+
+    out: Path = Path("runs")
+    as_json: bool = False
+    quiet: int = 0
+    resume: Path | None = None
+    """The run folder to continue, instead of a new one under `out`."""
+    require_target: bool = False
+
+
+def execute(
+    kind: "Kind | None",
+    config: "Config",
+    flow: Flow,
+    options: Options,
+    show: "Callable[[], None] | None" = None,
+) -> NoReturn:
+    """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.machine.interrupt import Interrupt
+    from trainstone.machine.ranks import read_rank
+    from trainstone.train.lifecycle import lifecycle
+
+    first, run = read_rank().number == 0, None
+    with Interrupt() as interrupt, ExitStack() as stack:
+        if kind and first:
+            run = stack.enter_context(open_run(kind, config, options))
+        try:
+            with (
+                ProgressLine(quiet=bool(options.quiet) or not first) as line,
+                lifecycle(config, run, interrupt) as life,
+            ):
+                status = line.follow(flow(life))
+        except KeyboardInterrupt as err:
+            if run:
+                print(f"interrupted; partial results are in {run.path}", file=sys.stderr)
+            raise typer.Exit(exit_code(kind, "interrupted", str(err))) from None
+        if run:
+            show_run(run, as_json=options.as_json)
+        elif first and show:
+            show()
+    if isinstance(status, int):
+        raise typer.Exit(status)
+    raise typer.Exit(exit_code(kind, status, interrupt.asked, require_target=options.require_target))
+
+
+def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, require_target: bool = False) -> int:
+    """Return how a run that ended with this status exits; `signal` is the one that stopped it.
+
+    Ctrl-C was a person; any other signal came from a scheduler, which may start a resumable run again.
+    """
+    if status == "interrupted":
+        return EXIT_RESUMABLE if kind in RESUMABLE_KINDS and signal != "SIGINT" else EXIT_INTERRUPTED
+    return EXIT_TARGET if require_target and status == "target_missed" else 0
+
+
+@contextmanager
+def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunFolder]":
+    """Create or reopen the run folder and hold its lock. Under a launcher it is the folder that the launcher chose."""
+    from trainstone.results.store import create_run, lock_run, reopen_run
+
+    with ExitStack() as held:
+        with refusing_together(config):
+            there = options.resume or launched_run()
+            if there and there.is_dir():
+                held.enter_context(lock_run(there))
+            if options.resume:
+                run = reopen_run(options.resume, kind, format_command())
+            elif there:
+                if find_begun():
+                    clear_attempt(there)
+                run = create_run(there.parent, kind, config, format_command(), run_id=there.name, there=True)
+            else:
+                run = create_run(options.out, kind, config, format_command())
+                held.enter_context(lock_run(run.path))
+        yield run
+
+
+@contextmanager
+def refusing_together(config: "Config") -> Iterator[None]:
+    """Where rank 0 cannot begin, print why and let the other ranks know: they would wait for it."""
+    from trainstone.machine.ranks import read_rank
+
+    try:
+        yield
+    except TrainstoneError as err:
+        if read_rank().world == 1:
+            raise
+        print_error(err)  # at once: to meet the others may take long
+        from trainstone.train.refusal import tell_refusal
+
+        tell_refusal(config, err)
+        raise typer.Exit(err.exit_code) from err
+
+
+def find_begun() -> Path | None:
+    """Return the run that an earlier attempt of this launch has begun; None: there is none."""
+    run = launched_run()
+    return run if run is not None and (run / "result.json").is_file() else None
+
+
+def clear_attempt(run: Path) -> None:
+    """Remove what an earlier attempt of this launch has measured; refuse the run of another launch."""
+    from trainstone.results.store import read_result, refuse_running
+
+    result = read_result(run)
+    if result.process.launch != launch_name():
+        refuse_running(run, result)
+        raise ResultError(
+            f"{run} holds a {result.kind} run that has ended", hint="launch it again: only training runs can be resumed"
+        )
+    for pattern in ("telemetry-*.csv", "steps-rank*.csv", "trace/*"):
+        for path in run.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def format_command() -> str:
+    """Return the command line as the user gave it."""
+    return shlex.join(["trainstone", *sys.argv[1:]])
+
+
+def print_error(err: TrainstoneError) -> None:
+    """Print message and hint, and leave them for a launcher.
+
+    Further lines of a message are indented, so that none can pass for our own.
+    """
+    leave_failure(err)
+    for name, text in (("error: ", err.message), ("hint:  ", err.hint)):
+        if text:
+            print(name + printable_lines(text).replace("\n", "\n       "), file=sys.stderr)
+
+
+def print_plan(
+    config: "Config", out: Path, commands: Sequence[str] = (), other: "Config | None" = None, *, as_json: bool
+) -> None:
+    """--dry-run: what would be run, and by which commands, where it is children that do."""
+    from trainstone.cli.output import print_json
+    from trainstone.config.load import write_toml
+
+    if as_json:
+        plan = {
+            "config": config.model_dump(mode="json", exclude_none=True),
+            "out": str(out),
+            "commands": list(commands),
+        }
+        if other:
+            plan["against"] = other.model_dump(mode="json", exclude_none=True)
+        print_json(plan)
+        return
+    print(write_toml(config))
+    if other:
+        print(f"# against, in turn A B B A in one process:\n\n{write_toml(other)}")
+    print(f"# would write a run folder RUN under {out}/")
+    if commands:
+        print("# would start, one after the other:")
+        print("\n".join(f"#   {command}" for command in commands))
+
+
+def show_run(run: "RunFolder", *, as_json: bool) -> None:
+    """Write the page and print the result. A terminal or pipe that is gone is not the run's problem."""
+    from trainstone.cli.output import print_json
+    from trainstone.cli.summary import print_result
+
+    write_page(run)
+    try:
+        if as_json:
+            print_json(run.result.model_dump(mode="json", exclude_none=True))
+        else:
+            print_result(run.result, run.path)
+        sys.stdout.flush()
+    except OSError as err:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered must not fail again at exit
+        if err.errno not in (errno.EPIPE, errno.EIO):
+            reason = f"cannot write to standard output: {err.strerror}"
+            raise ResultError(reason, hint=f"the result is in {run.path}") from err
+
+
+def write_page(run: "RunFolder") -> None:
+    """Write report.html of a run and of points that have none; a failure is a warning, the result is as good."""
+    from trainstone.report.page import PAGE_NAME, write_report
+    from trainstone.report.vega import Scripts
+
+    folders = [run.path / point.run for point in run.result.points]
+    try:
+        with Scripts() as scripts:
+            for folder in (*folders, run.path):
+                if folder == run.path or not (folder / PAGE_NAME).exists():
+                    write_report(folder, scripts)
+        run.update()  # `files` names the page, too
+    except (OSError, TrainstoneError) as err:
+        log.warning("no report: %s; trainstone report writes it later", err)

@@ -1,0 +1,162 @@
+"""Runs one after the other as child processes: bench --runs, train --runs, sweep.
+
+A process for each, because a CPU out of memory is a SIGKILL and two runs must not share a warm process. A child's run
+folder is chosen here, so that its progress, exit code and failure record are found there as those of a launched rank.
+"""
+
+import logging
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from trainstone.config.load import load_config
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
+from trainstone.launch.supervisor import supervise
+from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.launched import RUN, forget_attempt, read_code, read_failures
+from trainstone.results.progress import Progress
+from trainstone.results.repeat import combine_runs
+from trainstone.results.schema import Point, Result, Status
+from trainstone.results.store import find_runs, is_locked, name_run, read_result
+from trainstone.train.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+TRAINSTONE = (sys.executable, "-P", "-m", "trainstone")
+OUTPUT = "output.log"
+LEFTOVER_SECONDS = 60.0
+"""For a child to end that was told to when its parent was killed: it writes a checkpoint first."""
+MEMORY_HINT = "SIGKILL mostly means that memory ran out: take a smaller train.batch_size"
+
+
+class ChildRun(NamedTuple):
+    """A run to be made by a child process."""
+
+    label: str
+    command: list[str]
+    folder: Path
+    """Its run folder; it is there where the run is resumed."""
+
+
+class ChildEnd(NamedTuple):
+    """How a child run ended."""
+
+    code: int
+    """Exit code, or minus the signal that ended the process."""
+    error: TrainstoneError | None = None
+    """Why it failed, of its class and with its hint; None: it did not."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped by a signal, in order."""
+        return self.code in (EXIT_INTERRUPTED, EXIT_RESUMABLE)
+
+    def check(self, label: str) -> None:
+        """Raise the failure of the child, with its label."""
+        if self.error:
+            raise type(self.error)(f"{label}: {self.error.message}", hint=self.error.hint)
+
+
+def child_command(verb: str, config_file: Path, out: Path, *, strict: bool) -> list[str]:
+    """Return the command line of a child."""
+    return [*TRAINSTONE, verb, str(config_file), "--out", str(out), *(["--strict"] if strict else [])]
+
+
+def seeded_command(verb: str, config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
+    """Return the command line of one of --runs."""
+    return [*child_command(verb, config_file, out, strict=strict), "--seed", str(seed)]
+
+
+def name_folder(run: Path, recipe: str) -> Path:
+    """Return a new folder for a child run."""
+    return run / "points" / name_run(recipe)
+
+
+def run_children(
+    life: Lifecycle, children: Iterable[ChildRun], conclude: Callable[[ChildRun, ChildEnd], None]
+) -> Generator[Progress | str, None, None]:
+    """Run children one after the other; `conclude` takes each end. `children` may depend on how earlier ones ended."""
+    yield from wait_for_leftovers(life)
+    for child in children:
+        life.check_stop()
+        yield Progress(child.label)
+        ended = yield from run_child(child, life.interrupt)
+        if ended.interrupted or (life.interrupt.asked and ended.code < 0):
+            raise KeyboardInterrupt(life.interrupt.asked or "SIGTERM")
+        conclude(child, ended)
+
+
+def run_child(child: ChildRun, interrupt: Interrupt) -> Generator[str, None, ChildEnd]:
+    """Run a child to its end, showing its progress."""
+    log.info("starting %s", shlex.join(child.command))
+    folder = child.folder.absolute()
+    forget_attempt(folder)
+    ended = yield from supervise(child.command, {RUN: str(folder)}, folder, OUTPUT, interrupt, label=child.label)
+    code = ended.code or read_code(folder) or 0
+    log.info("%s ended with %d", child.label, code)
+    return ChildEnd(code, explain_end(folder, code, ended.output) if ended.code else None)
+
+
+def explain_end(folder: Path, code: int, output: str) -> TrainstoneError:
+    """Return the error that a child ended with: the one it left in its run folder, else what its exit code says."""
+    left = read_failures(folder)
+    if left:
+        return error_of_child(left[0].exit_code, left[0].message, left[0].hint)
+    if code < 0:
+        name = name_signal(-code)
+        return LaunchError(f"ended by {name}", hint=MEMORY_HINT if name == "SIGKILL" else None)
+    return error_of_child(code, f"ended with exit code {code}: {output.strip()[-500:]}", None)
+
+
+def wait_for_leftovers(life: Lifecycle) -> Iterator[Progress]:
+    """Wait until children of a killed parent, which end with it, have written what they had: they would disturb."""
+    end = time.monotonic() + LEFTOVER_SECONDS
+    while busy := [path for path in find_runs(life.run.path / "points") if is_locked(path)]:
+        life.check_stop()
+        if time.monotonic() > end:
+            raise LaunchError(f"{busy[0]} is still in use by a process of an earlier start", hint="end it first")
+        yield Progress(f"waiting for the end of {busy[0].name}")
+        time.sleep(0.1)
+
+
+def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[Progress | str, None, Status]:
+    """Measure the same configuration num_runs times with seeds counted up; write the combined result.
+
+    The first child resolves every auto, the others repeat its resolved configuration.
+    """
+    run, first_seed = life.run, life.config.seed
+    results: list[Result] = []
+
+    def list_children() -> Iterator[ChildRun]:
+        for number in range(num_runs):
+            life.completed = f"{number} of {num_runs} runs"
+            file, points = run.path / "config.toml", run.path / "points"
+            command = seeded_command("bench", file, points, first_seed + number, strict=strict)
+            yield ChildRun(f"run {number + 1} of {num_runs}", command, name_folder(run.path, life.config.name))
+
+    def conclude(child: ChildRun, ended: ChildEnd) -> None:
+        ended.check(child.label)
+        result = read_result(child.folder)
+        results.append(result)
+        if len(results) == 1:
+            run.write_config(load_config(str(child.folder / "config.toml")))
+            run.write_machine(result.machine, result.software)
+            run.update(devices=result.devices)
+        points = [Point(label=f"seed {one.config['seed']}", run=f"points/{one.run_id}") for one in results]
+        run.update(points=points, **combine_runs(results))
+
+    yield from run_children(life, list_children(), conclude)
+    run.update(status="ok")
+    return "ok"
+
+
+def name_signal(number: int) -> str:
+    """Return SIGTERM for 15; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

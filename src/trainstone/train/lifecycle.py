@@ -1,0 +1,162 @@
+"""What surrounds the work of every run: stop signals, log file, failure record, rendezvous, machine facts.
+
+Importing it does not import torch: the parent of child runs (sweep, --runs) and the launchers use it as well.
+"""
+
+import logging
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from trainstone.config.schema import Config
+from trainstone.errors import OutOfMemoryError, ResultError, TrainstoneError
+from trainstone.log import log_into
+from trainstone.machine.facts import read_facts, read_software
+from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.launched import name_host
+from trainstone.machine.ranks import read_rank
+from trainstone.results.checks import finding
+from trainstone.results.progress import Progress
+from trainstone.results.schema import Finding
+from trainstone.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from trainstone.train.distributed import World
+
+log = logging.getLogger(__name__)
+
+OTHER_RANK = "a signal to another rank"
+STOPPED_EARLY = "stopped before the measurement was complete"
+RESUME = {"train": "trainstone train --resume", "sweep": "trainstone sweep --resume"}
+"""How kinds of run that can be resumed are resumed."""
+
+
+class Lifecycle:
+    """A run in progress, on one rank of however many there are."""
+
+    run: RunFolder
+    """Written by rank 0; the other ranks know it from join() on."""
+    world: "World"
+    """Known from join() on."""
+
+    def __init__(self, config: Config, run: RunFolder | None, interrupt: Interrupt, stack: ExitStack) -> None:
+        self.config = config
+        self.interrupt = interrupt
+        self.rank = read_rank()
+        self.started = time.perf_counter()
+        self.completed: str | None = None
+        """What is done so far, in words, for a run that is stopped."""
+        if run:
+            self.run = run
+        self._logs = stack.enter_context(ExitStack())  # outermost: the traceback of a failure must land in the log
+        if run:
+            self._logs.enter_context(log_into(run.path / "log.txt"))
+        stack.enter_context(record_failure(run, self))
+        self._stack = stack
+
+    def join(self) -> Iterator[Progress]:
+        """Meet the other ranks, share the run folder, write the machine's facts. A single process meets nobody."""
+        from trainstone.train.meeting import announce_meeting, meet_all, share_run, tell_meeting
+
+        run = self.run if self.rank.number == 0 else None
+        yield announce_meeting(self.rank)
+        self.world = self._stack.enter_context(meet_all(self.config, run))
+        yield tell_meeting(self.world)
+        self.run = share_run(run, self.world)
+        if run is None:
+            self._logs.enter_context(log_into(self.run.path / f"log-rank{self.rank.number:04d}.txt"))
+        self.run.write_machine(read_facts(), read_software())
+
+    def find_stop(self) -> str | None:
+        """Return the signal that ends the run, wherever it arrived. All ranks must call this at the same point."""
+        if self.rank.world == 1:
+            return self.interrupt.asked
+        from trainstone.train.distributed import Agreement
+
+        agreement = Agreement(self.world, 1)
+        agreement.post([int(self.interrupt.asked is not None)])
+        return (self.interrupt.asked or OTHER_RANK) if any(agreement.take()) else None
+
+    def check_stop(self) -> None:
+        """Raise KeyboardInterrupt on every rank if any received a stop signal. Call between phases, on all ranks."""
+        stop = self.find_stop()
+        if stop:
+            raise KeyboardInterrupt(stop)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far."""
+        return time.perf_counter() - self.started
+
+
+@contextmanager
+def lifecycle(config: Config, run: RunFolder | None, interrupt: Interrupt) -> Iterator[Lifecycle]:
+    """Surround the work of a run; None: this rank does not write the result, or there is no run folder at all."""
+    with ExitStack() as stack:
+        yield Lifecycle(config, run, interrupt, stack)
+
+
+@contextmanager
+def record_failure(run: RunFolder | None, life: Lifecycle) -> Iterator[None]:
+    """Write a failure into the result and its traceback into the log, and raise it as an error with a hint.
+
+    A resumed run that has done nothing yet is left as it was.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as err:
+        if run and run.result.status == "running":
+            with suppress(OSError):
+                stop = describe_stop(run, str(err), life.completed)
+                run.update(status="interrupted", findings=[*run.result.findings, stop])
+        raise
+    except BaseException as err:
+        log.debug("the run failed", exc_info=True)  # for the log file; the terminal gets the message
+        known = explain_failure(err, run)
+        if run:
+            _write_failure(run, known or err)
+        if known is None or known is err:
+            raise
+        raise known from err
+
+
+def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneError | None:
+    """Return an error that says what to do, where the cause is known; None: it is a bug, or not an error."""
+    if isinstance(err, TrainstoneError):
+        return err
+    if isinstance(err, OSError) and run:
+        return ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?")
+    if isinstance(err, OSError) and read_rank().world > 1:
+        place = f"{err.filename}: {err.strerror}" if err.filename else str(err)
+        return ResultError(
+            f"rank {read_rank().number} on {name_host()}: {place}",
+            hint="all ranks must see the same run folder and the same data: choose an --out DIR that all nodes share",
+        )
+    if isinstance(err, RuntimeError):
+        from trainstone.train.failures import explain_torch_error
+
+        return explain_torch_error(err)
+    return None
+
+
+def _write_failure(run: RunFolder, err: BaseException) -> None:
+    message, hint = (err.message, err.hint) if isinstance(err, TrainstoneError) else (describe_bug(err), None)
+    code = "out-of-memory" if isinstance(err, OutOfMemoryError | MemoryError) else "run-failed"
+    with suppress(OSError):  # a full disk must not hide what happened
+        if not run.undo():
+            run.update(status="failed", findings=[*run.result.findings, finding(code, message, hint=hint)])
+
+
+def describe_bug(err: BaseException) -> str:
+    """Return what an unexpected error says; RuntimeErrors of torch speak for themselves."""
+    return str(err) if isinstance(err, RuntimeError) else f"{type(err).__name__}: {err}"
+
+
+def describe_stop(run: RunFolder, signal: str, completed: str | None) -> Finding:
+    """Return a finding for a run that a signal stopped before it was complete."""
+    resume = RESUME.get(run.result.kind)
+    hint = f"go on with: {resume} {shlex.quote(str(run.path))}" if resume else None
+    text = f"stopped by {signal or 'Ctrl-C'} after {completed}" if completed else STOPPED_EARLY
+    return finding("interrupted", text, hint=hint)

@@ -1,0 +1,95 @@
+"""What is recorded while the measured part of a run goes on: steps, telemetry, memory, pressure on the machine."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainstone.files import sync_path
+from trainstone.machine.health import Pressure, read_pressure
+from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.measure.peaks import Peaks
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.telemetry import Reader, Telemetry
+from trainstone.train.distributed import World, barrier, gather
+from trainstone.train.fit import Fitted
+from trainstone.train.lifecycle import Lifecycle
+
+
+@dataclass
+class Observed:
+    """What was seen beside the steps. Complete when the `with` of observe() has ended."""
+
+    world: World
+    clock_start: float
+    """When the clock of step and telemetry files began."""
+    telemetry_file: Path
+    reader: Reader
+    before: Pressure
+    after: Pressure
+    peak_bytes: tuple[int | None, int] = (None, 0)
+    """Highest use of the device's memory, and of the host's."""
+    peaks: Peaks | None = None
+    """Measured beside it; None: there was no time to."""
+    interrupted: str | None = None
+    """The signal that ended it."""
+
+    @property
+    def pressure(self) -> tuple[Pressure, Pressure]:
+        """Before and after."""
+        return self.before, self.after
+
+
+def open_recorder(life: Lifecycle, fitted: Fitted, first_step: int = 0) -> StepRecorder:
+    """Open this rank's step file; of a resumed run, after its steps so far."""
+    path = life.run.path / f"steps-rank{life.rank.number:04d}.csv"
+    return StepRecorder(path, split_phases=fitted.config.engine.split_phases, first_step=first_step)
+
+
+@contextmanager
+def observe(
+    life: Lifecycle, fitted: Fitted, current_step: Callable[[], int], clock_start: float | None = None
+) -> Iterator[Observed]:
+    """Sample the device, the memory and the machine while the body runs. All ranks begin together."""
+    own = find_own_processes(life.world)
+    reset_peaks(fitted.device)
+    barrier(life.world)  # so that the clocks of all ranks' files begin together
+    start = time.perf_counter() if clock_start is None else clock_start
+    before = read_pressure(pids=own)
+    with ExitStack() as stack:
+        telemetry = stack.enter_context(sample_device(life, fitted, current_step, start))
+        observed = Observed(life.world, start, telemetry.path, telemetry.reader, before, before)
+        yield observed
+    observed.after = read_pressure(pids=own)
+    observed.peak_bytes = peak_device_bytes(fitted.device), peak_host_bytes()
+
+
+def sample_device(life: Lifecycle, fitted: Fitted, current_step: Callable[[], int], clock_start: float) -> Telemetry:
+    """Return the sampler of this rank's device."""
+    # Ranks that share a CPU have a file each, and so have those that call their own device the first.
+    same_name = fitted.device.type == "cpu" or fitted.device.index == 0
+    suffix = f"-rank{life.rank.number:04d}" if same_name and life.rank.number else ""
+    return Telemetry(
+        life.run.path,
+        device_label=str(fitted.device).replace(":", "") + suffix,
+        reader=choose_reader(fitted.device),
+        current_step=current_step,
+        interval_seconds=fitted.config.measure.telemetry_seconds,
+        started=clock_start,
+    )
+
+
+def find_own_processes(world: World) -> set[int]:
+    """Return the process ids of this run's ranks on this host (rank 0), or of this rank alone (other ranks)."""
+    here = {"host": os.uname().nodename, "pid": os.getpid()}
+    found = gather(world, here) or [here]
+    own = {one["pid"] for one in found if one["host"] == here["host"]}
+    return own | {os.getppid()} if "TORCHELASTIC_RUN_ID" in os.environ else own  # torchrun looks after them
+
+
+def sync_steps(life: Lifecycle, recorder: StepRecorder) -> None:
+    """Let rank 0 read this rank's steps from its host."""
+    if life.run.result.world.nodes > 1:
+        sync_path(recorder.path)

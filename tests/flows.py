@@ -1,0 +1,17 @@
+"""Runs a flow in this process, as cli/execute.py does, without a command line around it."""
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from trainstone.config.schema import Config
+from trainstone.machine.interrupt import Interrupt
+from trainstone.results.store import RunFolder
+from trainstone.train.lifecycle import Lifecycle, lifecycle
+
+
+def follow(
+    flow: Callable[[Lifecycle], Generator[Any, None, Any]], config: Config, run: RunFolder | None
+) -> Generator[Any, None, Any]:
+    """Yield the progress of a flow to its end."""
+    with Interrupt() as interrupt, lifecycle(config, run, interrupt) as life:
+        return (yield from flow(life))

@@ -1,0 +1,176 @@
+"""The life of a run, whatever its verb: signals, a terminal that goes away, one writer at a time, failures recorded."""
+
+import json
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from command import command_line, narrow_arguments
+from made_saved import make_checkpoint
+from nursery import Nursery, wait_until
+from small_training import set_arguments
+from trainstone.results.store import read_result
+
+TRAIN = ("train", "demo-classify", *set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20))
+CLOSED_PIPE = "import os; read, write = os.pipe(); os.dup2(write, 2); os.close(read); os.close(write)"
+FULL = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)"
+
+
+def find_run(out: Path) -> Path:
+    (run,) = (path for path in out.iterdir() if (path / "result.json").exists())
+    return run
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "place"),
+    [("train", "to_target.open_both"), ("eval", "evaluation.open_pictures"), ("bench", "run.open_data")],
+)
+def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Path, checkpoint: Path, verb: str, place):
+    module, function = place.split(".")
+    fail = f"import trainstone.train.{module} as flow; flow.{function} = lambda *_: 1 / 0"
+    words = {"train": TRAIN, "eval": ("eval", str(checkpoint)), "bench": ("bench", *narrow_arguments())}[verb]
+    ended = nursery.start(*words, "--out", str(tmp_path), prepare=fail).wait()
+    assert ended.code == 1
+    run = find_run(tmp_path)
+    assert read_result(run).status == "failed"
+    log = (run / "log.txt").read_text()
+    assert "Traceback" in log
+    assert "ZeroDivisionError: division by zero" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "shown"),
+    [
+        ("against", signal.SIGUSR1, "comparing"),
+        ("inference", signal.SIGHUP, "measuring"),
+        ("runs", signal.SIGUSR1, "run 1 of 2 · measuring"),
+        ("runs", signal.SIGHUP, "run 1 of 2"),
+        ("aa", signal.SIGHUP, "same thing twice"),
+    ],
+)
+def test_scheduler_signal_ends_every_kind_of_run_in_order(
+    nursery: Nursery, tmp_path: Path, checkpoint: Path, name: str, number: signal.Signals, shown: str
+):
+    words = {
+        "against": ("bench", "--against", "seed=1", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path)),
+        "inference": ("eval", str(checkpoint), "--bench", "--seconds", "100", "--out", str(tmp_path)),
+        "runs": ("bench", "--runs", "2", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path)),
+        "aa": ("doctor", "--aa", *narrow_arguments(), "--seconds", "100"),
+    }[name]
+    child = nursery.start(*words)
+    wait_until(lambda: shown in child.err.read_text())
+    child.send(number)
+    ended = child.wait()
+    assert ended.code == 130, ended.err
+    assert "Traceback" not in ended.err
+    if name != "aa":
+        result = read_result(find_run(tmp_path))
+        assert result.status == "interrupted"
+        assert "interrupted" in [found.code for found in result.findings]
+
+
+@pytest.mark.parametrize("broken", [CLOSED_PIPE, FULL])
+def test_training_survives_its_terminal(nursery: Nursery, tmp_path: Path, broken: str):
+    ended = nursery.start(*TRAIN, "--out", str(tmp_path), prepare=broken).wait()
+    assert ended.code == 0
+    assert read_result(find_run(tmp_path)).status == "target_missed"
+
+
+def test_bench_without_a_standard_output_ends_well(tmp_path: Path):
+    words = command_line("bench", *narrow_arguments(), "--iterations", "3", "--json", "--out", str(tmp_path))
+    done = subprocess.run(["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert read_result(find_run(tmp_path)).status == "ok"
+
+
+def test_full_standard_output_is_one_message(nursery: Nursery, tmp_path: Path):
+    full = FULL.replace("), 2)", "), 1)")
+    words = ("bench", *narrow_arguments(), "--iterations", "3", "--json", "--out", str(tmp_path))
+    ended = nursery.start(*words, prepare=full).wait()
+    assert ended.code == 7
+    assert "error: cannot write to standard output: No space left on device" in ended.err
+    assert read_result(find_run(tmp_path)).status == "ok"
+
+
+def test_only_one_of_two_processes_resumes_a_run(nursery: Nursery, tmp_path: Path):
+    child = nursery.start(*TRAIN, "--out", str(tmp_path))
+    wait_until(lambda: any(tmp_path.glob("*/checkpoints/step-*.safetensors")))
+    child.send(signal.SIGTERM)
+    assert child.wait().code == 75
+    run = find_run(tmp_path)
+    # The one that is late has read the result before the other has written that it runs.
+    late = "import time, trainstone.results.store as store; store.refuse_running = lambda *_: time.sleep(1)"
+    both = [nursery.start("train", "--resume", str(run), prepare=late) for _ in range(2)]
+    ended = sorted((one.wait() for one in both), key=lambda one: one.code)
+    assert [one.code for one in ended] == [0, 7]
+    assert f"error: {run} is in use by another process" in ended[1].err
+    steps = [line.split(",")[0] for line in (run / "steps-rank0000.csv").read_text().splitlines()[1:]]
+    assert steps == [str(number) for number in range(240)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signal.Signals):
+    words = command_line("bench", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path))
+    child = subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
+    wait_until(lambda: any(tmp_path.glob("*/result.json")))
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    result = json.loads((find_run(tmp_path) / "result.json").read_text())
+    assert result["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_at_any_early_moment_leaves_no_run_behind(
+    nursery: Nursery, tmp_path: Path, number: signal.Signals, delay: float
+):
+    begun = tmp_path / "begun"
+    child = nursery.start(*TRAIN, "--out", str(tmp_path / "runs"), prepare=f"open({str(begun)!r}, 'w').close()")
+    wait_until(begun.exists)
+    time.sleep(delay)
+    child.send(number)
+    ended = child.wait()
+    assert "Traceback" not in ended.err
+    assert ended.code in (130, 75, -number)
+    for path in tmp_path.glob("runs/*/result.json"):
+        assert json.loads(path.read_text())["status"] == "interrupted"
+
+
+def test_sweep_stopped_by_a_scheduler_is_resumable(nursery: Nursery, tmp_path: Path):
+    words = ("sweep", "--batch-sizes", "1,2", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path))
+    child = nursery.start(*words)
+    wait_until(lambda: "· measuring" in child.err.read_text())
+    child.send(signal.SIGTERM)
+    ended = child.wait()
+    assert ended.code == 75
+    run = find_run(tmp_path)
+    result = read_result(run)
+    assert result.status == "interrupted"
+    (found,) = [found for found in result.findings if found.code == "interrupted"]
+    assert found.message == "stopped by SIGTERM after 0 of 2 points"
+    assert found.hint == f"go on with: trainstone sweep --resume {run}"
+    plan = nursery.start("sweep", "--resume", str(run), "--dry-run", "--json").wait()
+    assert len(plan.json()["points"]) == 2
+
+
+def test_children_of_a_killed_sweep_end_with_it(nursery: Nursery, tmp_path: Path):
+    words = ("sweep", "--batch-sizes", "1,2", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path))
+    child = nursery.start(*words)
+    wait_until(lambda: "· measuring" in child.err.read_text())
+    (point,) = tmp_path.glob("*/points/*")
+    child.send(signal.SIGKILL)
+    child.wait()
+    wait_until(lambda: json.loads((point / "result.json").read_text())["status"] == "interrupted", timeout=20)
