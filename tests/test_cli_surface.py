@@ -27,7 +27,7 @@ SURFACE = {
             "--threads",
             "--seconds",
             "--demand",
-            "--page",
+            "--out",
             "--seed",
             "--device",
             "--json",
@@ -92,7 +92,8 @@ SURFACE = {
     "report": (["runs"], {"--page", "--png", "--svg", "--pdf", "--json"}),
     "sweep": (
         ["recipe"],
-        COMMON - {"--runs"} | {"--data", "--batch-sizes", "--over", "--profile", "--cores", "--quiet", "-q"},
+        COMMON - {"--runs"}
+        | {"--data", "--batch-sizes", "--over", "--profile", "--cores", "--resume", "--quiet", "-q"},
     ),
     "train": (
         ["recipe"],
@@ -124,8 +125,10 @@ def test_flags_of(verb: str):
 
 
 @pytest.mark.parametrize("verb", SURFACE)
-def test_no_more_than_fifteen_flags(verb: str):
-    assert len([p for p in commands()[verb].params if p.param_type_name == "option"]) <= 15
+def test_verb_has_at_most_ten_flags_of_its_own(verb: str):
+    options = [p for p in commands()[verb].params if p.param_type_name == "option"]
+    own = [p for p in options if not set(p.opts) & (COMMON | LOUDNESS | {"--data"})]
+    assert len(own) <= (13 if verb == "launch slurm" else 10)  # sbatch's most used options have names of their own
 
 
 @pytest.mark.parametrize("verb", SURFACE)
