@@ -127,7 +127,8 @@ def test_flags_of(verb: str):
 @pytest.mark.parametrize("verb", SURFACE)
 def test_verb_has_at_most_ten_flags_of_its_own(verb: str):
     options = [p for p in commands()[verb].params if p.param_type_name == "option"]
-    own = [p for p in options if not set(p.opts) & (COMMON | LOUDNESS | {"--data"})]
+    shared = COMMON | LOUDNESS | WORK | TREATMENT | {"--data"}
+    own = [p for p in options if not set(p.opts) & shared]
     assert len(own) <= (13 if verb == "launch slurm" else 10)  # sbatch's most used options have names of their own
 
 
