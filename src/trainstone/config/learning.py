@@ -187,8 +187,6 @@ class ParallelConfig(Section):
     """How long ranks wait at the start until all are there."""
     interface: Annotated[str, Field(min_length=1)] | None = None
     """Network interface of the traffic between hosts. Absent: the one that leads to the first rank's host."""
-    time_links: bool = True
-    """Time an all-reduce between each pair of hosts at the start."""
 
 
 class TrackingConfig(Section):

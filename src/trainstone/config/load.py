@@ -10,7 +10,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -140,6 +140,15 @@ def hash_config(config: Config) -> str:
     """SHA-256 of what is executed, without names, seed, device, time budget."""
     asked = config.model_dump(mode="json", include=set(HASHED_SECTIONS))
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys of a configuration with their values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def list_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[tuple[str, str, Any, str]]:

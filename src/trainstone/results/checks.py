@@ -65,8 +65,6 @@ CODES = {
     "checkpoint-damaged": Code("warning", "look after the disk; checkpoint.keep says how many are kept"),
     "profiled": Code("info", "its speed is not comparable: trainstone bench measures that"),
     "not-measured": Code("info", "trainstone doctor says what would be needed"),
-    "clock-skew": Code("warning", "set the clocks of all hosts by NTP (chronyc tracking, timedatectl)"),
-    "slow-link": Code("warning", "look at cable, port and switch of that host, or choose with parallel.interface"),
     "interrupted": Code("warning", "run it again for the full time: trainstone bench RUN/config.toml"),
     "killed": Code("error", "run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out"),
     "damaged-file": Code("warning", "the file was changed or cut after the run; the rest of the folder is shown"),

@@ -1,6 +1,7 @@
-"""What many ranks found out about each other before the work: hosts, and the links between them."""
+"""What a run with several ranks records before the work: hosts, and the time of one all-reduce."""
 
 from trainstone.results.record import Count, Rate, Record, Seconds
+from trainstone.units import format_bytes, format_count, format_seconds
 
 
 class Host(Record):
@@ -11,37 +12,40 @@ class Host(Record):
     interface: str | None = None
     """Network interface that its traffic to other hosts takes."""
     address: str | None = None
-    clock_skew_seconds: float | None = None
-    """How far its clock goes ahead of the first host's."""
-    clock_uncertainty_seconds: Seconds | None = None
-    """Half of the fastest round trip: the skew is known no better."""
     devices: Count | None = None
     """Devices that its first rank sees."""
     versions: dict[str, str] = {}
 
 
-class Link(Record):
-    """An all-reduce between the first ranks of two hosts, or of all ranks."""
+class AllReduce(Record):
+    """Time of an all-reduce over all ranks by size of the message."""
 
-    hosts: list[str]
-    """Two; empty: all ranks together."""
     bytes: list[Count]
-    """Sizes of the messages."""
     seconds: list[Seconds]
-    """Median time of each size."""
+    """Median of each size, on the slowest rank: latency first."""
     bytes_per_second: Rate
     """Of the largest message: its bytes / its time."""
 
 
 class Preflight(Record):
-    """The meeting of the ranks."""
+    """The rendezvous of the ranks."""
 
     meeting: str
-    """Address and port of the first rank."""
+    """Address and port of rank 0."""
     backend: str
     seconds: Seconds
     """How long it all took."""
     hosts: list[Host]
-    links: list[Link] = []
-    links_left_out: Count = 0
-    """Pairs of hosts that were not timed: there are too many."""
+    all_reduce: AllReduce | None = None
+
+
+def describe_preflight(preflight: Preflight) -> str:
+    """Return 4 ranks on 2 hosts connected at n1:20123 over eth0; all-reduce of 16 MiB in 12 ms."""
+    ranks = format_count(sum(len(host.ranks) for host in preflight.hosts), "rank")
+    interfaces = ", ".join(dict.fromkeys(host.interface for host in preflight.hosts if host.interface))
+    over = f" over {interfaces}" if interfaces else ""
+    line = f"{ranks} on {format_count(len(preflight.hosts), 'host')} connected at {preflight.meeting}{over}"
+    timed = preflight.all_reduce
+    if timed is None:
+        return line
+    return f"{line}; all-reduce of {format_bytes(timed.bytes[-1])} in {format_seconds(timed.seconds[-1])}"

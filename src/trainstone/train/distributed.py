@@ -4,7 +4,6 @@ What ranks tell each other travels as tensors or JSON, never as pickled objects.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +19,7 @@ from trainstone.errors import MachineError, PeerLostError
 from trainstone.machine.ranks import Rank
 from trainstone.results.preflight import Preflight
 from trainstone.results.schema import Finding
-from trainstone.text import printable
+from trainstone.train.preflight.store import first_line
 
 TORCH_BUCKET_BYTES = 25 * 2**20
 COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -84,15 +83,9 @@ def explain_peer_error(err: RuntimeError) -> PeerLostError | None:
     if not any(sign in text for sign in PEER_SIGNS):
         return None
     return PeerLostError(
-        f"another rank died or does not answer: {_first_line(err)}",
+        f"another rank died or does not answer: {first_line(err)}",
         hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
     )
-
-
-def _first_line(err: RuntimeError) -> str:
-    """Return what happened, without the place in gloo's source and without its good wishes."""
-    line = (str(err).splitlines() or [type(err).__name__])[0]
-    return printable(re.sub(r"^\[\S+\.cc:\d+\] |\. This is typically caused .*", "", line)[:300])
 
 
 def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.Module:

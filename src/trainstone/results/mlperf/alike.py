@@ -1,9 +1,9 @@
 """Whether runs may be packed as one result: of one thing on one kind of machine, each with its seed, and enough."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainstone.config.load import format_value
+from trainstone.config.load import flatten, format_value
 from trainstone.errors import ConfigError
 from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.results.mlperf.score import NUM_RUNS
@@ -62,15 +62,6 @@ def _check_configs(runs: Sequence[LoggedRun], results: Sequence[Result]) -> None
                 names = " and ".join(printable(one.path.absolute().parent.name) for one in (runs[0], run))
                 values = ", ".join(_show(values, key) for values in (first, other))
                 raise ConfigError(f"{names} differ in {printable(key)}: {values}", hint=HINT)
-
-
-def flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys of a configuration with their values."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _show(values: Mapping[str, Any], key: str) -> str:

@@ -1,83 +1,130 @@
-"""Opens the process group in a store where all ranks are known to be, and closes it."""
+"""Open the process group after the roll call, time one all-reduce over all ranks, and close the group at the end."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from trainstone.config.learning import ParallelConfig
-from trainstone.errors import ConfigError, MachineError
+from trainstone.errors import LaunchError, TrainstoneError
 from trainstone.machine.interfaces import GLOO, NCCL
-from trainstone.train.preflight.room import Room
+from trainstone.results.preflight import AllReduce
+from trainstone.train.preflight.roll import Roll, describe_error, raise_first_error, require_answers, shorten
+from trainstone.train.preflight.store import Document, call_within, first_line, format_address
+
+# The groups stop waiting before this rank does, and this rank before rank 0 counts the answers.
+EARLY_SECONDS, LATE_SECONDS = 3.0, 1.5
+SIZES = (2**10, 2**20, 2**24)
+REPEATS = 3
+# The largest message is skipped where it would take longer than this, by the time of the one before.
+SLOW_SECONDS = 1.0
 
 
-def choose_backend(parallel: ParallelConfig, device: torch.device) -> str:
-    """Return nccl for CUDA devices and gloo for others, unless told; refuse what cannot work."""
-    backend = parallel.backend
-    if backend == "auto":
-        backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
-    if backend == "nccl" and device.type != "cuda":
-        raise ConfigError(
-            f"parallel.backend = nccl is for CUDA devices, not for {device.type}", hint="--set parallel.backend=gloo"
-        )
-    if not dist.is_backend_available(backend):
-        raise MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
-    return backend
+def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
+    """Open the process group and time an all-reduce; return the gloo group for small messages, and the times.
+
+    Rank 0 raises what went wrong on any rank. `seconds`: how long ranks wait for each other from then on.
+    """
+    if roll.device.type == "cuda":
+        torch.cuda.set_device(roll.device)  # for this thread; open_group does it for its own
+    control, timed, error, waited = None, None, None, False
+    try:
+        control, timed = call_within(max(1.0, roll.deadline.left - LATE_SECONDS), lambda: open_group(roll))
+    except (RuntimeError, TimeoutError) as err:
+        error, waited = explain_failure(roll, err), isinstance(err, TimeoutError)
+
+    def compare(documents: dict[int, Document]) -> Document:
+        hosts = {number: host["host"] for host in roll.hosts for number in host["ranks"]}
+        require_answers(documents, hosts, format_address(roll.store.address))
+        raise_first_error({number: one for number, one in documents.items() if not one["waited"]}, hosts)
+        raise_first_error(documents, hosts)
+        return {}
+
+    roll.store.hold_round(
+        "group", {"error": describe_error(error), "waited": waited}, compare, roll.deadline.left, roll.deadline.left
+    )
+    assert timed is not None  # else rank 0 has refused
+    for group in (None, control):
+        _set_pg_timeout(timedelta(seconds=seconds), group)
+    roll.store.store.set_timeout(timedelta(seconds=seconds))
+    return control, timed
 
 
-def start_group(room: Room, backend: str, device: torch.device, seconds: float) -> Any:
-    """Open the process group and that for small messages between CPUs, which is returned. Both wait so long at most."""
-    timeout = timedelta(seconds=seconds)
-    room.store.set_timeout(timeout)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+def open_group(roll: Roll) -> tuple[Any, AllReduce]:
+    """Open both groups and time; what hangs ends with an error of torch."""
+    timeout = timedelta(seconds=max(1.0, roll.deadline.left - EARLY_SECONDS))
+    store, rank = roll.store.store, roll.store.rank
+    store.set_timeout(timeout)
+    if roll.device.type == "cuda":
+        torch.cuda.set_device(roll.device)
     dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", room.store),
-        rank=room.rank.number,
-        world_size=room.rank.world,
+        roll.backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank.number,
+        world_size=rank.world,
         timeout=timeout,
         # No device_id: groups of some ranks would then be split off the whole, which waits for all of them.
     )
-    return dist.new_group(backend="gloo", timeout=timeout)
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    # gloo takes tensors of a CUDA device too, but copies them through the memory of the host.
+    return control, time_all_reduce(roll.device if roll.backend == "nccl" else torch.device("cpu"))
 
 
-def set_patience(control: Any, seconds: float) -> None:
-    """Let the open groups wait so long from now on."""
-    for group in (None, control):
-        _set_pg_timeout(timedelta(seconds=seconds), group)
+def explain_failure(roll: Roll, err: Exception) -> TrainstoneError:
+    """Return the error of a group that did not open, with the addresses that were used."""
+    what = "it did not come to an end in time" if isinstance(err, TimeoutError) else first_line(err)
+    used = shorten([f"{host['host']} at {host['address']} ({host['interface']})" for host in roll.hosts])
+    return LaunchError(
+        f"ranks cannot exchange messages by {roll.backend}: {what}; hosts: {used}",
+        hint="is there a firewall between them, or is it the wrong network? parallel.interface names another; "
+        "parallel.meeting_seconds gives more time; NCCL_DEBUG=INFO says more",
+    )
+
+
+def time_all_reduce(device: torch.device) -> AllReduce:
+    """Time an all-reduce over all ranks: of each size the median of a few, on the slowest rank."""
+    time_once(torch.zeros(1, device=device))  # connects, which is not what a message takes
+    seconds: list[float] = []
+    for size in SIZES:
+        message = torch.zeros(size // 4, device=device)
+        slowest = torch.tensor([median(time_once(message) for _ in range(REPEATS))], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)  # so that all ranks know the same time, and go on or stop
+        seconds.append(float(slowest))
+        if seconds[-1] * SIZES[-1] / size > SLOW_SECONDS and size >= SIZES[-2]:
+            break
+    sizes = list(SIZES[: len(seconds)])
+    return AllReduce(bytes=sizes, seconds=seconds, bytes_per_second=sizes[-1] / seconds[-1])
+
+
+def time_once(message: torch.Tensor) -> float:
+    """Return the seconds of one all-reduce."""
+    began = time.perf_counter()
+    dist.all_reduce(message)
+    message[0].item()  # waits until a device has done it
+    return time.perf_counter() - began
 
 
 @contextmanager
 def close_group(backend: str) -> Iterator[None]:
-    """Close whatever was opened."""
+    """Close the groups that were opened meanwhile."""
     unhurt = False
     try:
         yield
         unhurt = True
     finally:
-        # After an error NCCL might wait for ever for kernels whose peers are gone; the process ends soon anyway.
+        # After an error NCCL might wait without end for kernels whose peers are gone; the process ends soon anyway.
         if dist.is_initialized() and (unhurt or backend == "gloo"):
             dist.destroy_process_group()
 
 
-@contextmanager
-def use_interface(name: str, *, wished: bool) -> Iterator[None]:
-    """Let gloo and NCCL take this interface; what the user's environment says counts unless the recipe says more."""
-    before = {variable: os.environ.get(variable) for variable in (GLOO, NCCL)}
-    try:
-        for variable, value in before.items():
-            if wished or value is None:
-                os.environ[variable] = name
-        yield
-    finally:
-        for variable, value in before.items():
-            if value is None:
-                os.environ.pop(variable, None)
-            else:
-                os.environ[variable] = value
+def use_interface(name: str, *, requested: bool) -> None:
+    """Let gloo and NCCL use this interface; the user's environment takes precedence unless the recipe requests it."""
+    for variable in (GLOO, NCCL):
+        if requested or variable not in os.environ:
+            os.environ[variable] = name

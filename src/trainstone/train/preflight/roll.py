@@ -1,231 +1,223 @@
-"""The roll call: every rank comes to one place, says what it is and has, and all go on or none does.
+"""The roll call: every rank posts one document about itself; rank 0 names the ranks that are missing or not alike."""
 
-Three rounds: who is there and alike; folders and interfaces; who can reach whom. One rank tells what is wrong.
-"""
-
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from trainstone.config.learning import ParallelConfig
 from trainstone.config.schema import Config
-from trainstone.errors import LaunchError, TrainstoneError
+from trainstone.errors import ConfigError, LaunchError, MachineError, TrainstoneError, error_of_child
 from trainstone.machine.hostlist import list_step_hosts
-from trainstone.machine.interfaces import Interface, find_route, find_wished, is_loopback, list_interfaces
-from trainstone.machine.launched import name_host
+from trainstone.machine.interfaces import Interface, find_route, find_wished, list_interfaces
 from trainstone.machine.ranks import Rank, read_meeting
 from trainstone.train.fit import choose_rank_device
-from trainstone.train.preflight import hello
-from trainstone.train.preflight.deadline import Deadline, rest_after
-from trainstone.train.preflight.folder import check_folder, leave_token
-from trainstone.train.preflight.group import choose_backend
-from trainstone.train.preflight.reach import CLOCK_PINGS, Clock, Listener, call_all, explain_unreached
-from trainstone.train.preflight.room import Room, name_place, open_room
+from trainstone.train.preflight import identity
+from trainstone.train.preflight.store import Deadline, Document, RankStore, format_address, open_store
+from trainstone.units import format_count
 
-Document = dict[str, Any]
-# What hangs on a rank is told by that rank so long before the first one counts who is left.
-SPARE_SECONDS = 2.0
+# For what follows once all ranks have connected. With 45 s for that, every error is shown within a minute; a larger
+# world, which gets more time to connect, gets more for the rest too.
+REST_SECONDS, REST_SHARE = 12.0, 0.25
 
 
 @dataclass(frozen=True)
-class Own:
-    """What this rank found on its host before it came."""
+class Roll:
+    """What every rank knows after the roll call."""
 
+    store: RankStore
     device: torch.device
     backend: str
-    wished: Interface | None
-    route: Interface | None
-    trouble: TrainstoneError | None
-
-
-@dataclass(frozen=True)
-class Met:
-    """What all know when the roll was called."""
-
-    room: Room
-    own: Own
-    interface: Interface
+    interface: str
+    """Name of the network interface to use."""
     hosts: list[Document]
-    """host, ranks, network, interface, address, devices, versions; in the order of their first ranks."""
-    clocks: dict[str, Clock]
-    """On the first rank: of the other hosts."""
+    """host, ranks, interface, address, devices, versions; in the order of their first ranks."""
     deadline: Deadline
-    """When all of the meeting must be over."""
-
-    @property
-    def leaders(self) -> list[int]:
-        """Return the first rank of each host."""
-        return [host["ranks"][0] for host in self.hosts]
+    """When the pre-flight must be over."""
 
 
-def look_around(config: Config, rank: Rank, meeting_host: str, trouble: TrainstoneError | None) -> Own:
-    """Find this rank's device, interface and data. What is wrong is kept, for the first rank to tell."""
-    device, backend, wished = torch.device("cpu"), "gloo", None
-    try:
-        device = choose_rank_device(config.device, rank)
-        backend = choose_backend(config.parallel, device)
-        wished = find_wished(config.parallel.interface)
-        hello.check_data(config, config.parallel.meeting_seconds / 2)
-    except TrainstoneError as err:
-        trouble = trouble or err
-    return Own(device, backend, wished, find_route(meeting_host), trouble)
+def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: TrainstoneError | None = None) -> Roll:
+    """Wait until every rank has posted its document. Rank 0 raises what is wrong with any; the others exit silently.
 
-
-def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: TrainstoneError | None = None) -> Met:
-    """Meet all ranks. Trouble of any of them is raised by the first rank; the others leave with its exit code.
-
-    `folder`: the run's, on the first rank. `trouble`: what keeps this rank from going on.
+    `folder`: the run folder, on rank 0. `trouble`: the error that keeps this rank from taking part.
     """
-    meeting, coming = read_meeting(), Deadline.after(config.parallel.meeting_seconds)
-    own = look_around(config, rank, meeting.host, trouble)
-    room = open_room(rank, meeting, coming.left)
-    if rank.number:  # the first may have come a moment ago, and waits as long
-        coming = Deadline.after(config.parallel.meeting_seconds)
-    with ExitStack() as held:
+    address, seconds = read_meeting(), config.parallel.meeting_seconds
+    deadline = Deadline.after(seconds)
+    store = open_store(rank, address, deadline.left)
+    if rank.number:  # rank 0 may have started a moment ago, and waits as long
+        deadline = Deadline.after(seconds)
+    mine = identity.describe_rank(rank)
+    store.post(f"arrived/{rank.number}", {"host": mine["host"]}, deadline.left)
+    token = identity.name_token(folder) if folder else None
+    first = mine | {"config": identity.list_shared_keys(config), "token": str(token) if token else None}
+    if rank.number == 0:
+        store.post("rank0", first, deadline.left)
+    else:
+        first = store.read_of_rank_0("rank0", deadline.left)
+    device, backend, requested = torch.device("cpu"), "gloo", None
+    end = Deadline(deadline.end + max(REST_SECONDS, REST_SHARE * seconds))
+    try:
         try:
-            token = held.enter_context(leave_token(folder and folder.absolute()))
+            if trouble is None:
+                device, backend, requested = check_rank(config, rank, mine, first)
         except TrainstoneError as err:
-            token, own = None, Own(own.device, own.backend, own.wished, own.route, own.trouble or err)
-        told = meet(room, config, own, {"folder": str(folder.absolute()) if folder else None, "token": token}, coming)
-        deadline = Deadline.after(told["left_seconds"])
-        with ExitStack() as listening:
-            interface, peers = settle_places(room, own, told, listening, deadline)
-            clocks = reach_all(room, interface, peers, told, deadline)
-    places = [{key: peer[key] for key in ("interface", "address")} for peer in peers]
-    hosts = [host | place for host, place in zip(told["hosts"], places, strict=True)]
-    return Met(room, own, interface, hosts, clocks, deadline)
+            trouble = err
+        mine |= {"requested": requested is not None, "interface": requested or find_route(address.host)}
+        mine |= {"error": describe_error(trouble)}
+        compare = partial(compare_ranks, store, seconds, end)
+        answer = store.hold_round("identity", mine, compare, deadline.left, end.left)
+    finally:
+        with suppress(OSError):
+            if token:
+                token.unlink()
+    own = next(host["interface"] for host in answer["hosts"] if rank.number in host["ranks"])
+    interface = requested.name if requested else own
+    return Roll(store, device, backend, interface, answer["hosts"], Deadline.after(answer["seconds"]))
 
 
-def meet(room: Room, config: Config, own: Own, run: Document, coming: Deadline) -> Document:
-    """Round one: who is there, and are all alike? Return the hosts, the run's folder and how much time is left."""
-    rest = rest_after(config.parallel.meeting_seconds)
-    flat = hello.flatten(config)
-    name = hello.hash_flat(flat)
-    room.post(f"config/{name}", flat, coming.left)
-    mine = hello.say_hello(room.rank, name, own.wished or own.route, own.trouble)
-    hellos = room.gather("hello", mine, coming.left)
-    problem, told = None, None
-    if hellos is not None:
-        problem = judge_hellos(room, hellos, flat, config.parallel.meeting_seconds)
-        told = {"hosts": list_hosts(hellos), "left_seconds": coming.left + rest, **run}
-    return room.tell("hello", told, problem, len(hellos or ()) - 1, coming.left + rest)
+def choose_backend(parallel: ParallelConfig, device: torch.device) -> str:
+    """Return the backend: nccl for CUDA devices and gloo for others, unless the recipe names one that works."""
+    backend = parallel.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+    if backend == "nccl" and device.type != "cuda":
+        raise ConfigError(
+            f"parallel.backend = nccl is for CUDA devices, not for {device.type}", hint="--set parallel.backend=gloo"
+        )
+    if not dist.is_backend_available(backend):
+        raise MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
+    return backend
 
 
-def judge_hellos(room: Room, hellos: dict[int, Document], flat: Document, seconds: float) -> TrainstoneError | None:
-    """Return the gravest of what is wrong with those who came, or that some did not; None: nothing is."""
-    came = {number: one["host"] for number, one in hellos.items()}
-    problem: TrainstoneError | None = hello.find_trouble(hellos)
-    if problem is None:
-        place = name_place(room.meeting)
-        problem = hello.find_absent(came, room.rank.world, place, seconds, list_step_hosts())
-    problem = problem or hello.find_difference(hellos)
-    other = next((one for one in hellos.values() if one["config"] != hellos[0]["config"]), None)
-    if problem is None and other:
-        theirs = room.read([f"config/{other['config']}"], 1.0)
-        problem = hello.find_other_config(hellos[0], other, flat, *theirs.values())
-    return problem
+def check_rank(
+    config: Config, rank: Rank, mine: Document, first: Document
+) -> tuple[torch.device, str, Interface | None]:
+    """Return device, backend and requested interface of this rank; refuse what is wrong with it or its host."""
+    seconds, token = config.parallel.meeting_seconds, first["token"]
+    if token and rank.number == 0:
+        identity.write_token(Path(token))
+    device = choose_rank_device(config.device, rank)
+    backend = choose_backend(config.parallel, device)
+    requested = find_wished(config.parallel.interface)
+    identity.check_data(config, seconds / 2)
+    if rank.number:
+        identity.compare_with_rank_0(mine, identity.list_shared_keys(config), first)
+    if token and rank.number:
+        identity.check_folder(Path(token), rank.number, max(2 * identity.VISIBLE_SECONDS, seconds / 4))
+    return device, backend, requested
 
 
-def list_hosts(hellos: dict[int, Document]) -> list[Document]:
-    """Return each host with its ranks, as its first rank describes it."""
+def compare_ranks(store: RankStore, seconds: float, end: Deadline, documents: dict[int, Document]) -> Document:
+    """On rank 0: refuse if a rank has an error or is missing; return the hosts and the time left for the rest."""
+    hosts = {number: one["host"] for number, one in documents.items()}
+    raise_first_error(documents, hosts)
+    if len(hosts) < store.rank.world:
+        arrived = store.read([f"arrived/{number}" for number in range(store.rank.world)], 0.0)
+        hosts |= {int(key.partition("/")[2]): one["host"] for key, one in arrived.items()}
+        require_all(hosts, store.rank.world, format_address(store.address), seconds)
+        require_answers(documents, hosts, format_address(store.address))
+    return {"hosts": list_hosts(documents), "seconds": end.left}
+
+
+def describe_error(error: TrainstoneError | None) -> Document | None:
+    """Return an error as a document."""
+    return error and {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+
+
+def raise_first_error(documents: dict[int, Document], hosts: dict[int, str]) -> None:
+    """Raise the error of the lowest rank that has one, with its number and host."""
+    failed = [number for number, one in sorted(documents.items()) if one["error"]]
+    if failed:
+        first, *others = failed
+        error = documents[first]["error"]
+        also = f" (and {format_count(len(others), 'more rank')}: {group_by_host(others, hosts)})" if others else ""
+        message = f"rank {first} on {hosts[first]}: {error['message']}{also}"
+        raise error_of_child(error["exit_code"], message, error["hint"])
+
+
+def require_all(hosts: dict[int, str], world: int, place: str, seconds: float) -> None:
+    """Refuse if a rank did not connect; `hosts`: of those that did."""
+    missing = [number for number in range(world) if number not in hosts]
+    if missing:
+        silent = [host for host in list_step_hosts() if host not in hosts.values()]
+        where = f"; no rank connected from {shorten(silent)}" if silent else ""
+        raise LaunchError(
+            f"{'rank' if len(missing) == 1 else 'ranks'} {join_ranks(missing)} did not connect to {place} within "
+            f"{seconds:g} s; connected: {group_by_host(hosts, hosts)}{where}",
+            hint="read their own output, and check that their hosts can reach this address; "
+            "parallel.meeting_seconds is the time limit",
+        )
+
+
+def require_answers(documents: dict[int, Document], hosts: dict[int, str], place: str) -> None:
+    """Refuse if a rank that connected has posted nothing."""
+    silent = [number for number in hosts if number not in documents]
+    if silent:
+        raise LaunchError(
+            f"no answer from {group_by_host(silent, hosts)} after connecting to {place}",
+            hint="their own output may say why; a file system or a device that does not answer can be the cause",
+        )
+
+
+def list_hosts(documents: dict[int, Document]) -> list[Document]:
+    """Return each host with its ranks, and devices, versions and network interface of its first rank."""
+    far = next((one for one in documents.values() if one["network"] != documents[0]["network"]), None)
+    loopback = next((one for one in list_interfaces() if one.loopback), None)
     hosts: dict[str, Document] = {}
-    for number, one in sorted(hellos.items()):
-        kept = {key: one[key] for key in ("host", "network", "interface", "address", "devices", "versions")}
-        hosts.setdefault(one["host"], kept | {"ranks": []})["ranks"].append(number)
+    for number, one in sorted(documents.items()):
+        interface = choose_interface(one, far, loopback)
+        kept = {"host": one["host"], "ranks": [], "interface": interface.name, "address": interface.address}
+        host = hosts.setdefault(one["host"], kept | {"devices": one["devices"], "versions": one["versions"]})
+        host["ranks"].append(number)
     return list(hosts.values())
 
 
-def settle_interface(own: Own, hosts: list[Document], network: str) -> Interface:
-    """Return the interface to take: the one wished for, loopback on one host, else one that leads to another host."""
-    others = [host for host in hosts if host["network"] != network]
-    present = list_interfaces()
-    loopback = next((one for one in present if one.loopback), None)
-    if own.wished:
-        if own.wished.loopback and others:
-            names = ", ".join(f"{one.name} ({one.address})" for one in present if not one.loopback) or "none"
-            raise LaunchError(
-                f"network interface {own.wished.name} is loopback, which reaches no other host; there are: {names}",
-                hint="parallel.interface = NAME, or leave it out: the one that leads to rank 0's host is taken",
-            )
-        return own.wished
-    if not others and loopback:
+def choose_interface(one: Document, far: Document | None, loopback: Interface | None) -> Interface:
+    """Return the interface of a rank: the requested one, loopback on a single host, else the way to another host.
+
+    `far`: a rank on another host than rank 0's; None if all are on one.
+    """
+    found = Interface(*one["interface"]) if one["interface"] else None
+    if far is None and loopback and not one["requested"]:
         return loopback
-    ways = [own.route, *(find_route(host["address"]) for host in others if leads_out(host["address"]))]
-    found = next((way for way in ways if way and (not way.loopback or not others)), None)
-    if found is None:
-        away = others[0]["host"] if others else "rank 0"
-        names = ", ".join(f"{one.name} ({one.address})" for one in present) or "none"
-        raise LaunchError(
-            f"no network interface leads to {away}; there are: {names}",
-            hint="set MASTER_ADDR to a name or address that all hosts can reach",
-        )
-    return found
-
-
-def leads_out(address: str | None) -> bool:
-    """Say whether others can go to an address."""
-    return address is not None and not is_loopback(address)
-
-
-def settle_places(
-    room: Room, own: Own, told: Document, listening: ExitStack, deadline: Deadline
-) -> tuple[Interface, list[Document]]:
-    """Round two: interface and run folder of every rank; the first of each host listens. Return where they do."""
-    host = next(one for one in told["hosts"] if room.rank.number in one["ranks"])
-    mine: Document = {"trouble": None}
-    interface = Interface("", "")
-    try:
-        interface = settle_interface(own, told["hosts"], host["network"])
-        if told["token"] and room.rank.number:
-            check_folder(Path(told["folder"]), told["token"], room.rank.number, deadline.left - SPARE_SECONDS)
-        if room.rank.number == host["ranks"][0]:
-            listener = listening.enter_context(Listener(interface.address))
-            place = {"port": listener.port, "token": listener.token.hex()}
-            mine |= {"host": host["host"], "interface": interface.name, "address": interface.address, **place}
-    except TrainstoneError as err:
-        mine["trouble"] = hello.describe_trouble(err)
-    said = room.gather("place", mine, deadline.left)
-    problem, answer = None, None
-    if said is not None:
-        problem = judge_round(room, said, told)
-        answer = {"peers": [said[one["ranks"][0]] for one in told["hosts"]]} if problem is None else None
-    heard = room.tell("place", answer, problem, len(said or ()) - 1, deadline.left)
-    return interface, heard["peers"]
-
-
-def judge_round(room: Room, said: dict[int, Document], told: Document) -> TrainstoneError | None:
-    """Return the trouble that a rank told of in a later round, or that one was lost since the first."""
-    hosts = {number: host["host"] for host in told["hosts"] for number in host["ranks"]}
-    return hello.find_trouble(said, hosts) or find_lost(room, said, hosts)
-
-
-def find_lost(room: Room, said: dict[int, Document], hosts: dict[int, str]) -> LaunchError | None:
-    """Return which ranks are no longer heard of; None: all are."""
-    lost = [number for number in hosts if number not in said]
-    if not lost:
-        return None
-    return LaunchError(
-        f"lost since all met at {name_place(room.meeting)}: {hello.group_ranks(lost, hosts)}",
-        hint="their own output says why; a file system or a device that does not answer can be the cause",
+    if far and far["interface"] and not one["requested"] and (found is None or found.loopback):
+        found = find_route(far["interface"][1])  # on rank 0's own host, where MASTER_ADDR may be a loopback address
+    if found and not (far and found.loopback):
+        return found
+    what = f"network interface {found.name} is loopback, which reaches no other host" if found else "no way to others"
+    present = ", ".join(f"{name} ({address})" for name, address in one["interfaces"]) or "none"
+    raise LaunchError(
+        f"rank {one['rank']} on {one['host']}: {what}; there are: {present}",
+        hint="parallel.interface = NAME, or leave it out: the one that leads to rank 0's host is used",
     )
 
 
-def reach_all(
-    room: Room, interface: Interface, peers: list[Document], told: Document, deadline: Deadline
-) -> dict[str, Clock]:
-    """Round three: the first ranks of hosts call each other. Return clocks, on the first rank."""
-    clocks: dict[str, Clock] = {}
-    failed: list[str] = []
-    leads = room.rank.number in [one["ranks"][0] for one in told["hosts"]]
-    if leads and len(peers) > 1:
-        here = {"host": name_host(), "interface": interface.name}
-        clocks, failed = call_all(here, peers, CLOCK_PINGS if room.rank.number == 0 else 1, deadline)
-    said = room.gather("reach", {"failed": failed}, deadline.left)
-    problem = None
-    if said is not None:
-        failures = [one for each in said.values() for one in each["failed"]]
-        problem = judge_round(room, said, told) or explain_unreached(failures)
-    room.tell("reach", None, problem, len(said or ()) - 1, deadline.left)
-    return clocks
+def join_ranks(numbers: list[int]) -> str:
+    """Return 3, 5-9, 12."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+    return ", ".join(parts)
+
+
+def group_by_host(numbers: Iterable[int], hosts: dict[int, str]) -> str:
+    """Return n1 (0, 1), n2 (2)."""
+    grouped: dict[str, list[int]] = {}
+    for number in sorted(numbers):
+        grouped.setdefault(hosts[number], []).append(number)
+    return shorten([f"{host} ({join_ranks(ranks)})" for host, ranks in grouped.items()])
+
+
+def shorten(names: list[str], most: int = 8) -> str:
+    """Return the first few of many."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
