@@ -1,7 +1,8 @@
-"""Ranks on hosts of their own (name spaces of this machine): what is wrong is told once, by host name, in time."""
+"""Ranks on hosts of their own (network namespaces of this machine): one message names the host, in time."""
 
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,16 +10,16 @@ import pytest
 
 from command import Finished
 from hosts import Hosts, make_hosts
-from nursery import Nursery
+from nursery import Nursery, wait_until
 from small_training import set_arguments
 from trainstone.results.store import read_result
 
 QUICK = {"parallel.meeting_seconds": 12.0, "stop.steps": 1, "data.generated_train": 16, "data.generated_val": 8}
 BOTH = ["h1", "h2"]
 # Ranks change what they find; the number of the rank that does is put in.
-OTHER_TORCH = """
+OTHER_VERSION = """
 import os; from trainstone.train.preflight import identity; real = identity.read_versions
-if os.environ['RANK'] == '1': identity.read_versions = lambda: {**real(), 'torch': '2.12.1'}
+if os.environ['RANK'] == '1': identity.read_versions = lambda: {{**real(), '{name}': '2.12.1'}}
 """
 NO_DEVICE = """
 import os, torch; from trainstone.train import distributed, fit
@@ -32,7 +33,7 @@ roll.choose_rank_device = choose
 STOPS = """
 import os, signal; from trainstone.train.preflight import roll, {module}
 roll.REST_SECONDS = 5.0
-def stop(*_): os.kill(os.getpid(), signal.SIGSTOP)
+def stop(*_): os.kill(os.getpid(), signal.{signal})
 if os.environ['RANK'] == '{rank}': {module}.{function} = stop
 """
 
@@ -103,8 +104,9 @@ def test_what_one_host_lacks_is_told_by_its_name(hosts: Hosts, tmp_path: Path):
 
 
 def test_ranks_that_are_not_alike_are_told_by_host(hosts: Hosts, tmp_path: Path):
-    ended = hosts.run(BOTH, train(tmp_path), prepare=OTHER_TORCH)
-    assert_told_once(ended, 4, "rank 1 on h2: its version of torch is 2.12.1; rank 0 on h1 has ")
+    for name in ("torch", "trainstone"):
+        ended = hosts.run(BOTH, train(tmp_path), prepare=OTHER_VERSION.format(name=name))
+        assert_told_once(ended, 4, f"rank 1 on h2: its version of {name} is 2.12.1; rank 0 on h1 has ")
     ended = hosts.run(BOTH, train(tmp_path), prepare=NO_DEVICE)
     assert_told_once(ended, 4, "rank 1 on h2: ", "which has 0 CUDA devices")
     other = "import os, sys\nif os.environ['RANK'] == '1': sys.argv += ['--set', 'seed=7']"
@@ -124,8 +126,11 @@ def test_a_wrong_interface_is_told_by_host(hosts: Hosts, tmp_path: Path):
         assert hosts.shell(host, f"ip addr add 10.9.0.{number}/24 dev side0")
         assert hosts.shell(host, "ip link set side0 up; ip link set side1 up")
     ended = hosts.run(BOTH, train(tmp_path, parallel__interface="side0"))
-    print(ended)
-    assert_told_once(ended, 5, "h1 at 10.9.0.1 (side0), h2 at 10.9.0.2 (side0)")
+    assert [one.code for one in ended] == [5, 5], ended
+    (message,) = (line for one in ended for line in one.err.splitlines() if line.startswith("error: "))
+    assert message.startswith("error: rank 1 on h2: ranks cannot exchange messages by gloo: ")
+    assert "No route to host, remote=[10.9.0.1]" in message
+    assert "hosts: h1 at 10.9.0.1 (side0), h2 at 10.9.0.2 (side0)" in message
 
 
 def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts, tmp_path: Path):
@@ -133,7 +138,15 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
     ended = hosts.run_fresh(BOTH, command, tmp_path, world=3)
     place = f"10.77.0.1:{hosts.port}"
     assert_told_once(ended, 5, f"rank 2 did not connect to {place} within 3 s; connected: h1 (0), h2 (1)")
-    taker = "python3 -c 'import socket,time; s=socket.create_server((\"\", {port})); time.sleep(20)' & sleep 0.5"
+    ended = hosts.run(BOTH, command, world=3, env={"h1": {"SLURM_JOB_NODELIST": "h[1-3]"}})
+    assert_told_once(ended, 5, "rank 2 did not connect to ", "; connected: h1 (0), h2 (1); no rank connected from h3")
+    nowhere = {"MASTER_ADDR": "10.77.0.99", "RANK": "1", "WORLD_SIZE": "2"}
+    (ended_1,) = hosts.run(["h2"], command, env={"h2": nowhere})
+    assert ended_1.code == 5
+    assert f"error: rank 1 on h2 cannot reach rank 0 at 10.77.0.99:{hosts.port} within 3 s: " in ended_1.err
+    taken = tmp_path / "taken"
+    program = f"import socket,time; s=socket.create_server(('', {{port}})); open('{taken}', 'w'); time.sleep(20)"
+    taker = f'python3 -c "{program}" & until [ -e {taken} ]; do sleep 0.05; done'
     ended = hosts.run(BOTH, command, before={"h1": taker})
     place = f"10.77.0.1:{hosts.port}"
     assert [one.code for one in ended] == [5, 5]
@@ -147,10 +160,13 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
 def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
     silent = "no answer from h2 (1) after connecting to {}"
     cases = [(1, "roll", "check_rank", silent), (1, "group", "open_group", silent)]
-    cases += [(0, "roll", "compare_ranks", "rank 1 on h2 lost rank 0 at {}: it does not answer")]
+    cases = [(*case, "SIGSTOP") for case in cases]
+    lost = "rank 1 on h2 lost rank 0 at {}: it "
+    cases += [(0, "roll", "compare_ranks", f"{lost}does not answer", "SIGSTOP")]
+    cases += [(0, "roll", "compare_ranks", f"{lost}ended without a message", "SIGKILL")]
     started = []
-    for rank, module, function, told in cases:
-        stops = STOPS.format(rank=rank, module=module, function=function)
+    for rank, module, function, told, number in cases:
+        stops = STOPS.format(rank=rank, module=module, function=function, signal=number)
         ranks = hosts.start(BOTH, train(tmp_path, parallel__meeting_seconds=5.0), prepare=stops)
         started.append((ranks[rank], ranks[1 - rank], f"error: {told.format(f'10.77.0.1:{hosts.port}')}"))
     for stopped, other, told in started:
@@ -159,6 +175,35 @@ def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
         assert stopped.wait(10).code == -signal.SIGKILL
         assert ended.code == 5
         assert [line for line in ended.err.splitlines() if line.startswith("error: ")] == [told]
+
+
+def test_refusal_of_rank_0_ends_the_other_ranks_with_its_code(hosts: Hosts, tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    began = time.monotonic()
+    ended = hosts.run(BOTH, train(file, parallel__meeting_seconds=60.0))
+    assert_told_once(ended, 7, str(file))
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signal_while_waiting_for_ranks_ends_at_once(nursery: Nursery, tmp_path: Path, rank: int):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # what listens here never answers rank 1
+        port = server.getsockname()[1]
+        if rank == 0:
+            server.close()
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+        child = nursery.start(*train(tmp_path, parallel__meeting_seconds=300.0), env=place)
+        held = []
+        if rank == 0:
+            wait_until(lambda: "connecting with 1 other rank" in child.err.read_text())
+        else:
+            held = [server.accept() for _ in range(2)]  # the second connection is that of torch's store
+        child.send(signal.SIGTERM)
+        ended = child.wait(30)
+    for connection, _ in held:
+        connection.close()
+    assert ended.code == 75, ended
 
 
 def test_ranks_meet_over_ipv6(nursery: Nursery, tmp_path: Path):

@@ -89,7 +89,7 @@ def test_two_nodes_reach_the_target_as_two_ranks_do(tmp_path: Path, cluster: Clu
     output, errors = finish(launch("--nodes", "2", verb=train_words(out, **LOW_TARGET)), 0)
     assert "reached" in output
     assert "runs on n[1-2]" in errors
-    assert "2 ranks on 2 hosts met at 127.0.0.1:" in errors
+    assert "2 ranks on 2 hosts connected at 127.0.0.1:" in errors
     learned = read_learned(find_run(out), 2)
     assert learned.result.status == "target_reached"
     assert (learned.result.world.ranks, learned.result.world.nodes) == (2, 2)

@@ -32,7 +32,7 @@ from trainstone.train.distributed import (
     sum_over,
     wrap_model,
 )
-from trainstone.train.preflight.group import choose_backend
+from trainstone.train.preflight.roll import choose_backend
 
 CPU = torch.device("cpu")
 SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
@@ -377,7 +377,7 @@ def test_ranks_that_do_not_come_are_told(rank: int, monkeypatch: pytest.MonkeyPa
     error = start_world(monkeypatch, rank, port)
     here, place = name_host(), f"127.0.0.1:{port}"
     told = [
-        f"rank 1 did not come to {place} within 1 s; came: {here} (0)",
+        f"rank 1 did not connect to {place} within 1 s; connected: {here} (0)",
         f"rank 1 on {here} cannot reach rank 0 at {place} within 1 s: Connection refused",
     ]
     assert error.message == told[rank]

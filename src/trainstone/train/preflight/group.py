@@ -35,7 +35,9 @@ def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
         torch.cuda.set_device(roll.device)  # for this thread; open_group does it for its own
     control, timed, error, waited = None, None, None, False
     try:
-        control, timed = call_within(max(1.0, roll.deadline.left - LATE_SECONDS), lambda: open_group(roll))
+        # Not interruptible: all ranks are here, and can agree to stop as soon as they have a group.
+        limit = max(1.0, roll.deadline.left - LATE_SECONDS)
+        control, timed = call_within(limit, lambda: open_group(roll), interruptible=False)
     except (RuntimeError, TimeoutError) as err:
         error, waited = explain_failure(roll, err), isinstance(err, TimeoutError)
 

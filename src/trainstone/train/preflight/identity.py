@@ -93,19 +93,14 @@ def name_token(folder: Path) -> Path:
     return folder.absolute() / f".meeting-{secrets.token_hex(8)}.partial"
 
 
-def write_token(token: Path) -> None:
-    """Write the file by which the other ranks recognise the run folder."""
-    try:
-        token.touch()
-    except OSError as err:
-        raise ResultError(f"cannot write into {token.parent}: {err.strerror}", hint=FOLDER_HINT) from err
-
-
 def check_folder(token: Path, number: int, seconds: float) -> None:
-    """Refuse where this rank does not see the token of rank 0 in the run folder, or cannot write beside it."""
+    """Write the token as rank 0; on others refuse where it is not visible or the run folder cannot be written."""
     folder = token.parent
 
     def find_and_write() -> bool:
+        if number == 0:
+            token.touch()
+            return True
         end = time.monotonic() + VISIBLE_SECONDS
         while not token.exists():
             if time.monotonic() > end:

@@ -97,17 +97,17 @@ def check_rank(
     config: Config, rank: Rank, mine: Document, first: Document
 ) -> tuple[torch.device, str, Interface | None]:
     """Return device, backend and requested interface of this rank; refuse what is wrong with it or its host."""
-    seconds, token = config.parallel.meeting_seconds, first["token"]
-    if token and rank.number == 0:
-        identity.write_token(Path(token))
+    seconds = config.parallel.meeting_seconds
+    if first["token"] and rank.number == 0:
+        identity.check_folder(Path(first["token"]), 0, seconds / 2)
     device = choose_rank_device(config.device, rank)
     backend = choose_backend(config.parallel, device)
     requested = find_wished(config.parallel.interface)
     identity.check_data(config, seconds / 2)
     if rank.number:
         identity.compare_with_rank_0(mine, identity.list_shared_keys(config), first)
-    if token and rank.number:
-        identity.check_folder(Path(token), rank.number, max(2 * identity.VISIBLE_SECONDS, seconds / 4))
+    if first["token"] and rank.number:
+        identity.check_folder(Path(first["token"]), rank.number, max(2 * identity.VISIBLE_SECONDS, seconds / 4))
     return device, backend, requested
 
 

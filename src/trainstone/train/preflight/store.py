@@ -47,8 +47,11 @@ class Deadline(NamedTuple):
         return max(0.0, self.end - time.monotonic())
 
 
-def call_within(seconds: float, function: Callable[[], Answer]) -> Answer:
-    """Return the result of a function, or raise its error; TimeoutError if it takes longer. It is not stopped then."""
+def call_within(seconds: float, function: Callable[[], Answer], *, interruptible: bool = True) -> Answer:
+    """Return the result of a function or raise its error; TimeoutError: it takes longer, KeyboardInterrupt: a signal.
+
+    The function is not stopped then: what hangs in C++ or in a file system cannot be.
+    """
     results: list[Answer] = []
     errors: list[BaseException] = []
 
@@ -58,10 +61,12 @@ def call_within(seconds: float, function: Callable[[], Answer]) -> Answer:
         except BaseException as err:  # noqa: BLE001 -- raised again below, in the thread of the caller
             errors.append(err)
 
-    # What hangs in C++ or in a file system cannot be stopped; a daemon thread does not keep the process alive.
-    worker = threading.Thread(target=call, daemon=True)
+    deadline, worker = Deadline.after(seconds), threading.Thread(target=call, daemon=True)
     worker.start()
-    worker.join(seconds)
+    while worker.is_alive() and deadline.left:
+        worker.join(min(0.1, deadline.left))
+        if interruptible and worker.is_alive() and find_asked():  # the other ranks may have ended already
+            raise KeyboardInterrupt(find_asked())
     if errors:
         raise errors[0]
     if not results:
@@ -127,8 +132,6 @@ class RankStore:
     def _wait_for(self, keys: list[str], deadline: Deadline) -> dict[str, bytes]:
         pause = FIRST_PAUSE
         while not self.store.check(keys):
-            if find_asked():  # the other ranks may have ended already
-                raise KeyboardInterrupt(find_asked())
             if not deadline.left:
                 keys = [key for key in keys if self.store.check([key])]
                 break
@@ -243,4 +246,4 @@ def explain_unreachable(rank: Rank, address: Meeting, seconds: float, reason: st
 def first_line(err: Exception) -> str:
     """Return the message of a torch error without its stack, the place in the source of gloo, and general advice."""
     line = (str(err).splitlines() or [type(err).__name__])[0]
-    return printable(re.sub(r"^\[\S+\.cc:\d+\] |\. This is typically caused .*", "", line)[:300])
+    return printable(re.sub(r"\[\S+\.cc:\d+\] |\. This is typically caused .*", "", line)[:300])

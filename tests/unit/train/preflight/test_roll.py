@@ -1,0 +1,91 @@
+"""What rank 0 makes of the documents of all ranks: a thousand made-up ones."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from trainstone.errors import DataError, LaunchError
+from trainstone.machine.interfaces import Interface
+from trainstone.machine.ranks import Meeting, Rank
+from trainstone.train.preflight import roll
+from trainstone.train.preflight.store import Deadline, RankStore
+
+LOOPBACK, CARD = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1")
+
+
+def make_documents(world: int, per_host: int) -> dict[int, dict[str, Any]]:
+    documents = {}
+    for number in range(world):
+        host = f"n{number // per_host}"
+        kept = {"rank": number, "host": host, "network": host, "devices": 8, "versions": {"torch": "2"}, "error": None}
+        documents[number] = kept | {"requested": False, "interface": CARD, "interfaces": [CARD]}
+    return documents
+
+
+def compare(documents: dict[int, dict[str, Any]], world: int, arrived: tuple[int, ...] = ()) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    store = RankStore(dist.HashStore(), Rank(0, world), Meeting("n0", 20123))
+    for number in arrived:
+        store.post(f"arrived/{number}", {"host": "n9"}, 1)
+    return roll.compare_ranks(store, 45.0, Deadline.after(57), documents)
+
+
+def test_compare_ranks_lists_hosts_of_a_thousand_ranks_in_time():
+    documents = make_documents(1000, 8)
+    began = time.process_time()
+    answer = compare(documents, 1000)
+    assert [len(host["ranks"]) for host in answer["hosts"]] == [8] * 125
+    del documents[500], documents[999]
+    with pytest.raises(LaunchError, match="ranks 500, 999 did not connect to n0:20123 within 45 s") as caught:
+        compare(documents, 1000)
+    assert len(caught.value.message) < 300
+    # Some 0.1 s: nothing here grows with the square of the ranks.
+    assert time.process_time() - began < 5
+    assert len(json.dumps(answer)) < 100_000
+
+
+def test_compare_ranks_names_missing_ranks_and_hosts_without_any(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-2]")
+    documents = make_documents(4, 2)
+    message = r"ranks 4-6, 8 did not connect to .*; connected: n0 \(0, 1\), n1 \(2, 3\), n9 \(7\)"
+    with pytest.raises(LaunchError, match=rf"{message}; no rank connected from n2$"):
+        compare(documents, 9, arrived=(7,))
+
+
+def test_compare_ranks_names_a_rank_that_connected_and_hangs():
+    with pytest.raises(LaunchError, match=r"no answer from n9 \(4\) after connecting to n0:20123"):
+        compare(make_documents(4, 2), 5, arrived=(4,))
+
+
+def test_compare_ranks_raises_the_error_of_the_lowest_rank_before_naming_missing_ones():
+    documents = make_documents(4, 2)
+    for rank in (2, 3):
+        documents[rank]["error"] = roll.describe_error(DataError("no /data", hint="get it"))
+    with pytest.raises(DataError) as caught:
+        compare(documents, 5)
+    assert caught.value.message == "rank 2 on n1: no /data (and 1 more rank: n1 (3))"
+    assert caught.value.hint == "get it"
+
+
+def test_list_hosts_uses_loopback_on_one_host_and_the_way_to_others_on_several(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(roll, "list_interfaces", lambda: [LOOPBACK, CARD])
+    assert roll.list_hosts(make_documents(2, 2))[0]["interface"] == "lo"
+    documents = make_documents(2, 1)
+    documents[0]["interface"] = LOOPBACK  # MASTER_ADDR is a loopback address on its own host
+    monkeypatch.setattr(roll, "find_route", {"10.0.0.1": CARD}.get)
+    assert [host["interface"] for host in roll.list_hosts(documents)] == ["eth0", "eth0"]
+    documents[1] |= {"requested": True, "interface": LOOPBACK}
+    documents[0] |= {"requested": True, "interface": CARD}
+    with pytest.raises(LaunchError, match=r"rank 1 on n1: network interface lo is loopback, .* are: eth0 \(10.0.0.1\)"):
+        roll.list_hosts(documents)
+    documents[0] |= {"requested": False, "interface": None}
+    monkeypatch.setattr(roll, "find_route", lambda _address: None)
+    with pytest.raises(LaunchError, match="rank 0 on n0: no way to others"):
+        roll.list_hosts(documents)
+
+
+def test_join_ranks_shortens_runs():
+    assert roll.join_ranks([3, 1, 5, 6, 7, 8, 12, 13]) == "1, 3, 5-8, 12, 13"

@@ -1,0 +1,134 @@
+"""Documents that ranks exchange through the store, and the errors of a store that cannot be used."""
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import find_free_port, run_ranks
+from trainstone.config.learning import ParallelConfig
+from trainstone.errors import DataError, LaunchError, PeerLostError
+from trainstone.machine.ranks import Meeting, Rank, read_rank
+from trainstone.train.preflight import store
+from trainstone.train.preflight.store import RankStore, call_within, format_address
+
+N1 = Meeting("n1", 20123)
+
+
+def make_stores(world: int) -> list[RankStore]:
+    import torch.distributed as dist
+
+    shared = dist.HashStore()
+    return [RankStore(shared, Rank(number, world), N1) for number in range(world)]
+
+
+def test_call_within_returns_raises_or_times_out():
+    def fail() -> None:
+        raise KeyError("x")
+
+    assert call_within(60, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        call_within(60, fail)
+    held = threading.Event()
+    with pytest.raises(TimeoutError):
+        call_within(0.01, held.wait)
+    held.set()
+
+
+def test_format_address_puts_ipv6_into_brackets():
+    assert format_address(N1) == "n1:20123"
+    assert format_address(Meeting("fd00::1", 5)) == "[fd00::1]:5"
+
+
+def hold(ranks: list[RankStore], compare: Any) -> list[Any]:
+    """Let ranks hold a round in threads of their own; return the answer or the error of each."""
+    ended: list[Any] = [None] * len(ranks)
+
+    def take_part(number: int) -> None:
+        try:
+            ended[number] = ranks[number].hold_round("x", {"n": number}, compare, 0.3, 5)
+        except (SystemExit, DataError) as err:
+            ended[number] = err
+
+    threads = [threading.Thread(target=take_part, args=(number,)) for number in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
+
+
+def test_hold_round_answers_with_documents_that_came_in_time():
+    first, second, _missing = make_stores(3)
+    answers = hold([first, second], lambda documents: {"seen": sorted(documents), "sum": documents[1]["n"]})
+    assert answers == [{"exit_code": 0, "seen": [0, 1], "sum": 1}] * 2
+
+
+def test_hold_round_raises_on_rank_0_and_exits_with_its_code_on_others():
+    def refuse(_documents: dict[int, Any]) -> dict[str, Any]:
+        raise DataError("no images")
+
+    first, second = hold(make_stores(2), refuse)
+    assert isinstance(first, DataError)
+    assert isinstance(second, SystemExit)
+    assert second.code == DataError.exit_code
+
+
+def test_hold_round_without_rank_0_names_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "LINGER_SECONDS", 0.05)
+    _, second = make_stores(2)
+    with pytest.raises(PeerLostError, match=r"rank 1 on .* lost rank 0 at n1:20123: no message in time"):
+        second.hold_round("x", {}, dict, 0.05, 0.05)
+
+
+def test_open_store_names_a_port_in_use_and_an_address_without_rank_0():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = Meeting("127.0.0.1", other.getsockname()[1])
+        with pytest.raises(LaunchError, match=r"rank 0 on .* cannot listen at .* another program uses this port"):
+            store.open_store(Rank(0, 2), address, 5)
+        with pytest.raises(LaunchError, match="what listens there does not answer as rank 0 does"):
+            store.open_store(Rank(1, 2), address, 1)
+    with pytest.raises(LaunchError, match=r"rank 1 on .* cannot reach rank 0 at .* Connection refused") as caught:
+        store.open_store(Rank(1, 2), Meeting("127.0.0.1", find_free_port()), 0.1)
+    assert (caught.value.hint or "").startswith("127.0.0.1 is each host itself")
+
+
+def connect_twice_and_wait() -> dict[str, Any]:
+    """In each rank: connect, disconnect, connect again; then rank 1 sleeps longer than rank 0 waits for it."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    from ranks import join_world
+    from trainstone.train.distributed import barrier, sum_over
+
+    parallel = ParallelConfig(timeout_seconds=2.0, meeting_seconds=40.0)
+    with join_world(parallel) as world:
+        first = float(sum_over(world, torch.ones(1)))
+    with join_world(parallel) as world:
+        second = float(sum_over(world, torch.ones(1)))
+        barrier(world)
+        if read_rank().number:
+            time.sleep(6)
+            return {"sums": [first, second]}
+        waited = []
+        for group in (world.control, None):
+            began = time.perf_counter()
+            try:
+                dist.all_reduce(torch.ones(1), group=group)
+            except RuntimeError:
+                waited.append(time.perf_counter() - began)
+        assert world.preflight is not None
+        timed = world.preflight.all_reduce
+        return {"sums": [first, second], "waited": waited, "bytes": timed.bytes if timed else None}
+
+
+def test_meet_all_twice_works_and_groups_wait_as_long_as_the_recipe_says(tmp_path: Path):
+    first, second = run_ranks(2, connect_twice_and_wait, tmp_path)
+    assert first["sums"] == second["sums"] == [2.0, 2.0]
+    assert len(first["waited"]) == 2
+    assert all(1.5 < seconds < 4 for seconds in first["waited"])
+    assert first["bytes"][:2] == [2**10, 2**20]
