@@ -84,7 +84,7 @@ class Hosts:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             started.append(subprocess.Popen(command, env=env, cwd=folder, text=True, **pipes))  # type: ignore[call-overload]
         try:
-            texts = [one.communicate(timeout=60) for one in started]
+            texts = [one.communicate(timeout=180) for one in started]
         finally:
             for one in started:
                 one.kill()
