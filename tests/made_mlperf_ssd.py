@@ -82,5 +82,5 @@ def write_ssd_log(
                 found = reached if epoch == epochs else 0.8 * reached
                 told = {"epoch": epoch, "step": done, "seconds": clock() - BEGAN, "eval_seconds": EVAL_SECONDS}
                 judged = Evaluation(**told, metrics={"map": found, "map50": 1.7 * found}, images=pictures[1])
-                log.evaluation(judged, metric="map", reached=found >= (config.eval.target or 1))
-        log.finish("target_reached" if reached >= (config.eval.target or 1) else "target_missed", epochs * steps)
+                log.evaluation(judged)
+        log.finish("target_reached" if reached >= (config.eval.target or 1) else "target_missed")

@@ -6,16 +6,15 @@ Owns the step file; used by `with`. It judges nothing: that is results/summary.p
 import resource
 from array import array
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainstone.measure.sink import Sink
 from trainstone.results.steps import COLUMNS, PHASE_COLUMNS, StepRecord, StepWriter, cut_steps, set_aside
 
 
-class StepRecorder:
+class StepRecorder(Sink):
     """Step records of one rank, with the page faults each one cost (those of an earlier start: not known, 0)."""
 
     def __init__(self, path: Path, *, split_phases: bool, first_step: int = 0) -> None:
@@ -35,18 +34,10 @@ class StepRecorder:
             self._page_faults.extend([0.0] * len(kept["step"]))
             self._first -= len(kept["step"])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.__exit__(kind, error, trace)
-
     def __len__(self) -> int:
         return len(self._page_faults)
 
-    def add(self, record: StepRecord) -> None:
+    def step(self, record: StepRecord) -> None:
         """Take one record."""
         self._writer.add(record)
         self._values.extend(record[: len(self._columns)])
@@ -54,9 +45,15 @@ class StepRecorder:
         self._page_faults.append(faults - self._faults_before)
         self._faults_before = faults
 
+    add = step  # the name that bench and profile use
+
     def flush(self) -> None:
         """Write all that was taken: a checkpoint may only count steps that are in the file."""
         self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
 
     def current_step(self) -> int:
         """Index of the step under way, for the telemetry thread."""

@@ -37,6 +37,10 @@ class Cadence:
         """Return the epochs of so many steps, with their fraction."""
         return done * self.global_batch / self.pictures
 
+    def whole_epochs_after(self, done: int) -> int:
+        """Return how many epochs are complete after so many steps."""
+        return self._parts(done, Fraction(1))
+
     def evaluates_after(self, done: int) -> bool:
         """Say whether the validation pictures are due after so many steps."""
         every = self.eval.every_epochs
@@ -44,7 +48,7 @@ class Cadence:
             return True
         if self.eval.at_epochs:
             return done in self._listed
-        ended = range(self._parts(done - 1, Fraction(1)), self._parts(done, Fraction(1)))
+        ended = range(self.whole_epochs_after(done - 1), self.whole_epochs_after(done))
         return bool(every) and any(epoch % every == self._offset for epoch in ended)
 
     def next_evaluation(self, epochs: int) -> int:
@@ -71,7 +75,7 @@ class Cadence:
     def _judges_the_end(self) -> bool:
         """Always, but for a whole run that was to be judged in its rhythm alone and was."""
         whole = self.last_step == self._steps_for(as_written(self.stop.epochs))
-        rhythmic = bool(self.eval.every_epochs) and self._parts(self.last_step, Fraction(1)) > self._offset
+        rhythmic = bool(self.eval.every_epochs) and self.whole_epochs_after(self.last_step) > self._offset
         if self.eval.at_epochs:
             rhythmic = self._listed[0] <= self.last_step
         return self.eval.at_end or not (whole and rhythmic)

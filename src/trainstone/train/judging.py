@@ -1,7 +1,6 @@
-"""Evaluations of a training run: when one is owed, judging the pictures, writing down what came of it.
+"""Evaluations of a training run: evaluate the validation set, record the scores.
 
-With eval.async it comes an epoch later: a checkpoint is written with the evaluation, and none after it before its
-scores are known. So a run that is killed in between owes that evaluation again, or has it.
+With eval.async the scores come up to an epoch later; train/decision.py says when they are collected.
 """
 
 import logging
@@ -19,41 +18,27 @@ from trainstone.train.setting import Setting
 log = logging.getLogger(__name__)
 
 
-def lacks_evaluation(setting: Setting, course: Course) -> bool:
-    """Say whether the network as it is now could still be judged."""
-    return setting.validation is not None and not course.judged_now and setting.scoring.step != course.done
-
-
-def take_pending(setting: Setting, course: Course, *, now: bool) -> None:
-    """Take the scores of an evaluation that are still to come: now, or because an epoch has ended since."""
-    before, cadence = setting.scoring.step, setting.cadence
-    if before is None:
-        return
-    ended, then = (done * cadence.global_batch // cadence.pictures for done in (course.done, before))
-    if now or ended > then:
-        take_scores(setting, course)
-
-
 def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
-    """Judge the validation pictures and write down what came of it; nothing where a signal broke it off."""
+    """Evaluate the validation set, and record the scores unless they come later; nothing if a signal broke it off."""
     assert setting.validation is not None
     began = time.perf_counter()
-    setting.mlperf.begin_evaluation(course.done)
+    for sink in setting.sinks:
+        sink.begin_evaluation(course.done)
     rows = yield from judge(setting.task, setting.config, setting.validation, setting.world, setting.interrupt)
     spent = time.perf_counter() - began
     if rows is None:
         course.eval_seconds += spent
         return
     setting.scoring.begin(setting.validation, rows, course.done, spent)
-    if setting.config.eval.async_:
-        setting.mlperf.end_evaluation(course.done)
-    else:
+    for sink in setting.sinks:
+        sink.end_evaluation(course.done)
+    if not setting.config.eval.async_:
         take_scores(setting, course)
 
 
 def take_scores(setting: Setting, course: Course) -> None:
-    """Write down what came of the last evaluation, which may be some steps ago."""
-    step, late = setting.scoring.step, setting.config.eval.async_
+    """Record the scores of the last evaluation, which may be some steps ago; wait for them if necessary."""
+    step, metric = setting.scoring.step, setting.config.eval.metric
     assert step is not None
     began = time.perf_counter()
     scored = setting.scoring.take()
@@ -67,11 +52,8 @@ def take_scores(setting: Setting, course: Course) -> None:
         images=scored.images,
     )
     course.add_evaluation(evaluation)
-    metric, target = setting.config.eval.metric, setting.config.eval.target
-    reached = course.has_reached(target)
-    setting.mlperf.evaluation(evaluation, metric=metric, reached=reached, late_after=course.done if late else None)
-    setting.trackers.evaluation(evaluation)
-    setting.writers.evaluation(evaluation)
+    for sink in setting.sinks:
+        sink.evaluation(evaluation)
     told = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
     log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, scored.images)
     if course.best(metric) is evaluation:

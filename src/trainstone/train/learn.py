@@ -1,15 +1,13 @@
-"""Trains until the target, the end or a signal: steps, evaluations, checkpoints, in the rhythm of train/cadence.py.
+"""Trains until the target, the last step, the time limit or a signal: carries out what train/decision.py decides.
 
-All ranks run this alike. What only one of them knows (a signal, the time, a loss that is no number) they agree upon
-between steps, so that all stop after the same one.
+All ranks run this alike. What only one of them knows (a signal, the time, a NaN loss) they agree on between steps, so
+that all stop after the same one.
 """
 
-import logging
 import math
 import shlex
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
 
 from trainstone.errors import RunError
 from trainstone.files import sync_path
@@ -18,99 +16,86 @@ from trainstone.results.progress import Progress
 from trainstone.results.steps import StepRecord
 from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
 from trainstone.train.course import Course
+from trainstone.train.decision import Agreed, State, decide
 from trainstone.train.distributed import Agreement, average_buffers, barrier
-from trainstone.train.judging import lacks_evaluation, run_evaluation, take_pending
+from trainstone.train.judging import run_evaluation, take_scores
 from trainstone.train.loop import train_steps
 from trainstone.train.setting import Setting
 from trainstone.train.snapshot import is_finite, take_tensors, take_values
 
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class Wishes:
-    """What ranks have agreed upon since the last event; 0: nothing."""
-
-    bad_step: int = 0
-    """1 + the step whose loss is no number."""
-    stop: int = 0
-    time_over: int = 0
-    checkpoint: int = 0
-
-    def take(self, agreement: Agreement) -> None:
-        """Take in what was agreed upon."""
-        bad, stop, time_over, checkpoint = agreement.take()
-        self.bad_step, self.stop = max(self.bad_step, bad), max(self.stop, stop)
-        self.time_over, self.checkpoint = max(self.time_over, time_over), max(self.checkpoint, checkpoint)
-
-    @property
-    def pause(self) -> bool:
-        """Something is to be done before the next step."""
-        return bool(self.bad_step or self.stop or self.time_over or self.checkpoint)
-
 
 def learn(setting: Setting, course: Course) -> Iterator[Progress]:
-    """Go on from where the course is to the end; the course then says how it ended."""
-    timer, last = choose_timer(setting.task.device), setting.cadence.last_step
-    if course.has_reached(setting.config.eval.target):
-        barrier(setting.world)  # as after a checkpoint: every rank's steps are in its file
-        course.end(reached=True, stopped=False)
+    """Train from where the course is to the end; the course then holds how it ended."""
+    timer, agreed, saved = choose_timer(setting.task.device), Agreed(), True
     while not course.ended:
-        wishes = Wishes()
-        # A signal may have come when an evaluation was due: then the next start makes it before its first step.
-        owing = course.done > 0 and setting.cadence.evaluates_after(course.done) and lacks_evaluation(setting, course)
-        if course.done < last and not owing:
-            yield from run_steps(setting, course, timer, wishes)
-        if wishes.bad_step:
-            take_pending(setting, course, now=True)  # what the network was before still counts
-            raise diverged(setting, wishes.bad_step - 1)
-        share_statistics(setting)
-        due = wishes.time_over or setting.cadence.evaluates_after(course.done)
-        take_pending(setting, course, now=bool(due or wishes.checkpoint) or wants_checkpoint(setting, course))
-        wanted = due and not wishes.stop and not course.has_reached(setting.config.eval.target)
-        if wanted and lacks_evaluation(setting, course):
-            yield from run_evaluation(setting, course)
-            wishes.take(ask_all(setting, course))  # it may have taken long, or was broken off
-        take_pending(setting, course, now=course.done >= last or bool(wishes.time_over or wishes.stop))
-        reached = course.has_reached(setting.config.eval.target)
-        ending = reached or course.done >= last or bool(wishes.time_over or wishes.stop)
-        if ending or wishes.checkpoint or wants_checkpoint(setting, course):
-            yield Progress("writing a checkpoint")
-            save(setting, course)
-        if ending:
-            course.end(reached=reached, stopped=bool(wishes.stop))
+        decision = decide(read_state(setting, course, saved=saved), agreed, setting.cadence)
+        match decision.action:
+            case "train":
+                agreed = yield from run_steps(setting, course, timer)
+                share_statistics(setting)
+            case "evaluate":
+                yield from run_evaluation(setting, course)
+                agreed = agree_now(setting, course, agreed)
+            case "collect":
+                take_scores(setting, course)
+            case "checkpoint":
+                yield Progress("writing a checkpoint")
+                save(setting, course)
+            case "fail":
+                raise diverged(setting, agreed.nan_step - 1)
+            case "end":
+                barrier(setting.world)  # every rank's steps are in its file
+                course.end(reached=decision.reason == "target", stopped=bool(agreed.stop))
+        saved = decision.action == "checkpoint"
 
 
-def run_steps(setting: Setting, course: Course, timer: Timer, wishes: Wishes) -> Iterator[Progress]:
-    """Train until something is due."""
-    task, agreement = setting.task, Agreement(setting.world, 4)
+def read_state(setting: Setting, course: Course, *, saved: bool) -> State:
+    """Return what the next decision depends on."""
+    return State(
+        done=course.done,
+        has_validation=setting.validation is not None,
+        evaluated=course.judged_now,
+        is_best=course.is_best_now,
+        pending=setting.scoring.step,
+        reached=course.has_reached(setting.config.eval.target),
+        saved=saved,
+    )
+
+
+def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progress, None, Agreed]:
+    """Train until an event may be due or the ranks agree on something; return what they agreed on."""
+    agreement, agreed = Agreement(setting.world, len(Agreed._fields)), Agreed()
     steps = train_steps(
-        task,
+        setting.task,
         timer,
         first_step=course.done,
         num_steps=setting.cadence.next_event(course.done) - course.done,
         origin=timer.now() - course.clock(),
-        go_on=lambda: not wishes.pause,
+        go_on=lambda: not any(agreed),
     )
-    setting.mlperf.begin_steps(course.done)
+    for sink in setting.sinks:
+        sink.begin_steps(course.done)
     for record in steps:
         setting.run.begin()
-        setting.recorder.add(record)
-        setting.trackers.step(record)
-        setting.mlperf.step(record)
-        setting.writers.step(record)
+        for sink in setting.sinks:
+            sink.step(record)
         course.add_step(record)
-        wishes.take(agreement)
-        agreement.post(list_wishes(setting, course, record))
+        agreed = merge(agreed, agreement)
+        agreement.post(list_requests(setting, course, record))
         yield tell_progress(setting, course, record)
-    wishes.take(agreement)
+    return merge(agreed, agreement)
 
 
-def ask_all(setting: Setting, course: Course) -> Agreement:
-    """Ask all ranks for their wishes, between two steps."""
-    agreement = Agreement(setting.world, 4)
-    agreement.post(list_wishes(setting, course, None))
-    return agreement
+def agree_now(setting: Setting, course: Course, agreed: Agreed) -> Agreed:
+    """Add what the ranks agree on between two steps."""
+    agreement = Agreement(setting.world, len(Agreed._fields))
+    agreement.post(list_requests(setting, course, None))
+    return merge(agreed, agreement)
+
+
+def merge(agreed: Agreed, agreement: Agreement) -> Agreed:
+    """Add the outcome of an agreement to what was agreed on before."""
+    return Agreed(*map(max, agreed, agreement.take()))
 
 
 def share_statistics(setting: Setting) -> None:
@@ -122,20 +107,14 @@ def share_statistics(setting: Setting) -> None:
         average_buffers((tensor for name, tensor in averages.items() if name in names), setting.world)
 
 
-def wants_checkpoint(setting: Setting, course: Course) -> bool:
-    """Say whether one is due by the rhythm, or because the network is better than ever, or may turn out to be."""
-    best = setting.config.checkpoint.best and (course.is_best_now or setting.scoring.step == course.done)
-    return best or setting.cadence.checkpoints_after(course.done)
-
-
-def list_wishes(setting: Setting, course: Course, record: StepRecord | None) -> list[int]:
-    """What this rank wants, in the order of Wishes; `record`: after a step."""
-    limit, old = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
+def list_requests(setting: Setting, course: Course, record: StepRecord | None) -> list[int]:
+    """Return what this rank requests, in the order of Agreed; `record`: the step that has just ended."""
+    limit, every = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
     return [
         0 if record is None or math.isfinite(record.loss) else record.step + 1,
         int(setting.interrupt.asked is not None),
         int(bool(limit) and course.clock() >= limit),
-        int(bool(old) and course.clock() - course.saved_at_seconds >= old),
+        int(bool(every) and course.clock() - course.saved_at_seconds >= every),
     ]
 
 
@@ -144,11 +123,11 @@ def save(setting: Setting, course: Course) -> None:
     began = time.perf_counter()
     if not is_finite(setting.task.plain):
         raise diverged(setting, course.done - 1)
-    # A step file that lacks steps of the checkpoint would begin anew: first they are written, on every rank.
-    setting.recorder.flush()
+    # A resumed run sets a step file aside that lacks steps of its checkpoint: they are written first, on every rank.
+    for sink in setting.sinks:
+        sink.flush()
     if setting.run.result.world.nodes > 1:
-        sync_path(setting.recorder.path)  # so that the first rank can read it from its host
-    setting.writers.flush()
+        sync_path(setting.recorder.path)  # so that rank 0 can read it from its host
     barrier(setting.world)
     if setting.world.rank.number == 0:
         setting.checkpoints.mkdir(exist_ok=True)

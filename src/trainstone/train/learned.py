@@ -55,8 +55,8 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
         *tell_stop(run, course, signal_name),
     ]
     run.update(status=status, quality=quality, phases=phases, verdict=verdict, findings=findings)
-    setting.mlperf.finish(status, course.done)
-    setting.writers.finish(status)  # the original's copy of mlperf.log among them
+    for sink in setting.sinks:
+        sink.finish(status)
 
 
 def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Observed, program_seconds: float) -> None:

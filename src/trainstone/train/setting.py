@@ -7,14 +7,12 @@ from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.machine.interrupt import Interrupt
 from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.sink import Sink
 from trainstone.results.store import RunFolder
 from trainstone.train.cadence import Cadence
 from trainstone.train.distributed import World
-from trainstone.train.original.mllog import MlperfLog
-from trainstone.train.original.writers import Writers
 from trainstone.train.scoring import Scoring
 from trainstone.train.task import Task
-from trainstone.train.tracking import Trackers
 
 CHECKPOINTS = "checkpoints"
 
@@ -31,9 +29,8 @@ class Setting:
     validation: OpenSplit | None
     """None: nothing is evaluated."""
     recorder: StepRecorder
-    trackers: Trackers
-    mlperf: MlperfLog
-    writers: Writers
+    """The first of the sinks, whose columns become the result."""
+    sinks: tuple[Sink, ...]
     scoring: Scoring
     interrupt: Interrupt
 

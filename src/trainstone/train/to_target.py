@@ -7,12 +7,13 @@ the run goes on from its last checkpoint.
 import logging
 import time
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 
 from trainstone.config.learning import TrackingConfig
 from trainstone.config.schema import Config
 from trainstone.machine.ranks import Rank
 from trainstone.measure.peaks import measure_peaks
+from trainstone.measure.sink import Sink
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
@@ -27,7 +28,7 @@ from trainstone.train.network import seed_network
 from trainstone.train.observation import observe, open_recorder
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.mllog_open import check_division, clear_caches, open_log
-from trainstone.train.original.writers import Writers, open_writers
+from trainstone.train.original.writers import list_writers
 from trainstone.train.scoring import Scoring
 from trainstone.train.setting import Setting
 from trainstone.train.start import (
@@ -43,7 +44,7 @@ from trainstone.train.start import (
     tell_unjudged,
 )
 from trainstone.train.task import settle_classes
-from trainstone.train.tracking import Trackers, open_trackers
+from trainstone.train.tracking import Tracker, open_trackers
 from trainstone.workloads.registry import WORKLOADS
 
 log = logging.getLogger(__name__)
@@ -96,13 +97,14 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: Pictures, *, resu
         # Evaluations after the checkpoint are to be made again.
         run.update(findings=findings, quality=course.quality(config.eval), phases=course.phases())
         recorder = files.enter_context(open_recorder(life, fitted, course.done))
-        trackers = files.enter_context(open_curves(run, config, rank, course))
-        writers = files.enter_context(open_originals(run, fitted, pictures, world, cadence, course))
+        trackers = map(files.enter_context, open_curves(run, config, rank, course))
+        writers = map(files.enter_context, open_originals(run, fitted, pictures, world, cadence, course))
+        # mlperf.log before the others: its times count. Originals last: one copies mlperf.log when the run ends.
+        sinks = recorder, mlperf, *trackers, *writers
         if resume:
             mlperf.go_on(course.done, judged=course.judged_now)
         scoring = files.enter_context(Scoring(config, world))
-        beside = recorder, trackers, mlperf, writers, scoring
-        setting = Setting(config, run, world, task, cadence, validation, *beside, life.interrupt)
+        setting = Setting(config, run, world, task, cadence, validation, recorder, sinks, scoring, life.interrupt)
         with observe(life, fitted, recorder.current_step, time.perf_counter() - course.clock()) as observed:
             yield from learn(setting, course)
         signal = (life.interrupt.asked or OTHER_RANK) if course.stopped else None
@@ -111,10 +113,9 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: Pictures, *, resu
             yield Progress("measuring this device's peak")
             observed.peaks = measure_peaks(fitted.device, config.train.precision)
         conclude_training(setting, fitted, course, observed, life.seconds)
-        trackers.finish(run.result.status)
 
 
-def open_curves(run: RunFolder, config: Config, rank: Rank, course: Course) -> AbstractContextManager[Trackers]:
+def open_curves(run: RunFolder, config: Config, rank: Rank, course: Course) -> Iterator[Tracker]:
     """Open what else the curves are written to, on the first rank."""
     tracking = config.tracking if rank.number == 0 else TrackingConfig()
     told = config.model_dump(mode="json", exclude_none=True)
@@ -123,12 +124,12 @@ def open_curves(run: RunFolder, config: Config, rank: Rank, course: Course) -> A
 
 def open_originals(
     run: RunFolder, fitted: Fitted, pictures: Pictures, world: World, cadence: Cadence, course: Course
-) -> Writers:
-    """Open the files that the recipe's original wrote, on the first rank."""
+) -> Iterator[Sink]:
+    """Open the files that the recipe's original wrote, on rank 0."""
     seats = find_seats(world)
     if world.rank.number:
-        return Writers()
-    return open_writers(
+        return iter(())
+    return list_writers(
         Facts(
             kind="train",
             config=fitted.config,

@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from trainstone.config.learning import TrackingConfig
 from trainstone.errors import MachineError
 from trainstone.files import dump_json, write_atomically
+from trainstone.measure.sink import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
@@ -39,10 +39,63 @@ HINT = "pip install 'trainstone[tracking]'"
 ENDS = {"interrupted": "KILLED", "killed": "KILLED", "failed": "FAILED"}
 
 
-class TensorBoard:
+class Tracker(Sink):
+    """A viewer's curves: the mean of the steps a few times per second, and every evaluation."""
+
+    def __init__(self) -> None:
+        self._written_at = float("-inf")
+        self._losses: list[float] = []
+        self._images, self._seconds = 0, 0.0
+        self._status: Status = "ok"
+        self._broken = False
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._status = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        self.close()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write some values of a step."""
+        raise NotImplementedError
+
+    def step(self, record: StepRecord) -> None:
+        """Count a step; write the mean of the steps since the last point if that is long enough ago."""
+        self._losses.append(record.loss)
+        self._images += record.images
+        self._seconds += record.step_seconds
+        now = record.start_seconds + record.step_seconds
+        if now - self._written_at < STEP_SECONDS:
+            return
+        values = {"train/loss": sum(self._losses) / len(self._losses), "train/learning_rate": record.lr}
+        if self._seconds > 0:
+            values["train/images_per_second"] = self._images / self._seconds
+        self._write(record.step + 1, values | {"train/epoch": float(record.epoch)})
+        self._written_at, self._losses, self._images, self._seconds = now, [], 0, 0.0
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Write the scores."""
+        values = {f"val/{name}": value for name, value in evaluation.metrics.items()}
+        self._write(evaluation.step, values | {"val/epoch": evaluation.epoch, "val/seconds": evaluation.seconds})
+
+    def finish(self, status: Status) -> None:
+        """Keep how the run ended, for viewers that show it."""
+        self._status = status
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._broken:
+            return
+        try:
+            self.add(step, values)
+        except OSError as err:  # a full disk
+            self._broken = True
+            log.warning("%s takes no more points, training goes on: %s", type(self).__name__, err)
+
+
+class TensorBoard(Tracker):
     """Event files in a folder of the run."""
 
     def __init__(self, folder: Path, params: Mapping[str, str], first_step: int) -> None:
+        super().__init__()
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as err:
@@ -58,24 +111,24 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self, status: Status) -> None:
+    def close(self) -> None:
         """Write what is left."""
-        del status
-        self._writer.close()
+        if not self._broken:
+            self._writer.close()
 
 
-class Mlflow:
+class Mlflow(Tracker):
     """One run on an MLflow server or in its database, sent by a thread of its own.
 
     MLflow's asynchronous logging would do it with twenty threads and an error line for every request that fails.
     """
 
     def __init__(self, client: Any, run_id: str) -> None:
+        super().__init__()
         self._client, self._run_id = client, run_id
         self._entities = import_module("mlflow.entities")
         self._waiting: list[tuple[int, int, str, float]] = []
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._broken = False
         self._thread = threading.Thread(target=self._send_all, name="mlflow", daemon=True)
         self._thread.start()
 
@@ -85,7 +138,7 @@ class Mlflow:
         with self._lock:
             self._waiting += [(now, step, name, value) for name, value in values.items()]
 
-    def close(self, status: Status) -> None:
+    def close(self) -> None:
         """Send what is left and say how the run ended."""
         self._stop.set()
         self._thread.join(CLOSE_SECONDS)
@@ -93,7 +146,7 @@ class Mlflow:
             log.warning("MLflow did not take all points within %.0f s; the rest is lost", CLOSE_SECONDS)
         elif not self._broken:
             try:
-                self._client.set_terminated(self._run_id, ENDS.get(status, "FINISHED"))
+                self._client.set_terminated(self._run_id, ENDS.get(self._status, "FINISHED"))
             except Exception as err:  # noqa: BLE001  stores are plug-ins and raise what they like
                 log.warning("MLflow was not told the end of the run: %s", tell_error(err))
 
@@ -117,74 +170,15 @@ class Mlflow:
             log.warning("MLflow takes no more points, training goes on: %s", tell_error(err))
 
 
-class Trackers:
-    """Where the curves go; with none of them every call does nothing."""
-
-    def __init__(self) -> None:
-        self.sinks: list[TensorBoard | Mlflow] = []
-        self._told_at = float("-inf")
-        self._losses: list[float] = []
-        self._images, self._seconds = 0, 0.0
-        self._status: Status = "ok"
-
-    def step(self, record: StepRecord) -> None:
-        """Take a step; a few times a second the mean of those since is written."""
-        if not self.sinks:
-            return
-        self._losses.append(record.loss)
-        self._images += record.images
-        self._seconds += record.step_seconds
-        now = record.start_seconds + record.step_seconds
-        if now - self._told_at < STEP_SECONDS:
-            return
-        values = {"train/loss": sum(self._losses) / len(self._losses), "train/learning_rate": record.lr}
-        if self._seconds > 0:
-            values["train/images_per_second"] = self._images / self._seconds
-        self._add(record.step + 1, values | {"train/epoch": float(record.epoch)})
-        self._told_at, self._losses, self._images, self._seconds = now, [], 0, 0.0
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Write what an evaluation found."""
-        values = {f"val/{name}": value for name, value in evaluation.metrics.items()}
-        self._add(evaluation.step, values | {"val/epoch": evaluation.epoch, "val/seconds": evaluation.seconds})
-
-    def finish(self, status: Status) -> None:
-        """Remember how the run ended, for viewers that show it."""
-        self._status = status
-
-    def close(self) -> None:
-        """Write what is left."""
-        for sink in self.sinks:
-            sink.close(self._status)
-        self.sinks = []
-
-    def _add(self, step: int, values: Mapping[str, float]) -> None:
-        for sink in list(self.sinks):
-            try:
-                sink.add(step, values)
-            except OSError as err:  # a full disk
-                log.warning("%s takes no more points, training goes on: %s", type(sink).__name__, err)
-                self.sinks.remove(sink)
-
-
-@contextmanager
 def open_trackers(
     config: TrackingConfig, run_path: Path, run_name: str, params: dict[str, Any], *, first_step: int = 0
-) -> Iterator[Trackers]:
-    """Open what the configuration asks for; `first_step` is that of a resumed run, whose curves go on."""
-    told = dict(flatten(params))
-    trackers = Trackers()
-    try:
-        if config.tensorboard:
-            trackers.sinks.append(TensorBoard(run_path / "tensorboard", told, first_step))
-        if config.mlflow is not None:
-            trackers.sinks.append(open_mlflow(config.mlflow, run_path / STATUS_FILE, run_name, told))
-        yield trackers
-    except BaseException as err:
-        trackers.finish("interrupted" if isinstance(err, KeyboardInterrupt) else "failed")
-        raise
-    finally:
-        trackers.close()
+) -> Iterator[Tracker]:
+    """Open the configured trackers one after the other; from `first_step` on a resumed run extends its curves."""
+    flat = dict(flatten(params))
+    if config.tensorboard:
+        yield TensorBoard(run_path / "tensorboard", flat, first_step)
+    if config.mlflow is not None:
+        yield open_mlflow(config.mlflow, run_path / STATUS_FILE, run_name, flat)
 
 
 def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) -> Mlflow:

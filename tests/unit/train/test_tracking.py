@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +17,38 @@ from trainstone.config.learning import TrackingConfig
 from trainstone.errors import MachineError
 from trainstone.results.steps import StepRecord
 from trainstone.train import tracking
-from trainstone.train.tracking import Trackers, flatten, open_trackers
+from trainstone.train.tracking import Tracker, flatten, open_trackers
 
 PARAMS = {"name": "demo", "train": {"batch_size": 64}, "tracking": {"mlflow": "http://me:secret@host/"}}
 NEEDS = "needs the extra tracking"
 BOARD = TrackingConfig(tensorboard=True)
 
 
-class Sink:
-    """Keeps what it is told."""
+class Memory(Tracker):
+    """Keeps its points."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, dict[str, float]]] = []
+        super().__init__()
+        self.points: list[tuple[int, dict[str, float]]] = []
         self.ended = ""
 
     def add(self, step: int, values: dict[str, float]) -> None:
-        self.told.append((step, values))
+        self.points.append((step, values))
 
-    def close(self, status: str) -> None:
-        self.ended = status
+    def close(self) -> None:
+        self.ended = self._status
 
 
-class FullDisk(Sink):
+class FullDisk(Memory):
     def add(self, step: int, values: dict[str, float]) -> None:
+        super().add(step, values)
         raise OSError(28, "No space left on device")
 
 
-def watch(*sinks: Any) -> Trackers:
-    trackers = Trackers()
-    trackers.sinks += sinks
-    return trackers
+@contextmanager
+def tracking_to(folder: Path, config: TrackingConfig, **how: Any) -> Iterator[list[Tracker]]:
+    with ExitStack() as files:
+        yield [files.enter_context(tracker) for tracker in open_trackers(config, folder, "run", PARAMS, **how)]
 
 
 def quick_steps(number: int, seconds: float) -> Iterator[StepRecord]:
@@ -54,61 +57,59 @@ def quick_steps(number: int, seconds: float) -> Iterator[StepRecord]:
 
 
 def test_quick_steps_are_averaged_between_points():
-    trackers = watch(sink := Sink())
+    tracker = Memory()
     for record in quick_steps(1001, 1 / 1024):
-        trackers.step(record)
-    assert [step for step, _ in sink.told] == [1, 513]
-    assert sink.told[1][1]["train/loss"] == sum(range(1, 513)) / 512
-    assert sink.told[1][1]["train/images_per_second"] == 8 * 1024
+        tracker.step(record)
+    assert [step for step, _ in tracker.points] == [1, 513]
+    assert tracker.points[1][1]["train/loss"] == sum(range(1, 513)) / 512
+    assert tracker.points[1][1]["train/images_per_second"] == 8 * 1024
 
 
-def test_slow_steps_are_all_told():
-    trackers = watch(sink := Sink())
+def test_slow_steps_are_all_written():
+    tracker = Memory()
     for record in quick_steps(5, 1.0):
-        trackers.step(record)
-    assert [step for step, _ in sink.told] == [1, 2, 3, 4, 5]
+        tracker.step(record)
+    assert [step for step, _ in tracker.points] == [1, 2, 3, 4, 5]
 
 
-def test_an_evaluation_is_told_where_it_was():
-    trackers = watch(sink := Sink())
-    trackers.evaluation(make_evaluations()[1])
-    ((step, values),) = sink.told
+def test_an_evaluation_is_written_at_its_step():
+    tracker = Memory()
+    tracker.evaluation(make_evaluations()[1])
+    ((step, values),) = tracker.points
     assert step == 100
     assert values["val/top1"] == 0.405
     assert values["val/epoch"] == 2
 
 
 def test_a_full_disk_ends_tracking_and_not_training(caplog: pytest.LogCaptureFixture):
-    trackers = watch(FullDisk(), sink := Sink())
+    tracker = FullDisk()
     for record in quick_steps(3, 1.0):
-        trackers.step(record)
-    assert len(sink.told) == 3
+        tracker.step(record)
+    assert len(tracker.points) == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "FullDisk takes no more points, training goes on" in caplog.text
 
 
-def test_nothing_asked_for_opens_nothing(tmp_path: Path):
-    with open_trackers(TrackingConfig(), tmp_path, "run", PARAMS) as trackers:
-        trackers.step(next(quick_steps(1, 1.0)))
-        trackers.evaluation(make_evaluations()[0])
+def test_no_tracker_is_opened_unless_configured(tmp_path: Path):
+    with tracking_to(tmp_path, TrackingConfig()) as trackers:
+        assert trackers == []
     assert list(tmp_path.iterdir()) == []
 
 
-def fail_within(folder: Path, sink: Any, error: type[BaseException]) -> None:
-    with open_trackers(TrackingConfig(), folder, "run", {}) as trackers:
-        trackers.sinks.append(sink)
+def fail_within(tracker: Tracker, error: type[BaseException]) -> None:
+    with tracker:
+        tracker.finish("ok")
         raise error
 
 
-def test_how_it_ended_is_told(tmp_path: Path):
-    sinks = [Sink(), Sink(), Sink()]
-    with open_trackers(TrackingConfig(), tmp_path, "run", {}) as trackers:
-        trackers.sinks.append(sinks[0])
-        trackers.finish("target_reached")
-    for sink, error in zip(sinks[1:], (KeyboardInterrupt, ValueError), strict=True):
+def test_a_tracker_receives_how_the_run_ended():
+    trackers = [Memory(), Memory(), Memory()]
+    with trackers[0]:
+        trackers[0].finish("target_reached")
+    for tracker, error in zip(trackers[1:], (KeyboardInterrupt, ValueError), strict=True):
         with pytest.raises(error):
-            fail_within(tmp_path, sink, error)
-    assert [sink.ended for sink in sinks] == ["target_reached", "interrupted", "failed"]
+            fail_within(tracker, error)
+    assert [tracker.ended for tracker in trackers] == ["target_reached", "interrupted", "failed"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_a_missing_library_is_told_with_what_to_install(
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.setattr(tracking, "import_module", refuse)
-    with pytest.raises(MachineError, match=message) as caught, open_trackers(config, tmp_path, "run", PARAMS):
+    with pytest.raises(MachineError, match=message) as caught, tracking_to(tmp_path, config):
         pass
     assert caught.value.hint == "pip install 'trainstone[tracking]'"
 
@@ -156,11 +157,11 @@ def read_events(folder: Path) -> Any:
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_reads_what_was_written(tmp_path: Path):
     pytest.importorskip("tensorboard", reason=NEEDS)
-    with open_trackers(BOARD, tmp_path, "run", PARAMS) as trackers:
+    with tracking_to(tmp_path, BOARD) as (tracker,):
         for record in make_steps():
-            trackers.step(record)
+            tracker.step(record)
         for found in make_evaluations():
-            trackers.evaluation(found)
+            tracker.evaluation(found)
     events = read_events(tmp_path)
     losses = events.Scalars("train/loss")
     assert 100 < len(losses) <= 400
@@ -173,9 +174,9 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path):
 def test_tensorboard_forgets_what_a_resumed_run_trains_again(tmp_path: Path):
     pytest.importorskip("tensorboard", reason=NEEDS)
     for first, last in ((0, 20), (10, 15)):
-        with open_trackers(BOARD, tmp_path, "run", PARAMS, first_step=first) as trackers:
+        with tracking_to(tmp_path, BOARD, first_step=first) as (tracker,):
             for record in list(quick_steps(last, 1.0))[first:]:
-                trackers.step(record)
+                tracker.step(record)
     steps = [found.step for found in read_events(tmp_path).Scalars("train/loss")]
     assert steps == list(range(1, 16))
 
@@ -185,15 +186,15 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path):
     mlflow = pytest.importorskip("mlflow", reason=NEEDS)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = TrackingConfig(mlflow=uri)
-    with open_trackers(config, tmp_path, "run", PARAMS) as trackers:
-        trackers.step(StepRecord(0, 0, 0.0, 0.0, 1.0, 8, math.nan, 0.1))
-        trackers.evaluation(make_evaluations()[0])
-        trackers.finish("interrupted")
+    with tracking_to(tmp_path, config) as (tracker,):
+        tracker.step(StepRecord(0, 0, 0.0, 0.0, 1.0, 8, math.nan, 0.1))
+        tracker.evaluation(make_evaluations()[0])
+        tracker.finish("interrupted")
     run_id = json.loads((tmp_path / "tracking.json").read_text())["mlflow_run_id"]
     client = mlflow.MlflowClient(uri)
     assert client.get_run(run_id).info.status == "KILLED"
-    with open_trackers(config, tmp_path, "run", PARAMS, first_step=50) as trackers:
-        trackers.evaluation(make_evaluations()[1])
+    with tracking_to(tmp_path, config, first_step=50) as (tracker,):
+        tracker.evaluation(make_evaluations()[1])
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["train.batch_size"] == "64"
@@ -204,6 +205,6 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path):
 def test_mlflow_that_cannot_be_used_is_told_before_training(tmp_path: Path):
     pytest.importorskip("mlflow", reason=NEEDS)
     config = TrackingConfig(mlflow="nonsense://me:secret@host")
-    with pytest.raises(MachineError, match="cannot be used") as caught, open_trackers(config, tmp_path, "run", {}):
+    with pytest.raises(MachineError, match="cannot be used") as caught, tracking_to(tmp_path, config):
         pass
     assert "secret" not in caught.value.message

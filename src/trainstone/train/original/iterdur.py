@@ -32,12 +32,12 @@ from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.iterdur_ranks import name_file, read_end, step_file, write_ranks
-from trainstone.train.original.lines import LineFile, read_kept
+from trainstone.train.original.lines import FileSink, LineFile, read_kept
 
 log = logging.getLogger(__name__)
 
 
-class DurationFile:
+class DurationFile(FileSink):
     """Writes a line for each step."""
 
     def __init__(
@@ -112,14 +112,6 @@ class DurationFile:
             return summarise(read_iterdur(self._file.path), self._host)
         except DataError:
             return []
-
-    def flush(self) -> None:
-        """Let nothing be unwritten."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def find_before(folder: Path) -> Path | None:

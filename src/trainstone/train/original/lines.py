@@ -4,7 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+from trainstone.measure.sink import Sink
+from trainstone.results.schema import Status
 
 FLUSH_SECONDS = 1.0
 
@@ -47,6 +50,25 @@ class LineFile:
         """Write what is left."""
         if self._file is not None:
             self._file.close()
+
+
+class FileSink(Sink):
+    """A sink that writes into one file."""
+
+    _file: Any
+    """A LineFile, or anything else that can flush and close."""
+
+    def flush(self) -> None:
+        """Write everything received so far."""
+        self._file.flush()
+
+    def finish(self, status: Status) -> None:  # noqa: ARG002  the same at every end
+        """Write everything received so far."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def read_kept(path: Path) -> Iterator[tuple[int, str]]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from trainstone.files import write_atomically
 from trainstone.formats.mllog import Event, format_line
+from trainstone.measure.sink import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MLPERF_LOG = "mlperf.log"
 
 
-class MlperfLog:
+class MlperfLog(Sink):
     """The log of one run. Steps are counted as done; events after run_start carry them, so that they can be cut."""
 
     def __init__(
@@ -34,7 +34,10 @@ class MlperfLog:
     ) -> None:
         """Write into `path`; None: nowhere, on other ranks than the first."""
         self._path, self._cadence, self._submission, self._now = path, cadence, submission, now
+        self._scores_late = submission.config.eval.async_
         self._file: IO[str] | None = None
+        self._done = 0
+        """Steps, of all starts."""
         self._before: list[Event] | None = None
         """What stays of a resumed run's log, as long as the run has not done anything new."""
         self._waiting: list[Event] = []
@@ -52,12 +55,7 @@ class MlperfLog:
         self._resumed = False
         """A later start goes on, and its first step or evaluation is still to come."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is None:
             return
         if kind is not None and not self._stopped:
@@ -80,6 +78,7 @@ class MlperfLog:
         """
         if self._path is None:
             return
+        self._done = done
         before = read_whole(self._path)
         kept = keep_until(before, done, judged=judged)
         if kept is None:
@@ -91,10 +90,8 @@ class MlperfLog:
 
     def begin_steps(self, done: int) -> None:
         """Steps are about to be made."""
-        if self._path is None:
-            return
         self._tell_resumed(done)
-        epoch = self._completed(done) + 1
+        epoch = self._cadence.whole_epochs_after(done) + 1
         if self._block is None:
             self._block = self._epoch or epoch
             count = self._next_judged(self._block) - self._block + 1
@@ -105,66 +102,54 @@ class MlperfLog:
 
     def step(self, record: StepRecord) -> None:
         """Take in a step, when the device has finished it."""
-        if self._path is None:
-            return
         if self._epoch is None:
             self.begin_steps(record.step)
         self._commit()
         if self._first_seconds is None:
             self._first_seconds = record.start_seconds
         self._images += record.images * self._submission.sizes.ranks
-        done = record.step + 1
-        if self._epoch is not None and self._completed(done) >= self._epoch:
+        self._done = done = record.step + 1
+        if self._epoch is not None and self._cadence.whole_epochs_after(done) >= self._epoch:
             self._end_epochs(self._epoch, done)
             self._tell_rate(done, record.start_seconds + record.step_seconds - self._first_seconds)
             self._epoch, self._first_seconds, self._images = None, None, 0
 
     def begin_evaluation(self, done: int) -> None:
         """Validation pictures are about to be judged."""
-        if self._path is not None:
-            self._tell_resumed(done)
-            self._add("eval_start", done, epoch_num=self._epoch_judged(done))
+        self._tell_resumed(done)
+        self._add("eval_start", done, epoch_num=self._epoch_judged(done))
 
     def end_evaluation(self, done: int) -> None:
-        """All pictures are judged, but what comes of it is known later, beside the next steps."""
-        if self._path is None:
-            return
-        self._commit()
-        self._add("eval_stop", done, epoch_num=self._epoch_judged(done))
-        self._end_block(done)
-
-    def evaluation(self, evaluation: Evaluation, *, metric: str, reached: bool, late_after: int | None = None) -> None:
-        """Take in an evaluation; the run's time ends with the one that reached the target.
-
-        `late_after`: it is known only now, after so many steps, and end_evaluation was called when it ended.
-        """
-        if self._path is None:
-            return
-        self._commit()
-        judged = evaluation.step
-        epoch, late = self._epoch_judged(judged), late_after is not None
-        if not late:
-            self._add("eval_stop", judged, epoch_num=epoch)
-        self._add("eval_accuracy", judged, evaluation.metrics[metric], epoch_num=epoch, metric=metric)
-        if not late:
-            self._end_block(judged)
-        if reached:
-            done = judged if late_after is None else late_after
+        """All validation images have been evaluated; the end is written now only if the scores follow later."""
+        if self._scores_late:
+            self._commit()
+            self._add("eval_stop", done, epoch_num=self._epoch_judged(done))
             self._end_block(done)
-            self._stop("success", "target_reached", done)
 
-    def finish(self, status: Status, done: int) -> None:
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Write the scores; the run's time ends with those that reach the target."""
+        self._commit()
+        step, config = evaluation.step, self._submission.config.eval
+        epoch, value = self._epoch_judged(step), evaluation.metrics[config.metric]
+        if not self._scores_late:
+            self._add("eval_stop", step, epoch_num=epoch)
+        self._add("eval_accuracy", step, value, epoch_num=epoch, metric=config.metric)
+        if not self._scores_late:
+            self._end_block(step)
+        if config.target is not None and value >= config.target:
+            self._end_block(self._done)
+            self._stop("success", "target_reached", self._done)
+
+    def finish(self, status: Status) -> None:
         """Write the end, unless an evaluation has done so."""
-        if self._path is None:
-            return
         self._commit()
         if self._stopped:
             return
         # A start that was killed after its last evaluation lost these lines.
         at_ms = self._judged_ms if status == "target_reached" else None
         if status in FINISHED:  # the last epochs may not have been judged
-            self._end_block(done, at_ms)
-        self._stop("success" if status == "target_reached" else "aborted", status, done, at_ms)
+            self._end_block(self._done, at_ms)
+        self._stop("success" if status == "target_reached" else "aborted", status, self._done, at_ms)
 
     def _end_block(self, done: int, at_ms: int | None = None) -> None:
         if self._block is not None:
@@ -183,7 +168,7 @@ class MlperfLog:
     def _end_epochs(self, first: int, done: int) -> None:
         """End an epoch, and those that began and ended within the same step, which takes more than one epoch has."""
         self._add("epoch_stop", done, epoch_num=first)
-        for epoch in range(first + 1, self._completed(done) + 1):
+        for epoch in range(first + 1, self._cadence.whole_epochs_after(done) + 1):
             self._add("epoch_start", done - 1, epoch_num=epoch)
             self._add("epoch_stop", done, epoch_num=epoch)
 
@@ -198,13 +183,10 @@ class MlperfLog:
             self._add("tracked_stats", done, {"imgs_sec": rate})
             self._add("throughput", done, rate)
 
-    def _completed(self, done: int) -> int:
-        return done * self._cadence.global_batch // self._cadence.pictures
-
     def _epoch_judged(self, done: int) -> int:
         """Return the epoch that an evaluation after so many steps follows, or lies in."""
-        completed = self._completed(done)
-        return max(1, completed if completed > self._completed(done - 1) else completed + 1)
+        completed = self._cadence.whole_epochs_after(done)
+        return max(1, completed if completed > self._cadence.whole_epochs_after(done - 1) else completed + 1)
 
     def _next_judged(self, epoch: int) -> int:
         """Return the epoch that the next evaluation is of, this one or a later one."""

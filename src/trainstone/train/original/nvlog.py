@@ -14,7 +14,7 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.original.facts import Facts
-from trainstone.train.original.lines import read_kept
+from trainstone.train.original.lines import FileSink, read_kept
 from trainstone.train.original.nvlog_file import (
     BENCHMARK_KEYS,
     BENCHMARK_PLACES,
@@ -45,7 +45,7 @@ def start_log(file: NvlogFile, facts: Facts) -> None:
         file.say(key)
 
 
-class TrainingLog:
+class TrainingLog(FileSink):
     """Every so many steps, every epoch, every evaluation."""
 
     def __init__(
@@ -109,14 +109,6 @@ class TrainingLog:
             self._end_training()
         self._file.write_json()
 
-    def flush(self) -> None:
-        """Let nothing be unwritten."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
     def _end_training(self, when: float | None = None) -> None:
         if not self._ended:
             self._file.say(ENDING_TRAINING, when=when)
@@ -168,7 +160,7 @@ def list_kept(facts: Facts) -> Iterator[tuple[int, Entry]]:
             yield end, entry
 
 
-class BenchmarkLog:
+class BenchmarkLog(FileSink):
     """Rates after the warm-up, and their average.
 
     A run that ends within its warm-up takes the first half of its steps for it, and is written at its end.
@@ -207,9 +199,6 @@ class BenchmarkLog:
         self._seconds += seconds
         self._rates += rate
 
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Nothing: a bench has none."""
-
     def finish(self, status: Status) -> None:
         """Write the average: images / time, or the original's mean of rates where its defects are asked for."""
         del status
@@ -224,14 +213,6 @@ class BenchmarkLog:
             self._file.say("Average total_ips", mean if self._facts.config.original_defects else right)
         self._file.say(ENDING_TRAINING)
         self._file.write_json()
-
-    def flush(self) -> None:
-        """Let nothing be unwritten."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def bear_warm_up(asked: int, steps: int | None) -> int:

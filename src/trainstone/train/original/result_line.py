@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from trainstone.files import write_atomically
+from trainstone.measure.sink import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
@@ -27,7 +28,7 @@ LATEST_MS = 10**14
 DATE = "%Y-%m-%d %I:%M:%S %p"
 
 
-class ResultLine:
+class ResultLine(Sink):
     """Writes the file at the end, when mlperf.log is complete; `lines`: a file beside it whose lines are in it, too."""
 
     def __init__(
@@ -85,12 +86,6 @@ class ResultLine:
         if self._lines is None or not self._lines.is_file():
             return ""
         return self._lines.read_text(encoding="utf-8", errors="replace")
-
-    def flush(self) -> None:
-        """Nothing is open."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def open_detector_result(facts: Facts, *, wall: Callable[[], float] = time.time) -> ResultLine:

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainstone.results.quality import Evaluation
-from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.original.earlier import read_earlier
 from trainstone.train.original.facts import Facts
-from trainstone.train.original.lines import LineFile, read_kept
+from trainstone.train.original.lines import FileSink, LineFile, read_kept
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ ITERATION = re.compile(r"\[Training\]\[Iteration ([0-9]{1,18})\]")
 EPOCH = re.compile(r"\[Training\]\[Epoch ([0-9]{1,18})\]")
 
 
-class TrainingLines:
+class TrainingLines(FileSink):
     """Iterations and epochs are counted from 1; the first interval of an epoch begins with it, as there."""
 
     def __init__(self, facts: Facts, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -75,19 +74,6 @@ class TrainingLines:
         speed = evaluation.images / seconds if seconds > 0 else 0.0
         self._write(f"{VALIDATION} inference: {1000 * seconds:.3f} [ms], speed: {speed:.3f} [imgs/sec]")
         self._file.tick()
-
-    def finish(self, status: Status) -> None:
-        """Write what is left."""
-        del status
-        self._file.flush()
-
-    def flush(self) -> None:
-        """Let nothing be unwritten."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def _write(self, line: str) -> None:
         self._file.write(f"{line}\n")

@@ -16,7 +16,7 @@ from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.original.earlier import read_earlier
 from trainstone.train.original.facts import Facts
-from trainstone.train.original.lines import LineFile, read_kept
+from trainstone.train.original.lines import FileSink, LineFile, read_kept
 
 GAP = " " * 8
 """Between the parts of a line of TensorFlow's training loop."""
@@ -24,7 +24,7 @@ METRICS = {"loss": "test_loss", "top1": "test_accuracy"}
 RUN_STATS = "Run stats:"
 
 
-class ThroughputLog:
+class ThroughputLog(FileSink):
     """The TimeHistory lines of a bench: at any moment those that a run which ended now would have."""
 
     def __init__(
@@ -63,24 +63,8 @@ class ThroughputLog:
     def _format(self, interval: Interval) -> str:
         return f"{format_line(interval, datetime.fromtimestamp(self._wall()), self._process)}\n"
 
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Nothing: a bench has none."""
 
-    def finish(self, status: Status) -> None:
-        """Write what is left."""
-        del status
-        self._file.flush()
-
-    def flush(self) -> None:
-        """Let nothing be unwritten."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class LoopLog:
+class LoopLog(FileSink):
     """The log of the training loop. Run stats tell of this start of the run."""
 
     def __init__(
@@ -152,14 +136,6 @@ class LoopLog:
             prefix = f"I{datetime.fromtimestamp(now):%m%d %H:%M:%S.%f} {self._process:5d} trainstone.py:1] "
             self._file.write(f"{prefix}{RUN_STATS}\n{stats}\n")
         self._file.flush()
-
-    def flush(self) -> None:
-        """Let nothing be unwritten."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def _take_up(self, until_seconds: float) -> None:
         """Count the steps of an earlier start as if the last had ended now: what lay between them is not known."""

@@ -5,9 +5,8 @@ Each format is a file beside this one; the first rank writes them. mlperf.log is
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import Protocol
 
-from trainstone.results.quality import Evaluation
+from trainstone.measure.sink import Sink, watch
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.original.facts import Facts
@@ -17,68 +16,7 @@ from trainstone.train.original.result_line import ResultLine, open_detector_resu
 from trainstone.train.original.ssd_lines import TrainingLines
 from trainstone.train.original.timehistory import LoopLog, ThroughputLog
 
-
-class Writer(Protocol):
-    """One format. It may raise OSError, as any file."""
-
-    def step(self, record: StepRecord) -> None:
-        """Take in a step, when the device has finished it."""
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Take in an evaluation, when it is over."""
-
-    def flush(self) -> None:
-        """Let nothing be unwritten: a checkpoint may only count steps that are told."""
-
-    def finish(self, status: Status) -> None:
-        """Write what stands at the end; not called where the run was killed."""
-
-    def close(self) -> None:
-        """Close files."""
-
-
-class Writers:
-    """All formats of a run; none on other ranks than the first."""
-
-    def __init__(self, writers: Iterable[Writer] = ()) -> None:
-        self._writers = tuple(writers)
-
-    def watch(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Pass steps on, written."""
-        for record in steps:
-            self.step(record)
-            yield record
-
-    def step(self, record: StepRecord) -> None:
-        """Write a step."""
-        for writer in self._writers:
-            writer.step(record)
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Write an evaluation."""
-        for writer in self._writers:
-            writer.evaluation(evaluation)
-
-    def flush(self) -> None:
-        """Let nothing be unwritten, before a checkpoint: a run resumed from it goes on behind it."""
-        for writer in self._writers:
-            writer.flush()
-
-    def finish(self, status: Status) -> None:
-        """Write the end."""
-        for writer in self._writers:
-            writer.finish(status)
-
-    def __enter__(self) -> "Writers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with ExitStack() as files:
-            for writer in self._writers:
-                files.callback(writer.close)
-
-
-MAKERS: dict[tuple[str, str], tuple[Callable[[Facts], Writer], ...]] = {
+MAKERS: dict[tuple[str, str], tuple[Callable[[Facts], Sink], ...]] = {
     ("wmlce", "train"): (TrainingLog,),
     ("wmlce", "bench"): (BenchmarkLog,),
     ("sc22", "train"): (DurationFile,),
@@ -90,7 +28,29 @@ MAKERS: dict[tuple[str, str], tuple[Callable[[Facts], Writer], ...]] = {
 }
 
 
+def list_writers(facts: Facts) -> Iterator[Sink]:
+    """Open one file after the other of those that the recipe's original wrote; for rank 0 only."""
+    for maker in MAKERS.get((facts.config.original.name, facts.kind), ()):
+        yield maker(facts)
+
+
+class Writers(ExitStack):
+    """The writers of a bench, all closed at its end; none on other ranks than 0."""
+
+    def __init__(self, writers: Iterable[Sink] = ()) -> None:
+        super().__init__()
+        self.sinks = [self.enter_context(writer) for writer in writers]
+
+    def watch(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
+        """Pass steps on, written."""
+        return watch(steps, self.sinks)
+
+    def finish(self, status: Status) -> None:
+        """Write the end."""
+        for sink in self.sinks:
+            sink.finish(status)
+
+
 def open_writers(facts: Facts) -> Writers:
-    """Open what the recipe's original wrote; for the first rank only."""
-    makers = MAKERS.get((facts.config.original.name, facts.kind), ())
-    return Writers([maker(facts) for maker in makers])
+    """Open what the recipe's original wrote; for rank 0 only."""
+    return Writers(list_writers(facts))

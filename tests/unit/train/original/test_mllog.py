@@ -50,7 +50,7 @@ def make_steps(log: MlperfLog, first: int, end: int) -> None:
 def judge(log: MlperfLog, done: int, top1: float = 0.5) -> None:
     log.begin_evaluation(done)
     judged = Evaluation(epoch=1, step=done, seconds=1, eval_seconds=1, metrics={"top1": top1, "top5": 1.0}, images=40)
-    log.evaluation(judged, metric="top1", reached=top1 >= 0.9)
+    log.evaluation(judged)
 
 
 def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> None:
@@ -124,7 +124,7 @@ def test_epochs_blocks_and_evaluations_come_in_order(open_log: RunLog, tmp_path:
         log.begin()
         train_epochs(log, 1, 3)
         train_epochs(log, 4, 4, top1=0.95)
-        log.finish("target_reached", 16)
+        log.finish("target_reached")
     assert tell(read_body(tmp_path / "mlperf.log")) == [
         ("block_start", 1), ("epoch_start", 1), ("epoch_stop", 1), ("epoch_start", 2), ("epoch_stop", 2),
         ("eval_start", 2), ("eval_stop", 2), ("eval_accuracy", 2), ("block_stop", 1),
@@ -172,7 +172,7 @@ def test_a_run_that_did_not_reach_its_target_is_aborted(open_log: RunLog, tmp_pa
     with open_log() as log:
         log.begin()
         make_steps(log, 0, 3)
-        log.finish(status, 3)
+        log.finish(status)
     last = read_body(tmp_path / "mlperf.log")[-1]
     assert (last.key, last.metadata["status"], last.metadata["ended"]) == ("run_stop", told, status)
 
@@ -207,7 +207,7 @@ def test_a_block_that_is_not_judged_ends_with_the_run(open_log: RunLog, tmp_path
     with open_log(stop__epochs=3.0, eval__at_end=False) as log:
         log.begin()
         train_epochs(log, 1, 3)
-        log.finish(status, 12)
+        log.finish(status)
     body = read_body(tmp_path / "mlperf.log")
     assert (("block_stop", 3) in tell(body)) is ended
     assert [event.metadata["epoch_count"] for event in body if event.key == "block_start"] == [2, 1]
@@ -250,7 +250,7 @@ def run_all(log: MlperfLog, first: int = 0, *, until: int | None = None, owing: 
             return
         if cadence.evaluates_after(done):
             judge(log, done)
-    log.finish("target_missed", done)
+    log.finish("target_missed")
 
 
 @pytest.mark.parametrize("every", [0, 1, 3])
@@ -287,7 +287,7 @@ def test_an_evaluation_amid_an_epoch_is_of_that_epoch(open_log: RunLog, tmp_path
         log.begin()
         make_steps(log, 0, 6)
         judge(log, 6)
-        log.finish("target_missed", 6)
+        log.finish("target_missed")
     assert tell(read_body(tmp_path / "mlperf.log"))[-5:] == [
         ("eval_start", 2), ("eval_stop", 2), ("eval_accuracy", 2), ("block_stop", 1), ("run_stop", "aborted"),
     ]  # fmt: skip
@@ -300,7 +300,7 @@ def test_other_ranks_write_nothing(tmp_path: Path):
         log.begin()
         log.go_on(4, judged=False)
         train_epochs(log, 1, 2)
-        log.finish("ok", 8)
+        log.finish("ok")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -309,7 +309,7 @@ def write_before(open_log: RunLog, epochs: int = 3, status: str | None = "interr
         log.begin()
         train_epochs(log, 1, epochs)
         if status:
-            log.finish(status, 4 * epochs)
+            log.finish(status)
 
 
 def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_log: RunLog, tmp_path: Path):
@@ -318,7 +318,7 @@ def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_l
     with open_log(clock=Clock(BEGAN + 5000)) as log:
         log.go_on(8, judged=True)
         train_epochs(log, 3, 4, top1=0.95)
-        log.finish("target_reached", 16)
+        log.finish("target_reached")
     body = read_body(path)
     undisturbed = tell(body)
     assert [key for key, _ in undisturbed].count("run_stop") == 1
@@ -350,7 +350,7 @@ def test_a_broken_off_evaluation_is_made_again(open_log: RunLog, tmp_path: Path)
         make_steps(log, 0, 4)
         make_steps(log, 4, 8)
         log.begin_evaluation(8)
-        log.finish("interrupted", 8)
+        log.finish("interrupted")
     with open_log() as log:
         log.go_on(8, judged=False)
         judge(log, 8)
@@ -370,7 +370,7 @@ def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_pa
         path.write_text(text)
         with open_log(clock=Clock(BEGAN + 9999)) as log:
             log.go_on(8, judged=True)
-            log.finish("target_reached", 8)
+            log.finish("target_reached")
         body = read_body(path)
         assert tell(body)[-1] == ("run_stop", "success")
         assert body[-1].time_ms == body[-2].time_ms == int(BEGAN * 1000)  # not when somebody looked again

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from made_original import make_facts, make_step
+from trainstone.measure.sink import Sink
 from trainstone.train.original.lines import LineFile, read_kept
-from trainstone.train.original.writers import Writers, open_writers
+from trainstone.train.original.writers import Writers, list_writers, open_writers
 
 FILES = {
     ("wmlce", "train"): {"nvlog.txt", "training.json"},
@@ -38,9 +39,7 @@ def test_each_original_has_its_files(tmp_path: Path, name: str, kind: str):
 
 @pytest.mark.parametrize("kind", ["train", "bench"])
 def test_other_recipes_have_none(tmp_path: Path, kind: str):
-    with open_writers(make_facts(tmp_path, "tbd", "original.name=none", kind=kind)) as writers:
-        writers.step(make_step(0))
-        writers.finish("ok")
+    assert list(list_writers(make_facts(tmp_path, "tbd", "original.name=none", kind=kind))) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,20 +47,19 @@ def test_other_recipes_have_none(tmp_path: Path, kind: str):
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, name: str, kind: str):
     """Every text file of the run is /dev/full, which takes nothing."""
     writers = open_writers(make_facts(tmp_path, name, kind=kind))
-    for writer in writers._writers:
+    for writer in writers.sinks:
         file = getattr(writer._file, "_file", None)
         lines = writer._file if isinstance(writer._file, LineFile) else file
         lines.close()
         lines._file, lines.path = None, Path("/dev/full")
         lines.keep_bytes = 0
     with pytest.raises(OSError), writers:  # noqa: PT012
-        for step in range(50):
-            writers.step(make_step(step))
+        list(writers.watch(map(make_step, range(50))))
         writers.finish("ok")
 
 
 def test_all_are_closed_where_one_cannot_be(tmp_path: Path):
-    class Other:
+    class Other(Sink):
         closed = False
 
         def __init__(self, error: type[OSError] | None) -> None:
