@@ -39,7 +39,7 @@ class Cadence:
 
     def whole_epochs_after(self, done: int) -> int:
         """Return how many epochs are complete after so many steps."""
-        return self._parts(done, Fraction(1))
+        return done * self.global_batch // self.pictures
 
     def evaluates_after(self, done: int) -> bool:
         """Say whether the validation pictures are due after so many steps."""

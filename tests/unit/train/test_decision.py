@@ -16,10 +16,10 @@ STOP, TIME, SECONDS, NAN = Agreed(stop=1), Agreed(time_over=1), Agreed(checkpoin
 END = {reason: Decision("end", reason) for reason in ("target", "stop", "time", "last step")}
 
 
-def make_cadence(*, every: int = 2, best: bool = True, every_epochs: float = 0.0, every_steps: int = 0) -> Cadence:
+def make_cadence(*, every: int = 2, at: tuple[float, ...] = (), **checkpoint: Any) -> Cadence:
     """An epoch of 10 steps; 4 epochs; evaluated after epochs 2 and 4; no checkpoints by schedule but the last."""
-    checkpoint = CheckpointConfig(every_epochs=every_epochs, every_steps=every_steps, best=best)
-    return Cadence(100, 10, EvalConfig(every_epochs=every), StopConfig(epochs=4.0), checkpoint)
+    evaluation = EvalConfig(every_epochs=every, at_epochs=at)
+    return Cadence(100, 10, evaluation, StopConfig(epochs=4.0), CheckpointConfig(**{"every_epochs": 0.0, **checkpoint}))
 
 
 def trained(done: int, **others: Any) -> State:
@@ -111,6 +111,8 @@ def test_decide_follows_the_rules(case: str):
         ({"best": False}, trained(20, evaluated=True, is_best=True), "train"),
         ({"best": False}, trained(20, pending=20), "train"),
         ({"best": False}, trained(40, evaluated=True), "checkpoint"),
+        ({"at": (2.0, 2.5)}, trained(25), "evaluate"),
+        ({"at": (2.0, 2.5)}, trained(25, pending=20), "collect"),
         ({"every": 0}, trained(20), "train"),
         ({"every": 0}, trained(40), "evaluate"),
     ],

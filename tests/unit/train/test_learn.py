@@ -12,12 +12,14 @@ import torch
 from small_training import Learned, assert_same, make_config, read_learned, train_here
 from trainstone.errors import DataError, RunError
 from trainstone.formats.mllog import parse_line
+from trainstone.measure.sink import Sink
 from trainstone.results import schema
 from trainstone.results.progress import Progress
+from trainstone.results.quality import Evaluation
+from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import RunFolder, read_result
 from trainstone.train import judging, learn, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
-from trainstone.train.course import Course
 from trainstone.train.distributed import World
 from trainstone.train.precision import LossScale
 from trainstone.workloads.classify import CLASSIFY
@@ -109,12 +111,6 @@ def test_lars_with_corrected_momentum_is_resumed_bit_for_bit(tmp_path: Path, mon
     whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 4, **lars)
     assert stopped.document["optimizer_groups"][0]["previous_lr"] > 0
     assert_same(resumed, whole)
-
-
-def test_evaluations_follow_period_and_offset_and_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    changes = {"eval.every_epochs": 3, "eval.offset": 1, "stop.epochs": 6.0, "train.batch_size": 32}
-    run = train(tmp_path, monkeypatch, **changes)
-    assert evaluated_steps(run) == [6, 15, 18]
 
 
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -213,6 +209,58 @@ def test_steps_are_on_disk_where_another_host_is_to_read_them(
     assert synced == (["steps-rank0000.csv"] if nodes > 1 else [])
 
 
+class EventLog(Sink):
+    """Keeps the events of a run, and what is in its folder at each of them."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.events: list[str] = []
+        self.steps_on_disk: list[int] = []
+
+    def begin_steps(self, done: int) -> None:
+        self.events.append(f"train from {done}")
+
+    def step(self, record: StepRecord) -> None:
+        self.events.append("step")
+
+    def begin_evaluation(self, done: int) -> None:
+        self.events.append(f"evaluate {done}")
+
+    def end_evaluation(self, done: int) -> None:
+        self.events.append(f"evaluated {done}")
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        self.events.append(f"scores of {evaluation.step}")
+
+    def flush(self) -> None:
+        """Nothing of the checkpoint may be there yet, but all of its steps."""
+        self.events.append(f"flush before checkpoint {len(list_checkpoints(self._run / 'checkpoints')) + 1}")
+        self.steps_on_disk.append(len(read_columns(self._run / "steps-rank0000.csv")["step"]))
+
+    def finish(self, status: schema.Status) -> None:
+        self.events.append(f"finish {status}")
+
+    def close(self) -> None:
+        self.events.append("close")
+
+
+def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sinks: list[EventLog] = []
+
+    def open_curves(run: RunFolder, *_: Any) -> Iterator[Sink]:
+        sinks.append(EventLog(run.path))
+        yield sinks[0]
+
+    monkeypatch.setattr(to_target, "open_curves", open_curves)
+    train(tmp_path, monkeypatch, **{"train.batch_size": 32, "checkpoint.best": False})
+    expected = []
+    for epoch, done in ((1, 3), (2, 6)):
+        expected += [f"train from {done - 3}", "step", "step", "step", f"evaluate {done}", f"evaluated {done}"]
+        expected += [f"scores of {done}", f"flush before checkpoint {epoch}"]
+    assert sinks[0].events == [*expected, "finish target_missed", "close"]
+    assert sinks[0].steps_on_disk == [3, 6]
+
+
 ASYNC = {"eval.async": True, "train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.every_epochs": 0.0}
 
 
@@ -245,7 +293,7 @@ def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypa
     assert (events[-1].key, events[-1].metadata["status"]) == ("run_stop", "success")
 
 
-@pytest.mark.parametrize("step", [3, 4, 5, 7])
+@pytest.mark.parametrize("step", [3, 5])
 def test_a_run_is_resumed_whose_scores_were_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int):
     whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, step, **ASYNC)
     assert 3 <= stopped.document["step"] < 12
@@ -260,18 +308,6 @@ def test_an_error_in_scoring_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(judging, "judge", judge)
     with pytest.raises(DataError, match="no validation picture could be judged"):
         train(tmp_path, monkeypatch, **ASYNC)
-
-
-@pytest.mark.parametrize("changes", [{"eval.at_epochs": [1.0, 1.4]}, {"stop.seconds": 1e6}])
-def test_an_evaluation_that_is_due_waits_for_the_scores_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-):
-    quiet = {"checkpoint.every_seconds": 0.0, "train.batch_size": 8, "stop.epochs": 2.0}
-    clock = Course.clock
-    # The time is over in the middle of the second epoch.
-    monkeypatch.setattr(Course, "clock", lambda course: clock(course) + (1e6 if course.done >= 15 else 0))
-    run = train(tmp_path, monkeypatch, **(ASYNC | quiet | changes))
-    assert evaluated_steps(run) == ([12, 17, 24] if "eval.at_epochs" in changes else [12, 16])
 
 
 def test_scoring_counts_as_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
