@@ -1,5 +1,6 @@
 """`trainstone launch slurm` on a real Slurm of two nodes: same bits, requeues, ranks killed, fleets, refusals."""
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from killing import find_run
 from launching import STEPS, find_step, start_launch, train_words, wait_for_training
 from nursery import Nursery
 from small_training import Learned, assert_same, assert_trained_alike, read_learned
+from trainstone.launch.slurm_job import POLL_SECONDS
 from trainstone.results.store import read_result
 
 # Of ten classes even a guess comes this far.
@@ -71,7 +73,7 @@ def find_ranks(out: Path) -> dict[int, psutil.Process]:
     for process in psutil.process_iter():
         try:
             told = process.environ()
-            if told.get("TRAINSTONE_RUN", "").startswith(f"{out}/") and "SLURM_STEP_NUM_TASKS" in told:
+            if f"{told.get('TRAINSTONE_RUN')}/".startswith(f"{out}/") and "SLURM_STEP_NUM_TASKS" in told:
                 found.setdefault(int(told["SLURM_PROCID"]), process)
         except (OSError, psutil.Error):
             continue
@@ -88,7 +90,7 @@ def test_two_nodes_reach_the_target_as_two_ranks_do(tmp_path: Path, cluster: Clu
     out = tmp_path / "runs"
     output, errors = finish(launch("--nodes", "2", verb=train_words(out, **LOW_TARGET)), 0)
     assert "reached" in output
-    assert "runs on n[1-2]" in errors
+    assert "is running on n[1-2]" in errors
     assert "2 ranks on 2 hosts connected at 127.0.0.1:" in errors
     learned = read_learned(find_run(out), 2)
     assert learned.result.status == "target_reached"
@@ -116,8 +118,8 @@ def test_a_job_sent_back_twice_and_a_rank_killed_change_nothing(
     wait_for_training(out, find_step(out) + 1)
     find_ranks(out)[1].kill()
     _, errors = finish(launched, 0)
-    assert "goes back into the queue, start 2" in errors
-    assert "goes back into the queue, start 3" in errors
+    assert "is pending (start 2): BeginTime" in errors
+    assert "is running on n[1-2] (start 3)" in errors
     learned = read_learned(find_run(out), 2)
     assert learned.document["step"] == STEPS
     assert learned.result.quality is not None
@@ -167,28 +169,64 @@ def test_a_detached_job_goes_by_itself_and_one_cancelled_does_not_come_back(
     assert read_result(run).status == "interrupted"
 
 
-def test_what_slurm_cannot_give_is_one_message_within_a_minute(tmp_path: Path, cluster: Cluster, launch: Launch):
+def test_fleet_names_the_node_that_failed_and_keeps_the_others(tmp_path: Path, cluster: Cluster, launch: Launch):
+    out = tmp_path / "runs"
+    launched = launch("--fleet", verb=train_words(out, **ENDLESS))
+    wait_for(lambda: len(list(out.glob("*/n?/checkpoints/step-*.safetensors"))) >= 2, 120)
+    fleet = find_run(out)
+    find_ranks(fleet / "n2")[0].kill()
+    wait_for(lambda: len(cluster.run("squeue", "-h", "-o", "%i").split()) == 1)
+    cluster.run("scancel", "--signal=USR1", find_job(cluster))
+    output, errors = finish(launched, 5)
+    assert "error: 1 of 2 nodes failed\n       n2: rank 0 on n2 was ended by SIGKILL\n" in errors
+    assert errors.count("error:") == 1
+    assert [line.split()[-1] for line in output.splitlines()[1:3]] == ["interrupted", "failed"]
+
+
+def test_pending_job_shows_the_reason_and_survives_ctrl_c(tmp_path: Path, cluster: Cluster, launch: Launch):
     out = tmp_path / "runs"
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
-    verb, began = train_words(out), time.monotonic()
-    cases = {
-        "Slurm refuses the job: invalid partition specified: nope": ["--partition", "nope"],
-        "PartitionNodeLimit (it asks for more nodes than its partition has up)": ["--nodes", "3"],
-        "it asks for 2 nodes and 1 of partition batch can work: n2 is drain": ["--nodes", "2"],
+    interrupted = launch("--nodes", "2", verb=train_words(out))
+    wait_for(lambda: "DRAIN" in cluster.run("squeue", "-h", "-o", "%r"), 60)
+    job = find_job(cluster)
+    time.sleep(2 * POLL_SECONDS)
+    interrupted.send_signal(signal.SIGINT)
+    _, errors = finish(interrupted, 130)
+    assert "(requested nodes are down, drained or reserved)" in errors
+    assert f"job {job} continues; cancel it with: scancel {job} · run folder: {find_run(out)}\n" in errors
+    assert find_job(cluster) == job
+    cluster.run("scancel", job)
+
+
+def test_cancelled_job_is_one_message(tmp_path: Path, cluster: Cluster, launch: Launch):
+    out = tmp_path / "runs"
+    launched = launch("--nodes", "3", verb=train_words(out))
+    wait_for(lambda: "PartitionNodeLimit" in cluster.run("squeue", "-h", "-o", "%r"), 60)
+    time.sleep(2 * POLL_SECONDS)
+    job = find_job(cluster)
+    cluster.run("scancel", job)
+    _, errors = finish(launched, 5)
+    assert f"PartitionNodeLimit (more nodes than the partition has available); cancel it with: scancel {job}" in errors
+    assert f"error: Slurm ended job {job}: CANCELLED, it was cancelled\n" in errors
+    assert [path.name for path in sorted((find_run(out) / "launch").iterdir())] == ["cause.txt", "job.sh"]
+
+
+def test_refused_job_is_one_message_and_leaves_no_folder(tmp_path: Path, cluster: Cluster, launch: Launch):
+    out = tmp_path / "runs"
+    cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+    verb = train_words(out)
+    for message, options in {
+        "Slurm refused the job: invalid partition specified: nope": ["--partition", "nope"],
+        "Slurm refused the job: Invalid account": ["--fleet", "--sbatch", "qos=nope"],
         "Slurm has no partition nope": ["--partition", "nope", "--fleet"],
-    }
-    started = {told: launch(*options, verb=verb) for told, options in cases.items()}
-    for told, launched in started.items():
-        _, errors = finish(launched, 5, timeout=60)
-        assert told in errors
+    }.items():
+        _, errors = finish(launch(*options, verb=verb), 5)
+        assert message in errors
         assert errors.count("error:") == 1
-    assert time.monotonic() - began < 60
+    assert not list(out.glob("*"))
     assert not cluster.run("squeue", "-h").strip()
     dry, _ = finish(launch("--dry-run", verb=verb), 0)
     assert dry.startswith("#!/bin/bash -l\n")
     dry, errors = finish(launch("--fleet", "--dry-run", verb=verb), 0)
     assert "nodes=(n1)\n" in dry
-    assert errors == "left out: n2 (drain)\n"
-    # Where there was a job, though none that began, its script is left.
-    left = [sorted(path.name for path in run.rglob("*")) for run in out.iterdir()]
-    assert left == [["job.sh", "launch"]] * 2
+    assert errors == "skipped: n2 (drain)\n"

@@ -1,168 +1,144 @@
-"""The same work on every node of a Slurm partition by itself: a job array, each task pinned to its node.
+"""Run the same work on every node of a Slurm partition: an array with one task per node.
 
-One folder with a run folder for each node; `trainstone report FOLDER` makes the index.
+A task of an array cannot choose its node, so submit.sh holds the array back until each task is pinned to one.
+The folder of a fleet has a run folder per node; `trainstone report FOLDER` makes an index of them.
 """
 
+import re
 import shlex
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.errors import LaunchError, ResultError
-from trainstone.launch.aftermath import record_cause
-from trainstone.launch.slurm import SCRIPT, submit
-from trainstone.launch.slurm_commands import (
-    is_usable,
+from trainstone.errors import LaunchError, ResultError, TrainstoneError
+from trainstone.launch.slurm import SCRIPT
+from trainstone.launch.slurm_job import (
+    FORGOTTEN,
+    POLL_SECONDS,
+    VISIBLE_SECONDS,
+    Job,
+    conclude_job,
+    explain_reason,
     list_partitions,
-    read_reservation,
-    read_states,
+    read_jobs,
     run_slurm,
-    uninterrupted,
 )
-from trainstone.launch.slurm_job import ENDED_ITSELF, POLL_SECONDS, SEEN_SECONDS, explain_end, find_code
-from trainstone.launch.slurm_queue import GIVEN_UP, Job, Patience, Silence, read_jobs
-from trainstone.machine.launched import read_failures
+from trainstone.machine.launched import FOLDER
 from trainstone.results.store import read_result
 
-RESUBMIT = "submit.sh"
-
-
-class Nodes(NamedTuple):
-    """Of a partition."""
-
-    usable: list[str]
-    left_out: dict[str, str]
-    """Names and their states."""
+SUBMIT = "submit.sh"
+USABLE = ("idle", "mix", "alloc", "comp", "plnd")
+"""States of nodes that work, as sinfo abbreviates them."""
 
 
 class Member(NamedTuple):
-    """What came of one node."""
+    """What happened on one node."""
 
     node: str
     status: str
     images_per_second: float | None
     failure: str | None
     code: int | None
-    """Of an orderly end."""
+    """Exit code of a run that ended in order."""
 
 
-def list_nodes(partition: str | None, reservation: str | None = None) -> Nodes:
-    """Return the nodes of a partition, or of the default one; those that cannot work apart, with their state.
-
-    Of a reservation only its own, which are reserved for us.
-    """
+def list_nodes(partition: str | None, reservation: str | None = None) -> tuple[list[str], dict[str, str]]:
+    """Return the usable nodes of a partition, and the states of the others; with a reservation only its nodes."""
     names = list_partitions()
     chosen = partition or next((name.rstrip("*") for name in names if name.endswith("*")), None)
     if chosen is None or chosen not in [name.rstrip("*") for name in names]:
         raise LaunchError(
             f"Slurm has no partition {chosen}" if chosen else "Slurm has no default partition",
-            hint=f"--partition: {', '.join(names) or 'sinfo names none'}",
+            hint=f"--partition: {', '.join(names) or 'sinfo shows none'}",
         )
-    states = read_states(chosen)
-    ours = read_reservation(reservation) if reservation else []
-    states = {node: state for node, state in states.items() if not ours or node in ours}
-    usable = [node for node, state in states.items() if is_usable(state, reserved=reservation is not None)]
+    only = []
+    if reservation:
+        found = re.search(r"\bNodes=(\S+)", run_slurm("scontrol", "show", "reservation", "-o", reservation).stdout)
+        only = ["-n", found[1]] if found else []
+    lines = run_slurm("sinfo", "-h", "-N", "-p", chosen, *only, "-o", "%N %t").stdout.splitlines()
+    states = dict(line.split(maxsplit=1) for line in lines)
+    usable = [node for node, state in states.items() if is_usable(state, reserved=bool(only))]
     if not usable:
-        told = ", ".join(f"{node} {state}" for node, state in states.items())
-        raise LaunchError(f"no node of partition {chosen} can work: {told or 'it has none'}", hint="sinfo -R says why")
-    return Nodes(usable, {node: state for node, state in states.items() if node not in usable})
+        described = ", ".join(f"{node} {state}" for node, state in states.items()) or "it has none"
+        raise LaunchError(f"no usable node in partition {chosen}: {described}", hint="sinfo -R shows why")
+    return usable, {node: state for node, state in states.items() if node not in usable}
 
 
-def write_resubmit(nodes: Sequence[str]) -> str:
-    """Return the script that submits the array again, each task on its node."""
-    lines = [
-        "#!/bin/bash",
-        f"# Submits {SCRIPT} beside it: held, each task pinned to its node, then let go.",
-        "set -eu",
-        f'job=$(sbatch --parsable --hold "$(dirname "$0")/{SCRIPT}")',
-        "job=${job%%;*}",
-        *(f'scontrol update JobId="${{job}}_{i}" ReqNodeList={shlex.quote(node)}' for i, node in enumerate(nodes)),
-        'scontrol release "$job"',
-        'echo "$job"',
-    ]
-    return "\n".join(lines) + "\n"
+def is_usable(state: str, *, reserved: bool) -> bool:
+    """Return whether a node works; one that does not respond has a star, one in a reservation a dollar sign."""
+    if reserved:
+        return state.rstrip("~#!%@^$-") in (*USABLE, "resv", "maint")
+    return state.rstrip("~#!%@-") in USABLE
 
 
-def submit_fleet(script: Path, nodes: Sequence[str]) -> str:
-    """Submit an array with a task for each node; return its number. Where one cannot be pinned none is left."""
-    number = None
-    try:
-        with uninterrupted():
-            number = submit(script, "--hold")
-        pin_tasks(number, nodes)
-    except BaseException:
-        if number is not None:
-            with uninterrupted():
-                run_slurm(["scancel", number])
-        raise
-    return number
-
-
-def pin_tasks(number: str, nodes: Sequence[str]) -> None:
-    """Give each task of a held array its node, and let the array go."""
-    commands = [
-        ["scontrol", "update", f"JobId={number}_{task}", f"ReqNodeList={node}"] for task, node in enumerate(nodes)
-    ]
-    for command in [*commands, ["scontrol", "release", number]]:
-        done = run_slurm(command)
-        if done.returncode:
-            said = (done.stderr or done.stdout).strip()
-            raise LaunchError(f"{shlex.join(command)}: {said}", hint="the job array is cancelled")
+def write_submit(nodes: Sequence[str]) -> str:
+    """Return the script that submits the array and prints its number; if a task cannot be pinned, none is left."""
+    return f"""#!/bin/bash
+# Submit {SCRIPT} as an array that is held until each task is pinned to its node.
+set -eu
+job=$(sbatch --parsable --hold "$(dirname "$0")/{SCRIPT}")
+job=${{job%%;*}}
+trap 'scancel "$job"; exit 5' ERR INT TERM
+task=0
+for node in {shlex.join(nodes)}; do
+    scontrol update JobId="${{job}}_$task" ReqNodeList="$node"
+    task=$((task + 1))
+done
+scontrol release "$job"
+echo "$job"
+"""
 
 
 def follow_fleet(number: str, nodes: Sequence[str]) -> Generator[str, None, dict[str, Job]]:
-    """Tell how many nodes are done until all are; return how each ended. A node that never comes is given up."""
+    """Yield how many nodes are done when that changes, until all are; return how each job ended."""
     ended: dict[str, Job] = {}
-    told, patience, silence = "", {node: Patience() for node in nodes}, Silence()
-    while len(ended) < len(nodes):
-        answer = read_jobs(number)
-        jobs = {nodes[job.task] if job.task is not None else "": job for job in answer.jobs}
-        ended |= {node: job for node, job in jobs.items() if node and job.ended and node not in ended}
-        if "" in jobs and jobs[""].ended:  # an array that Slurm has forgotten is over, and its folders tell the rest
-            ended = dict.fromkeys(nodes, jobs[""]) | ended
-        for node in set(jobs) & set(nodes) - set(ended):
-            why = patience[node].find_hopeless(jobs[node], time.monotonic())
-            if why:
-                run_slurm(["scancel", f"{number}_{jobs[node].task}"])
-                ended[node] = jobs[node]._replace(state=GIVEN_UP, reason=why)
-        running = sum(job.state == "RUNNING" for job in jobs.values())
-        text = f"{len(ended)} of {len(nodes)} nodes done, {running} at work"
-        if not answer.jobs:
-            text = silence.note(answer, time.monotonic()) or told
-        if text != told:
-            told = text
+    shown = ""
+    while True:
+        jobs = read_jobs(number)
+        if isinstance(jobs, str):
+            text = jobs
+        elif jobs[0].state == FORGOTTEN:
+            ended = dict.fromkeys(nodes, jobs[0]) | ended
+        else:
+            ended |= {nodes[job.task]: job for job in jobs if job.task is not None and job.ended}
+            text = describe_fleet(number, jobs, len(ended), len(nodes))
+        if len(ended) == len(nodes):
+            return {node: ended[node] for node in nodes}
+        if text != shown:
             yield text
-        if len(ended) < len(nodes):
-            time.sleep(POLL_SECONDS)
-    return ended
+            shown = text
+        time.sleep(POLL_SECONDS)
 
 
-def gather_members(folder: Path, ended: dict[str, Job]) -> list[Member]:
-    """Return what came of each node; a failure is said in its run folder as well."""
-    until = time.monotonic() + SEEN_SECONDS
-    return [gather_member(folder / node, node, job, until) for node, job in ended.items()]
+def describe_fleet(number: str, jobs: Sequence[Job], done: int, total: int) -> str:
+    """Return for example "3 of 4 nodes done, 1 pending: Resources (waiting for free nodes)"."""
+    running = sum(job.state == "RUNNING" for job in jobs)
+    pending = [job for job in jobs if job.state == "PENDING"]
+    text = f"{done} of {total} nodes done, {running} running"
+    if pending:
+        reasons = "; ".join(sorted({explain_reason(job) for job in pending}))
+        text += f", {len(pending)} pending: {reasons}; cancel with: scancel {number}"
+    return text
 
 
-def gather_member(run: Path, node: str, job: Job, until: float) -> Member:
-    """Return what came of one node; its files may be seen late, until a moment of the clock."""
-    code = find_code(job, run, until)
-    failure = explain_failure(run, job) if code is None else None
+def gather_members(folder: Path, number: str, ended: dict[str, Job]) -> list[Member]:
+    """Return what happened on each node; a failure is written into its run folder as well."""
+    until = time.monotonic() + VISIBLE_SECONDS
+    logs = [folder / FOLDER / f"engine-{number}_{task}.log" for task in range(len(ended))]
+    return [gather_member(folder / node, job, log, until) for (node, job), log in zip(ended.items(), logs, strict=True)]
+
+
+def gather_member(run: Path, job: Job, log: Path, until: float) -> Member:
+    """Return what happened on the node that the run folder is named after."""
+    code, failure = None, None
+    try:
+        code = conclude_job(job, run, log, until)
+    except TrainstoneError as err:
+        failure = err.message
     try:
         result = read_result(run)
     except ResultError as err:
-        return Member(node, "failed", None, failure or err.message, code)
+        return Member(run.name, "failed", None, failure or err.message, code)
     rate = result.throughput.images_per_second if result.throughput else None
-    return Member(node, result.status, rate, failure, code)
-
-
-def explain_failure(run: Path, job: Job) -> str:
-    """Return why a node's run failed: what a rank left, else what Slurm says."""
-    left = read_failures(run)
-    if left:
-        return f"rank {left[0].rank} on {left[0].host}: {left[0].message}"
-    if job.state in ENDED_ITSELF:
-        return f"its job {job.number} ended with exit code {job.exit_code}"
-    error = explain_end(job)
-    record_cause(run, error)
-    return error.message
+    return Member(run.name, result.status, rate, failure, code)

@@ -8,11 +8,14 @@ from trainstone.machine.launched import BIND, FOLDER, LAUNCH, RANKS, RUN, forget
 from trainstone.results.store import name_run, read_result, refuse_running
 
 
-def prepare_folder(verb: Verb) -> Path:
-    """Make the folder of a run with launch/ in it, or open that of a run to be resumed; return its absolute path."""
+def prepare_folder(verb: Verb, suffix: str = "") -> Path:
+    """Make the folder of a run with launch/ in it, or open that of a run to be resumed; return its absolute path.
+
+    `suffix` is appended to the recipe's name in the name of a new folder.
+    """
     if verb.resume is not None:
         refuse_running(verb.resume, read_result(verb.resume))  # which says what is wrong where this is no run
-    run = (verb.resume or verb.out / name_run(verb.config.name)).absolute()
+    run = (verb.resume or verb.out / name_run(f"{verb.config.name}{suffix}")).absolute()
     try:
         (run / FOLDER).mkdir(parents=True, exist_ok=verb.resume is not None)
         forget_attempt(run)

@@ -1,37 +1,52 @@
-"""trainstone launch slurm: options and system file -> plan -> a readable batch script -> submitted by sbatch.
+"""Write the batch script of `trainstone launch slurm` from its options and the system file.
 
-What becomes of the job is for slurm_job.py; the same work on every node by itself for fleet.py.
+The text is templates/job.sh.j2. slurm_job.py submits and follows it; fleet.py runs it on each node of a partition.
 """
 
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 import jinja2
 
-from trainstone.config.system import LaunchConfig
-from trainstone.errors import ConfigError, LaunchError
+from trainstone.config.system import LaunchConfig, System
+from trainstone.errors import ConfigError
 from trainstone.launch.apptainer import PYTHON, wrap_command
 from trainstone.launch.child_runs import TRAINSTONE
-from trainstone.launch.slurm_commands import list_partitions, run_slurm
-from trainstone.launch.slurm_options import count_devices, find_lead, read_directives, refuse_lines, write_directive
 from trainstone.launch.verb import Verb
 from trainstone.machine.launched import VERBS
 from trainstone.text import printable
 
 SCRIPT = "job.sh"
-MOST_REQUEUES = 100
-MOST_IDLE = 3
-"""Starts in a row without a new checkpoint: one may be stopped before its first step, but not each."""
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SIGNAL_SECONDS = 90
+"""How long before its time limit a job is signalled: enough for a checkpoint of a large model on a slow disk."""
+MAX_REQUEUES = 100
+MAX_STARTS_WITHOUT_CHECKPOINT = 3
+OWN = {
+    "array": "--fleet submits an array; --sbatch array=%4 limits it to 4 tasks at a time",
+    "output": "the job's output is in launch/ of the run folder; --out DIR chooses its parent",
+    "error": "the job's output is in launch/ of the run folder; --out DIR chooses its parent",
+    "open-mode": "remove it: output is appended",
+    "chdir": "start trainstone in that folder",
+    "wrap": "--prologue LINE adds shell lines",
+    "hold": "submit with --detach, then: scontrol hold JOB",
+    "requeue": "use --requeue of launch slurm",
+    "no-requeue": "remove --requeue",
+    "nodes": "use --nodes of launch slurm",
+    "ntasks": "use --ranks-per-node of launch slurm",
+    "ntasks-per-node": "use --ranks-per-node of launch slurm",
+    "wait": "remove it; without --detach the launcher waits",
+    "test-only": "--dry-run prints the script",
+}
+"""Options of sbatch that the launcher sets or that would break it, with what to use instead."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; None and empty: the system file does, or a default."""
+    """Options of the command line; None or empty: from the system file, or a default."""
 
     nodes: int | None = None
     ranks_per_node: int | None = None
@@ -46,184 +61,163 @@ class Options:
     max_restarts: int = 0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a job script says."""
-
-    run: Path
-    """Absolute run folder; of a fleet the folder that holds one run for each node."""
-    folder: Path
-    """That the job starts in."""
-    title: str
-    nodes: int
-    ranks_per_node: int
-    directives: dict[str, str | None]
-    command: list[str]
-    """Of a rank."""
-    aftermath: list[str]
-    """That names the cause of a failure, without its arguments."""
-    environment: dict[str, str]
-    prologue: tuple[str, ...]
-    requeue: bool
-    max_restarts: int
-    trains: bool
-    """Its starts leave checkpoints."""
-    fleet: list[str] = field(default_factory=list)
-    """Nodes of a fleet; empty: one world over all nodes."""
-
-
-def plan_job(verb: Verb, options: Options, run: Path, folder: Path, fleet: Sequence[str] = ()) -> Plan:
-    """Decide all that the script says: the command line goes before the system file."""
-    system = verb.system
+def add_system(options: Options, system: System | None) -> Options:
+    """Return the options, completed from the system file and by defaults."""
     site = system.launch if system else LaunchConfig()
-    nodes = 1 if fleet else options.nodes or (system.nodes if system else 1)
     gres = options.gres or site.gres
-    ranks = options.ranks_per_node or (system.devices_per_node if system else count_devices(gres))
-    refuse_world(verb, nodes * ranks)
-    container = options.container or site.container
-    command, aftermath = verb.command(), [*TRAINSTONE[:-1], "trainstone.launch.aftermath"]
-    if container:
-        binds, gpus = list_folders(verb, run, folder), bool(gres and "gpu" in gres)
-        inside = [PYTHON, *aftermath[1:]]
-        command = wrap_command(verb.command(PYTHON), container, binds, gpus=gpus)
-        aftermath = wrap_command(inside, container, binds, gpus=False)
-    time = options.time or site.time
-    given: dict[str, str | None] = {
-        "job-name": f"trainstone-{re.sub(r'[^A-Za-z0-9._-]+', '-', verb.config.name)}",
-        "nodes": str(nodes),
-        "ntasks-per-node": str(ranks),
-        "partition": options.partition or site.partition,
-        "account": options.account or site.account,
-        "time": time,
-        "gres": gres,
-        "signal": f"USR1@{find_lead(time)}",
-        "chdir": str(folder),
-        "output": name_output(run, bool(fleet)),
-        "open-mode": "append",
-    }
-    directives = {name: value for name, value in given.items() if value is not None}
-    more: dict[str, str | None] = {"requeue" if options.requeue else "no-requeue": None}
-    more |= read_directives([*site.sbatch, *options.sbatch], fleet=bool(fleet))
-    if fleet:
-        more["array"] = f"0-{len(fleet) - 1}{more.get('array', '')}"
-    return Plan(
-        run=run,
-        folder=folder,
-        title=shlex.join(["trainstone", verb.name, *verb.arguments]),
-        nodes=nodes,
-        ranks_per_node=ranks,
-        directives={**directives, **more},
-        command=command,
-        aftermath=aftermath,
-        environment=check_names(site.environment),
+    return replace(
+        options,
+        nodes=options.nodes or (system.nodes if system else 1),
+        ranks_per_node=options.ranks_per_node or (system.devices_per_node if system else count_devices(gres)),
+        partition=options.partition or site.partition,
+        time=options.time or site.time,
+        account=options.account or site.account,
+        gres=gres,
+        container=options.container or site.container,
         prologue=(*site.prologue, *options.prologue),
-        requeue=options.requeue,
-        max_restarts=options.max_restarts,
-        trains=verb.name == "train",
-        fleet=list(fleet),
+        sbatch=(*site.sbatch, *options.sbatch),
     )
 
 
-def refuse_world(verb: Verb, ranks: int) -> None:
-    """A verb that makes worlds of its own cannot be part of one."""
-    if ranks > 1 and verb.name not in VERBS:
+def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: Sequence[str] = ()) -> str:
+    """Return the batch script; every value is quoted except prologue lines, which are shell.
+
+    `folder` is where the job starts. `fleet` names nodes that each run a job of their own, in a folder below `run`.
+    """
+    options = add_system(options, verb.system)
+    options = replace(options, nodes=1) if fleet else options
+    num_ranks = (options.nodes or 1) * (options.ranks_per_node or 1)
+    if num_ranks > 1 and verb.name not in VERBS:
         raise ConfigError(
-            f"{verb.name} cannot be launched on {ranks} ranks; {', '.join(VERBS)} can",
+            f"{verb.name} runs on one rank, not on {num_ranks}; verbs for many ranks: {', '.join(VERBS)}",
             hint="--nodes 1 --ranks-per-node 1, or --fleet for one on each node",
         )
-
-
-def list_folders(verb: Verb, run: Path, folder: Path) -> list[Path]:
-    """Return what a container must see: where the job starts, the run, the data."""
-    root = verb.config.data.root
-    return [folder, run.parent, *([Path(root)] if root else [])]
-
-
-def name_output(run: Path, fleet: bool) -> str:
-    """Return where Slurm writes what the job says; a % of a folder's name is not Slurm's."""
-    place = str(run / "launch" / "engine-").replace("%", "%%")
-    return place + ("%A_%a.log" if fleet else "%j.log")
-
-
-def check_names(environment: dict[str, str]) -> dict[str, str]:
-    """Names stand in the script unquoted."""
-    for name in environment:
-        if not NAME.fullmatch(name):
-            raise ConfigError(f"[launch.environment] of the system: {name!r} is no name of a variable")
-    return environment
-
-
-def render_script(plan: Plan) -> str:
-    """Return the script; each value from outside is quoted, but for prologue lines, which are shell."""
     engine = jinja2.Environment(
-        loader=jinja2.FunctionLoader(read_template),
-        autoescape=False,  # a shell script; quoting is by filters
+        autoescape=False,  # a shell script, quoted by filters
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    engine.filters |= {"quote": shlex.quote, "comment": comment}
-    srun = ["srun", "--kill-on-bad-exit=1", *plan.command]
-    return engine.get_template("job.sh.j2").render(
-        title=tell_title(plan),
-        directives=[write_directive(name, value) for name, value in plan.directives.items()],
-        run=refuse_lines("the run folder", str(plan.run)),
-        nodes=plan.fleet,
-        environment=plan.environment,
-        prologue=plan.prologue,
-        max_restarts=plan.max_restarts,
-        requeue=plan.requeue,
-        trains=plan.trains,
-        most_requeues=MOST_REQUEUES,
-        most_idle=MOST_IDLE,
-        srun=shlex.join(srun),
-        aftermath=shlex.join(plan.aftermath),
+    engine.filters |= {"quote": shlex.quote, "comment": printable}
+    template = resources.files("trainstone.launch") / "templates" / "job.sh.j2"
+    command, aftermath = build_commands(verb, options, run, folder)
+    return engine.from_string(template.read_text(encoding="utf-8")).render(
+        title=shlex.join(["trainstone", verb.name, *verb.arguments]),
+        options=options,
+        directives=list_directives(verb, options, run, folder, len(fleet)),
+        run=refuse_line_break("the run folder", str(run)),
+        nodes=fleet,
+        environment=check_names(verb.system.launch.environment if verb.system else {}),
+        trains=verb.name == "train",
+        max_requeues=MAX_REQUEUES,
+        max_starts=MAX_STARTS_WITHOUT_CHECKPOINT,
+        srun=shlex.join(["srun", "--kill-on-bad-exit=1", *command]),
+        aftermath=shlex.join(aftermath),
     )
 
 
-def tell_title(plan: Plan) -> list[str]:
-    """Return what stands at the head of the script."""
-    each = f"on each of {len(plan.fleet)} nodes by itself" if plan.fleet else f"on {plan.nodes} node(s)"
-    again = "submit.sh beside it submits it again" if plan.fleet else f"submit it again: sbatch {SCRIPT}"
-    return [
-        f"{plan.title}",
-        f"{each}, {plan.ranks_per_node} rank(s) a node. Written by trainstone launch slurm.",
-        f"Edit what you like and {again}. Training goes on from its last checkpoint.",
-    ]
+def build_commands(verb: Verb, options: Options, run: Path, folder: Path) -> tuple[list[str], list[str]]:
+    """Return the command of a rank and the one that finds the cause of a failure, both in the container if any."""
+    command, aftermath = verb.command(), [*TRAINSTONE[:-1], "trainstone.launch.aftermath"]
+    if options.container is None:
+        return command, aftermath
+    root = verb.config.data.root
+    binds = [folder, run.parent, *([Path(root)] if root else [])]
+    command = wrap_command(verb.command(PYTHON), options.container, binds, gpus="gpu" in (options.gres or ""))
+    return command, wrap_command([PYTHON, *aftermath[1:]], options.container, binds, gpus=False)
 
 
-def read_template(name: str) -> str:
-    """Return a file of launch/templates."""
-    return (resources.files("trainstone.launch") / "templates" / name).read_text(encoding="utf-8")
+def list_directives(verb: Verb, options: Options, run: Path, folder: Path, num_tasks: int) -> list[str]:
+    """Return the #SBATCH options; `num_tasks`: of the array of a fleet, 0 for a job."""
+    log = str(run / "launch" / "engine-").replace("%", "%%")  # Slurm replaces %j in file names
+    values = {
+        "job-name": f"trainstone-{re.sub(r'[^A-Za-z0-9._-]+', '-', verb.config.name)}",
+        "nodes": str(options.nodes),
+        "ntasks-per-node": str(options.ranks_per_node),
+        "partition": options.partition,
+        "account": options.account,
+        "time": options.time,
+        "gres": options.gres,
+        "signal": f"USR1@{signal_seconds(options.time)}",
+        "chdir": str(folder),
+        "output": log + ("%A_%a.log" if num_tasks else "%j.log"),
+        "open-mode": "append",
+    }
+    found: dict[str, str | None] = {name: value for name, value in values.items() if value is not None}
+    found["requeue" if options.requeue else "no-requeue"] = None
+    found |= read_directives(options.sbatch, fleet=num_tasks > 0)
+    if num_tasks:
+        found["array"] = f"0-{num_tasks - 1}{found.get('array', '')}"
+    return [write_directive(name, value) for name, value in found.items()]
 
 
-def comment(text: str) -> str:
-    """Return text for a comment: one line, whatever is in it."""
-    return printable(text)
+def read_directives(words: Sequence[str], *, fleet: bool = False) -> dict[str, str | None]:
+    """Read KEY and KEY=VALUE of --sbatch, with or without dashes; a later value replaces an earlier one.
+
+    A fleet may limit how many of its tasks run at a time: array=%4.
+    """
+    found: dict[str, str | None] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.removeprefix("--")
+        if not re.fullmatch("[a-z][a-z0-9-]*", name):
+            raise ConfigError(
+                f"invalid --sbatch {word}: expected KEY or KEY=VALUE with a long option of sbatch",
+                hint="--sbatch exclusive --sbatch mem=0",
+            )
+        # sbatch accepts the beginning of a long name.
+        own = next((own for own in OWN if own.startswith(name)), None)
+        if own and not (fleet and name == "array" and re.fullmatch(r"%\d+", value)):
+            raise ConfigError(f"invalid --sbatch {word}: launch slurm sets --{own} itself", hint=OWN[own])
+        found[name] = value if equals else None
+    return found
 
 
-class RefusedError(LaunchError):
-    """Slurm has not taken the job: there is none."""
+def write_directive(name: str, value: str | None) -> str:
+    """Return an option as #SBATCH lines have it, in double quotes where necessary."""
+    if value is None:
+        return f"--{name}"
+    refuse_line_break(f"--{name}", value)
+    if re.fullmatch(r"[\w@%+=:,./-]+", value, re.ASCII):
+        return f"--{name}={value}"
+    return f"--{name}=" + '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
-def submit(script: Path, *words: str) -> str:
-    """Hand a script to Slurm; return the job's number. A refusal is one message in Slurm's own words."""
-    done = run_slurm(["sbatch", "--parsable", *words, str(script)])
-    if done.returncode:
-        raise refusal(done.stderr)
-    return done.stdout.strip().splitlines()[-1].partition(";")[0]
+def refuse_line_break(name: str, value: str) -> str:
+    """Return the value; one with a line break could add lines to the script."""
+    if any(character in value for character in "\n\r\0"):
+        raise ConfigError(f"invalid {name} {value!r}: it has a line break")
+    return value
 
 
-def refusal(said: str) -> LaunchError:
-    """Return sbatch's refusal; of an unknown partition also those there are."""
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines() if line.strip()]
-    reason = next((line for line in lines if line.startswith("Batch job submission failed")), None)
-    words = "; ".join(dict.fromkeys([*lines[:3], *([reason] if reason else [])]))
-    hint = "sinfo shows partitions and their limits"
-    if "partition" in words.lower():
-        hint = f"--partition: {', '.join(list_partitions()) or 'sinfo names none'}"
-    if "timed out" in words.lower():
-        return LaunchError(
-            f"Slurm does not say whether it takes the job: {printable(words)}", hint="squeue --me shows it if it does"
-        )
-    return RefusedError(f"Slurm refuses the job: {printable(words)}", hint=hint)
+def check_names(environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables; their names are not quoted in the script."""
+    for name in environment:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(f"invalid variable name {name!r} in [launch.environment] of the system file")
+    return environment
+
+
+def count_devices(gres: str | None) -> int:
+    """Return the number of GPUs in gpu:4, gpu:v100:4 or gpu:2080ti:4, at least one."""
+    counts = re.findall(r"\bgpu(?::[\w.-]+)?[:=](\d+)(?=$|[,(])", gres or "")
+    return max(1, sum(map(int, counts)))
+
+
+def signal_seconds(time: str | None) -> int:
+    """Return how long before its time limit a job is signalled: of a short job a quarter of its time.
+
+    Slurm may send the signal up to a minute early.
+    """
+    limit = read_time(time) if time else None
+    return SIGNAL_SECONDS if limit is None else max(1, min(SIGNAL_SECONDS, limit // 4))
+
+
+def read_time(time: str) -> int | None:
+    """Return the seconds of M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for anything else, such as unlimited."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+        return None
+    days, _, clock = time.rpartition("-")
+    parts = clock.split(":")
+    units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86_400 + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))

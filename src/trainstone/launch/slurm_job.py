@@ -1,123 +1,215 @@
-"""A job that Slurm has taken: where it is, what it waits for in words, and what came of it.
+"""Submit a job to Slurm, follow it, and find out how it ended.
 
-It works without Slurm's accounting: the run folder knows how the run itself ended.
+Slurm's accounting is not needed: the run folder says how the run itself ended.
 """
 
+import os
+import re
+import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from trainstone.errors import LaunchError, TrainstoneError, error_of_child
+from trainstone.errors import LaunchError, MachineError, error_of_child
 from trainstone.launch.aftermath import record_cause, settle
 from trainstone.launch.following import Tail
-from trainstone.launch.slurm_commands import run_slurm
-from trainstone.launch.slurm_queue import ENDED, GIVEN_UP, GONE, Job, Patience, Silence, explain_reason, read_jobs
 from trainstone.machine.launched import CAUSE, CODE, FOLDER, ORDERLY, PROGRESS, read_code
 from trainstone.text import printable
 
 POLL_SECONDS = 2.0
-SEEN_SECONDS = 60.0
-"""Within which this host sees what another one wrote: so long NFS may believe that a file is not there."""
+VISIBLE_SECONDS = 60.0
+"""How long NFS may hide from this host what another host has written: acdirmax, see nfs(5)."""
 LOOK_SECONDS = 1.0
-ENDED_ITSELF = ("COMPLETED", "FAILED", GONE)
-HINTS = {
-    "TIMEOUT": "give it more with --time, or let it go on by itself with --requeue",
-    "OUT_OF_MEMORY": "ask for more, for example --sbatch mem=0, or take a smaller train.batch_size",
-    "NODE_FAIL": "sinfo -R says what is known of the node; --requeue starts the job again by itself",
-    "PREEMPTED": "--requeue starts the job again by itself",
+FORGOTTEN = "FORGOTTEN"
+"""Our word for a job that Slurm does not know any more; the run folder says how it ended."""
+BY_ITSELF = ("COMPLETED", "FAILED", FORGOTTEN)
+BY_SLURM = {
+    "CANCELLED": ("it was cancelled", None),
+    "TIMEOUT": ("it reached its time limit", "raise --time, or let the job resume by itself with --requeue"),
+    "OUT_OF_MEMORY": ("it used more memory than allowed", "request more, such as --sbatch mem=0, or a smaller batch"),
+    "NODE_FAIL": ("one of its nodes failed", "sinfo -R shows why; --requeue restarts the job by itself"),
+    "PREEMPTED": ("another job took its nodes", "--requeue restarts the job by itself"),
+    "BOOT_FAIL": ("one of its nodes did not boot", "sinfo -R shows why"),
+    "DEADLINE": ("it reached its deadline", None),
 }
+"""States of jobs that Slurm ended: meaning and hint."""
+REASONS = {
+    "Resources": "waiting for free nodes",
+    "Priority": "jobs of higher priority go first",
+    "BeginTime": "Slurm starts it later",
+    "Dependency": "waiting for another job",
+    "JobHeldUser": "held; scontrol release JOB starts it",
+    "JobHeldAdmin": "held by an administrator",
+    "ReqNodeNotAvail": "a requested node is down, reserved or busy",
+    "Nodes_required_for_job_are_DOWN": "requested nodes are down, drained or reserved",
+    "PartitionNodeLimit": "more nodes than the partition has available",
+    "PartitionTimeLimit": "a longer time limit than the partition allows",
+    "BadConstraints": "no node has what is requested",
+    "JobHoldMaxRequeue": "held after too many requeues",
+    "launch_failed_requeued_held": "held because a node could not start it",
+}
+"""Why a job is pending; Slurm has more reasons, which are shown without an explanation."""
 
 
-def follow_job(number: str, run: Path) -> Generator[str, None, Job]:
-    """Tell where a job is until it has ended; return its end. One that would wait for ever is cancelled and told."""
-    tail, watch, patience, silence = Tail(run / FOLDER / PROGRESS, from_end=True), Watch(), Patience(), Silence()
-    while True:
-        answer = read_jobs(number)
-        jobs, text = answer.jobs, silence.note(answer, time.monotonic())
-        if jobs:
-            why = patience.find_hopeless(jobs[0], time.monotonic())
-            if why:
-                raise give_up(jobs[0], why)
-            text = watch.note(jobs[0])
-        if text:
-            yield text
-        yield from tail.read()
-        if jobs and jobs[0].ended:
-            return jobs[0]
-        time.sleep(POLL_SECONDS)
+class RefusedError(LaunchError):
+    """Slurm has not accepted the job."""
 
 
-class Watch:
-    """What was told of a job so far."""
+class Job(NamedTuple):
+    """What Slurm reports about a job or one task of an array."""
 
-    def __init__(self) -> None:
-        self._told = ""
-        self._restarts = 0
+    number: str
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    exit_code: int = 0
+    nodes: str = ""
+    """Empty: it has not started."""
+    task: int | None = None
 
-    def note(self, job: Job) -> str | None:
-        """Return what is new of a job."""
-        text = describe_job(job)
-        if job.ended or (text == self._told and job.restarts == self._restarts):
-            return None
-        self._told = text
-        if job.restarts > self._restarts:
-            self._restarts = job.restarts
-            return f"job {job.number} goes back into the queue, start {job.restarts + 1}; {text}"
-        return text
+    @property
+    def ended(self) -> bool:
+        return self.state in BY_ITSELF or self.state in BY_SLURM
 
 
-def describe_job(job: Job) -> str:
-    """Return e.g. job 12 waits: Resources (for nodes to become free)."""
-    if job.state == "PENDING":
-        if job.reason in ("", "None", "(null)"):
-            return f"job {job.number} waits"
-        return f"job {job.number} waits: {explain_reason(job.reason)}"
-    if job.state == "RUNNING":
-        return f"job {job.number} runs on {printable(job.nodes)}"
-    return f"job {job.number} is {job.state.lower().replace('_', ' ')}"
+def require_slurm(program: str = "sbatch") -> None:
+    """Raise if Slurm's commands are not installed."""
+    if shutil.which(program) is None:
+        raise MachineError(
+            f"{program} not found on {os.uname().nodename}: launch slurm needs Slurm's commands",
+            hint="use a login node of the cluster, or trainstone launch local on this machine",
+        )
 
 
-def give_up(job: Job, why: str) -> LaunchError:
-    """Take a job out of the queue; return why."""
-    run_slurm(["scancel", job.number])
-    return LaunchError(
-        f"job {job.number} would wait for ever: {printable(why)}; it is cancelled",
-        hint="sinfo shows partitions and nodes, sinfo -R why one is down; --detach leaves a job in the queue",
+def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands to its end."""
+    require_slurm(command[0])
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def delayed_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block, here and in child processes: a submitted job's number must be known."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def submit(*command: str) -> str:
+    """Run sbatch --parsable, or a script that does; return the job's number. A refusal has Slurm's own words."""
+    done = run_slurm(*command)
+    if done.returncode:
+        raise explain_refusal(done.stderr)
+    return done.stdout.strip().splitlines()[-1].partition(";")[0]
+
+
+def explain_refusal(text: str) -> LaunchError:
+    """Return sbatch's refusal as one message; an unknown partition with the existing ones."""
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in text.splitlines() if line.strip()]
+    reason = [line for line in lines if line.startswith("Batch job submission failed")]
+    words = printable("; ".join(dict.fromkeys([*lines[:3], *reason])))
+    if "timed out" in words.lower():
+        return LaunchError(f"Slurm did not confirm the job: {words}", hint="squeue --me shows whether it exists")
+    hint = "sinfo shows partitions and their limits"
+    if "partition" in words.lower():
+        hint = f"--partition: {', '.join(list_partitions()) or 'sinfo shows none'}"
+    return RefusedError(f"Slurm refused the job: {words}", hint=hint)
+
+
+def list_partitions() -> list[str]:
+    """Return the names of all partitions; the default one ends with a star."""
+    return run_slurm("sinfo", "-h", "-o", "%P").stdout.split()
+
+
+def read_jobs(number: str) -> list[Job] | str:
+    """Return a job, or all tasks of an array; a text if the controller does not answer."""
+    done = run_slurm("scontrol", "show", "job", "-o", number)
+    if done.returncode == 0 and "JobState=" in done.stdout:
+        return [read_job(line) for line in done.stdout.splitlines() if "JobState=" in line]
+    said = printable(" ".join((done.stderr or done.stdout).split()))
+    return [Job(number, FORGOTTEN)] if "Invalid job id" in said else f"Slurm does not answer: {said}"
+
+
+def read_job(line: str) -> Job:
+    """Parse a line of `scontrol show job -o`; the first value of a name counts."""
+    known = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", line)))
+    task, (code, _, number) = known.get("ArrayTaskId", ""), known.get("ExitCode", "0:0").partition(":")
+    return Job(
+        number=known["JobId"],
+        state=known["JobState"],
+        reason=known.get("Reason", ""),
+        restarts=int(known.get("Restarts", "0")),
+        exit_code=int(code) or (128 + int(number) if int(number) else 0),
+        nodes=known.get("NodeList", "").replace("(null)", ""),
+        task=int(task) if task.isdecimal() else None,
     )
 
 
-def conclude_job(job: Job, run: Path, log: Path) -> int:
-    """Return the code of the run; raise why there is none, after it was written into the run folder."""
-    code = find_code(job, run, time.monotonic() + SEEN_SECONDS)
+def follow_job(number: str, run: Path) -> Generator[str, None, Job]:
+    """Yield the state of a job when it changes and rank 0's progress, until the job ends; return its end."""
+    tail, shown = Tail(run / FOLDER / PROGRESS, from_end=True), ""
+    while True:
+        jobs = read_jobs(number)
+        ended = [] if isinstance(jobs, str) else [job for job in jobs if job.ended]
+        text = jobs if isinstance(jobs, str) else describe_job(jobs[0])
+        if text != shown and not ended:
+            yield text
+            shown = text
+        yield from tail.read()
+        if ended:
+            return ended[0]
+        time.sleep(POLL_SECONDS)
+
+
+def describe_job(job: Job) -> str:
+    """Return for example "job 12 is pending: Resources (waiting for free nodes); cancel it with: scancel 12"."""
+    start = f" (start {job.restarts + 1})" if job.restarts else ""
+    if job.state == "PENDING":
+        return f"job {job.number} is pending{start}: {explain_reason(job)}; cancel it with: scancel {job.number}"
+    if job.state == "RUNNING":
+        return f"job {job.number} is running on {printable(job.nodes)}{start}"
+    return f"job {job.number} is {job.state.lower().replace('_', ' ')}{start}"
+
+
+def explain_reason(job: Job) -> str:
+    """Return why a job is pending in Slurm's words, and what they mean."""
+    meaning = REASONS.get(re.split(r"[,:]", job.reason)[0])
+    return printable(job.reason.replace("_", " ")) + (f" ({meaning})" if meaning else "")
+
+
+def conclude_job(job: Job, run: Path, log: Path, until: float | None = None) -> int:
+    """Return the exit code of the run; otherwise write the cause into the run folder and raise it.
+
+    Wait `until` a time of the monotonic clock for the files of a job that has started.
+    """
+    until = time.monotonic() + VISIBLE_SECONDS if until is None else until
+    while (job.nodes or job.state == FORGOTTEN) and not has_ended(run) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    # The script ends with the exit code of the run. Slurm itself may fail a job and leave its code at 0.
+    orderly = job.exit_code in ORDERLY and job.state == ("FAILED" if job.exit_code else "COMPLETED")
+    code = job.exit_code if orderly else None if job.state in ("COMPLETED", "FAILED") else read_code(run)
     if code is not None:
         return code
-    if job.state not in ENDED_ITSELF:
-        error = explain_end(job)
+    if job.state in BY_SLURM:
+        meaning, hint = BY_SLURM[job.state]
+        where = f" on {printable(job.nodes)}" if job.nodes else ""
+        text = f"Slurm ended job {job.number}{where}: {job.state}, {meaning}"
+        error = LaunchError(text, hint=hint or f"scontrol show job {job.number}")
         record_cause(run, error, f"slurm-{job.number}")
         raise error
-    text = read_log(log)
-    if text or has_word(run):
-        return settle(run, text, "slurm", job.exit_code, launch=f"slurm-{job.number}")
-    # The script ends with the code of the cause; more of it is not to be seen from here.
-    raise error_of_child(job.exit_code, f"job {job.number} ended with exit code {job.exit_code}", f"see {log}")
+    if not log.is_file() and not has_ended(run):  # not visible here, but the script ends with the code of the cause
+        raise error_of_child(job.exit_code, f"job {job.number} ended with exit code {job.exit_code}", f"see {log}")
+    return settle(run, read_log(log), "slurm", job.exit_code, launch=f"slurm-{job.number}")
 
 
-def find_code(job: Job, run: Path, until: float) -> int | None:
-    """Return the code of an orderly end; None: there was none, or until a moment of the clock nothing tells of it."""
-    if job.state in ENDED_ITSELF or job.nodes not in ("", "(null)"):
-        while not has_word(run) and time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)
-    told = read_code(run)
-    # The script ends with the code of an orderly run; another one is that of a failure after it.
-    if told is not None and (job.state not in ENDED_ITSELF or job.exit_code in (0, told)):
-        return told
-    # Slurm's accounting alone does not say the code: there one that failed has 0.
-    trusted = job.state == ("FAILED" if job.exit_code else "COMPLETED") and job.exit_code in ORDERLY
-    return job.exit_code if trusted else None
-
-
-def has_word(run: Path) -> bool:
-    """Whether the run folder tells how the last attempt ended; to list it makes NFS ask the server again."""
+def has_ended(run: Path) -> bool:
+    """Return whether the run folder shows how the last attempt ended; listing it makes NFS ask the server again."""
     try:
         names = [path.name for path in (run / FOLDER).iterdir()]
     except OSError:
@@ -125,22 +217,8 @@ def has_word(run: Path) -> bool:
     return any(name in (CODE, CAUSE) or name.startswith("failed-rank") for name in names)
 
 
-def explain_end(job: Job) -> TrainstoneError:
-    """Return why Slurm ended a job, or why it was not waited for."""
-    if job.state == GIVEN_UP:
-        return LaunchError(f"job {job.number} would have waited for ever: {printable(job.reason)}")
-    where = f" on {printable(job.nodes)}" if job.nodes not in ("", "(null)") else ""
-    return LaunchError(
-        f"Slurm ended job {job.number}{where}: {job.state}, {ENDED[job.state]}",
-        hint=HINTS.get(job.state, f"scontrol show job {job.number}"),
-    )
-
-
 def read_log(log: Path) -> str:
-    """Return what the last attempt said, where the script has set it apart; else all of the job."""
-    for path in (log.with_name(f"{log.name}.last"), log):
-        try:
-            return path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-    return ""
+    """Return the output of the last attempt, which the script copies to a file of its own, or of the whole job."""
+    last = log.with_name(f"{log.name}.last")
+    found = [path for path in (last, log) if path.is_file()]
+    return found[0].read_text(encoding="utf-8", errors="replace") if found else ""
