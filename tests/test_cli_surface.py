@@ -56,7 +56,7 @@ SURFACE = {
         (COMMON | LOUDNESS | {"--recipe", "--data", "--predict", "--top", "--bench", "--export"})
         - {"--system", "--runs", "--seed", "--strict"},
     ),
-    "launch local": (["words"], LAUNCH | {"--ranks", "-np"}),
+    "launch local": (["words"], LAUNCH | {"--ranks", "-np", "--oversubscribe"}),
     "launch mpi": (
         ["words"],
         LAUNCH | {"--ranks", "-np", "--host", "-H", "--hostfile", "--container", "--mpirun"},

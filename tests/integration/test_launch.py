@@ -25,6 +25,7 @@ from launching import (
 from nursery import Nursery, wait_until
 from ranks import find_free_port
 from small_training import Learned, assert_same, assert_trained_alike, read_learned, set_arguments
+from trainstone.machine.cpus import available_cores
 from trainstone.results.store import read_result
 
 RECIPES = Path(__file__).parents[2] / "src/trainstone/config/recipes"
@@ -150,6 +151,29 @@ def test_ranks_have_cores_of_their_own_and_do_not_outlive_a_killed_launcher(tmp_
     launched.kill()
     launched.communicate()
     wait_until(lambda: not find_launched(out), 30)
+
+
+def test_launch_local_refuses_99_ranks_before_anything_starts(tmp_path: Path):
+    fitting = available_cores().threads
+    for options in ((), ("--dry-run",)):
+        launched = start_launch(tmp_path, "local", "--ranks", "99", *options, "--", "train", "demo-classify")
+        output, errors = launched.communicate(timeout=60)
+        assert launched.returncode == 4
+        assert output == ""
+        assert errors.startswith(f"error: cannot start 99 ranks on {os.uname().nodename}: it has {fitting} CPU core")
+        assert f"\nhint:  trainstone launch local --ranks {fitting} -- train demo-classify\n" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launch_local_oversubscribed_gives_each_rank_a_thread(tmp_path: Path):
+    ranks = available_cores().threads + 1
+    words = train_words(tmp_path / "runs", engine__threads="auto", stop__epochs=1.0)
+    launched = start_launch(tmp_path, "local", "--ranks", str(ranks), "--oversubscribe", "--", *words)
+    _, errors = launched.communicate(timeout=180)
+    assert launched.returncode == 0, errors
+    assert f"note:  {ranks} ranks share {ranks - 1} cores of " in errors
+    result = read_result(find_run(tmp_path / "runs"))
+    assert result.world.ranks == ranks
 
 
 def test_mistakes_keep_their_message_and_leave_no_folder(tmp_path: Path):

@@ -27,6 +27,9 @@ def local(
         int | None,
         typer.Option("--ranks", "-np", min=1, help="How many.", show_default="one for each CUDA device"),
     ] = None,
+    oversubscribe: Annotated[
+        bool, typer.Option("--oversubscribe", help="Start more ranks than cores or memory have room for.")
+    ] = False,
     max_restarts: Restarts = 0,
     system: options.SystemName = None,
     dry_run: DryRun = False,
@@ -35,14 +38,14 @@ def local(
     """Ranks on this machine, by torchrun: one for each device, or on the CPU with its cores divided among them."""
     from trainstone.cli.launching import name_launch, print_plan, run_launch
     from trainstone.launch.folder import prepare_folder
-    from trainstone.launch.local import choose_ranks, plan_local
+    from trainstone.launch.local import check_room, choose_ranks, plan_local
     from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
     number, name = choose_ranks(ranks), name_launch("local")
-    planned = plan_local(verb, verb.out.absolute() / "RUN", name, ranks=number, max_restarts=max_restarts)
+    check_room(verb, number, max_restarts, oversubscribe=oversubscribe)
     if dry_run or verb.dry_run:
-        print_plan(planned, verb)
+        print_plan(plan_local(verb, verb.out.absolute() / "RUN", name, ranks=number, max_restarts=max_restarts), verb)
         return
     run = prepare_folder(verb)
     plan = plan_local(verb, run, name, ranks=number, max_restarts=max_restarts)

@@ -1,6 +1,7 @@
 """trainstone launch local: the ranks of this host, started by torchrun."""
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +10,16 @@ from trainstone.errors import ConfigError, MachineError
 from trainstone.launch.engine import Plan
 from trainstone.launch.folder import rank_environment
 from trainstone.launch.verb import Verb
-from trainstone.machine.cpus import available_cores
+from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.launched import name_host
+from trainstone.units import format_bytes, format_count
 
 CUDA = ("auto", "cuda")
 """config.device that each rank takes as the CUDA device of its number."""
+RANK_MEMORY_BYTES = 1300 * 2**20
+"""The least that a rank takes: peak unique set size of each of two ranks that train demo-classify with 8 images of
+32 x 32 pixels per step and model.width 16 on the CPU (1304 and 1352 MiB; torch 2.13, Linux x86-64, one thread)."""
 
 
 def count_cuda_devices(environ: Mapping[str, str] | None = None) -> int:
@@ -29,27 +34,25 @@ def count_cuda_devices(environ: Mapping[str, str] | None = None) -> int:
     return min(found, valid)
 
 
-def choose_ranks(asked: int | None) -> int:
-    """Return how many ranks to start: as asked, else one for each CUDA device."""
-    ranks = asked or count_cuda_devices()
+def count_used_devices(verb: Verb) -> int:
+    """Return the number of CUDA devices that the ranks of a verb can use; 0: they run on the CPU."""
+    return count_cuda_devices() if verb.config.device in CUDA else 0
+
+
+def choose_ranks(requested: int | None) -> int:
+    """Return the number of ranks: as requested, otherwise one per CUDA device."""
+    ranks = requested or count_cuda_devices()
     if not ranks:
         raise ConfigError(
-            f"{name_host()} shows no CUDA devices that could tell how many ranks to start",
-            hint="say --ranks N; N ranks on the CPU divide its cores",
+            f"{name_host()} shows no CUDA devices, so the number of ranks is not known",
+            hint="add --ranks N; N ranks on the CPU divide its cores",
         )
     return ranks
 
 
 def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: int = 0) -> Plan:
-    """Return what starts the ranks; refuse more of them than there are devices."""
-    devices = count_cuda_devices()
-    on_cuda = bool(devices) and verb.config.device in CUDA
-    if on_cuda and ranks > devices:
-        raise MachineError(
-            f"{name_host()} has {devices} CUDA devices: too few for {ranks} ranks",
-            hint=f"--ranks {devices}, or a verb with --device cpu",
-        )
-    cores = available_cores().threads
+    """Return what starts the ranks."""
+    on_cuda, cores = bool(count_used_devices(verb)), available_cores().threads
     settings = verb.system.launch if verb.system else None
     environment = rank_environment(run, launch, ranks=ranks, bind=not on_cuda)
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun would take 1
@@ -62,6 +65,27 @@ def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: 
         environment=environment,
         prologue=settings.prologue if settings else (),
         notes=notes,
+    )
+
+
+def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: bool = False) -> None:
+    """Refuse more ranks than this machine has CUDA devices or, on the CPU, cores, and more than its memory allows."""
+    devices, memory = count_used_devices(verb), memory_available_bytes()
+    places = devices or available_cores().threads
+    fitting = places if memory is None else min(places, memory // RANK_MEMORY_BYTES)
+    lacks_devices = 0 < devices < ranks  # a rank cannot share the device of another
+    if ranks <= fitting or (oversubscribe and not lacks_devices):
+        return
+    kind = "CUDA device" if devices else "CPU core"
+    free = "" if memory is None else f" and {format_bytes(memory)} of available memory"
+    restarts = ["--max-restarts", str(max_restarts)] if max_restarts else []
+    command = ["trainstone", "launch", "local", "--ranks", str(fitting), *restarts, "--", verb.name, *verb.arguments]
+    hints = [shlex.join(command)] if fitting else []
+    hints += [] if lacks_devices else ["--oversubscribe starts them nevertheless"]
+    raise MachineError(
+        f"cannot start {format_count(ranks, 'rank')} on {name_host()}: it has {format_count(places, kind)}{free};"
+        f" {fitting} fit, with one {kind} and at least {format_bytes(RANK_MEMORY_BYTES)} each",
+        hint="\n".join(hints),
     )
 
 

@@ -165,7 +165,8 @@ def test_mpirun_of_a_system(system: str, here: Path):
 @pytest.mark.parametrize("system", [name for name, starts in TABLE.items() if starts.nodes == 1])
 def test_torchrun_of_a_system_of_one_node(system: str):
     starts = TABLE[system]
-    script = dry_run("local", "--ranks", str(starts.ranks), "--system", system, "--", "bench", starts.recipe)
+    options = ["--ranks", str(starts.ranks), "--oversubscribe", "--system", system]
+    script = dry_run("local", *options, "--", "bench", starts.recipe)
     assert find_words(script, "exec") == [
         *("exec", *TRAINSTONE[:-1], "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(starts.ranks), "--max-restarts", "0", "--no-python", "--"),
@@ -250,7 +251,7 @@ def test_hostile_names_stay_words_for_mpirun(here: Path, hostile_words: list[str
 
 
 def test_hostile_names_stay_words_for_torchrun(here: Path, hostile_words: list[str], tmp_path: Path):
-    script = dry_run("local", "--ranks", "2", "--", *hostile_words)
+    script = dry_run("local", "--ranks", "2", "--oversubscribe", "--", *hostile_words)
     stubs = tmp_path / "stubs"
     place_stub(stubs, "torchrun")
     words = find_words(script, "exec")
