@@ -9,7 +9,7 @@ import pytest
 from trainstone.config.load import load_config
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError
-from trainstone.launch.children import TRAINSTONE
+from trainstone.launch.child_runs import TRAINSTONE
 from trainstone.launch.slurm import (
     OWN,
     Options,
