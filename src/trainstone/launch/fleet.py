@@ -15,10 +15,12 @@ from trainstone.errors import LaunchError, ResultError, TrainstoneError
 from trainstone.launch.slurm import SCRIPT
 from trainstone.launch.slurm_job import (
     FORGOTTEN,
+    NO_ANSWER,
     POLL_SECONDS,
     VISIBLE_SECONDS,
     Job,
     conclude_job,
+    describe_job,
     explain_reason,
     list_partitions,
     read_jobs,
@@ -96,15 +98,13 @@ def follow_fleet(number: str, nodes: Sequence[str]) -> Generator[str, None, dict
     shown = ""
     while True:
         jobs = read_jobs(number)
-        if isinstance(jobs, str):
-            text = jobs
-        elif jobs[0].state == FORGOTTEN:
+        ended |= {nodes[job.task]: job for job in jobs if job.task is not None and job.ended}
+        if jobs[0].state == FORGOTTEN:
             ended = dict.fromkeys(nodes, jobs[0]) | ended
-        else:
-            ended |= {nodes[job.task]: job for job in jobs if job.task is not None and job.ended}
-            text = describe_fleet(number, jobs, len(ended), len(nodes))
         if len(ended) == len(nodes):
             return {node: ended[node] for node in nodes}
+        answered = jobs[0].state != NO_ANSWER
+        text = describe_fleet(number, jobs, len(ended), len(nodes)) if answered else describe_job(jobs[0])
         if text != shown:
             yield text
             shown = text

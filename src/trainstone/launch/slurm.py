@@ -36,7 +36,6 @@ OWN = {
     "requeue": "use --requeue of launch slurm",
     "no-requeue": "remove --requeue",
     "nodes": "use --nodes of launch slurm",
-    "ntasks": "use --ranks-per-node of launch slurm",
     "ntasks-per-node": "use --ranks-per-node of launch slurm",
     "wait": "remove it; without --detach the launcher waits",
     "test-only": "--dry-run prints the script",
@@ -92,21 +91,17 @@ def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: S
             f"{verb.name} runs on one rank, not on {num_ranks}; verbs for many ranks: {', '.join(VERBS)}",
             hint="--nodes 1 --ranks-per-node 1, or --fleet for one on each node",
         )
-    engine = jinja2.Environment(
-        autoescape=False,  # a shell script, quoted by filters
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    engine.filters |= {"quote": shlex.quote, "comment": printable}
-    template = resources.files("trainstone.launch") / "templates" / "job.sh.j2"
     command, aftermath = build_commands(verb, options, run, folder)
-    return engine.from_string(template.read_text(encoding="utf-8")).render(
-        title=shlex.join(["trainstone", verb.name, *verb.arguments]),
+    text = (resources.files("trainstone.launch") / "templates" / "job.sh.j2").read_text(encoding="utf-8")
+    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    script: str = template.render(
+        quote=shlex.quote,
+        title=printable(shlex.join(["trainstone", verb.name, *verb.arguments])),
         options=options,
         directives=list_directives(verb, options, run, folder, len(fleet)),
         run=refuse_line_break("the run folder", str(run)),
-        nodes=fleet,
+        nodes=shlex.join(fleet),
+        num_tasks=len(fleet),
         environment=check_names(verb.system.launch.environment if verb.system else {}),
         trains=verb.name == "train",
         max_requeues=MAX_REQUEUES,
@@ -114,6 +109,7 @@ def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: S
         srun=shlex.join(["srun", "--kill-on-bad-exit=1", *command]),
         aftermath=shlex.join(aftermath),
     )
+    return script
 
 
 def build_commands(verb: Verb, options: Options, run: Path, folder: Path) -> tuple[list[str], list[str]]:

@@ -24,8 +24,8 @@ POLL_SECONDS = 2.0
 VISIBLE_SECONDS = 60.0
 """How long NFS may hide from this host what another host has written: acdirmax, see nfs(5)."""
 LOOK_SECONDS = 1.0
-FORGOTTEN = "FORGOTTEN"
-"""Our word for a job that Slurm does not know any more; the run folder says how it ended."""
+NO_ANSWER, FORGOTTEN = "NO_ANSWER", "FORGOTTEN"
+"""States of our own: Slurm does not answer, or it does not know the job any more; then the run folder says its end."""
 BY_ITSELF = ("COMPLETED", "FAILED", FORGOTTEN)
 BY_SLURM = {
     "CANCELLED": ("it was cancelled", None),
@@ -127,13 +127,13 @@ def list_partitions() -> list[str]:
     return run_slurm("sinfo", "-h", "-o", "%P").stdout.split()
 
 
-def read_jobs(number: str) -> list[Job] | str:
-    """Return a job, or all tasks of an array; a text if the controller does not answer."""
+def read_jobs(number: str) -> list[Job]:
+    """Return a job, or all tasks of an array."""
     done = run_slurm("scontrol", "show", "job", "-o", number)
     if done.returncode == 0 and "JobState=" in done.stdout:
         return [read_job(line) for line in done.stdout.splitlines() if "JobState=" in line]
     said = printable(" ".join((done.stderr or done.stdout).split()))
-    return [Job(number, FORGOTTEN)] if "Invalid job id" in said else f"Slurm does not answer: {said}"
+    return [Job(number, FORGOTTEN if "Invalid job id" in said else NO_ANSWER, said)]
 
 
 def read_job(line: str) -> Job:
@@ -155,21 +155,22 @@ def follow_job(number: str, run: Path) -> Generator[str, None, Job]:
     """Yield the state of a job when it changes and rank 0's progress, until the job ends; return its end."""
     tail, shown = Tail(run / FOLDER / PROGRESS, from_end=True), ""
     while True:
-        jobs = read_jobs(number)
-        ended = [] if isinstance(jobs, str) else [job for job in jobs if job.ended]
-        text = jobs if isinstance(jobs, str) else describe_job(jobs[0])
-        if text != shown and not ended:
+        job = read_jobs(number)[0]
+        text = describe_job(job)
+        if text != shown and not job.ended:
             yield text
             shown = text
         yield from tail.read()
-        if ended:
-            return ended[0]
+        if job.ended:
+            return job
         time.sleep(POLL_SECONDS)
 
 
 def describe_job(job: Job) -> str:
     """Return for example "job 12 is pending: Resources (waiting for free nodes); cancel it with: scancel 12"."""
     start = f" (start {job.restarts + 1})" if job.restarts else ""
+    if job.state == NO_ANSWER:
+        return f"Slurm does not answer: {job.reason}"
     if job.state == "PENDING":
         return f"job {job.number} is pending{start}: {explain_reason(job)}; cancel it with: scancel {job.number}"
     if job.state == "RUNNING":
@@ -179,6 +180,8 @@ def describe_job(job: Job) -> str:
 
 def explain_reason(job: Job) -> str:
     """Return why a job is pending in Slurm's words, and what they mean."""
+    if job.reason == "None":
+        return "no reason yet"
     meaning = REASONS.get(re.split(r"[,:]", job.reason)[0])
     return printable(job.reason.replace("_", " ")) + (f" ({meaning})" if meaning else "")
 
@@ -192,9 +195,10 @@ def conclude_job(job: Job, run: Path, log: Path, until: float | None = None) -> 
     while (job.nodes or job.state == FORGOTTEN) and not has_ended(run) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
     # The script ends with the exit code of the run. Slurm itself may fail a job and leave its code at 0.
-    orderly = job.exit_code in ORDERLY and job.state == ("FAILED" if job.exit_code else "COMPLETED")
-    code = job.exit_code if orderly else None if job.state in ("COMPLETED", "FAILED") else read_code(run)
-    if code is not None:
+    if job.exit_code in ORDERLY and job.state == ("FAILED" if job.exit_code else "COMPLETED"):
+        return job.exit_code
+    code = read_code(run)
+    if code is not None and job.state not in ("COMPLETED", "FAILED"):
         return code
     if job.state in BY_SLURM:
         meaning, hint = BY_SLURM[job.state]
@@ -203,9 +207,11 @@ def conclude_job(job: Job, run: Path, log: Path, until: float | None = None) -> 
         error = LaunchError(text, hint=hint or f"scontrol show job {job.number}")
         record_cause(run, error, f"slurm-{job.number}")
         raise error
-    if not log.is_file() and not has_ended(run):  # not visible here, but the script ends with the code of the cause
+    last = log.with_name(f"{log.name}.last")  # the output of the last attempt, copied by the script
+    if not last.is_file() and not has_ended(run):
         raise error_of_child(job.exit_code, f"job {job.number} ended with exit code {job.exit_code}", f"see {log}")
-    return settle(run, read_log(log), "slurm", job.exit_code, launch=f"slurm-{job.number}")
+    text = last.read_text(encoding="utf-8", errors="replace") if last.is_file() else ""
+    return settle(run, text, "slurm", job.exit_code, launch=f"slurm-{job.number}")
 
 
 def has_ended(run: Path) -> bool:
@@ -215,10 +221,3 @@ def has_ended(run: Path) -> bool:
     except OSError:
         return False
     return any(name in (CODE, CAUSE) or name.startswith("failed-rank") for name in names)
-
-
-def read_log(log: Path) -> str:
-    """Return the output of the last attempt, which the script copies to a file of its own, or of the whole job."""
-    last = log.with_name(f"{log.name}.last")
-    found = [path for path in (last, log) if path.is_file()]
-    return found[0].read_text(encoding="utf-8", errors="replace") if found else ""

@@ -264,7 +264,7 @@ def test_options_of_sbatch_are_quoted_as_it_reads_them():
         read_directives(["N 4"])
 
 
-@pytest.mark.parametrize("name", [*OWN, "out", "arr"])
+@pytest.mark.parametrize("name", [*OWN, "out", "arr", "ntasks"])
 def test_read_directives_rejects_options_that_the_launcher_sets(name: str):
     with pytest.raises(ConfigError, match="launch slurm sets --") as raised:
         read_directives([f"--{name}=1"])

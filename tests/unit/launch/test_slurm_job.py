@@ -69,7 +69,7 @@ def test_read_job_takes_the_first_value_of_a_name():
 def test_read_jobs_of_unknown_job_reports_it_as_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said = "slurm_load_jobs error: Invalid job id specified"
     place_scontrol(tmp_path, monkeypatch, f"#!/bin/bash\necho '{said}' >&2; exit 1\n")
-    assert read_jobs("3") == [Job("3", FORGOTTEN)]
+    assert [job.state for job in read_jobs("3")] == [FORGOTTEN]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,7 @@ def test_read_jobs_of_unknown_job_reports_it_as_forgotten(tmp_path: Path, monkey
         ),
         (Job("3", "PENDING", "SomethingNew"), "job 3 is pending: SomethingNew; cancel it with: scancel 3"),
         (Job("3", "RUNNING", nodes="n[1-2]", restarts=1), "job 3 is running on n[1-2] (start 2)"),
+        (Job("3", "PENDING", "None"), "job 3 is pending: no reason yet; cancel it with: scancel 3"),
         (Job("3", "COMPLETING"), "job 3 is completing"),
     ],
 )
