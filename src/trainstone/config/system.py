@@ -22,8 +22,8 @@ class LaunchConfig(Section):
     """Slurm: further options, for example exclusive or mem=0."""
     prologue: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Shell lines before the work, for example module load cuda."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that every rank gets."""
+    environment: dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(default_factory=dict)
+    """Variables that every rank gets. Their names are not quoted in scripts."""
     container: Annotated[str, Field(min_length=1)] | None = None
     """Apptainer image that ranks run in."""
 

@@ -102,7 +102,7 @@ def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: S
         run=refuse_line_break("the run folder", str(run)),
         nodes=shlex.join(fleet),
         num_tasks=len(fleet),
-        environment=check_names(verb.system.launch.environment if verb.system else {}),
+        environment=verb.system.launch.environment if verb.system else {},
         trains=verb.name == "train",
         max_requeues=MAX_REQUEUES,
         max_starts=MAX_STARTS_WITHOUT_CHECKPOINT,
@@ -184,14 +184,6 @@ def refuse_line_break(name: str, value: str) -> str:
     if any(character in value for character in "\n\r\0"):
         raise ConfigError(f"invalid {name} {value!r}: it has a line break")
     return value
-
-
-def check_names(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables; their names are not quoted in the script."""
-    for name in environment:
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ConfigError(f"invalid variable name {name!r} in [launch.environment] of the system file")
-    return environment
 
 
 def count_devices(gres: str | None) -> int:

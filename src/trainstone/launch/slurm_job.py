@@ -41,15 +41,12 @@ REASONS = {
     "Resources": "waiting for free nodes",
     "Priority": "jobs of higher priority go first",
     "BeginTime": "Slurm starts it later",
-    "Dependency": "waiting for another job",
     "JobHeldUser": "held; scontrol release JOB starts it",
-    "JobHeldAdmin": "held by an administrator",
     "ReqNodeNotAvail": "a requested node is down, reserved or busy",
     "Nodes_required_for_job_are_DOWN": "requested nodes are down, drained or reserved",
     "PartitionNodeLimit": "more nodes than the partition has available",
     "PartitionTimeLimit": "a longer time limit than the partition allows",
     "BadConstraints": "no node has what is requested",
-    "JobHoldMaxRequeue": "held after too many requeues",
     "launch_failed_requeued_held": "held because a node could not start it",
 }
 """Why a job is pending; Slurm has more reasons, which are shown without an explanation."""

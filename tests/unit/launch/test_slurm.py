@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainstone.config.load import load_config
+from trainstone.config.load import load_config, load_system
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError
 from trainstone.launch.child_runs import TRAINSTONE
@@ -156,10 +156,11 @@ def test_a_percent_sign_of_a_folder_is_not_slurms():
     assert "--output=/runs/50%%j/launch/engine-%j.log" in directives(script)
 
 
-def test_a_name_that_is_no_variable_is_refused():
-    system = BEDE.model_copy(update={"launch": LaunchConfig(environment={"A=1; touch hacked; B": "x"})})
-    with pytest.raises(ConfigError, match="invalid variable name"):
-        script_of("demo-classify", system=system)
+def test_system_file_with_an_invalid_variable_name_is_rejected(tmp_path: Path):
+    text = 'name = "s"\nsummary = "s"\n[launch.environment]\n"A=1; touch hacked; B" = "x"\n'
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(ConfigError, match="touch hacked"):
+        load_system(str(tmp_path / "s.toml"))
 
 
 def test_a_sweep_has_one_rank():
