@@ -217,7 +217,7 @@ def test_refused_job_is_one_message_and_leaves_no_folder(tmp_path: Path, cluster
     verb = train_words(out)
     for message, options in {
         "Slurm refused the job: invalid partition specified: nope": ["--partition", "nope"],
-        "Slurm refused the job: Batch job submission failed: Invalid generic resource": ["--fleet", "--gres", "gpu:1"],
+        "Slurm refused the job: Invalid generic resource": ["--fleet", "--gres", "gpu:1"],
         "Slurm has no partition nope": ["--partition", "nope", "--fleet"],
     }.items():
         _, errors = finish(launch(*options, verb=verb), 5)
