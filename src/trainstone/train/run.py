@@ -5,7 +5,7 @@ leaves a folder that can be read.
 """
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from trainstone.config.schema import MeasureConfig
@@ -14,6 +14,7 @@ from trainstone.measure.clock import choose_timer
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.profiler_range import ProfilerRange
 from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.sink import Sink, watch
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
@@ -26,7 +27,7 @@ from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
 from trainstone.train.observation import observe, open_recorder, sync_steps
 from trainstone.train.original.facts import Facts
-from trainstone.train.original.writers import Writers, open_writers
+from trainstone.train.original.writers import list_writers
 from trainstone.train.start import agree_on_fit, build_shared, find_seats, provide_for_all
 from trainstone.train.stopping import Pact, record_steps, record_together
 from trainstone.train.task import IMAGENET_PICTURES, Task, open_data, settle_classes
@@ -66,8 +67,8 @@ def measure_and_judge(
         life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
         task = files.enter_context(closing(build_shared(fitted, opened, world)))
-        writers = files.enter_context(open_originals(run, fitted, task, world))
-        yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, writers)
+        originals = [files.enter_context(sink) for sink in open_originals(run, fitted, task, world)]
+        yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
     sync_steps(life, recorder)
     communication = yield from measure_exchange(task, config.parallel, recorder, life)
     if alone and not life.interrupt.asked:
@@ -77,16 +78,17 @@ def measure_and_judge(
     observed.peaks = peaks.best_of(measure_peaks(device, config.train.precision))
     observed.interrupted = life.find_stop()
     conclude(life, fitted, recorder, observed, loader=task.loader, alone=alone, communication=communication)
-    writers.finish(run.result.status)
+    for sink in originals:
+        sink.finish(run.result.status)
     run.update()  # which lists files
 
 
-def open_originals(run: RunFolder, fitted: Fitted, task: Task, world: World) -> Writers:
-    """Open the files that the recipe's original wrote of a bench, on the first rank."""
+def open_originals(run: RunFolder, fitted: Fitted, task: Task, world: World) -> Iterator[Sink]:
+    """Open the files that the recipe's original wrote of a bench, on rank 0."""
     seats, measure = find_seats(world), fitted.config.measure
     if world.rank.number:
-        return Writers()
-    return open_writers(
+        return iter(())
+    return list_writers(
         Facts(
             kind="bench",
             config=fitted.config,
@@ -103,7 +105,12 @@ def open_originals(run: RunFolder, fitted: Fitted, task: Task, world: World) -> 
 
 
 def measure_steps(
-    task: Task, measure: MeasureConfig, recorder: StepRecorder, life: Lifecycle, clock_start: float, writers: Writers
+    task: Task,
+    measure: MeasureConfig,
+    recorder: StepRecorder,
+    life: Lifecycle,
+    clock_start: float,
+    sinks: Sequence[Sink],
 ) -> Iterator[Progress]:
     """Run the loop until the interval is narrow enough, the time is over, the steps are done or a signal arrives.
 
@@ -119,9 +126,9 @@ def measure_steps(
             go_on=lambda: not pact.pause and profiled.pass_to_next_step(),
         )
         if life.world.alone:
-            yield from record_steps(writers.watch(steps), timer, measure, recorder, life.interrupt)
+            yield from record_steps(watch(steps, sinks), timer, measure, recorder, life.interrupt)
         else:
-            yield from record_together(writers.watch(steps), timer, measure, recorder, pact)
+            yield from record_together(watch(steps, sinks), timer, measure, recorder, pact)
 
 
 def limit_steps(task: Task, measure: MeasureConfig) -> int | None:

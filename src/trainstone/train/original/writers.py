@@ -3,12 +3,9 @@
 Each format is a file beside this one; the first rank writes them. mlperf.log is in mllog.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 
-from trainstone.measure.sink import Sink, watch
-from trainstone.results.schema import Status
-from trainstone.results.steps import StepRecord
+from trainstone.measure.sink import Sink
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.iterdur import DurationFile
 from trainstone.train.original.nvlog import BenchmarkLog, TrainingLog
@@ -32,25 +29,3 @@ def list_writers(facts: Facts) -> Iterator[Sink]:
     """Open one file after the other of those that the recipe's original wrote; for rank 0 only."""
     for maker in MAKERS.get((facts.config.original.name, facts.kind), ()):
         yield maker(facts)
-
-
-class Writers(ExitStack):
-    """The writers of a bench, all closed at its end; none on other ranks than 0."""
-
-    def __init__(self, writers: Iterable[Sink] = ()) -> None:
-        super().__init__()
-        self.sinks = [self.enter_context(writer) for writer in writers]
-
-    def watch(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Pass steps on, written."""
-        return watch(steps, self.sinks)
-
-    def finish(self, status: Status) -> None:
-        """Write the end."""
-        for sink in self.sinks:
-            sink.finish(status)
-
-
-def open_writers(facts: Facts) -> Writers:
-    """Open what the recipe's original wrote; for rank 0 only."""
-    return Writers(list_writers(facts))

@@ -1,13 +1,14 @@
 """Which files a recipe's original has, and that they behave as any file of a run."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from made_original import make_facts, make_step
-from trainstone.measure.sink import Sink
+from trainstone.measure.sink import watch
 from trainstone.train.original.lines import LineFile, read_kept
-from trainstone.train.original.writers import Writers, list_writers, open_writers
+from trainstone.train.original.writers import list_writers
 
 FILES = {
     ("wmlce", "train"): {"nvlog.txt", "training.json"},
@@ -26,9 +27,11 @@ FILES = {
 @pytest.mark.parametrize(("name", "kind"), FILES)
 def test_each_original_has_its_files(tmp_path: Path, name: str, kind: str):
     (tmp_path / "mlperf.log").write_text(':::MLLOG {"time_ms": 1592643996250, "key": "seed", "value": 1}\n')
-    with open_writers(make_facts(tmp_path, name, kind=kind)) as writers:
-        assert list(writers.watch(map(make_step, range(50)))) == [make_step(step) for step in range(50)]
-        writers.finish("ok")
+    with ExitStack() as files:
+        sinks = [files.enter_context(sink) for sink in list_writers(make_facts(tmp_path, name, kind=kind))]
+        assert list(watch(map(make_step, range(50)), sinks)) == [make_step(step) for step in range(50)]
+        for sink in sinks:
+            sink.finish("ok")
     written = [
         str(path.relative_to(tmp_path / "original")) for path in tmp_path.glob("original/**/*") if path.is_file()
     ]
@@ -46,34 +49,15 @@ def test_other_recipes_have_none(tmp_path: Path, kind: str):
 @pytest.mark.parametrize(("name", "kind"), [key for key in FILES if not key[0].startswith("mlperf")])
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, name: str, kind: str):
     """Every text file of the run is /dev/full, which takes nothing."""
-    writers = open_writers(make_facts(tmp_path, name, kind=kind))
-    for writer in writers.sinks:
-        file = getattr(writer._file, "_file", None)
-        lines = writer._file if isinstance(writer._file, LineFile) else file
-        lines.close()
-        lines._file, lines.path = None, Path("/dev/full")
-        lines.keep_bytes = 0
-    with pytest.raises(OSError), writers:  # noqa: PT012
-        list(writers.watch(map(make_step, range(50))))
-        writers.finish("ok")
-
-
-def test_all_are_closed_where_one_cannot_be(tmp_path: Path):
-    class Other(Sink):
-        closed = False
-
-        def __init__(self, error: type[OSError] | None) -> None:
-            self.error = error
-
-        def close(self) -> None:
-            self.closed = True
-            if self.error:
-                raise self.error
-
-    several = Other(None), Other(BrokenPipeError), Other(None)
-    with pytest.raises(BrokenPipeError), Writers(several):
-        pass
-    assert all(one.closed for one in several)
+    (writer,) = list_writers(make_facts(tmp_path, name, kind=kind))
+    file = getattr(writer._file, "_file", None)
+    lines = writer._file if isinstance(writer._file, LineFile) else file
+    lines.close()
+    lines._file, lines.path = None, Path("/dev/full")
+    lines.keep_bytes = 0
+    with pytest.raises(OSError), writer:  # noqa: PT012
+        list(watch(map(make_step, range(50)), [writer]))
+        writer.finish("ok")
 
 
 def test_a_file_keeps_what_it_is_told_and_nothing_is_touched_before(tmp_path: Path):
