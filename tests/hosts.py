@@ -68,7 +68,7 @@ class Hosts:
         """Python that lets a process live on a host."""
         return f"import hosts; hosts.enter({self.space[host]!r}, {host!r}, {before!r})"
 
-    def run(self, ranks: list[str], arguments: list[str], *, timeout: float = 60, **more: object) -> list[Finished]:
+    def run(self, ranks: list[str], arguments: list[str], *, timeout: float = 180, **more: object) -> list[Finished]:
         """Run to the end."""
         end = time.monotonic() + timeout
         started = self.start(ranks, arguments, **more)  # type: ignore[arg-type]

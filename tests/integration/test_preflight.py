@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,8 +158,7 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
 
 def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
     silent = "no answer from h2 (1) after connecting to {}"
-    cases = [(1, "roll", "check_rank", silent), (1, "group", "open_group", silent)]
-    cases = [(*case, "SIGSTOP") for case in cases]
+    cases = [(1, "roll", "check_rank", silent, "SIGSTOP"), (1, "group", "open_group", silent, "SIGSTOP")]
     lost = "rank 1 on h2 lost rank 0 at {}: it "
     cases += [(0, "roll", "compare_ranks", f"{lost}does not answer", "SIGSTOP")]
     cases += [(0, "roll", "compare_ranks", f"{lost}ended without a message", "SIGKILL")]
@@ -170,7 +168,7 @@ def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
         ranks = hosts.start(BOTH, train(tmp_path, parallel__meeting_seconds=5.0), prepare=stops)
         started.append((ranks[rank], ranks[1 - rank], f"error: {told.format(f'10.77.0.1:{hosts.port}')}"))
     for stopped, other, told in started:
-        ended = other.wait(30)
+        ended = other.wait(90)
         stopped.send(signal.SIGKILL)
         assert stopped.wait(10).code == -signal.SIGKILL
         assert ended.code == 5
@@ -180,10 +178,8 @@ def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
 def test_refusal_of_rank_0_ends_the_other_ranks_with_its_code(hosts: Hosts, tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
-    began = time.monotonic()
-    ended = hosts.run(BOTH, train(file, parallel__meeting_seconds=60.0))
+    ended = hosts.run(BOTH, train(file, parallel__meeting_seconds=600.0))
     assert_told_once(ended, 7, str(file))
-    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -193,14 +189,14 @@ def test_signal_while_waiting_for_ranks_ends_at_once(nursery: Nursery, tmp_path:
         if rank == 0:
             server.close()
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
-        child = nursery.start(*train(tmp_path, parallel__meeting_seconds=300.0), env=place)
+        child = nursery.start(*train(tmp_path, parallel__meeting_seconds=600.0), env=place)
         held = []
         if rank == 0:
             wait_until(lambda: "connecting with 1 other rank" in child.err.read_text())
         else:
             held = [server.accept() for _ in range(2)]  # the second connection is that of torch's store
         child.send(signal.SIGTERM)
-        ended = child.wait(30)
+        ended = child.wait(60)
     for connection, _ in held:
         connection.close()
     assert ended.code == 75, ended
