@@ -1,6 +1,7 @@
 # make bench    measure this machine                       make check    lint, types, version
 # make test     everything CI runs                         make format   rewrite sources in the house style
 # make soak     trials that take long: memory over 100,000 batches
+# make mutants  seeded defects, one at a time: exit code 1 if unit tests catch fewer than recorded
 # make interop  data formats against the real TensorFlow, MXNet and DALI (5 GB in .interop)
 #
 # Each makes the virtual environment .venv when it is missing or stale. Variables:
@@ -19,7 +20,7 @@ RUN_READY := $(VENV)/.ready-run-$(KEY)
 DEV_READY := $(VENV)/.ready-dev-$(KEY)
 TYPED := src/trainstone/errors.py src/trainstone/files.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report data results config machine formats)
 
-.PHONY: bench test soak interop check format clean
+.PHONY: bench test soak mutants interop check format clean
 .DEFAULT_GOAL := bench
 
 bench: $(RUN_READY)
@@ -33,6 +34,9 @@ test: check
 
 soak: $(DEV_READY)
 	TRAINSTONE_SOAK=1 $(BIN)/python -m pytest tests/soak
+
+mutants: $(DEV_READY)
+	$(BIN)/python tests/mutants/run.py
 
 interop: $(DEV_READY)
 	scripts/make-interop '$(PYTHON)'
