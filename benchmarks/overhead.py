@@ -26,13 +26,12 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.interrupt import Interrupt
-from trainstone.machine.ranks import ALONE
-from trainstone.measure.devices import choose_reader
-from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.telemetry import Telemetry
+from trainstone.measure.flops import Work
 from trainstone.results.progress import Progress
-from trainstone.train.distributed import World
-from trainstone.train.original.writers import Writers
+from trainstone.results.store import create_run
+from trainstone.train.fit import Fitted
+from trainstone.train.lifecycle import lifecycle
+from trainstone.train.observation import observe, open_recorder
 from trainstone.train.precision import LossScale
 from trainstone.train.run import measure_steps
 from trainstone.train.task import Task, build_task
@@ -47,13 +46,15 @@ MAX_RATIO = 1.015
 def measured_steps(task: Task) -> Iterator[Iterator[Progress]]:
     """All that bench does while it measures, step by step, except drawing."""
     measure = MeasureConfig(seconds=1e6, half_width=1e-9)
+    config = load_config("resnet50", settings=["device=cpu"])
+    fitted = Fitted(config, CPU, Work(0, 0, 0, (), 0, ()), ())
     with tempfile.TemporaryDirectory() as folder, Interrupt() as interrupt:
-        start = time.perf_counter()
-        with (
-            StepRecorder(Path(folder) / "steps.csv", split_phases=False) as recorder,
-            Telemetry(Path(folder), "cpu", choose_reader(CPU), recorder.current_step, started=start),
-        ):
-            yield measure_steps(task, measure, recorder, interrupt, start, Writers(), World(ALONE, CPU))
+        run = create_run(Path(folder), "bench", config, "benchmarks/overhead.py")
+        with lifecycle(config, run, interrupt) as life:
+            for _ in life.join():
+                pass
+            with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
+                yield measure_steps(task, measure, recorder, life, observed.clock_start, ())
 
 
 def run_ours(task: Task, num_steps: int) -> None:

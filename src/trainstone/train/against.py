@@ -117,7 +117,7 @@ def build_variant(
         task.loader.pause()
         loaders[name] = task.loader
     enter = partial(enter_turn, name, config, loaders)
-    arm = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.add)
+    arm = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.step)
     return Variant(asked, fitted, folder, recorder, arm)
 
 

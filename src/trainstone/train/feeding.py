@@ -84,7 +84,7 @@ def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, interrup
     first, begin = len(alone.recorder), math.inf
     for record in train_steps(task, timer, num_steps=num_steps, origin=origin):
         begin = min(begin, timer.now())  # the first step may have to compile for minutes
-        alone.recorder.add(record._replace(step=first + record.step))
+        alone.recorder.step(record._replace(step=first + record.step))
         yield Progress("synthetic data", record.step + 1, record.images / record.step_seconds)
         over = record.step + 1 >= MIN_STEPS and timer.now() - begin >= measure.seconds * SYNTHETIC_SHARE
         if interrupt.asked or (num_steps is None and over):

@@ -157,7 +157,7 @@ def plan_window(start: int, warm_up: int, iterations: int, timer: Timer) -> Wind
 def take_steps(steps: Iterator[StepRecord], recorder: StepRecorder, pact: Pact) -> Iterator[StepRecord]:
     """Record each step and look after its loss and after signals, of all ranks."""
     for record in steps:
-        recorder.add(record)
+        recorder.step(record)
         pact.look(record)
         pact.refuse_bad_loss()
         pact.end_if_stopped()

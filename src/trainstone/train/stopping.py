@@ -146,7 +146,7 @@ def record_steps(
     """
     rule = StopRule(measure, timer, recorder)
     for record in steps:
-        recorder.add(record)
+        recorder.step(record)
         if learns:
             check_loss(record)
         rule.count()
@@ -165,7 +165,7 @@ def record_together(
     """
     rule, rank = StopRule(measure, timer, recorder), pact.world.rank
     for record in steps:
-        recorder.add(record)
+        recorder.step(record)
         if rank.number == 0:
             rule.count()
             pact.wish_end(rule.is_enough())

@@ -16,7 +16,7 @@ def test_steps_are_kept_in_memory_and_on_disk(tmp_path: Path):
     with StepRecorder(path, split_phases=False) as recorder:
         for step in range(3):
             assert recorder.current_step() == step
-            recorder.add(make_record(step))
+            recorder.step(make_record(step))
     assert len(recorder) == 3
     assert recorder.column("start_seconds").tolist() == [0.0, 1.0, 2.0]
     assert "forward_seconds" not in recorder.columns()
@@ -25,13 +25,13 @@ def test_steps_are_kept_in_memory_and_on_disk(tmp_path: Path):
 
 def test_page_faults_belong_to_the_step_that_caused_them(tmp_path: Path):
     with StepRecorder(tmp_path / "s.csv", split_phases=False) as recorder:
-        recorder.add(make_record(0))
+        recorder.step(make_record(0))
         # 64 MiB touched for the first time, each page by itself: what malloc gives may have been touched before.
         held = mmap.mmap(-1, 64 * 2**20)
         held.madvise(mmap.MADV_NOHUGEPAGE)
         np.frombuffer(held, dtype=np.uint8)[:: mmap.PAGESIZE] = 1
-        recorder.add(make_record(1))
-        recorder.add(make_record(2))
+        recorder.step(make_record(1))
+        recorder.step(make_record(2))
     quiet, loud, after = recorder.page_faults()
     assert loud >= 64 * 2**20 // mmap.PAGESIZE
     assert max(quiet, after) < loud / 10
@@ -41,16 +41,16 @@ def test_a_file_that_lacks_steps_is_moved_aside_and_its_successor_can_be_gone_on
     path = tmp_path / "steps-rank0000.csv"
     with StepRecorder(path, split_phases=False) as recorder:
         for step in range(3):
-            recorder.add(make_record(step))
+            recorder.step(make_record(step))
     before = path.read_bytes()
     with StepRecorder(path, split_phases=False, first_step=5) as recorder:
         assert (len(recorder), recorder.current_step()) == (0, 5)
         for step in range(5, 9):
-            recorder.add(make_record(step))
+            recorder.step(make_record(step))
     assert (tmp_path / "steps-rank0000.csv.before-1").read_bytes() == before
     with StepRecorder(path, split_phases=False, first_step=7) as recorder:
         assert (len(recorder), recorder.current_step()) == (2, 7)
-        recorder.add(make_record(7))
+        recorder.step(make_record(7))
         assert recorder.column("step").tolist() == [5, 6, 7]
         assert len(recorder.page_faults()) == 3
     assert read_columns(path)["step"].tolist() == [5, 6, 7]

@@ -29,7 +29,7 @@ def count_steps(folder: Path, measure: MeasureConfig, seconds: float, most: int 
         for number in range(most):
             now += seconds
             # Not all alike: of equal ones nothing can be said.
-            recorder.add(step(number, seconds * (1 + 0.01 * (number % 3))))
+            recorder.step(step(number, seconds * (1 + 0.01 * (number % 3))))
             rule.count()
             if rule.is_enough():
                 return number + 1
