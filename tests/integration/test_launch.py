@@ -165,7 +165,7 @@ def test_launch_local_refuses_99_ranks_before_anything_starts(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_launch_local_oversubscribed_gives_each_rank_a_thread(tmp_path: Path):
+def test_launch_local_oversubscribe_trains_more_ranks_than_cores(tmp_path: Path):
     ranks = available_cores().threads + 1
     words = train_words(tmp_path / "runs", engine__threads="auto", stop__epochs=1.0)
     launched = start_launch(tmp_path, "local", "--ranks", str(ranks), "--oversubscribe", "--", *words)
