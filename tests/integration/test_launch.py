@@ -154,24 +154,24 @@ def test_ranks_have_cores_of_their_own_and_do_not_outlive_a_killed_launcher(tmp_
 
 
 def test_launch_local_refuses_99_ranks_before_anything_starts(tmp_path: Path):
-    fitting = available_cores().threads
+    fitting = available_cores().logical
     for options in ((), ("--dry-run",)):
         launched = start_launch(tmp_path, "local", "--ranks", "99", *options, "--", "train", "demo-classify")
         output, errors = launched.communicate(timeout=60)
         assert launched.returncode == 4
         assert output == ""
-        assert errors.startswith(f"error: cannot start 99 ranks on {os.uname().nodename}: it has {fitting} CPU core")
+        assert errors.startswith(f"error: cannot start 99 ranks on {os.uname().nodename}: it has {fitting} CPU")
         assert f"\nhint:  trainstone launch local --ranks {fitting} -- train demo-classify\n" in errors
     assert list(tmp_path.iterdir()) == []
 
 
 def test_launch_local_oversubscribe_trains_more_ranks_than_cores(tmp_path: Path):
-    ranks = available_cores().threads + 1
+    ranks = available_cores().logical + 1
     words = train_words(tmp_path / "runs", engine__threads="auto", stop__epochs=1.0)
     launched = start_launch(tmp_path, "local", "--ranks", str(ranks), "--oversubscribe", "--", *words)
     _, errors = launched.communicate(timeout=180)
     assert launched.returncode == 0, errors
-    assert f"note:  {ranks} ranks share {ranks - 1} cores of " in errors
+    assert f"note:  {ranks} ranks share {available_cores().threads} cores of " in errors
     result = read_result(find_run(tmp_path / "runs"))
     assert result.world.ranks == ranks
 

@@ -69,14 +69,17 @@ def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: 
 
 
 def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: bool = False) -> None:
-    """Refuse more ranks than this machine has CUDA devices or, on the CPU, cores, and more than its memory allows."""
+    """Refuse more ranks than this machine has CUDA devices or CPUs, and more than its memory allows."""
     devices, memory = count_used_devices(verb), memory_available_bytes()
-    places = devices or available_cores().threads
+    cores = available_cores()
+    # Hyper-threads count: whoever asks for as many ranks as `nproc` shows gets them.
+    cpus = cores.logical if cores.quota_cores is None else min(cores.logical, max(1, int(cores.quota_cores)))
+    places = devices or cpus
     fitting = places if memory is None else min(places, memory // RANK_MEMORY_BYTES)
     lacks_devices = 0 < devices < ranks  # a rank cannot share the device of another
     if ranks <= fitting or (oversubscribe and not lacks_devices):
         return
-    kind = "CUDA device" if devices else "CPU core"
+    kind = "CUDA device" if devices else "CPU"
     free = "" if memory is None else f" and {format_bytes(memory)} of available memory"
     restarts = ["--max-restarts", str(max_restarts)] if max_restarts else []
     command = ["trainstone", "launch", "local", "--ranks", str(fitting), *restarts, "--", verb.name, *verb.arguments]

@@ -41,8 +41,8 @@ def test_choose_ranks_takes_one_per_cuda_device(monkeypatch: pytest.MonkeyPatch)
 
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, *, cores: int, memory_ranks: int, devices: int = 0) -> None:
-    """Let the machine have cores, memory for a number of ranks, and CUDA devices."""
-    monkeypatch.setattr(local, "available_cores", lambda: Cores(2 * cores, cores, None, cores))
+    """Let the machine have logical CPUs, memory for a number of ranks, and CUDA devices."""
+    monkeypatch.setattr(local, "available_cores", lambda: Cores(cores, 1, None, 1))
     monkeypatch.setattr(local, "memory_available_bytes", lambda: memory_ranks * local.RANK_MEMORY_BYTES + 1)
     monkeypatch.setattr(local, "count_cuda_devices", lambda: devices)
 
@@ -58,8 +58,8 @@ def test_check_room_refuses_more_ranks_than_cores_or_memory(
         check_room(verb, fitting + 1, 2)
     message, hint = raised.value.message, str(raised.value.hint).splitlines()
     assert message.startswith(f"cannot start {fitting + 1} ranks on ")
-    assert f"it has {cores} CPU cores and " in message
-    assert f"; {fitting} fit, with one CPU core and at least 1.27 GiB each" in message
+    assert f"it has {cores} CPUs and " in message
+    assert f"; {fitting} fit, with one CPU and at least 1.27 GiB each" in message
     words = ["--ranks", str(fitting), "--max-restarts", "2", "--", "train", "demo-classify", "--set", "name='a b'"]
     assert shlex.split(hint[0]) == ["trainstone", "launch", "local", *words]
     assert hint[1] == "--oversubscribe starts them nevertheless"
@@ -79,7 +79,7 @@ def test_check_room_never_gives_two_ranks_one_cuda_device(monkeypatch: pytest.Mo
     with pytest.raises(MachineError, match=r"it has 2 CUDA devices and .*; 2 fit") as raised:
         check_room(make_verb("auto"), 3, oversubscribe=True)
     assert raised.value.hint == "trainstone launch local --ranks 2 -- train"
-    with pytest.raises(MachineError, match="it has 1 CPU core and "):
+    with pytest.raises(MachineError, match="it has 1 CPU and "):
         check_room(make_verb("cpu"), 2)
 
 
