@@ -38,6 +38,5 @@ def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
             Stage(name="batch", seconds_per_image=2.4e-4, share=0.12),
         ],
         "skipped": 0,
-        "verdict": "",
     }
     return Feeding(**{**given, **changes})

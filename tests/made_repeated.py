@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from made_learning import TOP1, make_evaluations, make_quality, make_training, write_training
 from made_results import write_run
 from trainstone.results.learning import write_learning_verdict
 from trainstone.results.quality import Repeated
 from trainstone.results.repeated import BegunRun, combine_trainings, is_complete, judge_repeated
 from trainstone.results.schema import Point, Result
+from trainstone.results.store import read_result
 
 FIRST_SEED = 7
 
@@ -49,6 +52,7 @@ def write_repeated(folder: Path, times: Sequence[float | None], **changes: Any) 
     """Write a parent and its children as run folders."""
     children = make_children(times)
     path = write_run(folder, make_repeated(children, **changes))
+    (path / "config.toml").write_text(tomli_w.dumps(read_result(path).config))
     for child in children:
         write_training(path / "points", child.result)
     return path

@@ -16,6 +16,7 @@ from small_training import set_arguments
 from trainstone.results.store import read_result
 
 TRAIN = ("train", "demo-classify", *set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20))
+ENDLESS = ("--seconds", "100", "--set", "measure.half_width=1e-9")
 CLOSED_PIPE = "import os; read, write = os.pipe(); os.dup2(write, 2); os.close(read); os.close(write)"
 FULL = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)"
 
@@ -61,10 +62,42 @@ def test_scheduler_signal_ends_every_kind_of_run_in_order(
     nursery: Nursery, tmp_path: Path, checkpoint: Path, name: str, number: signal.Signals, shown: str
 ):
     words = {
-        "against": ("bench", "--against", "seed=1", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path)),
-        "inference": ("eval", str(checkpoint), "--bench", "--seconds", "100", "--out", str(tmp_path)),
-        "runs": ("bench", "--runs", "2", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path)),
-        "aa": ("doctor", "--aa", *narrow_arguments(), "--seconds", "100"),
+        "against": (
+            "bench",
+            "--against",
+            "seed=1",
+            *narrow_arguments(),
+            "--seconds",
+            "100",
+            "--set",
+            "measure.half_width=1e-9",
+            "--out",
+            str(tmp_path),
+        ),
+        "inference": (
+            "eval",
+            str(checkpoint),
+            "--bench",
+            "--seconds",
+            "100",
+            "--set",
+            "measure.half_width=1e-9",
+            "--out",
+            str(tmp_path),
+        ),
+        "runs": (
+            "bench",
+            "--runs",
+            "2",
+            *narrow_arguments(),
+            "--seconds",
+            "100",
+            "--set",
+            "measure.half_width=1e-9",
+            "--out",
+            str(tmp_path),
+        ),
+        "aa": ("doctor", "--aa", *narrow_arguments(), *ENDLESS),
     }[name]
     child = nursery.start(*words)
     wait_until(lambda: shown in child.err.read_text())
@@ -119,7 +152,7 @@ def test_only_one_of_two_processes_resumes_a_run(nursery: Nursery, tmp_path: Pat
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signal.Signals):
-    words = command_line("bench", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path))
+    words = command_line("bench", *narrow_arguments(), *ENDLESS, "--out", str(tmp_path))
     child = subprocess.Popen(
         words, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     )
@@ -150,7 +183,18 @@ def test_signal_at_any_early_moment_leaves_no_run_behind(
 
 
 def test_sweep_stopped_by_a_scheduler_is_resumable(nursery: Nursery, tmp_path: Path):
-    words = ("sweep", "--batch-sizes", "1,2", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path))
+    words = (
+        "sweep",
+        "--batch-sizes",
+        "1,2",
+        *narrow_arguments(),
+        "--seconds",
+        "100",
+        "--set",
+        "measure.half_width=1e-9",
+        "--out",
+        str(tmp_path),
+    )
     child = nursery.start(*words)
     wait_until(lambda: "· measuring" in child.err.read_text())
     child.send(signal.SIGTERM)
@@ -167,7 +211,18 @@ def test_sweep_stopped_by_a_scheduler_is_resumable(nursery: Nursery, tmp_path: P
 
 
 def test_children_of_a_killed_sweep_end_with_it(nursery: Nursery, tmp_path: Path):
-    words = ("sweep", "--batch-sizes", "1,2", *narrow_arguments(), "--seconds", "100", "--out", str(tmp_path))
+    words = (
+        "sweep",
+        "--batch-sizes",
+        "1,2",
+        *narrow_arguments(),
+        "--seconds",
+        "100",
+        "--set",
+        "measure.half_width=1e-9",
+        "--out",
+        str(tmp_path),
+    )
     child = nursery.start(*words)
     wait_until(lambda: "· measuring" in child.err.read_text())
     (point,) = tmp_path.glob("*/points/*")

@@ -97,8 +97,7 @@ class Copy:
 
 def run_mutants(mutants: list[dict[str, str]], copies: list[Copy]) -> dict[str, tuple[str, str]]:
     """Run all mutants, one at a time in each copy; print and return their outcomes with the tests that failed."""
-    todo = list(mutants)
-    rest, outcomes = iter(todo), dict[str, tuple[str, str]]()
+    rest, outcomes = iter(todo := list(mutants)), dict[str, tuple[str, str]]()
 
     def work(copy: Copy) -> None:
         for mutant in rest:
@@ -130,6 +129,7 @@ def main() -> int:
     if unknown := set(arguments.ids) - {mutant["id"] for mutant in mutants}:
         parser.error(f"unknown mutants: {', '.join(unknown)}")
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o1777)  # some tests act as another user
         copies = [Copy(Path(folder, str(number))) for number in range(2)]
         outcomes = run_mutants(mutants, copies)
         tests = sorted({test for _, test in outcomes.values() if ".py" in test})

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from trainstone.cli.output import print_json, print_stderr, silence
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
 from trainstone.machine.launched import launch_name, launched_run, leave_failure
 from trainstone.text import printable_lines
@@ -68,7 +68,7 @@ def execute(
                 status = line.follow(flow(life))
         except KeyboardInterrupt as err:
             if run:
-                print(f"interrupted; partial results are in {run.path}", file=sys.stderr)
+                print_stderr(f"interrupted; partial results are in {run.path}")
             raise typer.Exit(exit_code(kind, "interrupted", str(err))) from None
         if run:
             show_run(run, as_json=options.as_json)
@@ -162,14 +162,13 @@ def print_error(err: TrainstoneError) -> None:
     leave_failure(err)
     for name, text in (("error: ", err.message), ("hint:  ", err.hint)):
         if text:
-            print(name + printable_lines(text).replace("\n", "\n       "), file=sys.stderr)
+            print_stderr(name + printable_lines(text).replace("\n", "\n       "))
 
 
 def print_plan(
     config: "Config", out: Path, commands: Sequence[str] = (), other: "Config | None" = None, *, as_json: bool
 ) -> None:
     """--dry-run: what would be run, and by which commands, where it is children that do."""
-    from trainstone.cli.output import print_json
     from trainstone.config.load import write_toml
 
     if as_json:
@@ -193,7 +192,6 @@ def print_plan(
 
 def show_run(run: "RunFolder", *, as_json: bool) -> None:
     """Write the page and print the result. A terminal or pipe that is gone is not the run's problem."""
-    from trainstone.cli.output import print_json
     from trainstone.cli.summary import print_result
 
     write_page(run)
@@ -204,7 +202,7 @@ def show_run(run: "RunFolder", *, as_json: bool) -> None:
             print_result(run.result, run.path)
         sys.stdout.flush()
     except OSError as err:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered must not fail again at exit
+        silence(1)
         if err.errno not in (errno.EPIPE, errno.EIO):
             reason = f"cannot write to standard output: {err.strerror}"
             raise ResultError(reason, hint=f"the result is in {run.path}") from err

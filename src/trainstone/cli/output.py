@@ -1,6 +1,7 @@
-"""JSON on stdout: one document, in characters that stdout can carry and that a terminal does not obey."""
+"""Output: JSON on stdout in characters that it can carry and a terminal does not obey; stderr that may be gone."""
 
 import json
+import os
 import re
 import sys
 from typing import Any
@@ -13,6 +14,23 @@ def print_json(document: Any) -> None:
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False)
     print(re.sub(r"[^ -~\n]", _escape_hidden, text))
+
+
+def print_stderr(text: str) -> bool:
+    """Print a line on stderr; False: its terminal or pipe is gone, or its disk full, which is not the run's problem."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        silence(2)
+        return False
+    return True
+
+
+def silence(descriptor: int) -> None:
+    """Send a stream that cannot be written to nowhere: what is still buffered must not fail again at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def _escape_hidden(match: re.Match[str]) -> str:

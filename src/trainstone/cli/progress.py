@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from trainstone.cli.output import print_stderr, silence
 from trainstone.machine.launched import FOLDER, PROGRESS, launched_run
 from trainstone.results.learning import format_epoch, format_metric, name_metric
 from trainstone.results.progress import Progress
@@ -94,19 +95,20 @@ class ProgressLine:
             with suppress(OSError), self._relay.open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")
             return
+        if self._status is None:
+            self._quiet = not print_stderr(text)
+            return
         with self._surviving():
-            if self._status is not None:
-                self._status.update(Text(text))
-            else:
-                print(text, file=sys.stderr, flush=True)
+            self._status.update(Text(text))
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
         """Go on without the line where it cannot be drawn."""
         try:
             yield
-        except (OSError, ValueError):
+        except OSError:
             self._quiet = True
+            silence(2)
 
 
 def describe_progress(progress: Progress) -> str:

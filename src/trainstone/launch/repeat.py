@@ -30,13 +30,16 @@ def repeat_training(life: Lifecycle, repeated: Repeated) -> Generator[Progress |
             yield plan_child(run.path, repeated, seed, life.config.name, label)
 
     def conclude(child: ChildRun, ended: ChildEnd) -> None:
-        gather(life)
         ended.check(child.label)
         result = read_if_there(child.folder)
         if result is None or not BegunRun("", result).is_over:
             raise LaunchError(f"{child.label} ended well, but left no result that says so", hint=f"see {child.folder}")
+        gather(life)
 
-    yield from run_children(life, list_children(), conclude)
+    try:
+        yield from run_children(life, list_children(), conclude)
+    finally:  # a run that was stopped or failed is a row, too
+        gather(life)
     target = run.result.quality.target if run.result.quality else None
     status = judge_repeated(expect_repeated(run.result), target)
     run.update(status=status)

@@ -45,7 +45,6 @@ class StepRecorder(Sink):
         self._page_faults.append(faults - self._faults_before)
         self._faults_before = faults
 
-
     def flush(self) -> None:
         """Write all that was taken: a checkpoint may only count steps that are in the file."""
         self._writer.flush()

@@ -143,10 +143,11 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
 
 def _write_failure(run: RunFolder, err: BaseException) -> None:
     message, hint = (err.message, err.hint) if isinstance(err, TrainstoneError) else (describe_bug(err), None)
-    code = "out-of-memory" if isinstance(err, OutOfMemoryError | MemoryError) else "run-failed"
+    memory = isinstance(err, OutOfMemoryError | MemoryError)
+    failed = finding("out-of-memory", message, hint=hint) if memory else finding("run-failed", message, hint=hint)
     with suppress(OSError):  # a full disk must not hide what happened
         if not run.undo():
-            run.update(status="failed", findings=[*run.result.findings, finding(code, message, hint=hint)])
+            run.update(status="failed", findings=[*run.result.findings, failed])
 
 
 def describe_bug(err: BaseException) -> str:

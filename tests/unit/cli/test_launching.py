@@ -32,7 +32,12 @@ def follow(
     monkeypatch.setattr(aftermath, "settle", settle)
     interrupt = Interrupt()
     interrupt.asked = asked
-    return launching.follow(PLAN, run, interrupt, quiet=True)
+    going = launching.run_attempts(PLAN, run, interrupt)
+    while True:
+        try:
+            next(going)
+        except StopIteration as end:
+            return end.value
 
 
 def test_ranks_start_again_after_a_death_and_what_was_left_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -77,7 +77,7 @@ def test_how_to_repeat_or_go_on():
     assert describe_repeat(result, Path("r/x")) == "trainstone sweep r/x/config.toml --batch-sizes 1,2,4,8 --profile"
     for status in ("killed", "interrupted"):
         stopped = result.model_copy(update={"status": status})
-        assert describe_repeat(stopped, Path("r/a b")) == "trainstone sweep 'r/a b'"
+        assert describe_repeat(stopped, Path("r/a b")) == "trainstone sweep --resume 'r/a b'"
     assert "batch 1 … 8" in describe_setting(result)
     precisions = make_sweep(make_row("fp32", 1.0), make_row("bf16", 2.0), key="train.precision")
     assert describe_setting(result.model_copy(update={"sweep": precisions})).split(" · ")[1:] == [

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
@@ -54,14 +54,20 @@ def test_supervise_broken_off_leaves_no_process(monkeypatch, tmp_path: Path, pro
     monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.2)
     others = set(psutil.Process().children())
-    progress = tmp_path / "launch/progress.txt"
+    progress, begun = tmp_path / "launch/progress.txt", tmp_path / "begun"
     progress.parent.mkdir()
-    progress.write_text("before\n")
-    running = supervise(python(program, str(tmp_path / "begun")), {}, tmp_path, "output.log", Interrupt())
-    progress.with_name("late").write_text("step 1\nstep 2\n")
-    (tmp_path / "launch/late").rename(progress)
+    progress.write_text("of an earlier start\n")
+
+    def write_progress() -> None:
+        wait_until(begun.exists)
+        with progress.open("a") as file:
+            file.write("step 1\n")
+
+    running = supervise(python(program, str(begun)), {}, tmp_path, "output.log", Interrupt())
+    writer = threading.Thread(target=write_progress)
+    writer.start()
     assert next(running) == "step 1"
-    wait_until((tmp_path / "begun").exists)
+    writer.join()
     (child,) = set(psutil.Process().children()) - others
     with pytest.raises(error):
         running.throw(error)
@@ -72,14 +78,27 @@ def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch
     monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
     interrupt = Interrupt()
-    interrupt.asked = "SIGUSR1"
-    count = "import signal, time; signal.signal(15, lambda *_: print('TERM', flush=True)); time.sleep(60)"
+    ready = tmp_path / "ready"
+
+    def stop() -> None:
+        wait_until(ready.exists)
+        interrupt.asked = "SIGUSR1"
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    count = (
+        "import signal, sys, time; signal.signal(15, lambda *_: print('TERM', flush=True)); "
+        "open(sys.argv[1], 'w').close(); [time.sleep(60) for _ in range(9)]"
+    )
 
     def collect() -> Generator[str, None, Ended]:
-        return (yield from supervise(python(count), {}, tmp_path, "output.log", interrupt, grace_seconds=1.0))
+        return (
+            yield from supervise(python(count, str(ready)), {}, tmp_path, "output.log", interrupt, grace_seconds=0.2)
+        )
 
     with pytest.raises(StopIteration) as end:
         next(collect())
+    stopper.join()
     assert end.value.value.code == -signal.SIGKILL
     # Once by us, once by the end of the `with`
     assert end.value.value.output in ("TERM\n", "TERM\nTERM\n")
@@ -143,12 +162,10 @@ def test_resumed_parent_waits_for_a_leftover_child(monkeypatch, tmp_path: Path):
         stdout=subprocess.PIPE,
     )  # fmt: skip
     assert holder.stdout is not None
-    holder.stdout.readline()
-    began = time.monotonic()
-    phases = {progress.phase for progress in follow(wait_for_leftovers, config, run)}
+    with holder:
+        holder.stdout.readline()
+        phases = {progress.phase for progress in follow(wait_for_leftovers, config, run)}
     assert phases == {"waiting for the end of left"}
-    assert time.monotonic() - began < 10
-    holder.wait()
     monkeypatch.setattr(child_runs, "LEFTOVER_SECONDS", 0.0)
     with lock_run(child), pytest.raises(LaunchError, match="left is still in use by a process of an earlier start"):
         list(follow(wait_for_leftovers, config, run))

@@ -8,8 +8,6 @@ from trainstone.errors import ConfigError
 from trainstone.launch.points import (
     BATCH_SIZES,
     configure,
-    hash_plan,
-    lay_out,
     make_plan,
     name_all,
     parse_batch_sizes,
@@ -142,21 +140,3 @@ def test_one_device_settles_nothing_for_another():
     plan = plan_small(None, "device=cpu,cuda")
     resolved = load_config("resnet50", settings=["device=cpu", "train.precision=bf16"])
     assert settle(plan.config, plan.sweep, resolved) == plan.config
-
-
-def test_the_plans_hash_knows_every_wish():
-    plan = plan_small()
-    asked = [
-        plan,
-        plan_small("1,2"),
-        plan_small("4,2,1"),
-        plan_small(None, "train.precision=fp32,bf16"),
-        plan_small(profile=True),
-        plan_small(strict=True),
-        make_plan(load_config("resnet50", settings=["device=cpu", "measure.seconds=5.0"]), "1,2,4", None),
-    ]
-    assert len({one.sweep.plan_sha256 for one in asked}) == len(asked)
-    assert plan_small().sweep.plan_sha256 == plan.sweep.plan_sha256
-    judged = plan.sweep.model_copy(update={"told": ["x"]})
-    assert hash_plan(plan.config, judged) == plan.sweep.plan_sha256
-    assert lay_out(plan.config, judged).points == plan.points

@@ -11,8 +11,7 @@ from made_sweep import count_points, plan_small, run_fake, statuses
 from trainstone.errors import ConfigError, DataError, LaunchError, MachineError, RunError
 from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
 from trainstone.launch import sweep as launch_sweep
-from trainstone.launch.sweep import is_own_fault, make_command
-from trainstone.launch.unfinished import find_unfinished
+from trainstone.launch.sweep import find_due, is_own_fault, make_command
 from trainstone.results.store import read_result
 
 
@@ -228,7 +227,7 @@ def test_a_machine_that_cannot_be_profiled_ends_the_sweep_at_once(monkeypatch, t
     (path,) = tmp_path.iterdir()
     result = read_result(path)
     assert (result.status, statuses(result)) == ("failed", {first: "ok"})
-    assert find_unfinished(tmp_path, plan) == path
+    assert find_due(path, result, plan) == {f"batch {first}": ["profile"], f"batch {second}": ["bench", "profile"]}
     # Later it is one profile less
     other = run_fake(monkeypatch, plan, tmp_path / "other", **{f"profile_{second}": "machine"})
     assert read_result(other.path).status == "ok"
@@ -244,6 +243,6 @@ def test_the_line_in_the_docs_is_as_the_code_writes_it():
 
 def test_commands_argv_for_argv():
     plan = plan_small(cores=True, strict=True)
-    tail = ["x.toml", "--out", "points", "--json", "--quiet", "--strict"]
-    assert make_command("bench", Path("x.toml"), Path("points"), plan)[-7:] == ["bench", *tail]
-    assert make_command("profile", Path("x.toml"), Path("points"), plan)[-8:] == ["profile", *tail, "--cores"]
+    tail = ["x.toml", "--out", "points", "--strict"]
+    assert make_command("bench", Path("x.toml"), Path("points"), plan)[-5:] == ["bench", *tail]
+    assert make_command("profile", Path("x.toml"), Path("points"), plan)[-6:] == ["profile", *tail, "--cores"]

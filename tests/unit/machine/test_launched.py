@@ -14,8 +14,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "launch").mkdir()
     monkeypatch.setenv("TRAINSTONE_RUN", str(tmp_path))
     monkeypatch.setattr(launched, "ECHO_SECONDS", 0.0)
-    monkeypatch.setattr(launched, "end_with_parent", lambda: None)  # of the test itself
-    monkeypatch.setattr(launched, "heed_early_signals", lambda: None)
+    monkeypatch.setattr(launched, "end_with_parent", lambda _parent: None)  # of the test itself
     return tmp_path
 
 

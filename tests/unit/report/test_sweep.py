@@ -130,7 +130,7 @@ def test_a_killed_sweep_is_told_with_the_rows_it_has(tmp_path: Path):
     assert find_section(page).lead.startswith("The sweep is killed: 3 of 5 points")
     assert page.verdict.endswith("(3 of 5 points)")
     codes = {found.code: found.hint for found in find_section(page, "findings").blocks[0].rows}
-    assert codes["killed"].startswith("go on with: trainstone sweep RUN")
+    assert codes["killed"].startswith("go on with: trainstone sweep --resume RUN")
 
 
 def test_a_sweep_without_any_row_has_a_page(tmp_path: Path):

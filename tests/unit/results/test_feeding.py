@@ -25,7 +25,6 @@ from trainstone.results.feeding import (
 def test_records_survive_json():
     feeding = make_feeding(demand=A100)
     assert Feeding.model_validate_json(feeding.model_dump_json()) == feeding
-    assert feeding.format == 1
     assert make_feeding().demand is None
 
 

@@ -63,7 +63,7 @@ def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch:
 
 def test_phases_name_the_arm_and_the_pair(compare):
     _, phases = compare("seed=1", iterations=9)
-    assert phases[2:] == ["warming up"] * 12 + [
+    assert phases[3:] == ["warming up"] * 12 + [
         "comparing: A, pair 1", "comparing: B, pair 1", "comparing: B, pair 1",
         "comparing: B, pair 2", "comparing: A, pair 2", "comparing: A, pair 2",
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import RunFolder, read_result
-from trainstone.train import judging, learn, to_target
+from trainstone.train import judging, learn, meeting, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.distributed import World
 from trainstone.train.precision import LossScale
@@ -196,14 +196,14 @@ def test_steps_are_on_disk_where_another_host_is_to_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
 ):
     synced: list[str] = []
-    share_run = to_target.share_run
+    share_run = meeting.share_run
 
     def share(run: RunFolder | None, world: World) -> RunFolder:
         shared = share_run(run, world)
         shared.update(world=schema.World(nodes=nodes))
         return shared
 
-    monkeypatch.setattr(to_target, "share_run", share)
+    monkeypatch.setattr(meeting, "share_run", share)
     monkeypatch.setattr(learn, "sync_path", lambda path: synced.append(path.name))
     train(tmp_path, monkeypatch, stop__steps=2)
     assert synced == (["steps-rank0000.csv"] if nodes > 1 else [])
