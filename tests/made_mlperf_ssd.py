@@ -79,6 +79,7 @@ def write_ssd_log(
             if epoch in listed:
                 log.begin_evaluation(done)
                 clock.seconds += EVAL_SECONDS
+                log.end_evaluation(done)
                 found = reached if epoch == epochs else 0.8 * reached
                 told = {"epoch": epoch, "step": done, "seconds": clock() - BEGAN, "eval_seconds": EVAL_SECONDS}
                 judged = Evaluation(**told, metrics={"map": found, "map50": 1.7 * found}, images=pictures[1])

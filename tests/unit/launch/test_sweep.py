@@ -182,7 +182,7 @@ def test_memory_skips_what_is_larger_only_where_larger_takes_memory(
 def test_a_real_time_signal_has_a_number_only(monkeypatch, tmp_path: Path):
     run = run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_2="real-time")
     row = read_result(run.path).sweep.rows[1]
-    assert (row.status, row.note) == ("failed", "batch 2 was ended by signal 40")
+    assert (row.status, row.note) == ("failed", "ended by signal 40")
 
 
 def test_core_counters_that_could_not_be_read_leave_a_word(monkeypatch, tmp_path: Path):
