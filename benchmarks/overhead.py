@@ -25,7 +25,7 @@ from trainstone.cli.progress import ProgressLine
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.flops import Work
 from trainstone.results.progress import Progress
 from trainstone.results.store import create_run
@@ -48,9 +48,9 @@ def measured_steps(task: Task) -> Iterator[Iterator[Progress]]:
     measure = MeasureConfig(seconds=1e6, half_width=1e-9)
     config = load_config("resnet50", settings=["device=cpu"])
     fitted = Fitted(config, CPU, Work(0, 0, 0, (), 0, ()), ())
-    with tempfile.TemporaryDirectory() as folder, Interrupt() as interrupt:
+    with tempfile.TemporaryDirectory() as folder, StopSignals() as signals:
         run = create_run(Path(folder), "bench", config, "benchmarks/overhead.py")
-        with lifecycle(config, run, interrupt) as life:
+        with lifecycle(config, run, signals) as life:
             for _ in life.join():
                 pass
             with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:

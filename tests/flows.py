@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from trainstone.config.schema import Config
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.results.store import RunFolder
 from trainstone.train.lifecycle import Lifecycle, lifecycle
 
@@ -13,5 +13,5 @@ def follow(
     flow: Callable[[Lifecycle], Generator[Any, None, Any]], config: Config, run: RunFolder | None
 ) -> Generator[Any, None, Any]:
     """Yield the progress of a flow to its end."""
-    with Interrupt() as interrupt, lifecycle(config, run, interrupt) as life:
+    with StopSignals() as signals, lifecycle(config, run, signals) as life:
         return (yield from flow(life))

@@ -52,18 +52,18 @@ def execute(
 ) -> NoReturn:
     """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.machine.interrupt import Interrupt
     from trainstone.machine.ranks import read_rank
+    from trainstone.machine.signals import StopSignals
     from trainstone.train.lifecycle import lifecycle
 
     first, run = read_rank().number == 0, None
-    with Interrupt() as interrupt, ExitStack() as stack:
+    with StopSignals() as signals, ExitStack() as stack:
         if kind and first:
             run = stack.enter_context(open_run(kind, config, options))
         try:
             with (
                 ProgressLine(quiet=bool(options.quiet) or not first) as line,
-                lifecycle(config, run, interrupt) as life,
+                lifecycle(config, run, signals) as life,
             ):
                 status = line.follow(flow(life))
         except KeyboardInterrupt as err:
@@ -76,7 +76,7 @@ def execute(
             show()
     if isinstance(status, int):
         raise typer.Exit(status)
-    raise typer.Exit(exit_code(kind, status, interrupt.asked, require_target=options.require_target))
+    raise typer.Exit(exit_code(kind, status, signals.received, require_target=options.require_target))
 
 
 def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, require_target: bool = False) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trainstone.launch.engine import Plan
     from trainstone.launch.verb import Verb
-    from trainstone.machine.interrupt import Interrupt
+    from trainstone.machine.signals import StopSignals
     from trainstone.train.lifecycle import Lifecycle
 
 # A start more would meet the same: the recipe, the data, the machine or the disk is to be mended first.
@@ -63,27 +63,27 @@ def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
         print(printable_script(write_script(plan)), end="", file=sys.stderr)
 
     def flow(life: "Lifecycle") -> "Generator[str, None, int]":
-        return (yield from run_attempts(plan, run, life.interrupt))
+        return (yield from run_attempts(plan, run, life.signals))
 
     show = partial(show_result, run, as_json=verb.as_json)
     execute(None, verb.config, flow, Options(quiet=verb.quiet), show)
 
 
-def run_attempts(plan: "Plan", run: Path, interrupt: "Interrupt") -> "Generator[str, None, int]":
+def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[str, None, int]":
     """Start the engine, again where that may help after a rank failed; return the run's exit code."""
     from trainstone.launch.aftermath import settle
     from trainstone.launch.engine import run_plan
     from trainstone.machine.launched import LAUNCH, forget_attempt
 
     for attempt in range(1, plan.attempts + 1):
-        code, text = yield from run_plan(plan, run, interrupt)
+        code, text = yield from run_plan(plan, run, signals)
         try:
             ended = settle(
-                run, text, plan.engine, code, stopped=interrupt.asked is not None, launch=plan.environment[LAUNCH]
+                run, text, plan.engine, code, stopped=signals.received is not None, launch=plan.environment[LAUNCH]
             )
-            return told_code(ended, interrupt.asked)
+            return told_code(ended, signals.received)
         except TrainstoneError as err:
-            if interrupt.asked or isinstance(err, LASTING) or attempt == plan.attempts:
+            if signals.received or isinstance(err, LASTING) or attempt == plan.attempts:
                 raise
             print(f"{err.message}; start {attempt + 1} of at most {plan.attempts}", file=sys.stderr)
             forget_attempt(run)

@@ -24,8 +24,8 @@ from trainstone.cli.train import train
 from trainstone.cli.weights import app as weights
 from trainstone.errors import EXIT_INTERRUPTED, TrainstoneError
 from trainstone.machine.affinity import remember_affinity
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import begin_attempt, leave_failure, settle_code
+from trainstone.machine.signals import StopSignals
 
 app = typer.Typer(
     name="trainstone",
@@ -75,7 +75,7 @@ def main() -> None:
     # torch's own warnings of names it cannot resolve and of ranks that left would stand beside our one message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        with Interrupt(at_once=True):  # until a run is opened, which ends in its own way
+        with StopSignals(at_once=True):  # until a run is opened, which ends in its own way
             begin_attempt(sys.argv[1] if len(sys.argv) > 1 else "")
             app()
     except KeyboardInterrupt:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from trainstone.config.load import load_config
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.launch.supervisor import supervise
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import RUN, forget_attempt, read_code, read_failures
+from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
 from trainstone.results.repeat import combine_runs
 from trainstone.results.schema import Point, Result, Status
@@ -84,18 +84,18 @@ def run_children(
     for child in children:
         life.check_stop()
         yield Progress(child.label)
-        ended = yield from run_child(child, life.interrupt)
-        if ended.interrupted or (life.interrupt.asked and ended.code < 0):
-            raise KeyboardInterrupt(life.interrupt.asked or "SIGTERM")
+        ended = yield from run_child(child, life.signals)
+        if ended.interrupted or (life.signals.received and ended.code < 0):
+            raise KeyboardInterrupt(life.signals.received or "SIGTERM")
         conclude(child, ended)
 
 
-def run_child(child: ChildRun, interrupt: Interrupt) -> Generator[str, None, ChildEnd]:
+def run_child(child: ChildRun, signals: StopSignals) -> Generator[str, None, ChildEnd]:
     """Run a child to its end, showing its progress."""
     log.info("starting %s", shlex.join(child.command))
     folder = child.folder.absolute()
     forget_attempt(folder)
-    ended = yield from supervise(child.command, {RUN: str(folder)}, folder, OUTPUT, interrupt, label=child.label)
+    ended = yield from supervise(child.command, {RUN: str(folder)}, folder, OUTPUT, signals, label=child.label)
     code = ended.code or read_code(folder) or 0
     log.info("%s ended with %d", child.label, code)
     return ChildEnd(code, explain_end(folder, code, ended.output) if ended.code else None)

@@ -12,8 +12,8 @@ import psutil
 
 from trainstone.files import write_atomically
 from trainstone.launch.supervisor import Ended, Stop, supervise
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import FOLDER, LAUNCH
+from trainstone.machine.signals import StopSignals
 
 LOG, SCRIPT = "engine.log", "start.sh"
 
@@ -50,13 +50,13 @@ def write_script(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_plan(plan: Plan, run: Path, interrupt: Interrupt) -> Generator[str, None, Ended]:
+def run_plan(plan: Plan, run: Path, signals: StopSignals) -> Generator[str, None, Ended]:
     """Run an engine to its end and yield the lines of progress of its ranks; return its code and what it printed."""
     script = run / FOLDER / SCRIPT
     write_atomically(script, write_script(plan))
     # A prologue is for a login shell: that is where `module` is known.
     command = ["bash", "-l", str(script)] if plan.prologue else list(plan.command)
-    return (yield from supervise(command, plan.environment, run, LOG, interrupt, stop=STOPS[plan.engine]))
+    return (yield from supervise(command, plan.environment, run, LOG, signals, stop=STOPS[plan.engine]))
 
 
 def stop_local(engine: int, told: set[int]) -> None:

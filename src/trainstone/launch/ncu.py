@@ -17,8 +17,8 @@ from trainstone.errors import MachineError, TrainstoneError
 from trainstone.formats.ncu import PERMISSION_HINT, read_ncu
 from trainstone.launch.child_runs import OUTPUT, explain_end
 from trainstone.launch.supervisor import Ended, supervise
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import RUN, read_failures
+from trainstone.machine.signals import StopSignals
 from trainstone.results.checks import finding
 from trainstone.results.cores import CYCLE_METRICS, PERCENT, PIPE_METRICS, WANTED, aggregate_cores, tell_cores
 from trainstone.results.profiled import CoreUse
@@ -45,7 +45,7 @@ def run_under_ncu(
     *,
     start: int,
     iterations: int,
-    interrupt: Interrupt,
+    signals: StopSignals,
     ncu: str | None = None,
 ) -> Generator[Progress | str, None, CoreUse]:
     """Bench with the steps from `start` on, `iterations` of them, profiled into `csv_file`; return what it says.
@@ -67,15 +67,15 @@ def run_under_ncu(
             {RUN: str(folder)},
             folder,
             OUTPUT,
-            interrupt,
+            signals,
             label=LABEL,
             stop=terminate_group,  # ncu does not pass signals on
             grace_seconds=STOP_GRACE_SECONDS,
         )
     except OSError as err:
         raise MachineError(f"cannot run {command[0]}: {err.strerror}", hint="give the path of ncu") from err
-    if interrupt.asked:
-        raise KeyboardInterrupt(interrupt.asked)
+    if signals.received:
+        raise KeyboardInterrupt(signals.received)
     printed = f"{ended.output}\n{_read_messages(csv_file)}"
     if ended.code != 0:
         raise explain_ncu(ended, folder, printed)
@@ -100,7 +100,7 @@ def add_cores(life: Lifecycle) -> Iterator[Progress | str]:
     config_file, table = run.path / "config.toml", run.path / TABLE_NAME
     try:
         use = yield from run_under_ncu(
-            config_file, run.path / "points", table, start=first, iterations=steps, interrupt=life.interrupt
+            config_file, run.path / "points", table, start=first, iterations=steps, signals=life.signals
         )
     except TrainstoneError as err:
         lacking = finding("not-measured", f"core utilisation: {err.message}", hint=err.hint, severity="warning")

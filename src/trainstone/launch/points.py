@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainstone.config.load import change_config, did_you_mean, list_keys, load_config, parse_setting
+from trainstone.config.load import change_config, did_you_mean, flatten, list_keys, load_config, parse_setting
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, ResultError
 from trainstone.machine.facts import read_software
@@ -272,7 +272,7 @@ def check_settled(path: Path) -> Config:
     """Return the configuration that child runs share; refuse one that was changed: they would not be comparable."""
     result, file = read_result(path), path / "config.toml"
     config = load_config(str(file))
-    now, then = (_flatten(values) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
+    now, then = (dict(flatten(values)) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
     changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     # A kill while the first point was settling them: the file is written first
     settling = set() if result.machine else {key for key in SETTLED if then.get(key) == "auto"}
@@ -284,10 +284,3 @@ def check_settled(path: Path) -> Config:
             hint=f"restore it, or start again: {result.command}",
         )
     return config
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

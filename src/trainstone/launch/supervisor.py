@@ -13,8 +13,8 @@ from typing import NamedTuple
 import psutil
 
 from trainstone.launch.following import Tail
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import FOLDER, LAUNCH, PROGRESS, end_with_parent, without_launch
+from trainstone.machine.signals import StopSignals
 
 POLL_SECONDS = 0.2
 END_SECONDS = 5.0
@@ -45,7 +45,7 @@ def supervise(
     environment: Mapping[str, str],
     run: Path,
     log_name: str,
-    interrupt: Interrupt,
+    signals: StopSignals,
     *,
     label: str = "",
     stop: Stop = terminate_once,
@@ -66,7 +66,7 @@ def supervise(
             while process.poll() is None and (patience is None or patience > 0):
                 time.sleep(POLL_SECONDS)
                 yield from (prefix + line for line in progress.read())
-                if interrupt.asked:
+                if signals.received:
                     stop(process.pid, notified)
                     patience = None if patience is None else patience - POLL_SECONDS
     yield from (prefix + line for line in progress.read())

@@ -70,9 +70,9 @@ def measure_turns(
         return sum(variant.recorder.current_step() for variant in variants.values())
 
     with observe(life, fitted, count_steps, clock_start) as observed:
-        for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.interrupt.asked):
+        for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.signals.received):
             yield tell_progress(turn, done)
-    observed.interrupted = life.interrupt.asked
+    observed.interrupted = life.signals.received
     return observed
 
 

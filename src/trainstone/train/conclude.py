@@ -50,7 +50,7 @@ def conclude(
     recorded and not counted. `title`: how its sentence calls what was run, if not usual.
     """
     run, ranks = life.run, life.rank.world
-    before = [*fitted.findings, *life.world.findings]
+    before = fitted.findings
     if not len(recorder):
         stopped = finding("interrupted", "stopped before the first step ended")
         run.update(status="interrupted", findings=[*before, stopped])

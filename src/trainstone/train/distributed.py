@@ -18,7 +18,6 @@ from trainstone.config.learning import ParallelConfig
 from trainstone.errors import MachineError, PeerLostError
 from trainstone.machine.ranks import Rank
 from trainstone.results.preflight import Preflight
-from trainstone.results.schema import Finding
 from trainstone.train.preflight.store import first_line
 
 TORCH_BUCKET_BYTES = 25 * 2**20
@@ -53,8 +52,6 @@ class World:
     """The first of the ranks on its host."""
     preflight: Preflight | None = None
     """What the meeting found, on the first rank of many."""
-    findings: tuple[Finding, ...] = ()
-    """What is to be said of it, there."""
 
     @property
     def alone(self) -> bool:

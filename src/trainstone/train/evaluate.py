@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
 from trainstone.train.distributed import Agreement, World, gather_rows
 from trainstone.train.precision import autocast
@@ -17,11 +17,11 @@ from trainstone.workloads.registry import WORKLOADS
 
 
 def judge(
-    task: Task, config: Config, opened: OpenSplit, world: World, interrupt: Interrupt
+    task: Task, config: Config, opened: OpenSplit, world: World, signals: StopSignals
 ) -> Generator[Progress, None, Tensor | None]:
     """Let the network judge the pictures, or its average where one is kept; it is left as it was, ready to train."""
     with task.average.swapped() if task.average else nullcontext():
-        return (yield from judge_network(task.plain, config, task.device, opened, world, interrupt))
+        return (yield from judge_network(task.plain, config, task.device, opened, world, signals))
 
 
 def judge_network(
@@ -30,7 +30,7 @@ def judge_network(
     device: torch.device,
     opened: OpenSplit,
     world: World,
-    interrupt: Interrupt,
+    signals: StopSignals,
 ) -> Generator[Progress, None, Tensor | None]:
     """Let a network judge all ranks' shares of the pictures; return the workload's rows of all of them.
 
@@ -39,7 +39,7 @@ def judge_network(
     workload = WORKLOADS[config.workload]
     look, total = workload.build_judge(config, device), len(opened.source)
     rows: list[Tensor] = []
-    stop = StopQuestion(world, interrupt)
+    stop = StopQuestion(world, signals)
     trained = model.training
     model.eval()
     try:
@@ -65,15 +65,15 @@ def judge_network(
 class StopQuestion:
     """Whether any rank was asked to end, put before every batch; ranks hear of others a batch later."""
 
-    def __init__(self, world: World, interrupt: Interrupt) -> None:
+    def __init__(self, world: World, signals: StopSignals) -> None:
         self._world = world
-        self._interrupt = interrupt
+        self._signals = signals
         self._agreement = Agreement(world, 1)
         self.answer = False
 
     def is_asked(self) -> bool:
         """Ask before a batch; all ranks have equally many, so that all get the same answer."""
-        asked = self._interrupt.asked is not None
+        asked = self._signals.received is not None
         if self._world.alone:
             self.answer = asked
             return asked

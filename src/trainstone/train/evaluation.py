@@ -50,15 +50,15 @@ def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]
     config, device, findings = fit_engine(config, world=life.rank)
     config = agree_on_precision(config, world)
     run.write_config(config)
-    findings += [*world.findings, *(finding("checkpoint-damaged", doubt) for doubt in saved.doubts)]
+    findings += [finding("checkpoint-damaged", doubt) for doubt in saved.doubts]
     run.update(findings=findings)
     yield Progress("building the network")
     model = load_network(config, device, saved)
     life.check_stop()
     began = time.perf_counter()
-    rows = yield from judge_network(model, config, device, opened, world, life.interrupt)
+    rows = yield from judge_network(model, config, device, opened, world, life.signals)
     if rows is None:
-        raise KeyboardInterrupt(life.interrupt.asked or OTHER_RANK)
+        raise KeyboardInterrupt(life.signals.received or OTHER_RANK)
     with Scoring(config, world) as scoring:
         scoring.begin(opened, rows, saved.step, time.perf_counter() - began)
         judged = scoring.take()

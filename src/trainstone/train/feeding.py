@@ -15,8 +15,8 @@ import numpy as np
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.data.loader import Loader
 from trainstone.data.splits import OpenSplit, digest_samples
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import ALONE
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema, stats
@@ -60,24 +60,24 @@ def open_alone(opened: OpenSplit, folder: Path, config: Config, files: ExitStack
     return Alone(opened, files.enter_context(StepRecorder(folder / FILE_NAME, split_phases=config.engine.split_phases)))
 
 
-def measure_before(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+def measure_before(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
     """First halves: the loader, then synthetic batches on a model that is thrown away."""
-    yield from measure_loader(fitted, alone, interrupt)
-    if interrupt.asked:
+    yield from measure_loader(fitted, alone, signals)
+    if signals.received:
         return
-    yield from measure_synthetic(build_task(fitted.config, fitted.device), fitted.config.measure, alone, interrupt)
+    yield from measure_synthetic(build_task(fitted.config, fitted.device), fitted.config.measure, alone, signals)
 
 
-def measure_after(task: Task, fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+def measure_after(task: Task, fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
     """Second halves, in the opposite order; the task's own loader is at rest."""
     task.close()
     synthetic = replace(task, batches=feed_synthetic(fitted.config, fitted.device), loader=None)
-    yield from measure_synthetic(synthetic, fitted.config.measure, alone, interrupt)
-    if not interrupt.asked:
-        yield from measure_loader(fitted, alone, interrupt)
+    yield from measure_synthetic(synthetic, fitted.config.measure, alone, signals)
+    if not signals.received:
+        yield from measure_loader(fitted, alone, signals)
 
 
-def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
     """Train on synthetic batches for a share of the run's time or steps."""
     timer = choose_timer(task.device)
     origin, num_steps = timer.now() - alone.synthetic_seconds, count_share(measure.iterations, SYNTHETIC_SHARE)
@@ -87,14 +87,14 @@ def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, interrup
         alone.recorder.step(record._replace(step=first + record.step))
         yield Progress("synthetic data", record.step + 1, record.images / record.step_seconds)
         over = record.step + 1 >= MIN_STEPS and timer.now() - begin >= measure.seconds * SYNTHETIC_SHARE
-        if interrupt.asked or (num_steps is None and over):
+        if signals.received or (num_steps is None and over):
             break
     alone.synthetic_seconds = timer.now() - origin
     warm_up = max(WARM_UP_STEPS, round(WARM_UP_SHARE * (len(alone.recorder) - first)))
     alone.counted += range(first + warm_up, len(alone.recorder))
 
 
-def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterator[Progress]:
+def measure_loader(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
     """Take batches as fast as they come, for a share of the run's time or steps."""
     config = fitted.config
     other = config.model_copy(update={"seed": config.seed ^ OTHER_SEED})
@@ -112,7 +112,7 @@ def measure_loader(fitted: Fitted, alone: Alone, interrupt: Interrupt) -> Iterat
             yield Progress("loader alone", taken, images / (now - last))
             last = time.perf_counter()
             over = taken >= MIN_STEPS and last - begin >= measure.seconds * LOADER_SHARE
-            if interrupt.asked or (over if num_batches is None else taken >= num_batches):
+            if signals.received or (over if num_batches is None else taken >= num_batches):
                 break
         keep_stages(loader, alone)
         alone.next_step = loader.step

@@ -18,8 +18,8 @@ from trainstone.config.schema import Config
 from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import ALONE
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.flops import Work, count_forward
 from trainstone.measure.peaks import measure_peaks
@@ -61,10 +61,10 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
     peaks = measure_peaks(fitted.device, fitted.config.train.precision)
     life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
-        yield from measure_batches(fitted, model, opened, recorder, life.interrupt, observed.clock_start)
+        yield from measure_batches(fitted, model, opened, recorder, life.signals, observed.clock_start)
     yield Progress("measuring this device's peak again")
     observed.peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
-    observed.interrupted = life.interrupt.asked
+    observed.interrupted = life.signals.received
     title = f"{WORKLOADS[config.workload].title(config)}, inference"
     conclude(life, fitted, recorder, observed, title=title)
     run.update(phases=rename_phases(run.result.phases))
@@ -117,7 +117,7 @@ def measure_batches(
     model: nn.Module,
     opened: OpenSplit | None,
     recorder: StepRecorder,
-    interrupt: Interrupt,
+    signals: StopSignals,
     clock_start: float,
 ) -> Iterator[Progress]:
     """Judge batches until the stop rule of bench says that it is enough."""
@@ -127,7 +127,7 @@ def measure_batches(
         steps = infer_steps(called, config, fitted.device, feed_device(batches, fitted.device), timer, clock_start)
         if config.measure.iterations is not None:
             steps = itertools.islice(steps, config.measure.iterations)
-        yield from record_steps(steps, timer, config.measure, recorder, interrupt, learns=False)
+        yield from record_steps(steps, timer, config.measure, recorder, signals, learns=False)
 
 
 def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:

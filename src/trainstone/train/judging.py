@@ -24,7 +24,7 @@ def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
     began = time.perf_counter()
     for sink in setting.sinks:
         sink.begin_evaluation(course.done)
-    rows = yield from judge(setting.task, setting.config, setting.validation, setting.world, setting.interrupt)
+    rows = yield from judge(setting.task, setting.config, setting.validation, setting.world, setting.signals)
     spent = time.perf_counter() - began
     if rows is None:
         course.eval_seconds += spent

@@ -112,7 +112,7 @@ def list_requests(setting: Setting, course: Course, record: StepRecord | None) -
     limit, every = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
     return [
         0 if record is None or math.isfinite(record.loss) else record.step + 1,
-        int(setting.interrupt.asked is not None),
+        int(setting.signals.received is not None),
         int(bool(limit) and course.clock() >= limit),
         int(bool(every) and course.clock() - course.saved_at_seconds >= every),
     ]

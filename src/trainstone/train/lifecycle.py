@@ -14,9 +14,9 @@ from trainstone.config.schema import Config
 from trainstone.errors import OutOfMemoryError, ResultError, TrainstoneError
 from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import read_rank
+from trainstone.machine.signals import StopSignals
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Finding
@@ -41,9 +41,9 @@ class Lifecycle:
     world: "World"
     """Known from join() on."""
 
-    def __init__(self, config: Config, run: RunFolder | None, interrupt: Interrupt, stack: ExitStack) -> None:
+    def __init__(self, config: Config, run: RunFolder | None, signals: StopSignals, stack: ExitStack) -> None:
         self.config = config
-        self.interrupt = interrupt
+        self.signals = signals
         self.rank = read_rank()
         self.started = time.perf_counter()
         self.completed: str | None = None
@@ -72,12 +72,12 @@ class Lifecycle:
     def find_stop(self) -> str | None:
         """Return the signal that ends the run, wherever it arrived. All ranks must call this at the same point."""
         if self.rank.world == 1:
-            return self.interrupt.asked
+            return self.signals.received
         from trainstone.train.distributed import Agreement
 
         agreement = Agreement(self.world, 1)
-        agreement.post([int(self.interrupt.asked is not None)])
-        return (self.interrupt.asked or OTHER_RANK) if any(agreement.take()) else None
+        agreement.post([int(self.signals.received is not None)])
+        return (self.signals.received or OTHER_RANK) if any(agreement.take()) else None
 
     def check_stop(self) -> None:
         """Raise KeyboardInterrupt on every rank if any received a stop signal. Call between phases, on all ranks."""
@@ -92,10 +92,10 @@ class Lifecycle:
 
 
 @contextmanager
-def lifecycle(config: Config, run: RunFolder | None, interrupt: Interrupt) -> Iterator[Lifecycle]:
+def lifecycle(config: Config, run: RunFolder | None, signals: StopSignals) -> Iterator[Lifecycle]:
     """Surround the work of a run; None: this rank does not write the result, or there is no run folder at all."""
     with ExitStack() as stack:
-        yield Lifecycle(config, run, interrupt, stack)
+        yield Lifecycle(config, run, signals, stack)
 
 
 @contextmanager

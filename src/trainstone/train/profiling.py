@@ -61,7 +61,7 @@ def run_profile(
             hint="leave --cores out: compute utilisation and roofline need no such counters",
         )
     run.write_config(fitted.config)
-    run.update(findings=[*fitted.findings, *world.findings])
+    run.update(findings=list(fitted.findings))
     yield from profile_and_judge(life, fitted, opened, start, iterations)
     return run.result.status
 
@@ -78,7 +78,7 @@ def profile_and_judge(
     with ExitStack() as files:
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
             task = files.enter_context(closing(build_shared(fitted, opened, world)))
-            pact = Pact(world, life.interrupt)
+            pact = Pact(world, life.signals)
             recorded = yield from record_window(task, fitted, run.path, recorder, pact, start, iterations)
         yield Progress("measuring this device's peak again")
         barrier(world)

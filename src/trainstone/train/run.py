@@ -46,7 +46,7 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
     life.check_stop()
     fitted = agree_on_fit(fit_to_machine(config, strict=strict, world=life.rank), world)
     run.write_config(fitted.config)
-    run.update(findings=[*fitted.findings, *world.findings])
+    run.update(findings=list(fitted.findings))
     with ExitStack() as files:
         yield from measure_and_judge(life, fitted, opened, files)
     return run.result.status
@@ -63,7 +63,7 @@ def measure_and_judge(
     life.check_stop()
     alone = open_alone(opened, run.path, config, files) if opened and world.alone else None
     if alone:
-        yield from measure_before(fitted, alone, life.interrupt)
+        yield from measure_before(fitted, alone, life.signals)
         life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
         task = files.enter_context(closing(build_shared(fitted, opened, world)))
@@ -71,8 +71,8 @@ def measure_and_judge(
         yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
     sync_steps(life, recorder)
     communication = yield from measure_exchange(task, config.parallel, recorder, life)
-    if alone and not life.interrupt.asked:
-        yield from measure_after(task, fitted, alone, life.interrupt)
+    if alone and not life.signals.received:
+        yield from measure_after(task, fitted, alone, life.signals)
     yield Progress("measuring this device's peak again")
     barrier(world)
     observed.peaks = peaks.best_of(measure_peaks(device, config.train.precision))
@@ -116,7 +116,7 @@ def measure_steps(
 
     Several ranks agree upon it, and end after the same step.
     """
-    timer, pact = choose_timer(task.device), Pact(life.world, life.interrupt)
+    timer, pact = choose_timer(task.device), Pact(life.world, life.signals)
     with ProfilerRange(measure.profiler_range) as profiled:
         steps = train_steps(
             task,
@@ -126,7 +126,7 @@ def measure_steps(
             go_on=lambda: not pact.pause and profiled.pass_to_next_step(),
         )
         if life.world.alone:
-            yield from record_steps(watch(steps, sinks), timer, measure, recorder, life.interrupt)
+            yield from record_steps(watch(steps, sinks), timer, measure, recorder, life.signals)
         else:
             yield from record_together(watch(steps, sinks), timer, measure, recorder, pact)
 

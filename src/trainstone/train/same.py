@@ -46,10 +46,10 @@ def run_same_twice(life: Lifecycle, outcome: SameTwice) -> Generator[Progress, N
         arms[name] = Arm(name, fitted.config, steps, lag=timer.lag, enter=enter)
     done = Interleaved()
     yield Progress("warming up")
-    for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.interrupt.asked):
+    for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.signals.received):
         if turn.round:
             yield Progress("same thing twice", step=len(done.blocks) + 1, seconds_left=turn.seconds_left)
-    outcome.interrupted = life.interrupt.asked
+    outcome.interrupted = life.signals.received
     outcome.steps_per_block = done.steps_per_block.get("A", 0)
     for block, seconds in zip(done.blocks, sum_blocks(arms, done.blocks)[1], strict=True):
         outcome.block_seconds[block.arm].append(seconds)

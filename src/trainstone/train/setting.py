@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.sink import Sink
 from trainstone.results.store import RunFolder
@@ -32,7 +32,7 @@ class Setting:
     """The first of the sinks, whose columns become the result."""
     sinks: tuple[Sink, ...]
     scoring: Scoring
-    interrupt: Interrupt
+    signals: StopSignals
 
     @property
     def checkpoints(self) -> Path:

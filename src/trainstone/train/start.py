@@ -45,7 +45,7 @@ def provide_for_all(config: Config, life: Lifecycle) -> Iterator[Progress]:
     for mine in (world.rank.number == 0, world.rank.number > 0 and world.leads_host):
         for progress in provide_data(config) if mine else ():
             yield progress
-            if life.interrupt.asked:  # what was made stays, and the next start continues with it
+            if life.signals.received:  # what was made stays, and the next start continues with it
                 break
         barrier(world)
     life.check_stop()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trainstone.config.schema import MeasureConfig
 from trainstone.errors import RunError
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import stats
@@ -73,20 +73,20 @@ class Pact:
     at once, and nothing is sent.
     """
 
-    def __init__(self, world: World, interrupt: Interrupt) -> None:
+    def __init__(self, world: World, signals: StopSignals) -> None:
         self.world = world
         self.bad_step = 0
         """1 + the step whose loss is no number; 0: none."""
         self.stopped = False
         self.enough = False
         self._wished = False
-        self._interrupt = interrupt
+        self._signals = signals
         self._agreement = Agreement(world, 3)
 
     def look(self, record: StepRecord) -> None:
         """After a step: take what was agreed upon at the one before, and say what this rank wants."""
         bad = 0 if math.isfinite(record.loss) else record.step + 1
-        wishes = [bad, int(self._interrupt.asked is not None), int(self._wished)]
+        wishes = [bad, int(self._signals.received is not None), int(self._wished)]
         if self.world.alone:
             check_loss(record)
             self._take(wishes)
@@ -123,7 +123,7 @@ class Pact:
     def end_if_stopped(self) -> None:
         """End all ranks where somebody asked one of them to."""
         if self.stopped:
-            raise KeyboardInterrupt(self._interrupt.asked or OTHER_RANK)
+            raise KeyboardInterrupt(self._signals.received or OTHER_RANK)
 
     def _take(self, agreed: list[int]) -> None:
         bad, stopped, enough = agreed
@@ -136,7 +136,7 @@ def record_steps(
     timer: Timer,
     measure: MeasureConfig,
     recorder: StepRecorder,
-    interrupt: Interrupt,
+    signals: StopSignals,
     *,
     learns: bool = True,
 ) -> Iterator[Progress]:
@@ -152,7 +152,7 @@ def record_steps(
         rule.count()
         rate = record.images / record.step_seconds
         yield Progress("measuring", record.step + 1, rate, rule.half_width, rule.seconds_left)
-        if interrupt.asked or rule.is_enough():
+        if signals.received or rule.is_enough():
             break
 
 

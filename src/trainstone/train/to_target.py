@@ -88,7 +88,7 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: Pictures, *, resu
         course = begin_course(config, pictures, rank, checkpoint, run.result.process.starts)
         task = files.enter_context(closing(start_task(fitted, training, world, course, checkpoint, network)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
-        findings = [*fitted.findings, *world.findings, *uncleared, *told]
+        findings = [*fitted.findings, *uncleared, *told]
         findings += check_learning_rate(config, course.global_batch, rank)
         findings += [*tell_unjudged(pictures, config), *check_division(config, counts, rank)]
         findings += WORKLOADS[config.workload].list_doubts(config)
@@ -104,10 +104,10 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: Pictures, *, resu
         if resume:
             mlperf.go_on(course.done, judged=course.judged_now)
         scoring = files.enter_context(Scoring(config, world))
-        setting = Setting(config, run, world, task, cadence, validation, recorder, sinks, scoring, life.interrupt)
+        setting = Setting(config, run, world, task, cadence, validation, recorder, sinks, scoring, life.signals)
         with observe(life, fitted, recorder.current_step, time.perf_counter() - course.clock()) as observed:
             yield from learn(setting, course)
-        signal = (life.interrupt.asked or OTHER_RANK) if course.stopped else None
+        signal = (life.signals.received or OTHER_RANK) if course.stopped else None
         write_end(setting, course, signal, life.seconds)
         if not course.stopped:  # a scheduler that asks for the end kills whoever is slow
             yield Progress("measuring this device's peak")

@@ -1,9 +1,9 @@
 """Two configurations side by side: fitted to this machine together, named by what tells them apart."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from trainstone.config.load import format_value
+from trainstone.config.load import flatten, format_value
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, RunError
 from trainstone.measure.devices import choose_device
@@ -67,15 +67,6 @@ def list_differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
     """Every key in which two configurations differ in what they run, with both values."""
     left, right = (dict(flatten(config.model_dump(exclude=set(NOT_COMPARED)))) for config in (a, b))
     return [(key, left[key], right[key]) for key in left if left[key] != right[key]]
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys with their values."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def label_pair(a: Config, b: Config) -> dict[str, str]:

@@ -7,7 +7,7 @@ from trainstone.cli import launching
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, DataError, LaunchError, ResultError, TrainstoneError
 from trainstone.launch import aftermath, engine
 from trainstone.launch.engine import Plan
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 
 PLAN = Plan("mpi", ("mpirun",), {"TRAINSTONE_LAUNCH": "mpi-1"}, attempts=3)
 
@@ -30,9 +30,9 @@ def follow(
 
     monkeypatch.setattr(engine, "run_plan", run_plan)
     monkeypatch.setattr(aftermath, "settle", settle)
-    interrupt = Interrupt()
-    interrupt.asked = asked
-    going = launching.run_attempts(PLAN, run, interrupt)
+    signals = StopSignals()
+    signals.received = asked
+    going = launching.run_attempts(PLAN, run, signals)
     while True:
         try:
             next(going)

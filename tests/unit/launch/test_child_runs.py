@@ -18,7 +18,7 @@ from trainstone.errors import DataError, LaunchError, RunError
 from trainstone.launch import child_runs, supervisor
 from trainstone.launch.child_runs import ChildEnd, ChildRun, name_signal, run_child, wait_for_leftovers
 from trainstone.launch.supervisor import Ended, supervise
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.results.store import create_run, lock_run
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
@@ -33,12 +33,12 @@ def python(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program, *arguments]
 
 
-def run_to_end(program: str, folder: Path, interrupt: Interrupt | None = None) -> tuple[list[str], ChildEnd]:
+def run_to_end(program: str, folder: Path, signals: StopSignals | None = None) -> tuple[list[str], ChildEnd]:
     """Run a program as a child run; return its progress lines and its end."""
     lines = []
 
     def collect() -> Generator[str, None, ChildEnd]:
-        return (yield from run_child(ChildRun("x", python(program), folder), interrupt or Interrupt()))
+        return (yield from run_child(ChildRun("x", python(program), folder), signals or StopSignals()))
 
     running = collect()
     while True:
@@ -63,7 +63,7 @@ def test_supervise_broken_off_leaves_no_process(monkeypatch, tmp_path: Path, pro
         with progress.open("a") as file:
             file.write("step 1\n")
 
-    running = supervise(python(program, str(begun)), {}, tmp_path, "output.log", Interrupt())
+    running = supervise(python(program, str(begun)), {}, tmp_path, "output.log", StopSignals())
     writer = threading.Thread(target=write_progress)
     writer.start()
     assert next(running) == "step 1"
@@ -77,12 +77,12 @@ def test_supervise_broken_off_leaves_no_process(monkeypatch, tmp_path: Path, pro
 def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
-    interrupt = Interrupt()
+    signals = StopSignals()
     ready = tmp_path / "ready"
 
     def stop() -> None:
         wait_until(ready.exists)
-        interrupt.asked = "SIGUSR1"
+        signals.received = "SIGUSR1"
 
     stopper = threading.Thread(target=stop)
     stopper.start()
@@ -92,9 +92,7 @@ def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch
     )
 
     def collect() -> Generator[str, None, Ended]:
-        return (
-            yield from supervise(python(count, str(ready)), {}, tmp_path, "output.log", interrupt, grace_seconds=0.2)
-        )
+        return (yield from supervise(python(count, str(ready)), {}, tmp_path, "output.log", signals, grace_seconds=0.2))
 
     with pytest.raises(StopIteration) as end:
         next(collect())
@@ -140,9 +138,9 @@ def test_child_that_was_stopped_in_order_is_interrupted(tmp_path: Path):
 def test_child_ends_with_its_killed_parent(tmp_path: Path):
     program = (
         "import sys; from pathlib import Path; from trainstone.launch.supervisor import supervise; "
-        "from trainstone.machine.interrupt import Interrupt; "
+        "from trainstone.machine.signals import StopSignals; "
         f"list(supervise([sys.executable, '-I', '-S', '-c', {SLEEPER!r}, sys.argv[1] + '/begun'], {{}}, "
-        "Path(sys.argv[1]), 'output.log', Interrupt()))"
+        "Path(sys.argv[1]), 'output.log', StopSignals()))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     wait_until((tmp_path / "begun").exists)

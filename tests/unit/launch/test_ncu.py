@@ -13,7 +13,7 @@ from trainstone.launch import ncu as launch
 from trainstone.launch import supervisor
 from trainstone.launch.ncu import check_permission, choose_metrics, explain_ncu, find_ncu, ncu_command, run_under_ncu
 from trainstone.launch.supervisor import Ended
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.results.profiled import CoreUse
 from trainstone.results.progress import Progress
 
@@ -83,17 +83,17 @@ class Fake:
 
     def run(self) -> tuple[list[Progress], CoreUse]:
         progress: list[Progress] = []
-        with Interrupt() as interrupt:
-            running = self.start(interrupt, start=5, iterations=2)
+        with StopSignals() as signals:
+            running = self.start(signals, start=5, iterations=2)
             while True:
                 try:
                     progress.append(next(running))
                 except StopIteration as done:
                     return progress, done.value
 
-    def start(self, interrupt: Interrupt, *, start: int = 0, iterations: int = 1):
+    def start(self, signals: StopSignals, *, start: int = 0, iterations: int = 1):
         config, out, tool = self.folder / "config.toml", self.folder / "out", str(self.path)
-        return run_under_ncu(config, out, self.csv, start=start, iterations=iterations, interrupt=interrupt, ncu=tool)
+        return run_under_ncu(config, out, self.csv, start=start, iterations=iterations, signals=signals, ncu=tool)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
 
 def test_nothing_is_left_behind_when_nobody_listens_any_more(fake: Fake):
     fake.write(make_long(), sleep=True)
-    running = fake.start(Interrupt())
+    running = fake.start(StopSignals())
     next(running)
     next(running)
     threading.Timer(0.5, lambda: write_progress(fake)).start()
@@ -302,7 +302,7 @@ def test_metrics_are_chosen_that_this_gpu_has():
 def test_what_cannot_be_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launch, "check_permission", lambda: None)
     place, tool = (tmp_path / "c.toml", tmp_path, tmp_path / "cores.csv"), str(tmp_path / "none")
-    running = run_under_ncu(*place, start=0, iterations=1, interrupt=Interrupt(), ncu=tool)
+    running = run_under_ncu(*place, start=0, iterations=1, signals=StopSignals(), ncu=tool)
     next(running)
     with pytest.raises(MachineError, match=r"cannot run .*none: No such file"):
         next(running)

@@ -14,12 +14,12 @@ from trainstone.errors import DataError, LaunchError, RunError
 from trainstone.launch import child_runs
 from trainstone.launch.child_runs import ChildEnd, ChildRun
 from trainstone.launch.repeat import list_due, plan_child, read_children, repeat_training
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Repeated
 from trainstone.results.store import RunFolder, create_run, read_result, reopen_run
 
-Act = Callable[[Path, int, Interrupt], ChildEnd]
+Act = Callable[[Path, int, StopSignals], ChildEnd]
 DONE = ChildEnd(0)
 
 
@@ -45,13 +45,13 @@ def fake_children(monkeypatch: pytest.MonkeyPatch, act: Act) -> list[list[str]]:
     """Let `act` be each child; return the commands as they come."""
     commands: list[list[str]] = []
 
-    def run_child(child: ChildRun, interrupt: Interrupt) -> Iterator[Progress]:
+    def run_child(child: ChildRun, signals: StopSignals) -> Iterator[Progress]:
         words = child.command[4:]
         commands.append(words)
         yield Progress(child.label)
         resumed = "--resume" in words
         seed = read_result(child.folder).config["seed"] if resumed else int(words[words.index("--seed") + 1])
-        return act(child.folder, seed, interrupt)
+        return act(child.folder, seed, signals)
 
     monkeypatch.setattr(child_runs, "run_child", run_child)
     return commands
@@ -64,7 +64,7 @@ def list_repeated(run: RunFolder) -> list[str]:
     return [progress.phase for progress in follow(lambda life: repeat_training(life, repeated), config, run)]
 
 
-def reach(folder: Path, seed: int, _interrupt: Interrupt) -> ChildEnd:
+def reach(folder: Path, seed: int, _signals: StopSignals) -> ChildEnd:
     leave(folder, seed, 40.0 + seed)
     return DONE
 
@@ -88,7 +88,7 @@ def test_each_run_has_its_seed_and_the_first_settles_the_configuration(monkeypat
 
 
 def test_one_that_missed_does_not_end_the_others(monkeypatch, tmp_path: Path):
-    def act(folder: Path, seed: int, _interrupt: Interrupt) -> ChildEnd:
+    def act(folder: Path, seed: int, _signals: StopSignals) -> ChildEnd:
         leave(folder, seed, None if seed == FIRST_SEED else 40.0)
         return DONE
 
@@ -110,11 +110,11 @@ def test_one_that_missed_does_not_end_the_others(monkeypatch, tmp_path: Path):
     ],
 )
 def test_stopped_it_says_how_to_go_on_and_does(monkeypatch, tmp_path: Path, asked: str | None, code: int, told: str):
-    def stop(folder: Path, seed: int, interrupt: Interrupt) -> ChildEnd:
+    def stop(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
         if seed == FIRST_SEED:
-            return reach(folder, seed, interrupt)
+            return reach(folder, seed, signals)
         leave(folder, seed, None, status="interrupted")
-        interrupt.asked = asked
+        signals.received = asked
         return ChildEnd(code)
 
     run = begin(tmp_path, strict=True)
@@ -141,9 +141,9 @@ def test_stopped_it_says_how_to_go_on_and_does(monkeypatch, tmp_path: Path, aske
 
 
 def test_a_signal_while_the_last_run_ends_changes_nothing(monkeypatch, tmp_path: Path):
-    def act(folder: Path, seed: int, interrupt: Interrupt) -> ChildEnd:
-        interrupt.asked = "SIGTERM" if seed == FIRST_SEED + 1 else None
-        return reach(folder, seed, interrupt)
+    def act(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
+        signals.received = "SIGTERM" if seed == FIRST_SEED + 1 else None
+        return reach(folder, seed, signals)
 
     run = begin(tmp_path, num_runs=2)
     fake_children(monkeypatch, act)
@@ -152,9 +152,9 @@ def test_a_signal_while_the_last_run_ends_changes_nothing(monkeypatch, tmp_path:
 
 
 def test_a_signal_between_two_runs_starts_no_other(monkeypatch, tmp_path: Path):
-    def act(folder: Path, seed: int, interrupt: Interrupt) -> ChildEnd:
-        interrupt.asked = "SIGUSR1"
-        return reach(folder, seed, interrupt)
+    def act(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
+        signals.received = "SIGUSR1"
+        return reach(folder, seed, signals)
 
     run = begin(tmp_path)
     commands = fake_children(monkeypatch, act)
@@ -173,8 +173,8 @@ def test_a_signal_between_two_runs_starts_no_other(monkeypatch, tmp_path: Path):
     ],
 )
 def test_a_run_that_fails_fails_all(monkeypatch, tmp_path: Path, ended: ChildEnd, error: type[Exception], told: str):
-    def act(folder: Path, seed: int, interrupt: Interrupt) -> ChildEnd:
-        return reach(folder, seed, interrupt) if seed == FIRST_SEED else ended
+    def act(folder: Path, seed: int, signals: StopSignals) -> ChildEnd:
+        return reach(folder, seed, signals) if seed == FIRST_SEED else ended
 
     run = begin(tmp_path)
     fake_children(monkeypatch, act)

@@ -80,12 +80,12 @@ def test_what_the_machine_adapted_is_told_with_the_arms_name(compare):
     assert parent.comparison.rows[0].differences == ["in nothing: fitted to this machine, both come to the same"]
 
 
-class AskedAtOnce:
-    """An interrupt that was asked for while the models were built."""
+class StoppedAtOnce:
+    """A stop signal that was received while the models were built."""
 
-    asked = "SIGINT"
+    received = "SIGINT"
 
-    def __enter__(self) -> "AskedAtOnce":
+    def __enter__(self) -> "StoppedAtOnce":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +93,7 @@ class AskedAtOnce:
 
 
 def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(flows, "Interrupt", AskedAtOnce)
+    monkeypatch.setattr(flows, "StopSignals", StoppedAtOnce)
     monkeypatch.setattr(Lifecycle, "check_stop", lambda _life: None)
     path, _ = compare("seed=1")
     for result in read_all(path):
@@ -104,23 +104,23 @@ def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_stopped_between_two_phases(compare, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(flows, "Interrupt", AskedAtOnce)
+    monkeypatch.setattr(flows, "StopSignals", StoppedAtOnce)
     with pytest.raises(KeyboardInterrupt):
         compare("seed=1")
 
 
 def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.MonkeyPatch):
-    class AskedLate(AskedAtOnce):
-        asked = None  # type: ignore[assignment]
+    class StoppedLate(StoppedAtOnce):
+        received = None  # type: ignore[assignment]
 
     real = against.tell_progress
 
     def tell(turn, done):
         if len(done.blocks) == 25:
-            AskedLate.asked = "SIGTERM"
+            StoppedLate.received = "SIGTERM"
         return real(turn, done)
 
-    monkeypatch.setattr(flows, "Interrupt", AskedLate)
+    monkeypatch.setattr(flows, "StopSignals", StoppedLate)
     monkeypatch.setattr(against, "tell_progress", tell)
     path, _ = compare("seed=1", iterations=60)
     parent, a, _ = read_all(path)

@@ -7,7 +7,7 @@ import torch
 from made_learning import make_training, write_training
 from trainstone.config.load import load_config
 from trainstone.errors import DataError, MachineError, OutOfMemoryError, ResultError, RunError
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.results.store import create_run, read_result, reopen_run
 from trainstone.train.failures import explain_torch_error
 from trainstone.train.lifecycle import lifecycle
@@ -19,7 +19,7 @@ def run(tmp_path: Path):
 
 
 def fail_with(run, err: BaseException) -> None:
-    with lifecycle(load_config("resnet50"), run, Interrupt()):
+    with lifecycle(load_config("resnet50"), run, StopSignals()):
         raise err
 
 
@@ -46,7 +46,7 @@ def test_every_end_is_written_before_it_is_raised(run, raised: BaseException, en
 
 
 def test_a_good_end_writes_nothing(run):
-    with lifecycle(load_config("resnet50"), run, Interrupt()):
+    with lifecycle(load_config("resnet50"), run, StopSignals()):
         pass
     assert read_result(run.path).status == "running"
 
@@ -106,7 +106,7 @@ def test_a_rank_that_does_not_see_the_folder_says_which(tmp_path: Path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with (
         pytest.raises(ResultError, match=f"rank 1 on .*: {tmp_path}/none/log.txt: No such file") as failed,
-        lifecycle(load_config("resnet50"), None, Interrupt()),
+        lifecycle(load_config("resnet50"), None, StopSignals()),
     ):
         (tmp_path / "none/log.txt").open("w")
     assert "all ranks must see the same run folder" in str(failed.value.hint)

@@ -9,7 +9,7 @@ import torch
 from small_sets import make_set
 from trainstone.config.load import load_config
 from trainstone.data.splits import open_split
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 from trainstone.results.steps import read_columns
 from trainstone.results.summary import summarise_steps
 from trainstone.train.feeding import FILE_NAME, count_share, judge_feeding, measure_after, measure_before, open_alone
@@ -34,12 +34,12 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     data = make_set(tmp_path / "set", "recordio", count=10)
     config = load_config("resnet50", settings=TINY, flags={"data.source": "files", "data.root": str(data)})
     fitted, opened = fit_to_machine(config, strict=True), open_split(data, "train")
-    with Interrupt() as interrupt, ExitStack() as files:
+    with StopSignals() as signals, ExitStack() as files:
         alone = open_alone(opened, tmp_path, fitted.config, files)
-        before = [progress.phase for progress in measure_before(fitted, alone, interrupt)]
+        before = [progress.phase for progress in measure_before(fitted, alone, signals)]
         assert before == ["loader alone"] * 6 + ["synthetic data"] * 6
         task = build_task(fitted.config, CPU, opened)
-        after = [progress.phase for progress in measure_after(task, fitted, alone, interrupt)]
+        after = [progress.phase for progress in measure_after(task, fitted, alone, signals)]
         assert after == ["synthetic data"] * 6 + ["loader alone"] * 6
         assert alone.counted == [2, 3, 4, 5, 8, 9, 10, 11]  # the first two of each half do not count
         assert len(alone.batch_seconds) == 12

@@ -6,8 +6,8 @@ import torch
 
 from trainstone.config.schema import MeasureConfig
 from trainstone.errors import RunError
-from trainstone.machine.interrupt import Interrupt
 from trainstone.machine.ranks import ALONE
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.steps import StepRecord
@@ -50,13 +50,13 @@ def test_steps_that_are_counted_end_by_themselves(tmp_path: Path):
 
 
 def test_alone_all_is_known_at_once():
-    with Interrupt() as interrupt:
-        pact = Pact(WORLD, interrupt)
+    with StopSignals() as signals:
+        pact = Pact(WORLD, signals)
         pact.look(step(0))
         assert not pact.pause
         assert not pact.wish_end(False)
         assert pact.wish_end(True)
-        interrupt.asked = "SIGTERM"
+        signals.received = "SIGTERM"
         pact.look(step(1))
         assert pact.stopped
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch.distributed as dist
 
 from trainstone.errors import LaunchError, PeerLostError, TrainstoneError
-from trainstone.machine.interrupt import find_asked
 from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Meeting, Rank
+from trainstone.machine.signals import find_stop_signal
 from trainstone.text import printable
 
 Document = dict[str, Any]
@@ -65,8 +65,8 @@ def call_within(seconds: float, function: Callable[[], Answer], *, interruptible
     worker.start()
     while worker.is_alive() and deadline.left:
         worker.join(min(0.1, deadline.left))
-        if interruptible and worker.is_alive() and find_asked():  # the other ranks may have ended already
-            raise KeyboardInterrupt(find_asked())
+        if interruptible and worker.is_alive() and find_stop_signal():  # the other ranks may have ended already
+            raise KeyboardInterrupt(find_stop_signal())
     if errors:
         raise errors[0]
     if not results:
@@ -212,8 +212,8 @@ def connect_store(rank: Rank, address: Meeting, seconds: float) -> dist.Store:
             socket.create_connection(address, timeout=max(0.1, min(5.0, deadline.left))).close()
             break
         except OSError as err:
-            if find_asked():
-                raise KeyboardInterrupt(find_asked()) from err
+            if find_stop_signal():
+                raise KeyboardInterrupt(find_stop_signal()) from err
             if deadline.left < pause:
                 raise explain_unreachable(rank, address, seconds, err.strerror or str(err)) from err
         time.sleep(pause)

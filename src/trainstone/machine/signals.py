@@ -9,16 +9,16 @@ from typing import Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
-class Interrupt:
-    """While in force, the first stop signal only sets `asked`; a second SIGINT raises KeyboardInterrupt.
+class StopSignals:
+    """While in force, the first stop signal only sets `received`; a second SIGINT raises KeyboardInterrupt.
 
     With `at_once` every stop signal raises KeyboardInterrupt with the signal's name.
     """
 
-    _in_force: "list[Interrupt]" = []
+    _in_force: "list[StopSignals]" = []
 
     def __init__(self, *, at_once: bool = False) -> None:
-        self.asked: str | None = None
+        self.received: str | None = None
         self._at_once = at_once
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -40,11 +40,11 @@ class Interrupt:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if self._at_once or (number == signal.SIGINT and self.asked == "SIGINT"):
+        if self._at_once or (number == signal.SIGINT and self.received == "SIGINT"):
             raise KeyboardInterrupt(name)
-        self.asked = name
+        self.received = name
 
 
-def find_asked() -> str | None:
+def find_stop_signal() -> str | None:
     """Return the stop signal that a run in progress has received, for code that waits far from the run's own loop."""
-    return next((interrupt.asked for interrupt in Interrupt._in_force if interrupt.asked), None)
+    return next((signals.received for signals in StopSignals._in_force if signals.received), None)

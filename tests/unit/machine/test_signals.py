@@ -3,28 +3,28 @@ import signal
 
 import pytest
 
-from trainstone.machine.interrupt import Interrupt
+from trainstone.machine.signals import StopSignals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_only_noted(number: signal.Signals):
     before = signal.getsignal(number)
-    with Interrupt() as interrupt:
-        assert interrupt.asked is None
+    with StopSignals() as signals:
+        assert signals.received is None
         os.kill(os.getpid(), number)
-        assert interrupt.asked == number.name
+        assert signals.received == number.name
     assert signal.getsignal(number) is before
 
 
 def test_the_second_ctrl_c_ends_at_once():
-    with Interrupt():
+    with StopSignals():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_term_after_ctrl_c_is_no_second_ctrl_c():
-    with Interrupt() as interrupt:
+    with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupt.asked is not None
+        assert signals.received is not None
