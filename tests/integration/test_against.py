@@ -64,7 +64,7 @@ def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone,
     result = done.json()
     (row,) = result["comparison"]["rows"]
     assert row["judgement"] == "faster"
-    assert row["ratio"] > 2
+    assert row["ratio"] > 1.2  # how much faster depends on the processor
     assert result["verdict"].startswith("A (data.image_size=32) is ")
     assert result["verdict"].endswith("interleaved blocks): faster")
     run = only_run(tmp_path)
@@ -153,7 +153,7 @@ def test_the_summary_ends_with_the_judgement(quick):
     done = quick(*TINY, "--against", "seed=1", "--seconds", "3", env={"COLUMNS": "150"})
     assert done.code == 0, done.err
     assert "A (seed=0) is " in done.out
-    assert "comparing · " in done.err
+    assert "comparing: A, pair 1 · " in done.err
     assert len(done.err.splitlines()) < 15  # no line for each turn
 
 
