@@ -179,7 +179,7 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
         return (
             f"trainstone train --resume {shlex.quote(str(path))}" if unfinished else f"trainstone train {config}{runs}"
         )
-    if result.kind in ("eval", "profile"):
+    if result.kind in ("eval", "profile", "data"):
         return result.command
     if result.kind == "sweep":
         return _repeat_sweep(result, path)
