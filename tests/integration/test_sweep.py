@@ -1,4 +1,4 @@
-"""trainstone sweep through the real command line: a whole one, and ones that are killed, stopped and gone on with."""
+"""trainstone sweep through the real command line: a whole one, and ones that are killed, stopped and resumed."""
 
 import json
 import os
@@ -66,10 +66,6 @@ def wait_for_points(folder: Path, number: int) -> None:
     wait_until(lambda: len(list(folder.glob("runs/*/points/*/result.json"))) == number)
 
 
-def count_processes_of(run: Path) -> int:
-    return sum(result.status == "running" for result in list_points(run))
-
-
 def test_a_whole_sweep(trainstone, tmp_path: Path):
     """Real points; the last needs more memory than there is."""
     asked = ("--batch-sizes", "2,8,1000000", "--set", "engine.threads=1", "--set", "measure.iterations=20")
@@ -101,7 +97,11 @@ def test_a_whole_sweep(trainstone, tmp_path: Path):
     assert "the points of a sweep executed different things" in refused.err
 
 
-def test_killed_half_way_the_same_command_goes_on(start, tmp_path: Path):
+def resume(run: Path, *arguments: str) -> tuple[str, ...]:
+    return ("sweep", "--resume", str(run), *arguments)
+
+
+def test_killed_half_way_it_is_resumed(start, tmp_path: Path):
     child = start(batch_4="slow")
     wait_for_points(tmp_path, 3)
     run = find_sweep(tmp_path)
@@ -112,62 +112,55 @@ def test_killed_half_way_the_same_command_goes_on(start, tmp_path: Path):
     assert killed.status == "killed"
     assert [row.value for row in killed.sweep.rows] == [1, 8]
     assert killed.verdict.endswith("(2 of 4 points)")
-    assert count_processes_of(run) == 1  # its point has outlived it
-    again = wait(start())
+    wait_until(
+        lambda: "interrupted" in [point.status for point in list_points(run)], timeout=10
+    )  # the point ends with its parent
+    again = wait(start(*resume(run)))
     assert again.code == 0, again.err
-    told = f"going on with {run.relative_to(tmp_path)}: 2 of 4 points are done (remove that folder to start anew)"
-    assert told in again.err
+    assert f"resuming {run}: 2 of 4 points are done" in again.err
     result = read_result(run)
     assert result.status == "ok"
     assert [row.value for row in result.sweep.rows] == [1, 2, 4, 8]
     assert result.process.starts == 2
-    begun = list_points(run)
-    assert [point.config["train"]["batch_size"] for point in begun] == [8, 1, 4, 4, 2]
-    assert [point.status for point in begun] == ["ok", "ok", "interrupted", "ok", "ok"]
-    assert find_sweep(tmp_path) == run
-    # And once more: there is nothing to go on with
-    anew = wait(start())
-    assert anew.code == 0
-    assert "going on" not in anew.err
+    begun = [(point.config["train"]["batch_size"], point.status) for point in list_points(run)]
+    assert sorted(begun) == [(1, "ok"), (2, "ok"), (4, "interrupted"), (4, "ok"), (8, "ok")]
+    # The same command again is another sweep
+    other = wait(start())
+    assert (other.code, "resuming" in other.err) == (0, False)
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_it_says_how_to_go_on_and_does(start, tmp_path: Path, number: int):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_stopped_it_says_how_to_resume_and_does(start, tmp_path: Path, number: int, code: int):
     child = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
     run = find_sweep(tmp_path)
     # A terminal sends Ctrl-C to all processes of a command, a scheduler its SIGTERM to the first
     (os.killpg if number == signal.SIGINT else os.kill)(child.pid, number)
     stopped = wait(child)
-    assert stopped.code == 130, stopped.err
-    assert f"go on with: trainstone sweep {run.relative_to(tmp_path)}" in " ".join(stopped.out.split())
+    assert stopped.code == code, stopped.err
+    assert f"go on with: trainstone sweep --resume {run.relative_to(tmp_path)}" in " ".join(stopped.out.split())
     result = read_result(run)
     assert result.status == "interrupted"
     assert [row.value for row in result.sweep.rows] == [8]
-    assert result.findings[0].message == "stopped after 1 of 4 points"
-    refused = wait(start("sweep", str(run), "--strict"))
-    assert refused.code == 2
-    assert "has its plan and its place" in refused.err
-    elsewhere = wait(start("sweep", str(run), "--out", "elsewhere"))
-    assert (elsewhere.code, "has its plan and its place" in elsewhere.err) == (2, True)
-    # By its name or by the same command: only what is left
-    for arguments in (("sweep", str(run.relative_to(tmp_path))), SWEEP):
-        planned = wait(start(*arguments, "--dry-run"))
-        assert f"# would go on with {run.relative_to(tmp_path)}, and run 3 of 4 points, in this order:" in planned.out
-        labels = [line for line in planned.out.splitlines() if line.startswith("# ") and ": batch" in line]
-        assert labels == ["# 2: batch 1", "# 3: batch 4", "# 4: batch 2"]
-        assert f" bench {run.relative_to(tmp_path)}/launch/batch_1.toml --out " in planned.out
-        assert 'precision = "fp32"' in planned.out  # as the first point settled it
-    assert json.loads(wait(start(*SWEEP, "--dry-run", "--json")).out)["run"] == str(run.relative_to(tmp_path))
-    again = wait(start("sweep", str(run.relative_to(tmp_path)), "--json"))
+    assert result.findings[-1].message == f"stopped by {signal.Signals(number).name} after 1 of 4 points"
+    for changes in (("--strict",), ("--out", "elsewhere"), ("--seed", "4")):
+        refused = wait(start(*resume(run, *changes)))
+        assert (refused.code, "keeps its recipe, plan and folder" in refused.err) == (2, True)
+    planned = wait(start(*resume(run, "--dry-run")))
+    assert f"# would resume {run}, and run 3 of 4 points, in this order:" in planned.out
+    labels = [line for line in planned.out.splitlines() if line.startswith("# ") and ": batch" in line]
+    assert labels == ["# 2: batch 1", "# 3: batch 4", "# 4: batch 2"]
+    assert f" bench {run}/launch/batch_1.toml --out " in planned.out
+    assert 'precision = "fp32"' in planned.out  # as the first point settled it
+    again = wait(start(*resume(run, "--json")))
     assert again.code == 0, again.err
     assert [row["value"] for row in json.loads(again.out)["sweep"]["rows"]] == [1, 2, 4, 8]
     assert len(list_points(run)) == 5
-    over = wait(start("sweep", str(run)))
+    over = wait(start(*resume(run)))
     assert over.code == 7
     assert "has come to its end" in over.err
-    assert "start anew: trainstone sweep --batch-sizes 1,2,4,8 --seed 3 --set device=cpu" in over.err
+    assert f"start again: trainstone sweep {run}/config.toml --batch-sizes 1,2,4,8" in over.err
 
 
 def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
@@ -183,28 +176,16 @@ def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
     assert read_result(find_sweep(tmp_path)).status == "interrupted"
 
 
-def test_a_point_whose_run_is_gone_is_not_called_done(start, tmp_path: Path):
-    child = start(batch_4="slow")
-    wait_for_points(tmp_path, 3)
-    child.terminate()
-    assert wait(child).code == 130
-    run = find_sweep(tmp_path)
-    (run / read_result(run).sweep.rows[0].run / "result.json").unlink()
-    again = wait(start())
-    assert again.code == 0, again.err
-    assert f"going on with {run.relative_to(tmp_path)}: 1 of 4 points are done" in again.err
-
-
-def test_a_changed_configuration_is_not_gone_on_with(start, tmp_path: Path):
+def test_a_changed_configuration_is_not_resumed(start, tmp_path: Path):
     child = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
     child.terminate()
-    assert wait(child).code == 130
+    assert wait(child).code == 75
     run = find_sweep(tmp_path)
     before = (run / "result.json").read_bytes()
     (run / "config.toml").write_text((run / "config.toml").read_text().replace("image_size = 224", "image_size = 64"))
-    for arguments in ((), ("sweep", str(run)), (*SWEEP, "--dry-run")):
-        refused = wait(start(*arguments))
+    for arguments in ((), ("--dry-run",)):
+        refused = wait(start(*resume(run, *arguments)))
         assert refused.code == 7
         assert "data.image_size was 224, is 64" in refused.err
     assert (run / "result.json").read_bytes() == before
@@ -217,19 +198,14 @@ def test_a_fault_of_the_whole_sweep_ends_it_at_the_first_point(start, tmp_path: 
     assert len(list_points(find_sweep(tmp_path))) == 1
 
 
-def test_two_at_once_do_not_take_each_others(start, tmp_path: Path):
+def test_a_sweep_in_progress_is_not_resumed(start, tmp_path: Path):
     first = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
-    run = find_sweep(tmp_path)
-    second = wait(start())
-    assert second.code == 0
-    assert "going on" not in second.err
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-    refused = wait(start("sweep", str(run)))
+    refused = wait(start(*resume(find_sweep(tmp_path))))
     assert refused.code == 7
     assert "is still running" in refused.err
     first.terminate()
-    assert wait(first).code == 130
+    assert wait(first).code == 75
 
 
 def test_a_point_that_is_killed_by_somebody_is_a_failed_row(start, tmp_path: Path):

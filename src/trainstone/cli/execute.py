@@ -67,7 +67,9 @@ def execute(
             ):
                 status = line.follow(flow(life))
         except KeyboardInterrupt as err:
-            if run:
+            if run and run.result.points:
+                show_run(run, as_json=options.as_json)
+            elif run:
                 print_stderr(f"interrupted; partial results are in {run.path}")
             raise typer.Exit(exit_code(kind, "interrupted", str(err))) from None
         if run:

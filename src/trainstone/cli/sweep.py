@@ -104,6 +104,8 @@ def sweep(
 
 def check_unfinished(path: Path, result: "Result") -> "Result":
     """Refuse to resume what is not a sweep, is still running or has come to its end."""
+    from trainstone.results.summary import describe_repeat
+
     if result.kind != "sweep":
         raise ResultError(f"{path} is a {result.kind} run, not a sweep", hint="trainstone sweep --resume RUN")
     if result.status == "running":
@@ -112,7 +114,7 @@ def check_unfinished(path: Path, result: "Result") -> "Result":
     if result.status == "ok":
         raise ResultError(
             f"{path} has come to its end: its status is {result.status}",
-            hint=f"see it: trainstone report {path}; or start again: {result.command}",
+            hint=f"see it: trainstone report {path}; or start again: {describe_repeat(result, path)}",
         )
     return result
 

@@ -157,7 +157,7 @@ def describe_setting(result: schema.Result) -> str:
     names = Counter(device.name for device in result.devices)
     if names:
         number = engine.get("threads")
-        on_cpu = result.devices[0].label == "cpu" and "engine.threads" not in swept
+        on_cpu = result.devices[0].label == "cpu" and "engine.threads" not in swept and number != "auto"
         threads = f", {number} thread{'' if number == 1 else 's'}" if on_cpu else ""
         told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
         parts.append(f"{told}{threads}")
@@ -167,7 +167,7 @@ def describe_setting(result: schema.Result) -> str:
         or (train.get("batch_size") if BATCH not in swept else None),
         "{} data": _name_data(result.config.get("data", {})),
     }
-    return " · ".join(parts + [form.format(value) for form, value in values.items() if value is not None])
+    return " · ".join(parts + [form.format(value) for form, value in values.items() if value not in (None, "auto")])
 
 
 def describe_repeat(result: schema.Result, path: Path) -> str:

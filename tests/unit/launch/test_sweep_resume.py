@@ -94,12 +94,11 @@ def test_resume_refuses_what_is_not_an_unfinished_sweep_of_here(monkeypatch, tmp
         plan_resumed(run.path)
 
 
-def test_resume_of_a_finished_sweep_names_its_command(monkeypatch, tmp_path: Path):
+def test_resume_of_a_finished_sweep_says_how_to_start_again(monkeypatch, tmp_path: Path):
     run = run_fake(monkeypatch, plan_small("1,2"), tmp_path)
-    change_result(run.path, command="trainstone sweep --batch-sizes 1,2")
     with pytest.raises(ResultError) as caught:
         plan_resumed(run.path)
-    assert caught.value.hint.endswith("or start again: trainstone sweep --batch-sizes 1,2")
+    assert caught.value.hint.endswith(f"or start again: trainstone sweep {run.path}/config.toml --batch-sizes 1,2")
 
 
 def test_resume_refuses_a_changed_configuration(monkeypatch, tmp_path: Path):
