@@ -142,7 +142,7 @@ def test_killed_it_goes_on_and_leaves_no_child_behind(nursery: Nursery, whole: t
     going.send(signal.SIGKILL)
     assert going.wait().code == -signal.SIGKILL
     assert refused.code == 7
-    assert "is being gone on with by another process" in refused.err
+    assert "is in use by another process" in refused.err
     assert read_result(run).status == "killed"
     resumed = nursery.start("train", "--resume", str(run))
     wait_until(lambda: read_result(run).status == "running" and not alive(orphan))
@@ -170,7 +170,7 @@ def test_a_run_that_fails_is_named(nursery: Nursery, tmp_path: Path):
     assert "error: run 1 of 3: the loss is no number any more at step " in ended.err
     result = read_result(find_run(tmp_path))
     assert result.status == "failed"
-    assert [finding.code for finding in result.findings] == ["child-failed"]
+    assert [finding.code for finding in result.findings] == ["run-failed"]
     assert [row.status for row in result.repeated.runs] == ["failed"]
 
 

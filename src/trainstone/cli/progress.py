@@ -66,8 +66,9 @@ class ProgressLine:
 
     def show(self, progress: Progress | str) -> None:
         """Draw where a run is, if it is time to; as text it comes from another process."""
-        phase = progress.partition(" · ")[0] if isinstance(progress, str) else progress.phase
-        if self._is_time(phase.partition(":")[0] if self._status is None else phase):
+        # Off a terminal each new phase is a line, and of two variants in turn (comparing: A) it changes at every step.
+        phase = progress.partition(" · ")[0] if isinstance(progress, str) else progress.phase.partition(":")[0]
+        if self._is_time(phase):
             self._draw(printable(progress) if isinstance(progress, str) else describe_progress(progress))
 
     def show_work(self, phase: str, done: int, total: int | None, unit: str, num_bytes: int = 0) -> None:
