@@ -125,18 +125,19 @@ def test_real_and_synthetic_can_be_compared_in_turn(quick, tmp_path: Path):
 
 def test_data_bench_tells_threads_stages_and_cores(trainstone, tmp_path: Path):
     data = make_set(tmp_path / "set", "wds", count=10)
-    page = tmp_path / "page.html"
     asked = ["--threads", "1,2", "--seconds", "1", "--demand", "1000", "--set", "data.image_size=32"]
-    done = trainstone("data", "bench", str(data), *asked, "--page", str(page), "--json")
+    done = trainstone("data", "bench", str(data), *asked, "--json")
     assert done.code == 0, done.err
-    feeding = json.loads(done.out)
+    result = json.loads(done.out)
+    assert (result["kind"], result["status"]) == ("data", "ok")
+    feeding = result["data_bench"]
     assert [point["threads"] for point in feeding["points"]] == [1, 2]
     assert [stage["name"] for stage in feeding["stages"]] == ["read", "decode", "crop-resize", "batch"]
     assert sum(stage["share"] for stage in feeding["stages"]) == pytest.approx(1)
     assert feeding["demand"]["images_per_second"] == 1000
     assert feeding["pictures"] == 10
-    assert "cores" in feeding["verdict"]
-    assert "images/s" in page.read_text()
+    assert "cores" in result["verdict"]
+    assert "images/s" in (tmp_path / "runs" / result["run_id"] / "report.html").read_text()
 
 
 def test_data_bench_measures_what_this_machine_takes(quick, tmp_path: Path):
@@ -155,7 +156,6 @@ def test_data_bench_measures_what_this_machine_takes(quick, tmp_path: Path):
         (["--threads", "0"], "--threads 0"),
         (["--threads", "one"], "--threads one"),
         (["--demand", "inf"], "--demand"),
-        (["--page", "no/p.html"], "--page"),
         (["--recipe", "none"], "unknown"),
     ],
 )

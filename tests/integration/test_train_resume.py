@@ -117,4 +117,4 @@ def test_a_run_that_lives_cannot_be_resumed(nursery: Nursery):
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     assert refused.code == 7
-    assert f"is still running: process {child.pid} on " in refused.err
+    assert f"is in use by process {child.pid} on " in refused.err

@@ -181,7 +181,9 @@ def lock_run(path: Path) -> Iterator[None]:
         raise ResultError(f"cannot write into {path}: {err.strerror or err}", hint="who may write there?") from err
     with file:
         if not _lock(file.fileno()):
-            raise ResultError(f"{path} is in use by another process", hint="wait for it to end, or stop it first")
+            held = read_if_there(path)
+            who = f"process {held.process.pid} on {held.process.host}" if held else "another process"
+            raise ResultError(f"{path} is in use by {who}", hint="wait for it to end, or stop it first")
         yield
 
 
