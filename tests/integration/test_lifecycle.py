@@ -191,10 +191,7 @@ def test_sweep_stopped_by_a_scheduler_is_resumable(nursery: Nursery, tmp_path: P
         "--batch-sizes",
         "2,4",
         *narrow_arguments(),
-        "--seconds",
-        "100",
-        "--set",
-        "measure.half_width=1e-9",
+        *ENDLESS,
         "--out",
         str(tmp_path),
     )
@@ -219,10 +216,7 @@ def test_children_of_a_killed_sweep_end_with_it(nursery: Nursery, tmp_path: Path
         "--batch-sizes",
         "2,4",
         *narrow_arguments(),
-        "--seconds",
-        "100",
-        "--set",
-        "measure.half_width=1e-9",
+        *ENDLESS,
         "--out",
         str(tmp_path),
     )
