@@ -75,7 +75,7 @@ def execute(
         if run:
             show_run(run, as_json=options.as_json)
         elif first and show:
-            show()
+            print_guarded(show)
     if isinstance(status, int):
         raise typer.Exit(status)
     raise typer.Exit(exit_code(kind, status, signals.received, require_target=options.require_target))
@@ -94,7 +94,7 @@ def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, requ
 @contextmanager
 def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunFolder]":
     """Create or reopen the run folder and hold its lock. Under a launcher it is the folder that the launcher chose."""
-    from trainstone.results.store import create_run, lock_run, reopen_run
+    from trainstone.results.store import create_run, lock_run, read_result, reopen_run
 
     with ExitStack() as held:
         with refusing_together(config):
@@ -102,7 +102,9 @@ def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunF
             if there and there.is_dir():
                 held.enter_context(lock_run(there))
             if options.resume:
-                run = reopen_run(options.resume, kind, format_command())
+                # A sweep keeps the command that names its points; a training says how it was started last.
+                command = read_result(options.resume).command if kind == "sweep" else format_command()
+                run = reopen_run(options.resume, kind, command)
             elif there:
                 if find_begun():
                     clear_attempt(there)
@@ -196,18 +198,27 @@ def show_run(run: "RunFolder", *, as_json: bool) -> None:
     """Write the page and print the result. A terminal or pipe that is gone is not the run's problem."""
     from trainstone.cli.summary import print_result
 
-    write_page(run)
-    try:
+    def show() -> None:
         if as_json:
             print_json(run.result.model_dump(mode="json", exclude_none=True))
         else:
             print_result(run.result, run.path)
+
+    write_page(run)
+    print_guarded(show, hint=f"the result is in {run.path}")
+
+
+def print_guarded(show: Callable[[], None], hint: str | None = None) -> None:
+    """Print on stdout. A pipe or terminal that is gone changes nothing; a full disk is one message."""
+    try:
+        show()
         sys.stdout.flush()
+    except SystemExit:  # rich's answer to a closed pipe
+        silence(1)
     except OSError as err:
         silence(1)
         if err.errno not in (errno.EPIPE, errno.EIO):
-            reason = f"cannot write to standard output: {err.strerror}"
-            raise ResultError(reason, hint=f"the result is in {run.path}") from err
+            raise ResultError(f"cannot write to standard output: {err.strerror}", hint=hint) from err
 
 
 def write_page(run: "RunFolder") -> None:

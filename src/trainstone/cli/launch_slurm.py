@@ -10,7 +10,7 @@ import typer
 
 from trainstone.cli import options as shared
 from trainstone.cli.launching import show_result
-from trainstone.cli.output import print_json
+from trainstone.cli.output import print_json, print_stderr
 from trainstone.errors import EXIT_INTERRUPTED, ConfigError, LaunchError
 from trainstone.files import write_atomically
 from trainstone.machine.launched import ALONE_VERBS, FOLDER
@@ -178,7 +178,7 @@ def submit_and_follow(
         raise
     except KeyboardInterrupt:
         if number is not None:
-            print(f"job {number} continues; cancel it with: scancel {number} · run folder: {run}", file=sys.stderr)
+            print_stderr(f"job {number} continues; cancel it with: scancel {number} · run folder: {run}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 

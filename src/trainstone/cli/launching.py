@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainstone.cli.execute import Options, execute
+from trainstone.cli.output import print_stderr
 from trainstone.errors import (
     EXIT_INTERRUPTED,
     EXIT_RESUMABLE,
@@ -56,7 +57,7 @@ def printable_script(script: str) -> str:
 def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
     """Run it, show what came of it, and leave with the run's exit code."""
     for note in plan.notes:
-        print(f"note:  {printable(note)}", file=sys.stderr)
+        print_stderr(f"note:  {printable(note)}")
     if verbose:
         from trainstone.launch.engine import write_script
 
@@ -85,7 +86,7 @@ def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[
         except TrainstoneError as err:
             if signals.received or isinstance(err, LASTING) or attempt == plan.attempts:
                 raise
-            print(f"{err.message}; start {attempt + 1} of at most {plan.attempts}", file=sys.stderr)
+            print_stderr(f"{err.message}; start {attempt + 1} of at most {plan.attempts}")
             forget_attempt(run)
     raise AssertionError("there is at least one attempt")
 

@@ -74,14 +74,15 @@ def main() -> None:
     remember_affinity()
     # torch's own warnings of names it cannot resolve and of ranks that left would stand beside our one message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
         with StopSignals(at_once=True):  # until a run is opened, which ends in its own way
-            begin_attempt(sys.argv[1] if len(sys.argv) > 1 else "")
+            begin_attempt(verb)
             app()
     except KeyboardInterrupt:
-        sys.exit(settle_code(EXIT_INTERRUPTED))
+        sys.exit(settle_code(EXIT_INTERRUPTED, verb))
     except SystemExit as end:
-        sys.exit(settle_code(end.code) if isinstance(end.code, int) else end.code)
+        sys.exit(settle_code(end.code, verb) if isinstance(end.code, int) else end.code)
     except TrainstoneError as err:
         print_error(err)
         sys.exit(err.exit_code)

@@ -73,7 +73,7 @@ def profile(
         from trainstone.train.profiling import run_profile
 
         status = yield from run_profile(life, start=start, iterations=iterations, cores=cores, strict=strict)
-        if cores:
+        if cores and status == "ok":
             from trainstone.launch.ncu import add_cores
 
             yield from add_cores(life)

@@ -6,7 +6,7 @@ Under `trainstone launch` it goes to a file, which the launcher shows: an engine
 import sys
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -57,12 +57,13 @@ class ProgressLine:
 
     def follow(self, flow: Generator[Progress | str, None, End]) -> End:
         """Show the progress of a flow to its end; return what it ends with."""
-        while True:
-            try:
-                self.show(next(flow))
-            except StopIteration as end:
-                value: End = end.value
-                return value
+        with closing(flow):
+            while True:
+                try:
+                    self.show(next(flow))
+                except StopIteration as end:
+                    value: End = end.value
+                    return value
 
     def show(self, progress: Progress | str) -> None:
         """Draw where a run is, if it is time to; as text it comes from another process."""

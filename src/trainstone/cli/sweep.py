@@ -1,7 +1,7 @@
 """trainstone sweep: bench over batch sizes or the values of a key; finds the knee. Flags -> plan -> points -> page."""
 
 import shlex
-import sys
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +9,9 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.execute import Options, execute, find_begun
+from trainstone.cli.output import print_stderr
 from trainstone.errors import ConfigError, ResultError
+from trainstone.machine.launched import launch_name
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -72,13 +74,14 @@ def sweep(
     from trainstone.results.store import read_result
 
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, data=data)
-    begun = find_begun() if resume is None else None  # by an earlier attempt of this launch
+    begun = find_begun_sweep() if resume is None else None
     if resume:
         changes = [recipe, *settings, *flags, *over, batch_sizes, system, profile or cores or strict, out != RUNS]
         refuse_changes(resume, changes)
+        check_unfinished(resume, read_result(resume))
     resume = resume or begun
     if resume:
-        plan = resume_plan(resume, check_unfinished(resume, read_result(resume)))
+        plan = resume_plan(resume, read_result(resume))
     else:
         config = load_config(recipe or "resnet50", settings=settings, system=system, flags=flags)
         plan = make_plan(config, batch_sizes, take_one(over), profile=profile, cores=cores, strict=strict)
@@ -102,7 +105,19 @@ def sweep(
     execute("sweep", plan.config, flow, Options(out, as_json, quiet, resume))
 
 
-def check_unfinished(path: Path, result: "Result") -> "Result":
+def find_begun_sweep() -> Path | None:
+    """Return the sweep that an earlier attempt of this launch has begun on this host; None: it starts from scratch."""
+    from trainstone.results.store import read_result
+
+    begun = find_begun()
+    if begun is None:
+        return None
+    result = read_result(begun)
+    here = result.process.host == socket.gethostname() and result.process.launch == launch_name()
+    return begun if here and result.sweep is not None and result.status != "ok" else None
+
+
+def check_unfinished(path: Path, result: "Result") -> None:
     """Refuse to resume what is not a sweep, is still running or has come to its end."""
     from trainstone.results.summary import describe_repeat
 
@@ -116,7 +131,6 @@ def check_unfinished(path: Path, result: "Result") -> "Result":
             f"{path} has come to its end: its status is {result.status}",
             hint=f"see it: trainstone report {path}; or start again: {describe_repeat(result, path)}",
         )
-    return result
 
 
 def print_resumed(plan: "Plan", path: Path) -> None:
@@ -126,7 +140,7 @@ def print_resumed(plan: "Plan", path: Path) -> None:
 
     num_points = len(plan.points)
     done = num_points - len(find_due(path, read_result(path), plan))
-    print(f"resuming {path}: {done} of {num_points} points are done", file=sys.stderr)
+    print_stderr(f"resuming {path}: {done} of {num_points} points are done")
 
 
 def take_one(over: list[str]) -> str | None:

@@ -1,6 +1,5 @@
 """trainstone train: train until the target is reached, honestly timed; survives being killed."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from trainstone.cli import options
 from trainstone.cli.execute import Options, execute, exit_code, find_begun, print_plan, show_run
+from trainstone.cli.output import print_stderr
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
@@ -125,7 +125,7 @@ def show_if_over(resume: Path, stop: "StopConfig", *, as_json: bool, require_tar
     if result.kind != "train" or result.status not in ("ok", "target_reached", "target_missed"):
         return
     if read_rank().number == 0:
-        print(f"{resume} has come to its end: {tell_end(result, stop)}", file=sys.stderr)
+        print_stderr(f"{resume} has come to its end: {tell_end(result, stop)}")
         show_run(RunFolder(resume, result), as_json=as_json)
     raise typer.Exit(exit_code("train", result.status, None, require_target=require_target))
 

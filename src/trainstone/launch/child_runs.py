@@ -118,7 +118,8 @@ def wait_for_leftovers(life: Lifecycle) -> Iterator[Progress]:
     while busy := [path for path in find_runs(life.run.path / "points") if is_locked(path)]:
         life.check_stop()
         if time.monotonic() > end:
-            raise LaunchError(f"{busy[0]} is still in use by a process of an earlier start", hint="end it first")
+            pid = read_result(busy[0]).process.pid
+            raise LaunchError(f"{busy[0]} is still in use by process {pid} of an earlier start", hint=f"kill {pid}")
         yield Progress(f"waiting for the end of {busy[0].name}")
         time.sleep(0.1)
 

@@ -18,6 +18,7 @@ from trainstone.errors import LaunchError, MachineError, error_of_child
 from trainstone.launch.aftermath import record_cause, settle
 from trainstone.launch.following import Tail
 from trainstone.machine.launched import CAUSE, CODE, FOLDER, ORDERLY, PROGRESS, read_code
+from trainstone.machine.signals import SIGNALS, StopSignals
 from trainstone.text import printable
 
 POLL_SECONDS = 2.0
@@ -90,12 +91,15 @@ def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def delayed_interrupt() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, here and in child processes: a submitted job's number must be known."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    """Delay stop signals to the end of the block, here and in child processes: the number of a job must be known."""
+    with StopSignals() as signals:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # child processes inherit it
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if signals.received:
+        raise KeyboardInterrupt(signals.received)
 
 
 def submit(*command: str) -> str:

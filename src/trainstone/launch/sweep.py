@@ -61,6 +61,9 @@ class Work:
         self.config = plan.config
         self.rows = keep_rows(self.run.path, self.run.result.sweep or plan.sweep)
         self.current: PointRun | None = None
+        done = next((row for row in self.rows.values() if row.status == "ok"), None)
+        if done:  # a run that is reopened has no devices
+            self.run.update(devices=strip_devices(self.read(done.run).devices))
         self.write()
 
     def list_children(self) -> Iterator[ChildRun]:

@@ -29,6 +29,7 @@ OWN = (RUN, LAUNCH, BIND, RANKS)
 
 VERBS = ("bench", "train", "profile", "eval")
 """Those whose ranks form one world."""
+RESUMABLE_VERBS = ("train", "sweep")
 ALONE_VERBS = ("sweep",)
 """Further ones that can be launched where each world has one rank."""
 
@@ -122,14 +123,14 @@ def end_with_parent(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def settle_code(code: int) -> int:
+def settle_code(code: int, verb: str = "train") -> int:
     """Return what this process leaves with: an orderly end is 0 for the engine, its code is for the launcher."""
     run = launched_run()
     if run is None or code not in ORDERLY:
         return code
     if read_rank().number == 0:
         # Ranks are stopped by schedulers and launchers; whose Ctrl-C it was the launcher knows.
-        told = EXIT_RESUMABLE if code == EXIT_INTERRUPTED else code
+        told = EXIT_RESUMABLE if code == EXIT_INTERRUPTED and verb in RESUMABLE_VERBS else code
         write_atomically(run / FOLDER / CODE, f"{told}\n")
     return 0
 

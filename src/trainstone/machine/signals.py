@@ -25,8 +25,9 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                    continue  # nohup: a closed terminal is no reason to stop
+                ignored = signal.getsignal(number) is signal.SIG_IGN
+                if ignored and (self._at_once or number == signal.SIGHUP):
+                    continue  # nohup, or a job in the background: not to be stopped by the terminal
                 self._previous[number] = signal.signal(number, self._note)
         self._in_force.append(self)
         return self

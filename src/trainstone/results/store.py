@@ -190,7 +190,7 @@ def lock_run(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Say whether a process holds a run folder."""
     try:
-        with (path / LOG_NAME).open("rb") as file:
+        with (path / LOG_NAME).open("r+b") as file:
             return not _lock(file.fileno())
     except OSError:
         return False

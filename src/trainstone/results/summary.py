@@ -196,7 +196,9 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
 def _repeat_sweep(result: schema.Result, path: Path) -> str:
     """Go on where something is left; else the same points anew."""
     sweep = result.sweep
-    if sweep is None or result.status in ("interrupted", "killed"):
+    if sweep is None:
+        return result.command
+    if result.status in ("interrupted", "killed"):
         return f"trainstone sweep --resume {shlex.quote(str(path))}"
     words = ["trainstone", "sweep", str(path / "config.toml")]
     if sweep.key == BATCH:

@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainstone.config.schema import Config
@@ -127,6 +128,8 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
     if isinstance(err, TrainstoneError):
         return err
     if isinstance(err, OSError) and run:
+        if err.filename and not Path(str(err.filename)).is_relative_to(run.path):
+            return ResultError(f"{err.filename}: {err.strerror}")
         return ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?")
     if isinstance(err, OSError) and read_rank().world > 1:
         place = f"{err.filename}: {err.strerror}" if err.filename else str(err)

@@ -165,7 +165,7 @@ def test_resumed_parent_waits_for_a_leftover_child(monkeypatch, tmp_path: Path):
         phases = {progress.phase for progress in follow(wait_for_leftovers, config, run)}
     assert phases == {"waiting for the end of left"}
     monkeypatch.setattr(child_runs, "LEFTOVER_SECONDS", 0.0)
-    with lock_run(child), pytest.raises(LaunchError, match="left is still in use by a process of an earlier start"):
+    with lock_run(child), pytest.raises(LaunchError, match="left is still in use by process 1 of an earlier start"):
         list(follow(wait_for_leftovers, config, run))
 
 

@@ -33,7 +33,8 @@ def stop(run: RunFolder, keep: int = 1) -> Result:
 
 def plan_resumed(path: Path) -> Plan:
     """Plan as `sweep --resume` does."""
-    return resume_plan(path, check_unfinished(path, read_result(path)))
+    check_unfinished(path, read_result(path))
+    return resume_plan(path, read_result(path))
 
 
 def test_resumed_sweep_runs_only_what_is_due(monkeypatch, tmp_path: Path):

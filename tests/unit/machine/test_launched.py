@@ -28,6 +28,8 @@ def test_orderly_ends_are_0_for_the_engine(run: Path):
     assert read_code(run) == 75
     assert settle_code(130) == 0
     assert read_code(run) == 75  # that it was Ctrl-C only the launcher knows
+    assert settle_code(130, "bench") == 0
+    assert read_code(run) == 130  # it cannot be resumed
     assert settle_code(3) == 3
 
 
