@@ -1,5 +1,6 @@
 """trainstone train: train until the target is reached, honestly timed; survives being killed."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from trainstone.config.learning import StopConfig
     from trainstone.config.schema import Config
+    from trainstone.results.quality import Repeated
     from trainstone.results.schema import Result, Status
     from trainstone.train.lifecycle import Lifecycle
 
@@ -80,18 +82,22 @@ def train(
     configure_terminal(verbose=0, quiet=quiet)
     if resume and not changed:
         show_if_over(resume, config.stop, as_json=as_json, require_target=require_target)
-
-    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
-        if repeated:
-            from trainstone.launch.repeat import repeat_training
-
-            return (yield from repeat_training(life, repeated))
-        yield Progress("loading torch")
-        from trainstone.train.to_target import run_train
-
-        return (yield from run_train(life, strict=strict, resume=resume is not None))
-
+    flow = partial(run_flow, repeated=repeated, strict=strict, resume=resume is not None)
     execute("train", config, flow, Options(out, as_json, quiet, resume, require_target))
+
+
+def run_flow(
+    life: "Lifecycle", *, repeated: "Repeated | None", strict: bool, resume: bool
+) -> "Generator[Progress | str, None, Status]":
+    """Train once in this process, or several times in child processes."""
+    if repeated:
+        from trainstone.launch.repeat import repeat_training
+
+        return (yield from repeat_training(life, repeated))
+    yield Progress("loading torch")
+    from trainstone.train.to_target import run_train
+
+    return (yield from run_train(life, strict=strict, resume=resume))
 
 
 def load_asked(

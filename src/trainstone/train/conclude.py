@@ -50,10 +50,9 @@ def conclude(
     recorded and not counted. `title`: how its sentence calls what was run, if not usual.
     """
     run, ranks = life.run, life.rank.world
-    before = fitted.findings
     if not len(recorder):
         stopped = finding("interrupted", "stopped before the first step ended")
-        run.update(status="interrupted", findings=[*before, stopped])
+        run.update(status="interrupted", findings=[*fitted.findings, stopped])
         return
     summary, telemetry = summarise_own(fitted, recorder, seen, left_out)
     throttled = tell_throttling(telemetry)
@@ -67,12 +66,7 @@ def conclude(
         fed = judge_feeding(fitted.config, loader, alone, summary)
     assert seen.peaks is not None  # measured before and after the steps
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed)
-    noise = grade_noise(
-        *seen.pressure,
-        step_variation_percent=summary.variation_percent,
-        drifting=summary.drifting,
-        throttled=bool(throttled),
-    )
+    noise = assess_noise(seen, summary, throttled)
     memory = describe_memory(seen, np.delete(recorder.page_faults(), left_out)[summary.window])
     run.update(
         status=status,
@@ -87,7 +81,7 @@ def conclude(
         noise=noise,
         devices=devices,
         findings=[
-            *before,
+            *fitted.findings,
             *check_throughput(throughput, summary.step_seconds),
             *check_limits(utilisation, None if fed else summary.data_share, throttled),
             *(check_feeding(fed, summary.data_share) if fed else ()),
@@ -97,6 +91,16 @@ def conclude(
             *tell_interruption(seen.interrupted, len(recorder)),
         ],
         verdict=tell_verdict(fitted, summary, utilisation, noise, fed, title=title, ranks=ranks),
+    )
+
+
+def assess_noise(seen: Observed, summary: StepSummary, throttled: str | None) -> Noise:
+    """Grade how quiet the machine was during the steps."""
+    return grade_noise(
+        *seen.pressure,
+        step_variation_percent=summary.variation_percent,
+        drifting=summary.drifting,
+        throttled=bool(throttled),
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainstone.config.schema import Config
-from trainstone.machine.health import grade_noise
 from trainstone.measure.devices import name_device
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader
@@ -16,6 +15,7 @@ from trainstone.results.samples import read_samples, summarise
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import summarise_steps
 from trainstone.train.conclude import (
+    assess_noise,
     check_setting,
     describe_device,
     describe_memory,
@@ -91,8 +91,7 @@ def conclude_variant(variant: Variant, seen: Observed, throttled: str | None) ->
         variant.folder.update(status="interrupted", findings=[*fitted.findings, *stopped])
         return list(fitted.findings)
     summary = summarise_steps(recorder.columns(), compiled=fitted.config.engine.compile)
-    variation, drifting = summary.variation_percent, summary.drifting
-    noise = grade_noise(*seen.pressure, step_variation_percent=variation, drifting=drifting, throttled=bool(throttled))
+    noise = assess_noise(seen, summary, throttled)
     findings = [
         *fitted.findings,
         *check_throughput(summary.throughput, summary.step_seconds),

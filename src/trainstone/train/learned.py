@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from trainstone.machine.health import grade_noise
 from trainstone.machine.launched import name_host
 from trainstone.measure.devices import name_device
 from trainstone.results import schema
@@ -15,6 +14,7 @@ from trainstone.results.samples import Sample, read_samples, summarise
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, summarise_steps
 from trainstone.train.conclude import (
+    assess_noise,
     check_setting,
     describe_device,
     describe_memory,
@@ -97,12 +97,7 @@ def write_speed(
     throttled = tell_throttling(telemetry)
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled) if seen.peaks else None
     throughput = scale_throughput(summary.throughput, world.rank.world)
-    noise = grade_noise(
-        *seen.pressure,
-        step_variation_percent=summary.variation_percent,
-        drifting=summary.drifting,
-        throttled=bool(throttled),
-    )
+    noise = assess_noise(seen, summary, throttled)
     memory = describe_memory(seen)
     run.update(
         throughput=throughput,
