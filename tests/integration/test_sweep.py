@@ -58,8 +58,14 @@ def find_sweep(folder: Path) -> Path:
 
 
 def list_points(run: Path) -> list[Result]:
-    """All that were ever begun, in their order."""
+    """All that were ever begun."""
     return [read_result(path) for path in sorted((run / "points").iterdir())]
+
+
+def find_running(folder: Path) -> int:
+    """Process of the point in progress."""
+    (point,) = (point for point in list_points(find_sweep(folder)) if point.status == "running")
+    return point.process.pid
 
 
 def wait_for_points(folder: Path, number: int) -> None:
@@ -166,7 +172,7 @@ def test_stopped_it_says_how_to_resume_and_does(start, tmp_path: Path, number: i
 def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
     child = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
-    point = list_points(find_sweep(tmp_path))[1].process.pid
+    point = find_running(tmp_path)
     # To the sweep alone: nobody else tells its point
     child.send_signal(signal.SIGINT)
     time.sleep(0.2)
@@ -211,7 +217,7 @@ def test_a_sweep_in_progress_is_not_resumed(start, tmp_path: Path):
 def test_a_point_that_is_killed_by_somebody_is_a_failed_row(start, tmp_path: Path):
     child = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
-    os.kill(list_points(find_sweep(tmp_path))[1].process.pid, signal.SIGKILL)
+    os.kill(find_running(tmp_path), signal.SIGKILL)
     assert wait(child).code == 0
     row = read_result(find_sweep(tmp_path)).sweep.rows[0]
     assert row.value == 1
