@@ -1,5 +1,6 @@
 # make bench    measure this machine                       make check    lint, types, version
-# make test     everything CI runs                         make format   rewrite sources in the house style
+# make test     what to run before a commit, 10 minutes    make format   rewrite sources in the house style
+# make test-slow  the rest of what CI runs: every engine, kill and resume, browsers, Slurm, the wheel
 # make soak     trials that take long: memory over 100,000 batches
 # make mutants  seeded defects, one at a time: exit code 1 if unit tests catch fewer than recorded
 # make interop  data formats against the real TensorFlow, MXNet and DALI (5 GB in .interop)
@@ -20,16 +21,24 @@ RUN_READY := $(VENV)/.ready-run-$(KEY)
 DEV_READY := $(VENV)/.ready-dev-$(KEY)
 TYPED := src/trainstone/errors.py src/trainstone/files.py src/trainstone/log.py src/trainstone/text.py src/trainstone/units.py $(addprefix src/trainstone/,cli launch report data results config machine formats)
 
-.PHONY: bench test soak mutants interop check format clean
+.PHONY: bench test test-slow soak mutants interop check format clean
 .DEFAULT_GOAL := bench
 
 bench: $(RUN_READY)
 	$(BIN)/trainstone bench $(ARGS)
 
+# Tests that measure time are marked `serial`: they run alone, after the others.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --numprocesses auto --maxprocesses 4 --dist loadfile
+
 test: check
 	scripts/install-system-packages tests/system-packages.txt
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit --numprocesses auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest tests --ignore tests/unit
+	$(PARALLEL) -m 'not slow and not serial'
+	$(BIN)/python -m pytest tests -m 'serial and not slow'
+
+test-slow: $(DEV_READY)
+	scripts/install-system-packages tests/system-packages.txt
+	$(PARALLEL) -m 'slow and not serial'
+	$(BIN)/python -m pytest tests -m 'slow and serial'
 	scripts/test-wheel $(BIN)/python '$(TORCH)'
 
 soak: $(DEV_READY)

@@ -62,8 +62,8 @@ def build_step(variant: str, options: argparse.Namespace) -> Callable[[], float]
 def build_our_loss(model, images, boxes, labels, defaults):  # noqa: ANN201
     import torch
 
-    from trainstone.models.detection_loss import detection_loss
-    from trainstone.models.matching import match
+    from trainstone.models.boxes import match
+    from trainstone.models.losses import detection_loss
     from trainstone.models.pixels import Normaliser
 
     model = model.to(memory_format=torch.channels_last)

@@ -22,9 +22,8 @@ from trainstone.data.picture.decode import decode
 from trainstone.formats.coco import number_categories, read_instances
 from trainstone.machine.allocator import restart_keeping_memory
 from trainstone.machine.cpus import available_cores
-from trainstone.models.boxes import default_boxes
-from trainstone.models.detection_loss import detection_loss
-from trainstone.models.matching import match
+from trainstone.models.boxes import default_boxes, match
+from trainstone.models.losses import detection_loss
 from trainstone.models.pixels import Normaliser
 from trainstone.models.ssd import build_ssd
 

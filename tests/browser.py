@@ -36,13 +36,7 @@ os.dup2(write, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 SECONDS = 60.0  # for any answer; a busy machine starts Chromium slowly
-MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
-# Name -> (Windows key code, text it types)
-KEYS = {
-    "Backspace": (8, ""), "Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Space": (32, " "),
-    "PageUp": (33, ""), "PageDown": (34, ""), "End": (35, ""), "Home": (36, ""), "ArrowLeft": (37, ""),
-    "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""), "Delete": (46, ""),
-}  # fmt: skip
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r")}  # name -> (Windows key code, text it types)
 
 
 class BrowserError(Exception):
@@ -160,10 +154,6 @@ class Browser:
         """Hand a frame's or worker's events to its page."""
         self._sessions[session] = page
 
-    def forget(self, page: "Page") -> None:
-        """Its events matter no longer."""
-        self._sessions = {session: other for session, other in self._sessions.items() if other is not page}
-
     def _tell_end(self) -> str:
         said = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
         return f"exit code {self._process.poll()}, it said: {said[-500:] or 'nothing'}"
@@ -222,13 +212,11 @@ class Page:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
 
-    def screenshot(self, path: Path, *, full: bool = True) -> Path:
-        """Write a PNG of the whole page, or of what the window shows."""
-        options: dict[str, Any] = {}
-        if full:
-            size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-            options = {"captureBeyondViewport": True, "clip": {**size, "x": 0, "y": 0, "scale": 1}}
-        answer = self._call("Page.captureScreenshot", format="png", **options)
+    def screenshot(self, path: Path) -> Path:
+        """Write a PNG of the whole page."""
+        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {**size, "x": 0, "y": 0, "scale": 1}
+        answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(answer["data"]))
         return path
 
@@ -242,24 +230,15 @@ class Page:
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def press(self, key: str) -> None:
-        """Press and release a key: a, Enter, ArrowDown, Shift+Tab ..."""
-        *held, name = key.split("+") if key != "+" else [key]
-        if len(name) > 1 and name not in KEYS:
-            raise ValueError(f"unknown key {name!r}; known: one character, {', '.join(KEYS)}")
-        code, text = KEYS.get(name, (ord(name[0].upper()), name))
-        event = {
-            "key": text if name == "Space" else name,
-            "code": name if name in KEYS else f"Key{name.upper()}" if name.isalpha() else "",
-            "windowsVirtualKeyCode": code,
-            "modifiers": sum(MODIFIERS[modifier] for modifier in held),
-        }
-        typed = {"type": "keyDown", "text": text} if text and set(held) <= {"Shift"} else {"type": "rawKeyDown"}
+        """Press and release Tab, Enter or one character."""
+        code, text = KEYS.get(key, (ord(key[0].upper()), key))
+        event = {"key": key, "code": key if key in KEYS else f"Key{key.upper()}", "windowsVirtualKeyCode": code}
+        typed = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
         self._call("Input.dispatchKeyEvent", **event, **typed)
         self._call("Input.dispatchKeyEvent", **event, type="keyUp")
 
     def close(self) -> None:
-        """Close the tab."""
-        self._browser.forget(self)
+        """Close the tab; nothing of it is heard any more."""
         self._browser.call("Target.closeTarget", targetId=self._target)
 
     def take_event(self, method: str, told: dict[str, Any], session: str) -> None:

@@ -5,8 +5,15 @@ from typing import Any
 
 from trainstone.config.schema import Config
 from trainstone.machine.signals import StopSignals
+from trainstone.measure.clock import HostTimer
 from trainstone.results.store import RunFolder
 from trainstone.train.lifecycle import Lifecycle, lifecycle
+
+
+class LateTimer(HostTimer):
+    """Reads marks two steps late, as CUDA events are read."""
+
+    lag = 2
 
 
 def follow(

@@ -1,7 +1,8 @@
-"""Small tars, pictures and folders of files for tests."""
+"""Small tars, zips, pictures and folders of files for tests."""
 
 import io
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,22 @@ def make_tar(files: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def make_zip(
+    files: dict[str, bytes],
+    change: Callable[[zipfile.ZipInfo], None] = lambda made: None,
+    method: int = zipfile.ZIP_DEFLATED,
+) -> bytes:
+    """A zip of plain files; `change` may change what its directory says of them."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, content in files.items():
+            made = zipfile.ZipInfo(name)
+            made.compress_type = method
+            change(made)
+            archive.writestr(made, content)
     return out.getvalue()
 
 

@@ -13,11 +13,10 @@ from trainstone.formats.coco import CocoAnnotation, CocoCategory, CocoImage, Ins
 CATEGORIES = [CocoCategory(9, "square"), CocoCategory(4, "circle")]
 
 
-def jpeg(width: int, height: int, comment_bytes: int = 0) -> bytes:
+def jpeg(width: int, height: int) -> bytes:
     """As much of a JPEG as a look at its head needs."""
-    comment = b"\xff\xfe" + struct.pack(">H", comment_bytes + 2) + b"c" * comment_bytes if comment_bytes else b""
     frame = struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
-    return b"\xff\xd8" + comment + b"\xff\xc0" + frame + b"\xff\xd9"
+    return b"\xff\xd8\xff\xc0" + frame + b"\xff\xd9"
 
 
 def make_instances(num_images: int) -> Instances:

@@ -27,7 +27,6 @@ def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
         "image_size": 224,
         "batch_size": 64,
         "transform": "random crop, flip",
-        "engine": "threads",
         "decode": "simplejpeg",
         "cpu": "a CPU",
         "cores": 2,

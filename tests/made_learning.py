@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from made_results import make_result, write_run
-from trainstone.results.learning import write_learning_verdict
 from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Phases, Result
 from trainstone.results.steps import StepRecord, StepWriter
+from trainstone.results.verdicts import write_learning_verdict
 
 STEPS_PER_EPOCH, EPOCHS, BATCH = 50, 8, 64
 STEP_SECONDS, WAIT_SECONDS, EVAL_SECONDS, SAVE_SECONDS = 0.3, 0.02, 3.0, 0.4

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from trainstone.config.schema import Config
 from trainstone.machine.pagecache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
+from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.results.quality import Evaluation
+from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.cadence import Cadence
-from trainstone.train.original.mllog import MlperfLog
-from trainstone.train.original.mllog_head import Submission, judge_division
+from trainstone.train.decision import Cadence
+from trainstone.train.original.mllog import MlperfLog, Submission, judge_division
 from trainstone.train.original.mllog_open import measure_sizes
 from trainstone.train.task import order_pictures
 from trainstone.workloads.registry import WORKLOADS
@@ -47,11 +49,15 @@ def load_mlperf(*, seed: int = 1, batch: int = 3264, ranks: int = 8, **changes: 
 
 
 def make_submission(
-    config: Config, ranks: int = 8, network: nn.Module | None = None, built_seconds: float = BEGAN
+    config: Config,
+    ranks: int = 8,
+    network: nn.Module | None = None,
+    built_seconds: float = BEGAN,
+    pictures: tuple[int, int] = IMAGENET,
 ) -> Submission:
-    """A run on ImageNet's numbers of pictures."""
-    rank, mllog = Rank(0, ranks), WORKLOADS[config.workload].mllog
-    sizes = measure_sizes(config, *IMAGENET, rank)
+    """A run on so many images to train on and to validate with."""
+    mllog = WORKLOADS[config.workload].mllog
+    sizes = measure_sizes(config, *pictures, Rank(0, ranks))
     return Submission(
         config=config,
         mllog=mllog,
@@ -65,15 +71,41 @@ def make_submission(
     )
 
 
-def make_cadence(config: Config, ranks: int = 8) -> Cadence:
-    order = order_pictures(config, IMAGENET[0], Rank(0, ranks))
+def write_log(
+    path: Path,
+    submission: Submission,
+    *,
+    epochs: int,
+    minutes: float,
+    score: Callable[[int], dict[str, float]],
+    ended: Status,
+    always_at: int | None = None,
+) -> None:
+    """Write the log of a run that took so many minutes; `score` of an epoch, `always_at`: judged there, too."""
+    config, sizes, clock = submission.config, submission.sizes, Clock(BEGAN + INIT_SECONDS)
+    order = order_pictures(config, sizes.train_pictures, Rank(0, sizes.ranks))
     global_batch = order.global_batch * config.train.accumulate
-    return Cadence(order.epoch_pictures, global_batch, config.eval, config.stop, config.checkpoint)
-
-
-def accuracy_after(epoch: int, epochs: int, *, converged: bool) -> float:
-    """Rises to 0.7595 at the last epoch, or stays just below the target."""
-    return min(0.7 + 0.0595 * epoch / epochs, 0.7595 if converged else 0.7584)
+    cadence = Cadence(order.epoch_pictures, global_batch, config.eval, config.stop, config.checkpoint)
+    steps = cadence.pictures // cadence.global_batch
+    judged = [epoch for epoch in range(1, epochs + 1) if cadence.evaluates_after(epoch * steps)]
+    epoch_seconds = (minutes * 60 - EVAL_SECONDS * len(judged)) / epochs
+    with MlperfLog(path, cadence, submission, now=clock) as log:
+        log.begin()
+        for epoch in range(1, epochs + 1):
+            done = epoch * steps
+            log.begin_steps(done - steps)
+            clock.seconds += epoch_seconds
+            images = config.train.batch_size * steps  # one step stands for all
+            log.step(StepRecord(done - 1, epoch - 1, clock() - epoch_seconds, 0, epoch_seconds, images, 1, 1))
+            if epoch in judged or epoch == always_at:
+                log.begin_evaluation(done)
+                clock.seconds += EVAL_SECONDS
+                log.end_evaluation(done)
+                times = {"seconds": clock() - BEGAN, "eval_seconds": EVAL_SECONDS}
+                log.evaluation(
+                    Evaluation(epoch=epoch, step=done, **times, metrics=score(epoch), images=sizes.val_pictures)
+                )
+        log.finish(ended)
 
 
 def write_closed_log(
@@ -88,35 +120,24 @@ def write_closed_log(
     **changes: Any,
 ) -> None:
     """Write the log of a run that reached (or missed) the target after some epochs, which took so many minutes."""
-    config, clock = load_mlperf(seed=seed, batch=batch, ranks=ranks, **changes), Clock(BEGAN + INIT_SECONDS)
-    cadence = make_cadence(config, ranks)
-    steps_per_epoch = cadence.pictures // cadence.global_batch
-    evaluations = [epoch for epoch in range(1, epochs + 1) if cadence.evaluates_after(epoch * steps_per_epoch)]
-    epoch_seconds = (minutes * 60 - EVAL_SECONDS * len(evaluations)) / epochs
-    submission = make_submission(config, ranks, built_seconds=BEGAN + BUILD_SECONDS)
-    with MlperfLog(path, cadence, submission, now=clock) as log:
-        log.begin()
-        for epoch in range(1, epochs + 1):
-            done = epoch * steps_per_epoch
-            log.begin_steps(done - steps_per_epoch)
-            for step in (done - steps_per_epoch, done - 1):  # those between change nothing
-                clock.seconds += epoch_seconds / 2
-                images = config.train.batch_size * steps_per_epoch // 2
-                log.step(StepRecord(step, epoch - 1, clock() - epoch_seconds / 2, 0, epoch_seconds / 2, images, 1, 1))
-            if epoch in evaluations or epoch == epochs:
-                log.begin_evaluation(done)
-                clock.seconds += EVAL_SECONDS
-                top1 = accuracy_after(epoch, epochs, converged=converged)
-                judged = Evaluation(
-                    epoch=epoch,
-                    step=done,
-                    seconds=clock() - BEGAN,
-                    eval_seconds=3,
-                    metrics={"top1": top1},
-                    images=50000,
-                )
-                log.evaluation(judged)
-        log.finish("target_reached" if converged else "target_missed")
+    config = load_mlperf(seed=seed, batch=batch, ranks=ranks, **changes)
+    write_log(
+        path,
+        make_submission(config, ranks, built_seconds=BEGAN + BUILD_SECONDS),
+        epochs=epochs,
+        minutes=minutes,
+        # Rises to 0.7595 at the last epoch, or stays just below the target.
+        score=lambda epoch: {"top1": min(0.7 + 0.0595 * epoch / epochs, 0.7595 if converged else 0.7584)},
+        ended="target_reached" if converged else "target_missed",
+        always_at=epochs,
+    )
+
+
+def make_logged(path: str = "log", **changes: Any) -> LoggedRun:
+    """A run of ResNet-50 whose log says little else."""
+    absent = dict.fromkeys(("division", "org", "platform", "global_batch", "train_samples", "optimizer", "ended"))
+    given = {"form": "0.7", "benchmark": "resnet", "seeds": (), "start_ms": 0, "stop_ms": None, "accuracies": ()}
+    return LoggedRun(**(absent | given | {"path": Path(path), "epochs": None} | changes))
 
 
 def check_log(path: Path, ruleset: str) -> tuple[bool, str]:

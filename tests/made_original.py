@@ -1,50 +1,86 @@
-"""Steps and facts for tests of the originals' files, and a clock that is turned by hand."""
+"""Facts, steps and evaluations for tests of the originals' files, and a run that is played to them."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainstone.config.load import load_config
+from trainstone.measure.recorder import StepRecorder
 from trainstone.results.quality import Evaluation
+from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.facts import Facts
+from trainstone.train.original.facts import Facts, has_decay
+from trainstone.train.original.writers import list_writers
 
-EPOCH_SECONDS = 1605627653.25
-
-
-class HandClock:
-    """Stands still until somebody turns it."""
-
-    def __init__(self, seconds: float = EPOCH_SECONDS) -> None:
-        self.seconds = seconds
-
-    def __call__(self) -> float:
-        return self.seconds
+BEGAN = 1605627653.25
+FIRST_START, STEP_SECONDS, EVAL_SECONDS = 3.0, 0.5, 4.0
+METRICS = {"top1": 37871 / 49920, "top5": 46337 / 49920, "loss": 1.25}
 
 
 def make_facts(folder: Path, name: str, *settings: str, kind: str = "train", **changes: Any) -> Facts:
     """Facts of a recipe of that original: 4 ranks x 256, 10 steps an epoch, 5 epochs."""
     config = load_config("ssd300-mlperf" if name == "mlperf_ssd" else f"resnet50-{name}", settings=settings)
-    told: dict[str, Any] = {
+    given: dict[str, Any] = {
         "kind": kind,
         "config": config,
         "folder": folder,
         "ranks": 4,
         "global_batch": 1024,
         "train_pictures": 10240,
-        "val_pictures": 512,
+        "began": BEGAN,
         "steps": 50,
         "device": 2,
     }
-    return Facts(**told | changes)
+    return Facts(**given | changes)
 
 
-def make_step(step: int, **changes: Any) -> StepRecord:
-    """A step of half a second each, one after the other, of a rank with 256 images."""
-    record = StepRecord(step, step // 10, 3.0 + step / 2, 0.125, 0.5, 256, 9.5 - step / 64, step / 128)
-    return record._replace(decay_loss=0.75, **changes)
+def make_step(step: int, evaluations: Sequence[int] = (), **changes: Any) -> StepRecord:
+    """A step of half a second, after the others and the evaluations before it, of a rank with 256 images."""
+    start = FIRST_START + STEP_SECONDS * step + EVAL_SECONDS * sum(judged <= step for judged in evaluations)
+    record = StepRecord(step, step // 10, start, 0.125, STEP_SECONDS, 256, 9.5 - step / 64, step / 128)
+    phases = {"forward_seconds": 0.125, "backward_seconds": 0.0625 * (1 + step), "optimizer_seconds": 0.0}
+    return record._replace(**{"decay_loss": 0.75, **phases, **changes})
 
 
-def make_evaluation(step: int, **metrics: float) -> Evaluation:
-    """An evaluation of 512 pictures that took 4 seconds."""
-    found = metrics or {"top1": 37871 / 49920, "top5": 46337 / 49920, "loss": 1.25}
-    return Evaluation(epoch=step / 10, step=step, seconds=99.0, eval_seconds=4.0, metrics=found, images=512)
+def make_evaluation(step: int, evaluations: Sequence[int] = ()) -> Evaluation:
+    """An evaluation of 512 images that took 4 seconds."""
+    over = make_step(step - 1, evaluations).start_seconds + STEP_SECONDS + EVAL_SECONDS
+    return Evaluation(epoch=step / 10, step=step, seconds=over, eval_seconds=EVAL_SECONDS, metrics=METRICS, images=512)
+
+
+def resume(facts: Facts, first: int, evaluations: Sequence[int] = ()) -> Facts:
+    """The same after a resume from a checkpoint behind so many steps."""
+    history = tuple(make_evaluation(step, evaluations) for step in evaluations if step <= first)
+    return replace(facts, first_step=first, history=history)
+
+
+def play(
+    facts: Facts, last: int, *, status: Status | None = "ok", evaluations: Sequence[int] = (), **changes: Any
+) -> None:
+    """Run from the first step to before `last`: the step file, and the original's files. status None: it is killed."""
+    facts.folder.mkdir(parents=True, exist_ok=True)
+    recorder = StepRecorder(
+        facts.folder / "steps-rank0000.csv",
+        split_phases=facts.config.engine.split_phases,
+        decay_loss=facts.kind == "train" and has_decay(facts.config.optimizer),
+        first_step=facts.first_step,
+    )
+    if not facts.config.engine.split_phases:
+        changes |= dict.fromkeys(("forward_seconds", "backward_seconds", "optimizer_seconds"))
+    with ExitStack() as files:
+        sinks = [files.enter_context(sink) for sink in (recorder, *list_writers(facts))]
+        for step in range(facts.first_step, last):
+            for sink in sinks:
+                sink.step(make_step(step, evaluations, **changes))
+            for sink in sinks if step + 1 in evaluations else ():
+                sink.evaluation(make_evaluation(step + 1, evaluations))
+        for sink in sinks if status else ():
+            sink.finish(status)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """What is in original/."""
+    files = [path for path in (folder / "original").rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder / "original")): path.read_bytes() for path in files}

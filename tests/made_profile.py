@@ -3,7 +3,6 @@
 import gzip
 import math
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from trainstone.results.profiled import (
     StepParts,
     Timeline,
 )
-from trainstone.results.roofline import Shapes, WorkedOp, judge_roofline
+from trainstone.results.roofline import WorkedOp, judge_roofline
 from trainstone.results.schema import Result
+from trainstone.results.trace.tables import OperatorCalls
 
 TRACE = "trace/rank0000.json.gz"
 BATCH, STEP_SECONDS = 8, 1.7
@@ -34,17 +34,6 @@ GPU_PARTS = (0.612, 0.038, 0.052, 0.011, 0.031, 0.017, 0.187, 0.046, 0.006)
 CUTLASS = "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_f16_256x128_32x3_nn_align8>(" + ", ".join(
     ["cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<1>"] * 28
 )
-
-
-@dataclass(frozen=True)
-class MadeCalls:
-    """What results/timeline.py tells of an operator."""
-
-    name: str
-    dims: Shapes
-    calls: int
-    host_seconds: float
-    device_seconds: float | None = None
 
 
 def make_steps(shares: tuple[float, ...], count: int, seconds: float) -> list[StepParts]:
@@ -100,7 +89,7 @@ REACHED = {
 }
 
 
-def make_calls(steps: int, peak_flops: float, bandwidth: float, *, on_device: bool) -> list[MadeCalls]:
+def make_calls(steps: int, peak_flops: float, bandwidth: float, *, on_device: bool) -> list[OperatorCalls]:
     """What a trace would say of that work on a machine that reaches a part of its peaks."""
     draw, calls = random.Random(8), []
     for op in make_work():
@@ -109,7 +98,7 @@ def make_calls(steps: int, peak_flops: float, bandwidth: float, *, on_device: bo
         seconds = steps * least / REACHED.get(bare, 0.4) * math.exp(draw.gauss(0, 0.2))
         dims = ((), (), ()) if bare.startswith("_fused") else (*op.shapes, (), ())
         host = 0.3 * seconds if on_device else seconds
-        calls.append(MadeCalls(f"aten::{bare}", dims, steps * op.count, host, seconds if on_device else None))
+        calls.append(OperatorCalls(f"aten::{bare}", dims, steps * op.count, host, seconds if on_device else None))
     return calls
 
 

@@ -9,7 +9,7 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.results.quality import Evaluation
 from trainstone.train.checkpoint import write_checkpoint
-from trainstone.train.network import build_network
+from trainstone.train.task import build_network
 
 STEP, RUN_ID = 12, "20261116-000000-demo-classify-abcd"
 SETTINGS = (

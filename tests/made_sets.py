@@ -10,7 +10,7 @@ from PIL import Image
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Sample
-from trainstone.formats.recordio import MAGIC_BYTES
+from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, pack_labels, pack_parts
 
 SYNSETS = {
     "n01440764": "tench, Tinca tinca",
@@ -101,6 +101,16 @@ def with_magic(jpeg: bytes) -> bytes:
     """With RecordIO's magic number, aligned, in a comment: such a picture is stored in several parts."""
     comment = b"to" + MAGIC_BYTES + b"be split" + MAGIC_BYTES
     return jpeg[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + jpeg[2:]
+
+
+def pack_payload(payload: bytes) -> bytes:
+    """A RecordIO record."""
+    return b"".join(pack_parts(b"", payload))
+
+
+def pack_image(record: ImageRecord) -> bytes:
+    """A RecordIO record that holds an image."""
+    return b"".join(pack_parts(pack_labels(record), bytes(record.image)))
 
 
 def read_all(path: Path) -> dict[str, list[Sample]]:

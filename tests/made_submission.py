@@ -1,4 +1,4 @@
-"""Made-up trainings with the mlperf.log that the real writer wrote: what `trainstone mlperf package` takes."""
+"""Made-up trainings with the mlperf.log that the real writer wrote: what `trainstone mlperf` takes."""
 
 import json
 from collections.abc import Sequence
@@ -42,7 +42,6 @@ def write_mlperf_run(folder: Path, seed: int, minutes: float = 28.0, **changes: 
     """A run folder of one training, named run-<seed>."""
     path = write_run(folder, make_training(f"run-{seed}", settings=(f"seed={seed}",)))
     (path / "mlperf.log").write_text(closed_log(seed, minutes, **changes))
-    (path / "config.toml").write_text('name = "resnet50-mlperf"\n')
     return path
 
 

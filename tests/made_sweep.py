@@ -16,10 +16,10 @@ from trainstone.launch import child_runs
 from trainstone.launch.points import Plan, make_plan
 from trainstone.launch.sweep import run_sweep
 from trainstone.machine.facts import read_software
-from trainstone.results.kneetold import judge
 from trainstone.results.schema import Result
 from trainstone.results.store import RunFolder, create_run
 from trainstone.results.sweep import BATCH, Sweep, SweepRow
+from trainstone.results.verdicts import judge_sweep
 
 FAKE = (sys.executable, "-I", "-S", str(ROOT / "tests/fake_point.py"))
 
@@ -44,7 +44,7 @@ def make_sweep(*rows: SweepRow, key: str = BATCH, **changes: Any) -> Sweep:
         "rows": list(rows),
         **changes,
     }
-    return judge(Sweep(**values))
+    return judge_sweep(Sweep(**values))
 
 
 def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:

@@ -108,14 +108,15 @@ class Nursery:
         }
         return Child(self, self.ask(question)["pid"], out, err)
 
-    def start_ranks(self, world: int, *arguments: str) -> list[Child]:
+    def start_ranks(self, world: int, *arguments: str, prepare: str = "") -> list[Child]:
         """Start `trainstone` as so many ranks of one world, with torchrun's environment."""
         if world == 1:
-            return [self.start(*arguments)]
+            return [self.start(*arguments, prepare=prepare)]
         port = str(find_free_port())
         same = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+        same["MASTER_PORT"] = port
         return [
-            self.start(*arguments, env={**same, "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            self.start(*arguments, env={**same, "RANK": str(rank), "LOCAL_RANK": str(rank)}, prepare=prepare)
             for rank in range(world)
         ]
 

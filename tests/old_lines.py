@@ -1,8 +1,17 @@
-"""Command lines of the four originals as their own scripts pass them, and rows of the pages that explain them."""
+"""Command lines of the originals as their own scripts pass them, and the tables of flags that explain them."""
 
 import shlex
 
-from trainstone.config.old.flag import Flag
+from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
+
+TABLES = {
+    "wmlce": [("--", wmlce.FLAGS)],
+    "sc22": [("--", sc22.FLAGS)],
+    "tbd": [("--", tbd.FLAGS)],
+    "mlperf-resnet50": [("", mlperf.VARIABLES), ("--", mlperf.FLAGS)],
+    "mlperf-ssd": [("", ssd.VARIABLES), ("--", ssd.FLAGS)],
+}
+"""Flags and variables of each original, with the dashes that they are written with."""
 
 WMLCE = shlex.split(
     "--mode=train_and_evaluate --iter_unit epoch --num_iter=50 --batch_size=256 --warmup_steps=100 --use_cosine_lr "
@@ -29,6 +38,26 @@ SC22 = shlex.split(
     "--nproc_per_node=4 torch_imagenet_resnet.py --base-lr 0.05 --batch-size 64 --kfac-update-freq 0 "
     "--kfac-cov-update-freq 50 --damping 0.003 --model resnet50 --checkpoint-freq 90 "
     "--kfac-comm-method comm-opt --kfac-grad-worker-fraction 0.0 --epochs 1 --lr-decay 30 60 80"
+)
+SC22_SCRIPT = """#!/bin/bash
+NGPUS=3
+if [ "$MVAPICH" == true ]; then
+  LOCAL_RANK=$MV2_COMM_WORLD_RANK
+fi
+KWARGS=""
+KWARGS+="--base-lr 0.05 "
+KWARGS+="--batch-size 48 "
+#KWARGS+="--kfac-update-freq 500 "
+KWARGS+="--kfac-update-freq 0 "
+ts=`date '+%s'`
+__PREFETCH=off python -m torch.distributed.launch \\
+ --nproc_per_node=$NGPUS \\
+torch_imagenet_resnet.py $KWARGS > resnet_iterdur_${ts}.txt
+echo Completed
+"""
+TBD_LINE = (
+    "python3 main.py --batch_size=384 --dtype=fp32 --use_synthetic_data=false --data_dir=/d --train_epochs=90 "
+    "--distribution_strategy multi_worker_mirrored |& tee training.log"
 )
 MLPERF = {
     "OPTIMIZER": "sgdwfastlars",
@@ -75,13 +104,6 @@ MLPERF_PROGRAM = shlex.split(
 
 def mlperf_words(system: str) -> list[str]:
     return [f"{name}={text}" for name, text in {**MLPERF, **MLPERF_SYSTEMS[system]}.items()]
-
-
-def page_row(flag: Flag, dashes: str) -> str:
-    """A row of the table in docs/from that explains a flag or variable."""
-    default = f"`{flag.default}`" if flag.default else "–"
-    remark = "; ".join(filter(None, (flag.remark, f"allowed: {', '.join(flag.choices)}" if flag.choices else "")))
-    return f"| `{dashes}{flag.name}` | {default} | {flag.ours or '–'} | {remark} |"
 
 
 # MLPerf's SSD: EXTRA_PARAMS of config_*.sh, and what run_and_time.sh passes beside.

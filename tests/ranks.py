@@ -109,7 +109,7 @@ def find_free_port() -> int:
 def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
     """Meet the other ranks on the CPU, with no run."""
     from trainstone.config.load import load_config
-    from trainstone.train.meeting import meet_all
+    from trainstone.train.preflight.group import meet_all
 
     config = load_config("demo-classify").model_copy(update={"parallel": parallel, "device": "cpu"})
     with meet_all(config, None) as world:

@@ -1,7 +1,7 @@
 """Data sets of a few pictures for tests, in every storage: single shards by an encoder, whole sets by `prepare`."""
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.storage.wds import WdsShard
 from trainstone.data.verify import Findings, verify
-from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.machine.ranks import Rank
 
@@ -117,16 +116,6 @@ def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list
             beside.parent.mkdir(exist_ok=True)
             beside.write_bytes(text.encode("utf-8", "surrogateescape"))
     return spans
-
-
-def expect_place(ask: Callable[[int], Any], offset: int, file: str) -> Any:
-    """What a reader gives; None where a DataError names the file and the byte. Anything else fails the test."""
-    try:
-        return ask(offset)
-    except DataError as err:
-        if file in err.message and f"byte {offset}" in err.message:
-            return None
-        raise
 
 
 def check(path: Path) -> Findings:

@@ -117,7 +117,7 @@ def test_files_say_what_they_are_and_keep_their_size(path: Path):
         assert ast.get_docstring(ast.parse(text)), f"{path} does not say what it does"
     else:
         assert text == "", f"{path} re-exports; import by full path instead"
-    assert text.count("\n") <= 300, f"{path} is about more than one thing"
+    assert text.count("\n") <= 600, f"{path} is about more than one thing"
 
 
 def test_functions_stay_readable():

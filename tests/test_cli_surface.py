@@ -35,7 +35,7 @@ SURFACE = {
             "-q",
         },
     ),
-    "data coco": ([], WORK | {"--from", "--to", "--download"}),
+    "data coco": ([], WORK | {"--from", "--to", "--download", "--on-bad"}),
     "data convert": (
         ["source", "target"],
         WORK | TREATMENT | {"--format", "--shuffle", "--skip-empty", "--first-label"},
@@ -49,7 +49,7 @@ SURFACE = {
         ["kind"],
         WORK | {"--to", "--format", "--count", "--val", "--size", "--classes", "--seed", "--shards"},
     ),
-    "data verify": (["path"], WORK | {"--fix"}),
+    "data verify": (["path"], WORK),
     "doctor": (["recipe"], {"--aa", "--set", "--seconds", "--device", "--out", "--json"} | LOUDNESS),
     "eval": (
         ["checkpoint"],
@@ -82,7 +82,6 @@ SURFACE = {
         },
     ),
     "mlperf check": (["paths"], {"--ruleset", "--keep", "--json"}),
-    "mlperf package": (["runs"], {"--out", "--name", "--field", "--ruleset", "--json"}),
     "mlperf summary": (["paths"], {"--json"}),
     "profile": (
         ["recipe"],

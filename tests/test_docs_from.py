@@ -9,26 +9,22 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
-from old_lines import mlperf_words, page_row
+from old_lines import TABLES, mlperf_words
 from parsed_command import find_verb, parse_told, parse_words
 from trainstone.config.load import list_shipped
-from trainstone.config.old import sc22, tbd, wmlce
-from trainstone.config.old.mlperf_flags import FLAGS as MLPERF_FLAGS
-from trainstone.config.old.mlperf_variables import VARIABLES
-from trainstone.config.old.ssd_flags import FLAGS as SSD_FLAGS
-from trainstone.config.old.ssd_flags import VARIABLES as SSD_VARIABLES
+from trainstone.config.old.flag import Flag
 from trainstone.config.old.told import ORIGINALS, read_key, tell_old
 
 FRAGMENTS = ("trainstone data imagenet --boxes", "trainstone data imagenet --format tfrecord")
 """Named for one flag alone."""
 HEAD = "| old | default there | here | remark |"
-TABLES = {
-    "wmlce": [("--", wmlce.FLAGS)],
-    "sc22": [("--", sc22.FLAGS)],
-    "tbd": [("--", tbd.FLAGS)],
-    "mlperf-resnet50": [("", VARIABLES), ("--", MLPERF_FLAGS)],
-    "mlperf-ssd": [("", SSD_VARIABLES), ("--", SSD_FLAGS)],
-}
+
+
+def page_row(flag: Flag, dashes: str) -> str:
+    """A row of the table that explains a flag or variable."""
+    default = f"`{flag.default}`" if flag.default else "–"
+    remark = "; ".join(filter(None, (flag.remark, f"allowed: {', '.join(flag.choices)}" if flag.choices else "")))
+    return f"| `{dashes}{flag.name}` | {default} | {flag.ours or '–'} | {remark} |"
 
 
 def read_page(original: str) -> str:

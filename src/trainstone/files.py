@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Files that are whole or absent, whatever happens while they are written, and where our own cache is."""
 
 import contextlib
 import json
@@ -33,6 +33,14 @@ def write_atomically(path: Path, text: str | Iterable[str | bytes]) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def cache_folder() -> Path:
+    """Where generated and downloaded things are kept: $TRAINSTONE_CACHE, else the user's cache folder."""
+    chosen = os.environ.get("TRAINSTONE_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainstone"
 
 
 def dump_json(document: Any) -> str:

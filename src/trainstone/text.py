@@ -24,5 +24,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(printable(line.expandtabs(4)) for line in text.replace("\r\n", "\n").split("\n"))
 
 
+def format_error(message: str, hint: str | None) -> str:
+    """Return message and hint as lines; further lines of each are indented, so that none can pass for our own."""
+    parts = [name + printable_lines(text) for name, text in (("error: ", message), ("hint:  ", hint)) if text]
+    return "\n".join(part.replace("\n", "\n       ") for part in parts)
+
+
 def _write_out(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")

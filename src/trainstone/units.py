@@ -1,6 +1,7 @@
 """Numbers as people read them: durations, bytes, rates, ratios. Pure; used in terminal, report and messages alike."""
 
 import math
+from collections.abc import Callable
 
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -47,6 +48,16 @@ def format_rate(images_per_second: float) -> str:
     if images_per_second >= 100:
         return f"{images_per_second:,.0f}"
     return f"{images_per_second:.3g}"
+
+
+def format_interval(ends: tuple[float, float], form: Callable[[float], str] = format_rate) -> str:
+    """Return 1,177 … 1,203: both ends of an interval, of images/s unless another form is given."""
+    return f"{form(ends[0])} … {form(ends[1])}"
+
+
+def format_spread(middle: float, ends: tuple[float, float]) -> str:
+    """Return ± 1.1 %: half of an interval as a share of its middle."""
+    return f"± {format_percent((ends[1] - ends[0]) / 2 / middle)}"
 
 
 def format_percent(share: float, digits: int = 1) -> str:

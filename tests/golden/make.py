@@ -25,8 +25,9 @@ from trainstone.results.checks import check_limits, check_machine, check_through
 from trainstone.results.samples import HEADER, format_sample, read_samples, summarise
 from trainstone.results.steps import PHASE_COLUMNS, StepRecord, StepWriter, read_columns
 from trainstone.results.store import RunFolder
-from trainstone.results.summary import StepSummary, summarise_steps, write_verdict
-from trainstone.train.conclude import DEVICE_WORDS, judge_energy, judge_utilisation, tell_throttling, tell_unmeasured
+from trainstone.results.summary import StepSummary, summarise_steps
+from trainstone.results.verdicts import write_verdict
+from trainstone.train.conclude import DEVICE_WORDS, judge_utilisation, tell_throttling, tell_unmeasured
 from trainstone.train.fit import Fitted
 
 Columns = dict[str, NDArray[np.float64]]
@@ -146,7 +147,7 @@ def judge_one_device(
     batch = case.config.train.batch_size
     flops, moved = case.flops_per_image * batch, case.bytes_per_image * batch
     ops = (Op("convolution", (), 1, flops, moved // 3), Op("batch_norm", (), 1, flops // 1000, moved - moved // 3))
-    fitted = Fitted(case.config, torch.device(case.ranks[0].label), Work(flops, flops // 3, moved, (), 0, ops), ())
+    fitted = Fitted(case.config, torch.device(case.ranks[0].label), Work(flops, moved, (), 0, ops), ())
     peaks = Peaks(case.peak_flops, case.peak_source, case.peak_bytes_per_second)
     return judge_utilisation(fitted, own, peaks, telemetry, throttled)
 
@@ -156,7 +157,8 @@ def add_energy(telemetry: list[dict[str, Any]], images_per_second: float) -> sch
     watts = [own["average_watts"] for own in telemetry]
     if None in watts:
         return None
-    return judge_energy(telemetry[0] | {"average_watts": sum(watts)}, images_per_second)
+    total = sum(watts)
+    return schema.Energy(joules_per_image=total / images_per_second, average_watts=total, meter=telemetry[0]["meter"])
 
 
 def describe(rank: Rank, columns: Columns, telemetry: dict[str, Any]) -> schema.Device:

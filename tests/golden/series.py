@@ -240,6 +240,7 @@ def make_machine(host: str, *, cores: int, gpus: int) -> dict[str, Any]:
 def make_pressure(seconds: float, *, cores: int) -> tuple[Pressure, Pressure]:
     """Counters of a machine that does nothing else."""
     busy = 0.9 * cores * seconds
-    before = Pressure(0.0, cores, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    after = Pressure(seconds, cores, 1.0, cores * seconds, busy, 0.0, 0.998 * busy, 0.0, 0.0, 0.0, 0.0)
+    none = dict.fromkeys(("total", "process", "steal", "own", "cpu", "memory", "io", "quota"), 0.0)
+    used = none | {"total": cores * seconds, "process": busy, "own": 0.998 * busy}
+    before, after = Pressure(0.0, cores, 0.1, none), Pressure(seconds, cores, 1.0, used)
     return before, after

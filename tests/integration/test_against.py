@@ -28,6 +28,7 @@ def steps_of(run: Path, name: str) -> Columns:
     return read_columns(run / "points" / name / "steps-rank0000.csv")
 
 
+@pytest.mark.serial
 def test_the_same_thing_twice(quick, tmp_path: Path):
     done = quick(*TINY, "--against", "train.batch_size=2", "--iterations", "40", "--json")
     assert done.code == 0, done.err
@@ -58,6 +59,7 @@ def test_the_same_thing_twice(quick, tmp_path: Path):
     assert len(losses[0]) == 40
 
 
+@pytest.mark.serial
 def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone, tmp_path: Path):
     done = trainstone(*TINY, "--against", "data.image_size=192", "--seconds", "5", "--json")
     assert done.code == 0, done.err

@@ -122,6 +122,7 @@ def test_phases_are_split_on_demand(quick):
     assert parts + phases["data_wait_seconds"] == pytest.approx(phases["train_seconds"], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_keep_memory_is_recorded_works_and_can_be_switched_off(trainstone):
     """The first activations are 42 MB: more than glibc ever keeps by itself (32 MiB), so they fault at every step."""
@@ -135,6 +136,7 @@ def test_keep_memory_is_recorded_works_and_can_be_switched_off(trainstone):
     assert kept["page_faults_per_step"] < 0.5 * given_back["page_faults_per_step"]
 
 
+@pytest.mark.slow
 def test_runs_give_an_interval_between_runs(trainstone, tmp_path: Path):
     done = trainstone(*TINY, "--iterations", "20", "--runs", "3", "--seed", "4", "--json")
     assert done.code == 0, done.err
@@ -236,6 +238,7 @@ def test_an_interrupted_run_keeps_what_it_measured(nursery: Nursery, tmp_path: P
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_runs(tmp_path: Path):
     child = subprocess.Popen(
         command_line(*ENDLESS, "--runs", "3"),
@@ -295,6 +298,7 @@ def test_json_is_whole_without_unicode(quick):
     assert len(done.json()["commands"]) == 2
 
 
+@pytest.mark.serial
 def test_the_real_thing(trainstone):
     """ResNet-50 at 224 pixels with every default, for 10 s: the number may be noisy, the document is whole."""
     done = trainstone("bench", "--seconds", "10", "--json", "--device", "cpu")

@@ -7,6 +7,8 @@ import pytest
 
 from command import narrow_arguments
 
+pytestmark = pytest.mark.slow
+
 COMPILED = ["bench", *narrow_arguments(), "--iterations", "8", "--json", "-q", "--set", "engine.compile=true"]
 
 

@@ -1,8 +1,7 @@
-"""`trainstone data` as users call it: prepare, interrupt, go on, convert, check, mend, show."""
+"""`trainstone data` as users call it: prepare, interrupt, resume, convert, check, clean, show."""
 
 import hashlib
 import io
-import json
 import os
 import signal
 import subprocess
@@ -15,26 +14,27 @@ from pathlib import Path
 import pytest
 
 from command import command_line
+from made_sets import pack_image
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.recognise import open_dataset
-from trainstone.formats.recordio import ImageRecord, pack, pack_image
+from trainstone.formats.recordio import ImageRecord
 from trainstone.formats.tfrecord import TFRecordFile
 
 # Kills itself (SIGKILL) some milliseconds after it has written one to three chunks: in the middle of the work.
 SUICIDE = """
 import os, random, signal, sys, threading
-from trainstone.data import partial
+from trainstone.data import shardfile
 chance = random.Random(int(sys.argv.pop(1)))
 left = chance.randint(1, 3)
-partial.JOURNAL_BYTES = 10_000
-append = partial.PartialShard.append
+shardfile.SYNC_BYTES = 10_000
+append = shardfile.ShardWriter.append
 def count(*arguments):
     global left
     append(*arguments)
     left -= 1
     if left == 0:
         threading.Timer(chance.uniform(0, 0.01), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-partial.PartialShard.append = count
+shardfile.ShardWriter.append = count
 from trainstone.cli.main import main
 main()
 """
@@ -128,7 +128,7 @@ def test_boxes_survive_every_storage(tmp_path: Path, quick, storage: str):
     assert digest(tmp_path / "back/train") == digest(tmp_path / "boxes/train")
 
 
-def test_verify_names_file_record_and_byte_and_fix_takes_them_out(tmp_path: Path, quick):
+def test_verify_names_file_record_and_byte_and_convert_drops_them(tmp_path: Path, quick):
     assert quick("data", "make", "classify", "--to", "set", "--count", "20", "--val", "0", "--size", "48",
                       "--format", "tfrecord", "-q").code == 0  # fmt: skip
     path = tmp_path / "set/train-00000-of-00001"
@@ -142,30 +142,13 @@ def test_verify_names_file_record_and_byte_and_fix_takes_them_out(tmp_path: Path
     assert found.code == 9
     bad = {(one["record"], one["byte"]) for one in found.json()["bad"] if one["record"] is not None}
     assert bad == {(3, spans[3].offset), (7, spans[7].offset)}
-    mended = quick("data", "verify", "set", "--fix")
-    assert mended.code == 9
-    assert "moved to set/quarantine; the rest can be used" in mended.out
-    again = quick("data", "verify", "set")
+    told = quick("data", "verify", "set").out.splitlines()[-1]
+    assert told == "next: trainstone data convert set set-clean --format tfrecord --on-bad skip"
+    assert quick(*told.split()[2:], "-q").code == 0
+    assert path.read_bytes() == data
+    again = quick("data", "verify", "set-clean")
     assert again.code == 0, again.out
     assert "18 records" in again.out
-    kept = sorted(path.name for path in (tmp_path / "set/quarantine").iterdir())
-    assert len(kept) == 3
-    reasons = json.loads((tmp_path / "set/quarantine/reasons.json").read_text())
-    assert [reason["record"] for reason in reasons] == [3, 7]
-
-
-def test_fix_moves_picture_files(pictures: Path, tmp_path: Path, quick):
-    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", "folder", "-q"]
-    assert quick(*arguments, "--to", "set", "--limit", "30").code == 0
-    victim = sorted((tmp_path / "set/train").rglob("*.jpg"))[4]
-    victim.write_bytes(victim.read_bytes()[:-200])
-    found = quick("data", "verify", "set")
-    assert found.code == 9
-    assert f"{victim.relative_to(tmp_path)}: truncated JPEG" in found.out
-    assert quick("data", "verify", "set", "--fix").code == 9
-    assert not victim.exists()
-    assert (tmp_path / "set/quarantine" / victim.relative_to(tmp_path / "set")).exists()
-    assert quick("data", "verify", "set").code == 0
 
 
 def test_a_changed_file_is_told_by_its_checksum(pictures: Path, tmp_path: Path, quick):
@@ -235,7 +218,7 @@ def test_ctrl_c_ends_in_order_and_work_goes_on(tmp_path: Path, trainstone):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"the same command goes on where this one stopped" in told
+    assert b"give the same command again to resume" in told
     assert b"Traceback" not in told
 
 
@@ -301,7 +284,7 @@ def test_memory_stays_bounded_whatever_the_size(tmp_path: Path, trainstone):
     picture = GeneratedSource("classify", "train", 1, 64, 64, 2).read(0).image + bytes(1 << 20)
     with (tmp_path / "big.rec").open("wb") as file:
         for number in range(400):
-            file.write(pack(pack_image(ImageRecord((0.0,), number, picture))))
+            file.write(pack_image(ImageRecord((0.0,), number, picture)))
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_DATA, ({300 << 20},) * 2)\n"
     code = limit + "from trainstone.cli.main import main\nmain()\n"
     arguments = ["data", "convert", "big.rec", "out", "--format", "tfrecord", "--workers", "2"]

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_drawn_shapes_are_learned_to_the_target(trainstone, tmp_path: Path):
     smaller = ("data.generated_train=3000", "data.generated_val=300", "eval.target=0.4", "engine.threads=1")

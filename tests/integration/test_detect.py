@@ -10,6 +10,8 @@ from nursery import Nursery
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
 
+pytestmark = pytest.mark.slow
+
 HERE = {"device": "cpu", "engine.threads": 1, "engine.keep_memory": False, "loader.threads": 1}
 # Two classes, fewer and smaller pictures than the demo's.
 EASY = HERE | {

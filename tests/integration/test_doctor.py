@@ -1,5 +1,7 @@
 """trainstone doctor and recipes through the real command line."""
 
+import pytest
+
 from command import narrow_arguments
 
 
@@ -21,6 +23,7 @@ def test_doctor_prints_a_line_each(quick):
     assert done.out.strip().splitlines()[-1].startswith("Measure: trainstone bench")
 
 
+@pytest.mark.serial
 def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
     # One thread: two of them wait for each other while somebody else works here, and get hardly any step done.
     done = trainstone("doctor", "--aa", *narrow_arguments(), "--set", "engine.threads=1", "--seconds", "6", "--json")

@@ -28,6 +28,8 @@ from small_training import Learned, assert_same, assert_trained_alike, read_lear
 from trainstone.machine.cpus import available_cores
 from trainstone.results.store import read_result
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).parents[2] / "src/trainstone/config/recipes"
 
 

@@ -164,6 +164,7 @@ def test_stopped_it_is_aborted_and_resumed_it_passes(nursery: Nursery):
     assert passed, said
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_on_two_ranks_it_passes(nursery: Nursery):
     out = nursery.folder / "mlperf-killed"
     kill_and_resume(nursery, 2, 2, out, random.Random(8))

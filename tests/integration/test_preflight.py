@@ -17,8 +17,8 @@ QUICK = {"parallel.meeting_seconds": 12.0, "stop.steps": 1, "data.generated_trai
 BOTH = ["h1", "h2"]
 # Ranks change what they find; the number of the rank that does is put in.
 OTHER_VERSION = """
-import os; from trainstone.train.preflight import identity; real = identity.read_versions
-if os.environ['RANK'] == '1': identity.read_versions = lambda: {{**real(), '{name}': '2.12.1'}}
+import os; from trainstone.train.preflight import roll; real = roll.read_versions
+if os.environ['RANK'] == '1': roll.read_versions = lambda: {{**real(), '{name}': '2.12.1'}}
 """
 NO_DEVICE = """
 import os, torch; from trainstone.train import distributed, fit

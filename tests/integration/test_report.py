@@ -40,6 +40,7 @@ def write(run: Callable[..., Finished], *arguments: str) -> Finished:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_page_opens_in_a_browser(quick, golden, browser: Browser, case: str):
     path = golden(case)

@@ -18,6 +18,8 @@ from small_training import Learned, assert_same, assert_trained_alike, read_lear
 from trainstone.launch.slurm_job import POLL_SECONDS
 from trainstone.results.store import read_result
 
+pytestmark = pytest.mark.slow
+
 # Of ten classes even a guess comes this far.
 LOW_TARGET = {"eval__target": 0.05}
 ENDLESS = {"stop__epochs": 1000.0}

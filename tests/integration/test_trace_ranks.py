@@ -7,6 +7,8 @@ import pytest
 from ranks import run_ranks
 from trainstone.results.timeline import analyse_trace
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

@@ -10,6 +10,8 @@ from killing import STEPS, find_run, kill_and_resume, start, wait_for_steps
 from nursery import Nursery
 from small_training import Learned, assert_same, read_learned
 
+pytestmark = pytest.mark.slow
+
 # In CI; tests/soak/test_resume.py does it more often.
 KILLS = {1: 3, 2: 3, 3: 1}
 

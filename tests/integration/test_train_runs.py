@@ -14,6 +14,8 @@ from small_training import assert_same, read_learned, set_arguments
 from trainstone.results.repeated import BegunRun
 from trainstone.results.store import read_result
 
+pytestmark = pytest.mark.slow
+
 # 240 steps: some seconds, so that whoever looks once a second meets it under way.
 LONG = set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20)
 

@@ -1,6 +1,6 @@
 """MXNet's word on RecordIO. Run by the interpreter of the environment mxnet, jobs on stdin:
 
-write    {path of .rec: [record]}   record = {key, labels, vector, id2, image}, the image in hexadecimal; .idx beside it
+write    {path of .rec: [record]}   record = {key, labels, vector, image}, the image in hexadecimal; .idx beside it
 read     [path of .rec]             answer {path: [record]}, in the order of the .idx, images as sha256
 iterate  {path of .rec: {count, width, height, pixels}}   answer {path: [label]} of ImageRecordIter; pixels to that .npy
 detect   {path of .rec: {count, width, height}}           answer {path: {name of an iterator: [[numbers of an object]]}}
@@ -22,7 +22,7 @@ def write(path, records):
     file = mx.recordio.MXIndexedRecordIO(index_of(path), path, "w")
     for record in records:
         label = np.array(record["labels"], np.float32) if record["vector"] else record["labels"][0]
-        header = mx.recordio.IRHeader(0, label, record["key"], record["id2"])
+        header = mx.recordio.IRHeader(0, label, record["key"], 0)
         file.write_idx(record["key"], mx.recordio.pack(header, bytes.fromhex(record["image"])))
     file.close()
 
@@ -36,7 +36,7 @@ def read(path):
         vector = header.flag > 0
         labels = [float(value) for value in header.label] if vector else [header.label]
         digest = hashlib.sha256(image).hexdigest()
-        records.append({"key": key, "labels": labels, "vector": vector, "id2": header.id2, "image": digest})
+        records.append({"key": key, "labels": labels, "vector": vector, "image": digest})
     file.close()
     return records
 

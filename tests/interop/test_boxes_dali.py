@@ -6,9 +6,10 @@ from scipy import stats
 
 from made_pictures import busy
 from peers import ask_peer
+from trainstone.config.pictures import AugmentConfig
 from trainstone.data.feeding.colours import Colours, change_colours
+from trainstone.data.feeding.crops import crop_overlap
 from trainstone.data.feeding.draws import Draws, make_key
-from trainstone.data.feeding.overlap import crop_overlap
 from trainstone.data.sample import Box
 
 DRAWS = 5_000
@@ -46,8 +47,8 @@ def theirs() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", CASES)
 def test_crops_have_dalis_distribution(name: str, theirs: dict[str, np.ndarray]):
     boxes = CASES[name]
-    rule = {"sides": (0.3, 1.0), "aspect": (0.5, 2.0), "overlaps": OVERLAPS, "attempts": ATTEMPTS}
-    drawn = [crop_overlap(SIDE, SIDE, boxes, Draws(make_key(4, number)), **rule) for number in range(DRAWS)]
+    rule = AugmentConfig(sides=(0.3, 1.0), aspect=(0.5, 2.0), overlaps=tuple(OVERLAPS), attempts=ATTEMPTS)
+    drawn = [crop_overlap(SIDE, SIDE, boxes, Draws(make_key(4, number)), rule) for number in range(DRAWS)]
     ours = np.array([[*(np.array(crop) / SIDE), len(kept)] for crop, kept in drawn])
     other = theirs[name]
     for column in range(4):

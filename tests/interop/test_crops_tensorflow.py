@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from peers import ask_peer
+from trainstone.config.pictures import AugmentConfig
 from trainstone.data.feeding.crops import crop_boxes
 from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.sample import Box
@@ -56,18 +57,9 @@ def theirs() -> dict[str, np.ndarray]:
 
 @functools.cache
 def draw(case: Case) -> np.ndarray:
-    return np.array(
-        [
-            crop_boxes(
-                *(case.width, case.height, case.boxes, Draws(make_key(1, 2, number))),
-                area=case.area,
-                aspect=case.aspect,
-                min_object_covered=case.covered,
-                attempts=case.attempts,
-            )
-            for number in range(DRAWS)
-        ]
-    )
+    rule = AugmentConfig(area=case.area, aspect=case.aspect, min_object_covered=case.covered, attempts=case.attempts)
+    keys = [make_key(1, 2, number) for number in range(DRAWS)]
+    return np.array([crop_boxes(case.width, case.height, case.boxes, Draws(key), rule) for key in keys])
 
 
 def measure(crops: np.ndarray) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from made_sets import CMYK, SCENES, draw_scenes, find_real, label_by_folder, rea
 from peers import ask_peer, find_peer, run_peer
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.picture.decode import decode
-from trainstone.formats.recordlist import read_list
+from trainstone.formats.recordio import read_list
 
 Make = Callable[..., Path]
 FOLDERS = ("--dataset", "folder", "--format", "recordio")

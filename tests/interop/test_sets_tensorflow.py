@@ -95,7 +95,7 @@ def describe(path: Path) -> list[tuple[Any, ...]]:
     """Name, label, text, boxes and picture of each record of a file; pictures that are encoded anew only by size."""
     described = []
     for message in read_messages(path):
-        example = {name: feature.values for name, feature in decode_example(message).items()}
+        example = {name: feature.values for name, feature in decode_example(message, str(path)).items()}
         (name,), (image,) = example["image/filename"], example.pop("image/encoded")
         shown = decode(image).shape if name.decode() in MENDED else digest(image)
         described.append((name, shown, sorted(example.items())))

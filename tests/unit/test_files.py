@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainstone.errors import DataError, ResultError
-from trainstone.files import dump_json, sync_path, write_atomically
+from trainstone.files import cache_folder, dump_json, sync_path, write_atomically
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -25,12 +25,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_bytes_that_are_no_utf8_survive_in_json(tmp_path: Path):
-    write_atomically(tmp_path / "x.json", dump_json({"command": "bench x\udcff"}))
+def test_json_has_real_characters_and_no_nan(tmp_path: Path):
+    assert dump_json({"ü": [1, None]}) == '{\n  "ü": [\n    1,\n    null\n  ]\n}\n'
+    write_atomically(tmp_path / "x.json", dump_json({"command": "bench x\udcff"}))  # bytes that are no UTF-8
     assert json.loads((tmp_path / "x.json").read_text()) == {"command": "bench x\udcff"}
-
-
-def test_no_nan_in_json():
     with pytest.raises(ValueError, match="not JSON compliant"):
         dump_json({"a": float("nan")})
 
@@ -49,11 +47,13 @@ def test_only_ordinary_files_are_replaced(tmp_path: Path, kind: str):
     assert not path.is_file()
 
 
-def test_a_link_in_the_place_of_the_partial_file_is_not_followed(tmp_path: Path):
+def test_links_are_replaced_and_never_written_through(tmp_path: Path):
     (tmp_path / "victim").write_text("precious")
-    (tmp_path / "x.json.partial").symlink_to(tmp_path / "victim")
+    for link in ("x.json.partial", "x.json"):
+        (tmp_path / link).symlink_to(tmp_path / "victim")
     write_atomically(tmp_path / "x.json", "text")
     assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "x.json").read_text() == "text"
 
 
 def test_a_text_may_come_in_pieces(tmp_path: Path):
@@ -75,21 +75,18 @@ def test_who_makes_the_pieces_may_fail(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_folder_that_is_not_there_is_the_systems_error(tmp_path: Path):
-    with pytest.raises(FileNotFoundError):
-        write_atomically(tmp_path / "nowhere/x", "text")
-
-
-def test_a_link_is_replaced_and_not_written_through(tmp_path: Path):
-    (tmp_path / "target").write_text("precious")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    write_atomically(tmp_path / "link", "text")
-    assert (tmp_path / "target").read_text() == "precious"
-    assert (tmp_path / "link").read_text() == "text"
-
-
-def test_json_has_real_characters_and_ends_with_a_line_end():
-    assert dump_json({"ü": [1, None]}) == '{\n  "ü": [\n    1,\n    null\n  ]\n}\n'
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/trainstone"),
+        ({"XDG_CACHE_HOME": "/cache", "TRAINSTONE_CACHE": "elsewhere"}, "elsewhere"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/trainstone"),
+    ],
+)
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str):
+    for name, value in {"TRAINSTONE_CACHE": "", "XDG_CACHE_HOME": "", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(expected)
 
 
 def test_files_and_folders_can_be_brought_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

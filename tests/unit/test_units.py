@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from trainstone.units import (
@@ -13,70 +15,33 @@ from trainstone.units import (
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("format_it", "expected"),
     [
-        (0, "0 µs"),
-        (8.3e-4, "830 µs"),
-        (9.999e-4, "1 ms"),
-        (0.0123, "12.3 ms"),
-        (0.9996, "1 s"),
-        (4.561, "4.56 s"),
-        (59.96, "1 min 00 s"),
-        (125, "2 min 05 s"),
-        (3660, "1 h 01 min"),
-        (-2.5, "-2.5 s"),
+        (
+            format_seconds,
+            {
+                **{0: "0 µs", 8.3e-4: "830 µs", 9.999e-4: "1 ms", 0.0123: "12.3 ms", 0.9996: "1 s", 4.561: "4.56 s"},
+                **{59.96: "1 min 00 s", 125: "2 min 05 s", 3660: "1 h 01 min", -2.5: "-2.5 s"},
+            },
+        ),
+        (
+            format_bytes,
+            {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 2**30: "1 GiB", 1.5 * 2**40: "1.5 TiB"},
+        ),
+        (lambda value: format_decimal(value, "FLOP/s"), {3.21e11: "321 GFLOP/s", 999.9e9: "1 TFLOP/s"}),
+        (format_rate, {4.8712: "4.87", 2751.4: "2,751"}),
+        (format_percent, {0.0114: "1.1 %"}),
+        (format_share, {0.713: "71 %", 1.5: "150 %", 0.0713: "7.1 %", 0.00129: "0.13 %"}),
+        (
+            format_ratio,
+            {
+                **{1.0: "1.000", 1.0834: "1.083", 0.95: "0.950", 0.1: "0.100", 0.01294: "0.0129", 0.0004: "0.000400"},
+                **{1.234e-6: "0.00000123", 1.234e-7: "1.23e-07", 0.0: "0", 9.9994: "9.999", 9.9996: "10.00"},
+                **{12.34: "12.3", 123.4: "123", 1234.5: "1,234", 123456.7: "123,457", 1.234e9: "1.23e+09"},
+            },
+        ),
+        (lambda number: format_count(number, "run"), {0: "0 runs", 1: "1 run", 1200: "1,200 runs"}),
     ],
 )
-def test_seconds(seconds: float, text: str):
-    assert format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (512, "512 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (1.5 * 2**40, "1.5 TiB")],
-)
-def test_bytes(value: float, text: str):
-    assert format_bytes(value) == text
-
-
-def test_decimal_rate_percent():
-    assert format_decimal(3.21e11, "FLOP/s") == "321 GFLOP/s"
-    assert format_decimal(999.9e9, "FLOP/s") == "1 TFLOP/s"
-    assert format_rate(4.8712) == "4.87"
-    assert format_rate(2751.4) == "2,751"
-    assert format_percent(0.0114) == "1.1 %"
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.713, "71 %"), (1.5, "150 %"), (0.0713, "7.1 %"), (0.00129, "0.13 %")])
-def test_shares_have_two_digits(share: float, text: str):
-    assert format_share(share) == text
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [
-        (1.0, "1.000"),
-        (1.0834, "1.083"),
-        (0.95, "0.950"),
-        (0.1, "0.100"),
-        (0.01294, "0.0129"),
-        (0.0004, "0.000400"),
-        (0.00129, "0.00129"),
-        (1.234e-6, "0.00000123"),
-        (1.234e-7, "1.23e-07"),
-        (0.0, "0"),
-        (9.9994, "9.999"),
-        (9.9996, "10.00"),
-        (12.34, "12.3"),
-        (123.4, "123"),
-        (1234.5, "1,234"),
-        (123456.7, "123,457"),
-        (1.234e9, "1.23e+09"),
-    ],
-)
-def test_ratios_have_three_to_four_digits(ratio: float, text: str):
-    assert format_ratio(ratio) == text
-
-
-def test_counts():
-    assert [format_count(number, "run") for number in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
+def test_numbers_as_people_read_them(format_it: Callable[[float], str], expected: dict[float, str]):
+    assert {value: format_it(value) for value in expected} == expected

@@ -135,8 +135,8 @@ def load_rival(
 
 def list_commands(config: "Config", runs: int, *, strict: bool) -> list[str]:
     """Return the command lines of --runs."""
-    from trainstone.launch.child_runs import seeded_command
+    from trainstone.launch.child_runs import child_command
 
     file, points = Path("RUN/config.toml"), Path("RUN/points")
     seeds = range(config.seed, config.seed + runs if runs > 1 else config.seed)
-    return [shlex.join(seeded_command("bench", file, points, seed, strict=strict)) for seed in seeds]
+    return [shlex.join(child_command("bench", file, points, strict=strict, seed=seed)) for seed in seeds]

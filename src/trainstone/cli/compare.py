@@ -122,7 +122,7 @@ def check_limit(limit: float | None) -> None:
 
 def write_page(comparison: "Comparison", path: Path) -> None:
     """--page: an HTML page of its own."""
-    from trainstone.report.comparison import write_comparison_page
+    from trainstone.report.page import write_comparison_page
 
     write_comparison_page(comparison, path)
 
@@ -132,7 +132,7 @@ def print_table(comparison: "Comparison", page: Path | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from trainstone.cli.comparison import print_comparison, print_shares, tell_difference
+    from trainstone.cli.tables import format_difference, print_comparison, print_shares
     from trainstone.results.anchors import is_published
     from trainstone.text import printable
 
@@ -144,7 +144,7 @@ def print_table(comparison: "Comparison", page: Path | None) -> None:
     if judged:
         rows, common = split_differences(judged)
         for told in common:
-            console.print(Text(printable(f"all rows: {tell_difference(told)}"), style="dim"))
+            console.print(Text(printable(f"all rows: {format_difference(told)}"), style="dim"))
         print_comparison(console, comparison.model_copy(update={"rows": rows}))
     else:
         console.print(Text(printable(comparison.verdict), style="bold"))
@@ -185,7 +185,7 @@ def suggest_next(comparison: "Comparison") -> str:
 
 def leave_by_gate(comparison: "Comparison", limit: float, lost: list[str]) -> None:
     """--fail-below: name what says no and leave with exit code 9; warn of rows that are only low."""
-    from trainstone.results.gate import check_gate
+    from trainstone.results.compare import check_gate
     from trainstone.text import printable
 
     gate = check_gate(comparison, limit, lost)

@@ -10,7 +10,6 @@ from trainstone.cli.preparing import (
     count_workers,
     interruptible,
     make_treatment,
-    mend,
     parse_shards,
     parse_size,
     refuse_inside,
@@ -39,7 +38,7 @@ Shards = Annotated[
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Leave CMYK JPEGs and PNGs named .JPEG as they are.")]
 OnBad = Annotated[
     Literal["error", "skip"],
-    typer.Option("--on-bad", help="What is no picture: stop, or leave it out. (Only verify decodes.)"),
+    typer.Option("--on-bad", help="error: end at what is no image. skip: decode every image, drop damaged ones."),
 ]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Threads.", show_default="one for each core we may use")
@@ -73,7 +72,7 @@ def imagenet(
 ) -> None:
     """Make a training set of ImageNet or the like, as the original tools wrote it."""
     from trainstone.data.plan import make_plan
-    from trainstone.data.raw.find import find_raw
+    from trainstone.data.raw.imagenet import find_raw
 
     start_work(quiet)
     if dataset != "imagenet" and (val_labels is not None or boxes is not None):
@@ -120,7 +119,7 @@ def convert(
 
     start_work(quiet)
     refuse_inside(source, target)
-    found = open_dataset(source)
+    found = open_dataset(source, damaged=on_bad == "skip")
     if skip_empty:
         found = without_empty(found)
     treatment = make_treatment(resize, quality, no_repair=no_repair, on_bad=on_bad)
@@ -188,33 +187,33 @@ def coco(
     ] = None,
     download: Annotated[
         str | None,
-        typer.Option("--download", metavar="URL|DIR", help="A mirror to fetch the zip files from first, into --from."),
+        typer.Option("--download", metavar="URL", help="A mirror to fetch the zip files from first, into --from."),
     ] = None,
+    on_bad: OnBad = "error",
     workers: Workers = None,
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
     """Unpack and check COCO 2017; write box-only annotations, the list of images that have boxes, the class map."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.data.raw.download import fetch
-    from trainstone.data.raw.mirrors import COCO_FILES
+    from trainstone.data.raw.download import COCO_FILES, fetch
     from trainstone.data.raw.prepare_coco import prepare_coco
-    from trainstone.machine.ranks import Rank, read_rank
+    from trainstone.machine.ranks import ALONE, read_rank
 
     start_work(quiet)
     if source is None and download is None:
         raise ConfigError("where is COCO?", hint="--from DIR, or --download URL of a mirror")
     zips = source if source is not None else target.with_name(f"{target.name}-zips")
     rank = read_rank()
-    if download is not None:
+    if download is not None or on_bad == "skip":
         if rank.number > 0:
-            return  # the network is what takes time, and one process fills it
-        rank = Rank()
+            return  # one process fills the network, and one takes images out of annotations
+        rank = ALONE
     worked = False
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible():
         for step in fetch(download, COCO_FILES, zips) if download is not None else ():
             line.show_work(*step)
-        for step in prepare_coco(zips, target, rank, count_workers(workers)):
+        for step in prepare_coco(zips, target, rank, count_workers(workers), skip_bad=on_bad == "skip"):
             worked = True
             line.show_work(*step)
     tell_made(target, as_json=as_json, worked=worked)
@@ -223,15 +222,12 @@ def coco(
 @app.command()
 def verify(
     path: Annotated[Path, typer.Argument(help="A data set: a folder, or a file of records.")],
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Move bad records to quarantine/; files are rewritten in place.")
-    ] = False,
     workers: Workers = None,
     as_json: options.Json = False,
     quiet: options.Quiet = 0,
 ) -> None:
     """Decode every record; name each bad one by file, record and byte. Exit 9 if there is one."""
-    from trainstone.cli.dataset import tell_bad, tell_verdict
+    from trainstone.cli.dataset import print_findings
     from trainstone.cli.progress import ProgressLine
     from trainstone.data.manifest import read_manifest
     from trainstone.data.recognise import open_dataset
@@ -241,18 +237,14 @@ def verify(
 
     start_work(quiet)
     rank = read_rank()
-    if fix and rank.world > 1:
-        raise ConfigError("--fix is for one process", hint="look with many, then mend with one")
     manifest = read_manifest(path) if path.is_dir() else None
     found = open_dataset(path, classes=False)
     findings = Findings()
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible(""):
         for findings in look_at_all(found, count_workers(workers), manifest, path, rank):
             line.show_work("checking", findings.records, None, "pictures", findings.bytes)
-    tell_bad(findings, as_json=as_json)
-    mended = mend(found, findings, path) if fix and (findings.bad or findings.stale) else None
-    tell_verdict(path, findings, mended, as_json=as_json, fix=fix)
-    if findings.bad or (findings.stale and not fix):
+    print_findings(path, found.storage, findings, as_json=as_json)
+    if findings.bad or findings.stale:
         raise typer.Exit(EXIT_GATE)
 
 

@@ -1,5 +1,6 @@
 """What `trainstone data` prints: a set that was made, what was found bad, what a set is."""
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ from trainstone.units import format_bytes, format_count, format_share
 
 if TYPE_CHECKING:
     from trainstone.data.manifest import Manifest
-    from trainstone.data.quarantine import Mended
     from trainstone.data.verify import Findings
     from trainstone.results.dataset import DatasetSummary, LookedAt, SplitSummary
 
 SHOWN_BAD = 100
 SHOWN_CLASSES = 3
 HISTOGRAM_WIDTH = 40
+FORMATS = {"TFRecord": "tfrecord", "WebDataset": "wds", "class folders": "folder", "COCO": "folder"}
+"""--format of `data convert` for what a set is stored as; recordio for all else."""
 
 
 def tell_manifest(manifest: "Manifest", target: Path, *, as_json: bool, worked: bool) -> None:
@@ -41,7 +43,7 @@ def tell_manifest(manifest: "Manifest", target: Path, *, as_json: bool, worked: 
     for why, count in repaired.items():
         print(f"repaired  {format_count(count, 'picture')}: {printable(why)}")
     for name, why in skipped[:SHOWN_BAD]:
-        print(f"left out  {printable(name)}: {printable(why)}")
+        print(f"dropped   {printable(name)}: {printable(why)}")
     if len(skipped) > SHOWN_BAD:
         print(f"          and {len(skipped) - SHOWN_BAD:,} more: manifest.json names them")
     print(f"next      trainstone data verify {printable(str(target))}")
@@ -52,48 +54,31 @@ def count_classes(number: int) -> str:
     return f"{number:,} class{'' if number == 1 else 'es'}"
 
 
-def tell_bad(findings: "Findings", *, as_json: bool) -> None:
-    """Print every bad record, before anything is mended."""
-    if as_json:
-        return
-    for one in findings.bad:
-        print(printable(one.tell()))
-    for index in findings.stale:
-        print(printable(f"{index}: does not fit its records"))
-
-
-def tell_verdict(path: Path, findings: "Findings", mended: "Mended | None", *, as_json: bool, fix: bool) -> None:
-    """Print the count, what was mended, and what to do next."""
+def print_findings(path: Path, storage: str, findings: "Findings", *, as_json: bool) -> None:
+    """Print every bad record and index, the count, and what to do next."""
+    stale = [str(index) for index in findings.stale]
     if as_json:
         bad = [
             {"file": one.file, "record": one.record, "byte": one.span.offset, "name": one.name, "why": one.why}
             for one in findings.bad
         ]
         told = {"path": str(path), "records": findings.records, "bytes": findings.bytes, "bad": bad}
-        stale = [str(index) for index in findings.stale]
-        place = None if mended is None or mended.place is None else str(mended.place)
-        dropped = 0 if mended is None else mended.dropped
-        print_json({**told, "stale_indexes": stale, "quarantine": place, "dropped_missing": dropped})
+        print_json({**told, "stale_indexes": stale})
         return
+    for one in findings.bad:
+        print(printable(one.tell()))
+    for index in stale:
+        print(printable(f"{index}: does not fit its records"))
     verdict = f"{len(findings.bad):,} bad" if findings.bad else "all good"
     print(f"{format_count(findings.records, 'record')}, {format_bytes(findings.bytes)}: {verdict}")
-    mendable = findings.stale or any(one.record is not None or one.name for one in findings.bad)
-    if fix and findings.stale:
-        print(f"{format_count(len(findings.stale), 'index file')} written anew")
-    if mended is not None and mended.place is not None:
-        tell_mended(mended, printable(str(mended.place)))
-    elif findings.bad and not mendable:
-        print("nothing here can be mended by leaving records out: make the set, or copy its files, again")
-    elif mendable and not fix:
-        print(f"next: trainstone data verify --fix {printable(str(path))}")
-
-
-def tell_mended(mended: "Mended", place: str) -> None:
-    """Print what was taken out of a set, and where it is."""
-    if mended.dropped:
-        lost = format_count(mended.dropped, "missing picture")
-        print(f"{lost} taken out of the annotations, which are in {place}/annotations as they were")
-    print(f"moved to {place}; the rest can be used" if mended.moved else "the rest can be used")
+    if stale or any(one.record is not None or one.name for one in findings.bad):
+        named = path if path.name else path.resolve()
+        clean = named.with_name(f"{named.name}-clean")
+        form = FORMATS.get(storage, "recordio")
+        words = ["trainstone", "data", "convert", str(path), str(clean), "--format", form, "--on-bad", "skip"]
+        print(f"next: {printable(shlex.join(words))}")
+    elif findings.bad:
+        print("no record can be blamed: make the set, or copy its files, again")
 
 
 def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:

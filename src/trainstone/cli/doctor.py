@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from trainstone.results.schema import Status
+    from trainstone.train.interleave import SameTwice
     from trainstone.train.lifecycle import Lifecycle
-    from trainstone.train.same import SameTwice
 
 MARKS = {"ok": ("ok", "green"), "limited": ("limited", "yellow"), "missing": ("missing", "red")}
 
@@ -53,7 +53,7 @@ def doctor(
 
         def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
             yield Progress("loading torch")
-            from trainstone.train.same import SameTwice, run_same_twice
+            from trainstone.train.interleave import SameTwice, run_same_twice
 
             outcomes.append(SameTwice())
             return (yield from run_same_twice(life, outcomes[0]))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,12 +16,12 @@ import typer
 from trainstone.cli.output import print_json, print_stderr, silence
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
 from trainstone.machine.launched import launch_name, launched_run, leave_failure
-from trainstone.text import printable_lines
+from trainstone.text import format_error
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
     from trainstone.results.progress import Progress
-    from trainstone.results.schema import Kind, Status
+    from trainstone.results.schema import Kind, Result, Status
     from trainstone.results.store import RunFolder
     from trainstone.train.lifecycle import Lifecycle
 
@@ -126,7 +127,7 @@ def refusing_together(config: "Config") -> Iterator[None]:
         if read_rank().world == 1:
             raise
         print_error(err)  # at once: to meet the others may take long
-        from trainstone.train.refusal import tell_refusal
+        from trainstone.train.preflight.roll import tell_refusal
 
         tell_refusal(config, err)
         raise typer.Exit(err.exit_code) from err
@@ -159,14 +160,9 @@ def format_command() -> str:
 
 
 def print_error(err: TrainstoneError) -> None:
-    """Print message and hint, and leave them for a launcher.
-
-    Further lines of a message are indented, so that none can pass for our own.
-    """
+    """Print message and hint, and leave them for a launcher."""
     leave_failure(err)
-    for name, text in (("error: ", err.message), ("hint:  ", err.hint)):
-        if text:
-            print_stderr(name + printable_lines(text).replace("\n", "\n       "))
+    print_stderr(format_error(err.message, err.hint))
 
 
 def print_plan(
@@ -196,16 +192,19 @@ def print_plan(
 
 def show_run(run: "RunFolder", *, as_json: bool) -> None:
     """Write the page and print the result. A terminal or pipe that is gone is not the run's problem."""
+    write_page(run)
+    show = partial(print_run, run.result, run.path, as_json=as_json)
+    print_guarded(show, hint=f"the result is in {run.path}")
+
+
+def print_run(result: "Result", path: Path, *, as_json: bool) -> None:
+    """Print a result for a reader or a program."""
     from trainstone.cli.summary import print_result
 
-    def show() -> None:
-        if as_json:
-            print_json(run.result.model_dump(mode="json", exclude_none=True))
-        else:
-            print_result(run.result, run.path)
-
-    write_page(run)
-    print_guarded(show, hint=f"the result is in {run.path}")
+    if as_json:
+        print_json(result.model_dump(mode="json", exclude_none=True))
+    else:
+        print_result(result, path)
 
 
 def print_guarded(show: Callable[[], None], hint: str | None = None) -> None:

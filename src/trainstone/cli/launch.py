@@ -1,15 +1,47 @@
 """trainstone launch: run a verb on many ranks, by torchrun, Open MPI or Slurm."""
 
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
-from trainstone.cli import options
-from trainstone.cli.launch_slurm import Restarts, Words, slurm
+from trainstone.cli import options as shared
+from trainstone.cli.execute import Options, execute, print_run
+from trainstone.cli.output import print_json, print_stderr
+from trainstone.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_RESUMABLE,
+    ConfigError,
+    DataError,
+    LaunchError,
+    MachineError,
+    ResultError,
+    TrainstoneError,
+)
+from trainstone.files import write_atomically
+from trainstone.machine.launched import ALONE_VERBS, FOLDER
+from trainstone.text import printable, printable_lines
 
+if TYPE_CHECKING:
+    from trainstone.launch.slurm import Options as SlurmOptions
+    from trainstone.launch.slurm_job import Member
+    from trainstone.launch.supervisor import Plan
+    from trainstone.launch.verb import Verb
+    from trainstone.machine.signals import StopSignals
+    from trainstone.train.lifecycle import Lifecycle
+
+End = TypeVar("End")
 # Options after the verb's name are the verb's, with or without -- before it.
 VERB_FOLLOWS = {"allow_interspersed_args": False}
+# A start more would meet the same: the recipe, the data, the machine or the disk is to be mended first.
+LASTING = (ConfigError, DataError, MachineError, ResultError)
+SYSTEM = "from --system"
+DEVICES = f"{SYSTEM}, else the GPUs of --gres, else 1"
 
 app = typer.Typer(
     name="launch",
@@ -18,6 +50,41 @@ app = typer.Typer(
 )
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run; run nothing, make nothing.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- VERB ...", help="The verb that all ranks run, with its arguments.", show_default=False),
+]
+NumNodes = Annotated[
+    int | None, typer.Option("--nodes", min=1, help="Number of nodes.", show_default=f"{SYSTEM}, else 1")
+]
+NumRanks = Annotated[
+    int | None, typer.Option("--ranks-per-node", min=1, help="Ranks on each node.", show_default=DEVICES)
+]
+Partition = Annotated[
+    str | None, typer.Option("--partition", help="Slurm partition.", show_default=f"{SYSTEM}, else Slurm's default")
+]
+Limit = Annotated[str | None, typer.Option("--time", help="Time limit, such as 4:20:00.", show_default=SYSTEM)]
+Account = Annotated[str | None, typer.Option("--account", help="Slurm account to charge.", show_default=SYSTEM)]
+Gres = Annotated[str | None, typer.Option("--gres", help="Devices per node, such as gpu:4.", show_default=SYSTEM)]
+Container = Annotated[
+    str | None, typer.Option("--container", help="Apptainer image that ranks run in.", show_default=SYSTEM)
+]
+Requeue = Annotated[
+    bool,
+    typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit."),
+]
+Prologue = Annotated[
+    list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).", show_default=False)
+]
+Fleet = Annotated[bool, typer.Option("--fleet", help="Run on every node of the partition, one run per node.")]
+Sbatch = Annotated[
+    list[str],
+    typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable).", show_default=False),
+]
+Restarts = Annotated[
+    int, typer.Option("--max-restarts", min=0, help="How often to restart from the last checkpoint if a rank dies.")
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Print job number and run folder after submitting, and exit.")]
 
 
 @app.command(context_settings=VERB_FOLLOWS)
@@ -31,25 +98,23 @@ def local(
         bool, typer.Option("--oversubscribe", help="Start more ranks than cores or memory have room for.")
     ] = False,
     max_restarts: Restarts = 0,
-    system: options.SystemName = None,
+    system: shared.SystemName = None,
     dry_run: DryRun = False,
-    verbose: options.Verbose = 0,
+    verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine, by torchrun: one for each device, or on the CPU with its cores divided among them."""
-    from trainstone.cli.launching import name_launch, print_plan, run_launch
-    from trainstone.launch.folder import prepare_folder
     from trainstone.launch.local import check_room, choose_ranks, plan_local
-    from trainstone.launch.verb import read_verb
+    from trainstone.launch.verb import prepare_folder, read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
     number, name = choose_ranks(ranks), name_launch("local")
     check_room(verb, number, max_restarts, oversubscribe=oversubscribe)
+    plan = partial(plan_local, verb, launch=name, ranks=number, max_restarts=max_restarts)
     if dry_run or verb.dry_run:
-        print_plan(plan_local(verb, verb.out.absolute() / "RUN", name, ranks=number, max_restarts=max_restarts), verb)
-        return
-    run = prepare_folder(verb)
-    plan = plan_local(verb, run, name, ranks=number, max_restarts=max_restarts)
-    run_launch(plan, verb, run, verbose=bool(verbose))
+        print_plan(plan(verb.out.absolute() / "RUN"), verb)
+    else:
+        run = prepare_folder(verb)
+        run_launch(plan(run), verb, run, verbose=bool(verbose))
 
 
 @app.command(context_settings=VERB_FOLLOWS)
@@ -72,15 +137,13 @@ def mpi(
     mpirun: Annotated[
         str, typer.Option("--mpirun", metavar="WORDS", help="Further options for mpirun, as one argument.")
     ] = "",
-    system: options.SystemName = None,
+    system: shared.SystemName = None,
     dry_run: DryRun = False,
-    verbose: options.Verbose = 0,
+    verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
-    from trainstone.cli.launching import name_launch, print_plan, run_launch
-    from trainstone.launch.folder import prepare_folder
     from trainstone.launch.mpi import Asked, check_hosts, check_programs, plan_mpi
-    from trainstone.launch.verb import read_verb
+    from trainstone.launch.verb import prepare_folder, read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
     asked, name = Asked(ranks, host, hostfile, container, max_restarts, mpirun), name_launch("mpi")
@@ -94,4 +157,212 @@ def mpi(
     run_launch(plan_mpi(verb, run, name, asked), verb, run, verbose=bool(verbose))
 
 
-app.command("slurm", context_settings=VERB_FOLLOWS)(slurm)
+@app.command(context_settings=VERB_FOLLOWS)
+def slurm(
+    words: Words = None,
+    nodes: NumNodes = None,
+    ranks_per_node: NumRanks = None,
+    partition: Partition = None,
+    limit: Limit = None,
+    account: Account = None,
+    gres: Gres = None,
+    container: Container = None,
+    requeue: Requeue = False,
+    prologue: Prologue = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    fleet: Fleet = False,
+    sbatch: Sbatch = [],  # noqa: B006
+    max_restarts: Restarts = 0,
+    detach: Detach = False,
+    system: shared.SystemName = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit and write nothing.")] = False,
+) -> None:
+    """Run ranks as a Slurm job: a readable batch script, submitted and followed."""
+    from trainstone.launch.slurm import SCRIPT, write_script
+    from trainstone.launch.slurm import Options as SlurmOptions
+    from trainstone.launch.slurm_job import require_slurm
+    from trainstone.launch.verb import prepare_folder, read_verb
+
+    lines, more = tuple(prologue), tuple(sbatch)
+    options = SlurmOptions(
+        nodes, ranks_per_node, partition, limit, account, gres, container, requeue, lines, more, max_restarts
+    )
+    verb = read_verb(words or [], system=system, ranks=1 if words and words[0] in ALONE_VERBS else None)
+    names = choose_nodes(verb, options) if fleet else []
+    script = write_script(verb, options, (verb.resume or verb.out / "RUN").absolute(), Path.cwd(), names)
+    if dry_run or verb.dry_run:
+        print_product(verb, {"script": script}, script)
+        return
+    require_slurm()
+    run = prepare_folder(verb, "-fleet" if fleet else "")
+    write_atomically(run / FOLDER / SCRIPT, write_script(verb, options, run, Path.cwd(), names))
+    if fleet:
+        run_fleet(verb, run, names, detach=detach)
+    else:
+        run_job(verb, run, detach=detach)
+
+
+def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
+    """Return the nodes of a fleet; print those that are skipped."""
+    from trainstone.launch.slurm import add_system, read_directives
+    from trainstone.launch.slurm_job import list_nodes
+
+    if options.nodes not in (None, 1) or verb.resume is not None:
+        raise ConfigError("--fleet starts a new run on each node", hint="remove --nodes and --resume")
+    options = add_system(options, verb.system)
+    usable, skipped = list_nodes(options.partition, read_directives(options.sbatch, fleet=True).get("reservation"))
+    if skipped:
+        print(f"skipped: {', '.join(f'{node} ({state})' for node, state in skipped.items())}", file=sys.stderr)
+    return usable
+
+
+def run_job(verb: "Verb", run: Path, *, detach: bool) -> NoReturn:
+    """Submit one job over all nodes and follow it."""
+    from trainstone.launch.slurm import SCRIPT
+    from trainstone.launch.slurm_job import conclude_job, follow_job
+
+    command = ("sbatch", "--parsable", str(run / FOLDER / SCRIPT))
+    number, job = submit_and_follow(verb, run, command, lambda number: follow_job(number, run), detach=detach)
+    code = conclude_job(job, run, run / FOLDER / f"engine-{number}.log")
+    show_result(run, as_json=verb.as_json)
+    raise typer.Exit(code)
+
+
+def run_fleet(verb: "Verb", run: Path, nodes: list[str], *, detach: bool) -> NoReturn:
+    """Submit an array with one task per node and follow it."""
+    from trainstone.launch.slurm_job import SUBMIT, follow_fleet, gather_members, write_submit
+
+    script = run / FOLDER / SUBMIT
+    write_atomically(script, write_submit(nodes))
+    command = ("bash", str(script))
+    number, ended = submit_and_follow(verb, run, command, lambda number: follow_fleet(number, nodes), detach=detach)
+    members = gather_members(run, number, ended)
+    show_fleet(members, run, as_json=verb.as_json)
+    failed = [f"{member.node}: {member.failure}" for member in members if member.failure]
+    if failed:
+        message = "\n".join([f"{len(failed)} of {len(members)} nodes failed", *failed])
+        raise LaunchError(message, hint=f"trainstone report {run}")
+    raise typer.Exit(max(member.code or 0 for member in members))
+
+
+def submit_and_follow(
+    verb: "Verb",
+    run: Path,
+    command: tuple[str, ...],
+    follow: Callable[[str], Generator[str, None, End]],
+    *,
+    detach: bool,
+) -> tuple[str, End]:
+    """Submit and follow to the end; return the job's number and end. Ctrl-C leaves the job running."""
+    from trainstone.cli.progress import ProgressLine
+    from trainstone.launch.slurm_job import RefusedError, delayed_interrupt, submit
+
+    number = None
+    try:
+        with delayed_interrupt():
+            number = submit(*command)
+        if detach:
+            print_product(verb, {"job": number, "run": str(run)}, f"job  {number}\nrun  {printable(str(run))}\n")
+            raise typer.Exit
+        if not verb.quiet:
+            print(f"job {number} · {printable(str(run))}", file=sys.stderr, flush=True)
+        with ProgressLine(quiet=verb.quiet) as line:
+            return number, line.follow(follow(number))
+    except RefusedError:
+        if verb.resume is None:
+            shutil.rmtree(run, ignore_errors=True)
+        raise
+    except KeyboardInterrupt:
+        if number is not None:
+            print_stderr(f"job {number} continues; cancel it with: scancel {number} · run folder: {run}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def print_product(verb: "Verb", document: dict[str, str], text: str) -> None:
+    """Print the output of --dry-run and --detach."""
+    if verb.as_json:
+        print_json(document)
+    else:
+        print(text, end="")
+
+
+def show_fleet(members: "list[Member]", folder: Path, *, as_json: bool) -> None:
+    """Print a table with one line per node."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from trainstone.units import format_rate
+
+    if as_json:
+        print_json({"folder": str(folder), "nodes": [member._asdict() for member in members]})
+        return
+    table = Table("node", "images/s", "status", box=None, pad_edge=False)
+    for member in members:
+        rate = format_rate(member.images_per_second) if member.images_per_second is not None else "–"
+        table.add_row(member.node, rate, member.status)
+    Console().print(table)
+    print(f"index: trainstone report {folder}")
+
+
+def name_launch(engine: str) -> str:
+    """Return a new name for a launch."""
+    return f"{engine}-{secrets.token_hex(4)}"
+
+
+def print_plan(plan: "Plan", verb: "Verb") -> None:
+    """--dry-run."""
+    from trainstone.launch.supervisor import write_script
+
+    if verb.as_json:
+        config = verb.config.model_dump(mode="json", exclude_none=True)
+        environment = dict(plan.environment)
+        print_json({"command": plan.command, "environment": environment, "prologue": plan.prologue, "config": config})
+    else:
+        print(printable_lines(write_script(plan)), end="")
+
+
+def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
+    """Run it, show what came of it, and leave with the run's exit code."""
+    for note in plan.notes:
+        print_stderr(f"note:  {printable(note)}")
+    if verbose:
+        from trainstone.launch.supervisor import write_script
+
+        print(printable_lines(write_script(plan)), end="", file=sys.stderr)
+
+    def flow(life: "Lifecycle") -> "Generator[str, None, int]":
+        return (yield from run_attempts(plan, run, life.signals))
+
+    show = partial(show_result, run, as_json=verb.as_json)
+    execute(None, verb.config, flow, Options(quiet=verb.quiet), show)
+
+
+def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[str, None, int]":
+    """Start the engine, again where that may help after a rank failed; return the run's exit code."""
+    from trainstone.launch.aftermath import settle
+    from trainstone.launch.supervisor import run_plan
+    from trainstone.machine.launched import LAUNCH, forget_attempt
+
+    for attempt in range(1, plan.attempts + 1):
+        code, text = yield from run_plan(plan, run, signals)
+        try:
+            ended = settle(
+                run, text, plan.engine, code, stopped=signals.received is not None, launch=plan.environment[LAUNCH]
+            )
+            # Ranks are always stopped as by a scheduler; that it was Ctrl-C only the launcher knows.
+            return EXIT_INTERRUPTED if ended == EXIT_RESUMABLE and signals.received == "SIGINT" else ended
+        except TrainstoneError as err:
+            if signals.received or isinstance(err, LASTING) or attempt == plan.attempts:
+                raise
+            print_stderr(f"{err.message}; start {attempt + 1} of at most {plan.attempts}")
+            forget_attempt(run)
+    raise AssertionError("there is at least one attempt")
+
+
+def show_result(run: Path, *, as_json: bool) -> None:
+    """Print the product; the first rank has written the page."""
+    from trainstone.results.store import read_result
+
+    if not (run / "result.json").is_file():
+        print(f"nothing was begun in {run}", file=sys.stderr)
+        return
+    print_run(read_result(run), run, as_json=as_json)

@@ -23,7 +23,7 @@ from trainstone.cli.sweep import sweep
 from trainstone.cli.train import train
 from trainstone.cli.weights import app as weights
 from trainstone.errors import EXIT_INTERRUPTED, TrainstoneError
-from trainstone.machine.affinity import remember_affinity
+from trainstone.machine.cpus import remember_affinity
 from trainstone.machine.launched import begin_attempt, leave_failure, settle_code
 from trainstone.machine.signals import StopSignals
 

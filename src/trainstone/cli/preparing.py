@@ -13,9 +13,6 @@ from trainstone.errors import EXIT_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from trainstone.data.plan import Plan, Treatment
-    from trainstone.data.quarantine import Mended
-    from trainstone.data.sample import DataSet
-    from trainstone.data.verify import Findings
 
 
 def start_work(quiet: int) -> None:
@@ -28,7 +25,7 @@ def start_work(quiet: int) -> None:
 
 
 @contextmanager
-def interruptible(told: str = "; the same command goes on where this one stopped") -> Iterator[None]:
+def interruptible(told: str = "; give the same command again to resume") -> Iterator[None]:
     """Ctrl-C ends the work with a word, not with a traceback."""
     try:
         yield
@@ -39,7 +36,7 @@ def interruptible(told: str = "; the same command goes on where this one stopped
 
 def count_workers(asked: int | None) -> int:
     """Return how many threads to use: as asked, else one for each core we may use."""
-    from trainstone.machine.affinity import read_affinity
+    from trainstone.machine.cpus import read_affinity
 
     return asked or len(read_affinity()) or os.cpu_count() or 1
 
@@ -107,16 +104,3 @@ def tell_made(target: Path, *, as_json: bool, worked: bool) -> None:
         print(f"rank 0 of {rank.world} has done its part; the last rank to end writes manifest.json")
     else:
         tell_manifest(manifest, target, as_json=as_json, worked=worked)
-
-
-def mend(found: "DataSet", findings: "Findings", path: Path) -> "Mended":
-    """Take bad records out; a set with a manifest gets a true one of the files that this changed."""
-    from trainstone.data.manifest import read_manifest
-    from trainstone.data.quarantine import quarantine, refresh_manifest
-
-    mended = quarantine(found, findings.bad, findings.stale, path)
-    folder = path if path.is_dir() else path.parent
-    manifest = read_manifest(folder)
-    if manifest is not None and mended.changed:
-        refresh_manifest(folder, manifest, mended.changed)
-    return mended

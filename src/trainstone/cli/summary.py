@@ -11,24 +11,48 @@ from rich.table import Table
 from rich.text import Text
 
 from trainstone import __version__
-from trainstone.cli.comparison import print_comparison
-from trainstone.cli.feeding import NARROW_WIDTH, print_feeding
-from trainstone.cli.learning import learning_rows
-from trainstone.cli.profiled import profile_rows
-from trainstone.cli.sparkline import draw_sparkline
-from trainstone.cli.sweeping import print_sweep
+from trainstone.cli.sparkline import draw_bars, draw_sparkline
+from trainstone.cli.tables import NARROW_WIDTH, print_comparison, print_feeding, print_indented, print_sweep
 from trainstone.errors import ResultError
+from trainstone.results.breakdown import average_parts, shorten, tell_overhead
 from trainstone.results.checks import describe_first_step
-from trainstone.results.exchange import tell_exchange
+from trainstone.results.learning import (
+    describe_metric,
+    describe_split,
+    find_best,
+    format_epoch,
+    format_metric,
+    format_target,
+    name_metric,
+    total_time,
+)
+from trainstone.results.paired import tell_exchange
+from trainstone.results.profiled import OperatorTime, Timeline
+from trainstone.results.quality import Quality
+from trainstone.results.repeated import list_repeated_facts, tell_run
 from trainstone.results.schema import Finding, Result
 from trainstone.results.series import StepSeries, sample_steps
 from trainstone.results.summary import describe_interval, describe_rate, describe_repeat, describe_setting
 from trainstone.text import printable, printable_lines
-from trainstone.units import format_bytes, format_count, format_decimal, format_percent, format_rate, format_seconds
+from trainstone.units import (
+    format_bytes,
+    format_count,
+    format_decimal,
+    format_interval,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 
 STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
-ORDER = {"error": 0, "warning": 1, "info": 2}
+SEVERITIES = ("error", "warning", "info")
 SPARKLINE_WIDTH = 36
+MOST_OPERATORS, BAR_WIDTH = 6, 8
+LEAST_SHARE = 0.0005
+"""Of a step; a smaller part would be told as 0.0 %."""
+
+Rows = Iterator[tuple[str, Text]]
+Told = Iterator[tuple[str, str]]
 
 
 def print_result(result: Result, path: Path) -> None:
@@ -40,8 +64,8 @@ def print_result(result: Result, path: Path) -> None:
     console.print()
     width = min(SPARKLINE_WIDTH, console.width - 2)
     drawn = draw_steps(result, path, width, console.encoding)
-    learned, profiled = (told(result, width, console.encoding) for told in (learning_rows, profile_rows))
-    print_rows(console, [*learned, *profiled, *rows(result, drawn)])
+    trained, profiled = (list_rows(result, width, console.encoding) for list_rows in (training_rows, profile_rows))
+    print_rows(console, [*trained, *profiled, *speed_rows(result, drawn)])
     if result.data_bench:
         print_feeding(console, result.data_bench)
     if result.sweep:
@@ -59,15 +83,15 @@ def print_rows(console: Console, told: list[tuple[str, Text]]) -> None:
     """Names beside their values; above them where it is narrow."""
     if console.width < NARROW_WIDTH:
         for name, text in told:
-            console.print(Text(name, style="dim"))
-            console.print(Padding(text, (0, 0, 0, 2), expand=False))
+            console.print(Text(printable(name), style="dim"))
+            print_indented(console, text)
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in told:
-        table.add_row(name, text)
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        table.add_row(Text(printable(name)), text)
+    print_indented(console, table)
 
 
 def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | None:
@@ -102,20 +126,24 @@ def print_paths(console: Console, result: Result, path: Path) -> None:
         console.print(Text(f"{name}  {printable(told)}"), soft_wrap=True)
 
 
-def rows(result: Result, drawn_steps: Text | None = None) -> Iterator[tuple[str, Text]]:
-    """Name and text of each line; what was not measured is absent."""
-    told = [*_rate_rows(result), *_step_rows(result)]
+def as_text(told: Told) -> Rows:
+    """Make rows printable."""
     yield from ((name, Text(printable(text))) for name, text in told)
+
+
+def speed_rows(result: Result, drawn_steps: Text | None = None) -> Rows:
+    """Name and text of each line about the speed; what was not measured is absent."""
+    yield from as_text(_rate_rows(result))
+    yield from as_text(_step_rows(result))
     if drawn_steps:
         yield "steps", drawn_steps
-    yield from ((name, Text(printable(text))) for name, text in _machine_rows(result))
+    yield from as_text(_machine_rows(result))
 
 
-def _rate_rows(result: Result) -> Iterator[tuple[str, str]]:
+def _rate_rows(result: Result) -> Told:
     throughput = result.throughput
     if throughput:
-        low_high = throughput.ci95
-        interval = f"; {format_rate(low_high[0])} … {format_rate(low_high[1])}" if low_high else ""
+        interval = f"; {format_interval(throughput.ci95)}" if throughput.ci95 else ""
         rate = f"{format_rate(throughput.images_per_second)} images/s"
         yield "throughput", f"{rate} {describe_interval(throughput)}{interval}"
     loader = result.loader
@@ -130,7 +158,7 @@ def _rate_rows(result: Result) -> Iterator[tuple[str, str]]:
         yield "runs", f"{len(result.points)} in points/"
 
 
-def _step_rows(result: Result) -> Iterator[tuple[str, str]]:
+def _step_rows(result: Result) -> Told:
     steps, throughput, phases = result.step_seconds, result.throughput, result.phases
     if steps:
         tails = f"p5 {format_seconds(steps.p5)}, p95 {format_seconds(steps.p95)}, p99 {format_seconds(steps.p99)}"
@@ -159,7 +187,7 @@ def _step_rows(result: Result) -> Iterator[tuple[str, str]]:
         yield "exchange", tell_exchange(result.communication)
 
 
-def _machine_rows(result: Result) -> Iterator[tuple[str, str]]:
+def _machine_rows(result: Result) -> Told:
     used = result.utilisation
     if used and used.mfu is not None and used.flops_per_image and used.peak_flops:
         work = f"{format_decimal(used.flops_per_image, 'FLOP')} an image"
@@ -180,11 +208,117 @@ def _machine_rows(result: Result) -> Iterator[tuple[str, str]]:
         yield "noise", f"grade {result.noise.grade}: {'; '.join(result.noise.reasons) or 'quiet'}"
 
 
+def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
+    """Name and text of each line; nothing for a run that was no training."""
+    quality = result.quality
+    if quality is None:
+        return
+    if result.repeated is not None:
+        yield from as_text((f"seed {run.seed}", tell_run(run, quality)) for run in result.repeated.runs)
+        yield from as_text(iter(list_repeated_facts(result.repeated, quality)))
+        return
+    if quality.history and quality.value is not None:
+        yield "quality", Text(printable(describe_quality(quality, quality.value)))
+    if drawn := draw_evaluations(quality, width, encoding):
+        yield "over epochs", drawn
+    if quality.target is not None:
+        yield "target", Text(printable(describe_target(quality)))
+    if result.kind == "eval":
+        return
+    starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
+    yield "epochs", Text(f"{format_epoch(quality.epochs)}{starts}")
+    if result.phases is not None:
+        total = total_time(quality, result.phases)
+        if split := describe_split(result.phases, total):
+            yield "time", Text(f"{format_seconds(total)}: {split}")
+
+
+def describe_quality(quality: Quality, value: float) -> str:
+    """Return 92.4 % top-1 after epoch 8; 99.7 % top-5, loss 0.382."""
+    best = find_best(quality)
+    told = describe_metric(quality.metric, value, quality.target)
+    if best is None:
+        return told
+    found = quality.history[best]
+    beside = [
+        f"{name_metric(name)} {format_metric(name, value)}"
+        for name, value in found.metrics.items()
+        if name != quality.metric
+    ]
+    after = f" after epoch {format_epoch(found.epoch)}" if found.step else ""
+    return "; ".join([f"{told}{after}", *([", ".join(beside)] if beside else [])])
+
+
+def describe_target(quality: Quality) -> str:
+    """Return 90 % top-1, reached in 2 min 27 s."""
+    assert quality.target is not None
+    target = f"{format_target(quality.metric, quality.target)} {name_metric(quality.metric)}"
+    seconds = quality.seconds_to_target
+    return f"{target}, not reached" if seconds is None else f"{target}, reached in {format_seconds(seconds)}"
+
+
+def draw_evaluations(quality: Quality, width: int, encoding: str | None) -> Text | None:
+    """A sparkline of the metric, with its first and its best."""
+    values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
+    if len(values) < 2:
+        return None
+    _, bars = draw_sparkline(values, width, encoding=encoding)
+    first, best = (format_metric(quality.metric, value, quality.target) for value in (values[0], max(values)))
+    return Text(printable(f"{bars}  first {first}, best {best}"))
+
+
+def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
+    """Name and text of each line about a profiled step; nothing for a run that was not profiled."""
+    timeline = result.timeline
+    if timeline is None:
+        return
+    yield from as_text(_part_rows(timeline))
+    if timeline.operators:
+        yield "operators", draw_operators(timeline.operators, width, encoding)
+    yield from as_text(_device_rows(timeline))
+
+
+def _part_rows(timeline: Timeline) -> Told:
+    parts = sorted(average_parts(timeline), key=lambda part: -part.share)
+    named = [f"{part.name} {format_percent(part.share)}" for part in parts if part.share >= LEAST_SHARE]
+    if named:
+        yield "where", ", ".join(named)
+    if timeline.told and timeline.device != "cpu":  # of a CPU they say what stands above
+        yield "gaps", " ".join(timeline.told)
+    running = "operators run" if timeline.device == "cpu" else "kernels run"
+    cores = f", on {timeline.cores_used:.3g} cores" if timeline.cores_used is not None else ""
+    yield "busy", f"{running} for {format_percent(timeline.compute_utilisation)} of the time{cores}"
+    if timeline.overhead is not None:
+        yield "profiler", tell_overhead(timeline.overhead)
+
+
+def _device_rows(timeline: Timeline) -> Told:
+    if timeline.roofline is not None and timeline.roofline.told:
+        yield "roofline", " ".join(timeline.roofline.told)
+    if timeline.cores is not None and timeline.cores.pipes_percent:
+        pipes = timeline.cores.pipes_percent.items()
+        yield "cores", ", ".join(f"{name} {percent:.1f} %" for name, percent in pipes)
+    if timeline.trace:
+        yield "trace", f"{timeline.trace}, for https://ui.perfetto.dev"
+
+
+def draw_operators(operators: list[OperatorTime], width: int, encoding: str | None) -> Text:
+    """A line an operator: bar, share, name. Never wrapped: what does not fit is cut off at the end of the name."""
+    shown = operators[:MOST_OPERATORS]
+    bars = draw_bars([operator.share for operator in shown], BAR_WIDTH, encoding=encoding)
+    longest = max(12, width)
+    lines = [
+        f"{bar:<{BAR_WIDTH}} {format_percent(operator.share):>6}  {shorten(operator.name, longest)}"
+        for bar, operator in zip(bars, shown, strict=True)
+    ]
+    return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+
 def print_findings(console: Console, findings: list[Finding]) -> None:
     """List findings, gravest first, each with what to do."""
     if findings:
         console.print()
-    for found in sorted(findings, key=lambda f: ORDER[f.severity]):
+    for found in sorted(findings, key=lambda f: SEVERITIES.index(f.severity)):
         message = printable_lines(found.message).replace("\n", "\n    ")
         severity = (f"{found.severity}: ", STYLES[found.severity])
         console.print(Text.assemble(severity, f"{message} [{printable(found.code)}]"))

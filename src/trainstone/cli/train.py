@@ -91,7 +91,7 @@ def run_flow(
 ) -> "Generator[Progress | str, None, Status]":
     """Train once in this process, or several times in child processes."""
     if repeated:
-        from trainstone.launch.repeat import repeat_training
+        from trainstone.launch.child_runs import repeat_training
 
         return (yield from repeat_training(life, repeated))
     yield Progress("loading torch")

@@ -52,7 +52,7 @@ def convert(
             "--sha256",
             metavar="DIGITS",
             help="What a fetched file must be.",
-            show_default="by its name, NAME-1a2b3c4d.pth, or the mirror's SHA256SUMS",
+            show_default="by its name, NAME-1a2b3c4d.pth",
         ),
     ] = None,
     as_json: options.Json = False,
@@ -80,18 +80,17 @@ def convert(
 
 def bring(source: str, target: Path, sha256: str | None, line: "ProgressLine") -> Path:
     """Return the file to read; one with an address is fetched to the target's folder, where it stays."""
-    from trainstone.data.raw.download import fetch
-    from trainstone.data.raw.onefile import find_file, is_address
+    from trainstone.data.raw.download import fetch, find_file, is_address
 
     if not is_address(source):
         if sha256 is not None:
             raise ConfigError("--sha256 is for a file that is fetched; SRC is none with http:// or https://")
         return Path(source)
-    found = find_file(source, sha256)
-    file = target.parent / found.wanted.name
+    mirror, wanted = find_file(source, sha256)
+    file = target.parent / wanted.name
     if file == target:
         raise ConfigError(f"{target} is where the fetched file goes", hint="choose another name or folder for DST")
-    for step in fetch(found.mirror, [found.wanted], target.parent):
+    for step in fetch(mirror, [wanted], target.parent):
         line.show_work(*step)
     return file
 

@@ -96,8 +96,6 @@ class AugmentConfig(Section):
 class LoaderConfig(Section):
     """How pictures come from files into batches: may change speed, not which pictures (decode and shrink: a little)."""
 
-    engine: Literal["threads", "dali"] = "threads"
-    """threads: ours. dali: the same pictures and crops, decoded and resized by NVIDIA DALI (extra `dali`)."""
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Threads that decode. auto: the physical cores this process may use."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] = 3
@@ -109,7 +107,7 @@ class LoaderConfig(Section):
     decode: Literal["fast", "exact"] = "fast"
     """Training JPEGs: quick or accurate inverse cosine transform (validation: always accurate)."""
     shrink: bool = True
-    """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it. Not with DALI."""
+    """Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays larger than what is made of it."""
     on_bad: Literal["error", "skip"] = "error"
     """A picture that cannot be decoded: stop, or take another in its place and count it (loader.skipped)."""
     last: Literal["carry", "drop", "fill", "fill_even"] = "carry"

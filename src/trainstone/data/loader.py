@@ -6,21 +6,17 @@ Same seed, same batches, whatever the threads; any step can be the first. Traini
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import cv2
 import torch
 from torch import Tensor
 
 from trainstone.config.pictures import AugmentConfig, LoaderConfig
-from trainstone.data.feeding.cache import Cache
-from trainstone.data.feeding.dali import READERS, Dali
-from trainstone.data.feeding.feed import Bad, Feed, Worker
+from trainstone.data.feeding.feed import Bad, Cache, Feed, Worker
 from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
 from trainstone.data.feeding.ring import Ring
-from trainstone.data.feeding.shown import NOTHING, Holds, Shown, pack
+from trainstone.data.feeding.shown import NOTHING, Holds, pack
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import Pixels
 from trainstone.data.sample import Source
@@ -36,41 +32,23 @@ KEEP = 2
 TOLD_BAD = 100
 
 
-@dataclass
 class Memory:
     """One batch: a tensor, the array of the same memory that threads write into, and what they say of each row."""
 
-    images: Tensor
-    pixels: Pixels
-    shown: list[Shown]
-    """What the rows show beside pixels."""
-    holds: Holds = "class"
-    pinned: bool = False
-    on_device: Tensor | None = None
-    """The images of this batch instead, where DALI made them on a CUDA device."""
-
-    def put(self, rows: list[int], made: Any) -> None:
-        """Copy what DALI made into these rows."""
-        images = torch.from_dlpack(made)
-        if not images.is_cuda:
-            self.images[rows] = images
-            return
-        # Not run here. New memory each time: a step may still read that of the last batch.
-        self.on_device = torch.zeros_like(self.images, device=images.device)
-        self.on_device[rows] = images
-        for row in set(range(len(self.images))) - set(rows):  # made by ourselves
-            self.on_device[row] = self.images[row].to(images.device)
-        torch.cuda.current_stream(images.device).synchronize()
+    def __init__(self, batch_size: int, size: int, holds: Holds, *, pinned: bool) -> None:
+        # Page-locked, a CUDA device fetches it by itself.
+        self.images = torch.zeros(batch_size, size, size, 3, dtype=torch.uint8, pin_memory=pinned)
+        self.pixels: Pixels = self.images.numpy()
+        self.shown = [NOTHING] * batch_size
+        self.holds, self.pinned = holds, pinned
 
     def take(self, filled: int) -> tuple[Tensor, ...]:
         """Return the batch; rows that no picture fills are zero and show nothing."""
-        images = self.images if self.on_device is None else self.on_device
-        self.on_device = None
-        if filled < len(images):
-            self.shown[filled:] = [NOTHING] * (len(images) - filled)
-            images[filled:] = 0
+        if filled < len(self.images):
+            self.shown[filled:] = [NOTHING] * (len(self.images) - filled)
+            self.images[filled:] = 0
         beside = (torch.from_numpy(array) for array in pack(self.shown, self.holds))
-        return images, *(tensor.pin_memory() if self.pinned else tensor for tensor in beside)
+        return self.images, *(tensor.pin_memory() if self.pinned else tensor for tensor in beside)
 
 
 STAGES = ("read", "decode", "crop-resize", "batch")
@@ -105,7 +83,6 @@ class Loader:
         prefetch: int,
         pinned: bool = False,
         first_step: int = 0,
-        dali: Dali | None = None,
     ) -> None:
         cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
         self.feed, self.order = feed, order
@@ -117,11 +94,10 @@ class Loader:
         self.bad_pictures: set[str] = set()
         self._told_boxes = False
         size, holds = feed.transform.size, feed.holds
-        slots = [allocate(order.batch_size, size, pinned=pinned, holds=holds) for _ in range(self.num_slots)]
+        slots = [Memory(order.batch_size, size, holds, pinned=pinned) for _ in range(self.num_slots)]
         self._began = time.perf_counter()
-        self._dali = dali
         self._ring = Ring(
-            slots, self._plan, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
+            slots, order.batch, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
@@ -141,17 +117,13 @@ class Loader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the threads and let go of what is cached; batches taken stay as they are."""
         self._ring.close()
         self.feed.cache.clear()
-        if self._dali:
-            self._dali.close()
 
     @property
     def boxes_left_out(self) -> int:
@@ -182,14 +154,7 @@ class Loader:
         pictures, read_bytes = sum(worker.pictures for worker in workers), sum(worker.read_bytes for worker in workers)
         return Stages(dict(zip(STAGES, spent, strict=True)), pictures, read_bytes)
 
-    def _plan(self, step: int) -> list[Place]:
-        places = self.order.batch(step)
-        return self._dali.plan(places) if self._dali else places
-
     def _fill(self, memory: Memory, row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
-        if self._dali:
-            self._dali.fill(memory, row, place, worker, bad)
-            return
         memory.shown[row] = self.feed.fill(place, memory.pixels[row], worker, bad)
 
     def _tell_skipped(self, bad: list[Bad]) -> None:
@@ -228,7 +193,7 @@ def open_loader(
 
     `parts`: to train on, batches of a step; to validate with, pictures come in a multiple of it, the rest is left out.
     """
-    check_boxes_fit(holds, augment, loader, train=train)
+    check_boxes_fit(holds, augment, train=train)
     order: TrainOrder | EvalOrder
     if train:
         order = TrainOrder(len(source), batch_size, seed, rank, last=loader.last, parts=parts)
@@ -245,29 +210,14 @@ def open_loader(
         holds=holds,
     )
     threads = available_cores().threads if loader.threads == "auto" else loader.threads
-    dali = None
-    if loader.engine == "dali":
-        # Page-locked memory is asked for where a CUDA device is fed: DALI works there.
-        dali = Dali(feed, batch_size, threads, torch.cuda.current_device() if pinned else None)
-        threads = min(threads, READERS)
-    return Loader(
-        feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step, dali=dali
-    )
+    return Loader(feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step)
 
 
-def check_boxes_fit(holds: Holds, augment: AugmentConfig, loader: LoaderConfig, *, train: bool) -> None:
+def check_boxes_fit(holds: Holds, augment: AugmentConfig, *, train: bool) -> None:
     """Refuse what does not keep boxes true to pixels."""
     if holds == "class":
         return
-    if loader.engine == "dali":
-        raise ConfigError("loader.engine = dali feeds no boxes", hint="--set loader.engine=threads")
     if train and augment.crop not in ("overlap", "whole"):
         raise ConfigError(f"augment.crop = {augment.crop} keeps no boxes", hint="--set augment.crop=overlap")
     if not train and augment.val_crop != "whole":
         raise ConfigError(f"augment.val_crop = {augment.val_crop} cuts boxes off", hint="--set augment.val_crop=whole")
-
-
-def allocate(batch_size: int, size: int, *, pinned: bool, holds: Holds = "class") -> Memory:
-    """Make room for a batch; page-locked, a CUDA device fetches it by itself."""
-    images = torch.zeros(batch_size, size, size, 3, dtype=torch.uint8, pin_memory=pinned)
-    return Memory(images, images.numpy(), [NOTHING] * batch_size, holds, pinned)

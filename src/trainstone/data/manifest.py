@@ -17,8 +17,6 @@ NAME = "manifest.json"
 WORK = ".trainstone"
 """The folder of unfinished work in a data set."""
 SPLIT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-QUARANTINE = "quarantine"
-"""The folder of bad records that `verify --fix` took out."""
 READ_BYTES = 16 << 20
 
 Parsed = TypeVar("Parsed", bound=BaseModel)

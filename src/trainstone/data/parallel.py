@@ -1,4 +1,4 @@
-"""Work over cores with results in order and a bounded number of them waiting."""
+"""Work over cores with results in order and a bounded number of them waiting; and how far it has come."""
 
 import multiprocessing
 import os
@@ -16,6 +16,17 @@ Task = TypeVar("Task")
 Done = TypeVar("Done")
 
 WAITING_PER_WORKER = 3
+
+
+class Progress(NamedTuple):
+    """How far preparing, fetching, unpacking or checking has come; drawn by cli/progress.py."""
+
+    phase: str
+    done: int
+    total: int | None
+    unit: str
+    """bytes, files or pictures."""
+    written_bytes: int = 0
 
 
 class Pool(NamedTuple):

@@ -5,7 +5,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -34,12 +34,13 @@ RECORDS_PER_SHARD = 1280
 
 @dataclass(frozen=True)
 class Treatment:
-    """What is done to pictures on their way; by default only what is broken is mended."""
+    """What is done to pictures on their way; by default only what decoders stumble over is re-encoded."""
 
     repair: bool = True
     resize: int | None = None
     quality: int | None = None
     skip_bad: bool = False
+    """Decode every picture and drop damaged ones; else the first that is no picture ends the work."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,7 @@ class Plan:
             "storage": self.storage,
             "classes": self.classes,
             "first_label": self.first_label,
-            # Leaving bad pictures out changes nothing where there are none, and without it work stops at the first.
-            "treatment": asdict(replace(self.treatment, skip_bad=False)),
+            "treatment": asdict(self.treatment),
             "splits": [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits],
         }
         digest.update(json.dumps(told, sort_keys=True).encode())

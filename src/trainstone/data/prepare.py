@@ -1,4 +1,4 @@
-"""Writes a planned data set: every rank its shards, every core its pictures, resumable at any point.
+"""Writes a planned data set: every rank its shards, every core its pictures. Interrupted, it resumes at a shard.
 
 Ranks share nothing but the file system: a shard's facts are a file, and who finds all of them writes the manifest.
 """
@@ -8,26 +8,17 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.finished import clear_work, find_done
-from trainstone.data.manifest import (
-    WORK,
-    Manifest,
-    SplitFacts,
-    check_files,
-    read_manifest,
-    write_manifest,
-)
-from trainstone.data.parallel import Pool, map_in_order, open_pool
-from trainstone.data.partial import PartialShard
+from trainstone.data.manifest import WORK, Manifest, SplitFacts, check_files, read_manifest, write_manifest
+from trainstone.data.parallel import Pool, Progress, map_in_order, open_pool
 from trainstone.data.picture.look import Look, look
 from trainstone.data.picture.repair import repair
 from trainstone.data.plan import Plan, Treatment
-from trainstone.data.progress import Progress
 from trainstone.data.sample import Sample, Source
+from trainstone.data.shardfile import ShardWriter, find_done
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
@@ -52,24 +43,25 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Maker:
-    """Reads, looks at, mends and encodes pictures; sent to threads and processes."""
+    """Reads, checks, repairs and encodes pictures; sent to threads and processes."""
 
     source: Source
     encoder: Encoder
     treatment: Treatment
+    num_classes: int
 
     def __call__(self, numbers: Sequence[int]) -> Chunk:
         chunk = Chunk([], [], [])
         for number in numbers:
             try:
-                sample, seen, why = treat(self.source.read(number), self.treatment)
+                sample, seen, why = treat(self.source.read(number), self.treatment, self.num_classes)
                 made = self.encoder.encode(sample, number, seen)
             except DataError as err:
                 where = self.source.where(number)
                 if not self.treatment.skip_bad:
                     named = where.split(",", 1)[0] in err.message
                     told = err.message if named else f"{where}: {err.message}"
-                    raise DataError(told, hint="leave what is bad out with --on-bad skip") from err
+                    raise DataError(told, hint="drop what is damaged with --on-bad skip, into a new folder") from err
                 chunk.skipped.append((self._name(number), err.message))
                 continue
             chunk.made.append(made)
@@ -85,21 +77,26 @@ class Maker:
             return self.source.where(number)
 
 
-def treat(sample: Sample, treatment: Treatment) -> tuple[Sample, Look, str | None]:
-    """Return a sample as it is to be stored, what it is, and why its picture was mended, if it was."""
+def treat(sample: Sample, treatment: Treatment, num_classes: int) -> tuple[Sample, Look, str | None]:
+    """Return a sample as it is to be stored, what it is, and why its picture was repaired, if it was.
+
+    Where damaged ones are dropped it must be sound to its last pixel, as `data verify` wants it.
+    """
     check_numbers(sample)
+    if treatment.skip_bad:
+        from trainstone.data.verify import check_sample  # heavy: it decodes
+
+        check_sample(sample, num_classes or None)
     seen = look(sample.image)
     why = None
+    image = sample.image
     if treatment.resize or treatment.quality:
         image = encode_anew(sample, treatment, seen)
     elif treatment.repair:
         image, why = repair(sample.name, sample.image, seen)
-    else:
-        image = sample.image
     if image is sample.image:
         return sample, seen, why
-    changed = Sample(sample.name, image, sample.label, sample.boxes, sample.values, sample.id)
-    return changed, look(image), why
+    return replace(sample, image=image), look(image), why
 
 
 def check_numbers(sample: Sample) -> None:
@@ -126,11 +123,11 @@ def prepare(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Prog
     """Write this rank's shards; yields how far it is. The manifest is there at the end if no other rank is behind."""
     identity = plan.identity()
     if find_finished(target, identity) is not None:
-        clear_work(target / WORK)
+        shutil.rmtree(target / WORK, ignore_errors=True)
         return
     work = begin(target, identity)
     try:
-        yield from write_shards(plan, target, work, identity, rank, workers)
+        yield from write_shards(plan, target, work, rank, workers)
         conclude(plan, target, work, identity)
     except OSError as err:
         raise tell_os_error(err, target) from err
@@ -171,7 +168,7 @@ def begin(target: Path, identity: str) -> Path:
     return work
 
 
-def write_shards(plan: Plan, target: Path, work: Path, identity: str, rank: Rank, workers: int) -> Iterator[Progress]:
+def write_shards(plan: Plan, target: Path, work: Path, rank: Rank, workers: int) -> Iterator[Progress]:
     """Write the shards of a rank that are not whole yet."""
     mine = plan.shards[rank.number :: rank.world]
     total = sum(shard.end - shard.start for shard in mine)
@@ -182,35 +179,31 @@ def write_shards(plan: Plan, target: Path, work: Path, identity: str, rank: Rank
         for shard in mine:
             if find_done(work, target, shard) is None:
                 size = 0
-                for places, size in write_shard(plan, shard, target, work, identity, pool):
+                for places, size in write_shard(plan, shard, target, work, pool):
                     yield Progress(f"writing {target.name}", done + places, total, "pictures", written + size)
                 written += size
             done += shard.end - shard.start
 
 
-def write_shard(
-    plan: Plan, shard: Shard, target: Path, work: Path, identity: str, pool: Pool
-) -> Iterator[tuple[int, int]]:
-    """Write one shard from where it stands; yields places done and bytes written."""
+def write_shard(plan: Plan, shard: Shard, target: Path, work: Path, pool: Pool) -> Iterator[tuple[int, int]]:
+    """Write one shard; yields places done and bytes written."""
     split, encoder = plan.split(shard.split), plan.encoder()
-    maker = Maker(split.source, encoder, plan.treatment)
-    folder = plan.storage == "folder"
-    with PartialShard(work, target, shard, encoder, identity, folder=folder) as partial:
-        before = partial.bytes
-        numbers = split.order[shard.start + partial.places : shard.end]
+    maker = Maker(split.source, encoder, plan.treatment, len(plan.classes))
+    with ShardWriter(work, target, shard, encoder, folder=plan.storage == "folder") as writer:
+        numbers = split.order[shard.start : shard.end]
         chunks = (numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK))
         for chunk in map_in_order(maker, chunks, pool):
-            partial.append(*leave_out_twins(chunk, partial, plan.treatment))
-            yield partial.places, partial.bytes - before
-        partial.finish()
-        yield partial.places, partial.bytes - before
+            writer.append(*leave_out_twins(chunk, writer, plan.treatment))
+            yield writer.places, writer.bytes
+        writer.finish()
+        yield writer.places, writer.bytes
 
 
-def leave_out_twins(chunk: Chunk, partial: PartialShard, treatment: Treatment) -> Chunk:
+def leave_out_twins(chunk: Chunk, writer: ShardWriter, treatment: Treatment) -> Chunk:
     """Refuse, or leave out, samples that have another's name where a storage finds them by name."""
     made, skipped = [], list(chunk.skipped)
     for sample in chunk.made:
-        if not partial.is_taken(sample.key):
+        if not writer.is_taken(sample.key):
             made.append(sample)
         elif treatment.skip_bad:
             skipped.append((sample.name, "another picture has the same name"))
@@ -230,13 +223,11 @@ def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> 
     for shard in mine:
         split = plan.split(shard.split)
         size_bytes = getattr(split.source, "size_bytes", None)
-        if size_bytes is None or (work / f"{shard.file}.done").exists():
+        if size_bytes is None or find_done(work, target, shard) is not None:
             continue
         places = range(shard.start, shard.end, max(1, (shard.end - shard.start) // SIZES_ASKED))
         asked = [size_bytes(split.order[place]) for place in places]
         needed += sum(asked) * (shard.end - shard.start) // max(1, len(asked))
-        partial = work / f"{shard.file}.partial"
-        needed -= partial.stat().st_size if partial.is_file() else 0
     free = shutil.disk_usage(target).free
     if needed > free:
         raise DataError(
@@ -272,7 +263,7 @@ def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
         splits=tuple(splits),
     )
     write_manifest(target, manifest)
-    clear_work(work)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def tell_os_error(err: OSError, target: Path) -> DataError:
@@ -280,6 +271,6 @@ def tell_os_error(err: OSError, target: Path) -> DataError:
     if err.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
             f"the disk is full: {err.filename or target}",
-            hint="free some space, then give the same command again: it goes on where it stopped",
+            hint="free some space, then give the same command again: it resumes at the unfinished file",
         )
     return DataError(f"cannot write {err.filename or target}: {os.strerror(err.errno or 0)}")

@@ -9,13 +9,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainstone.data.boxed import keep_boxed
-from trainstone.data.manifest import QUARANTINE, WORK, Manifest, check_files, read_manifest
+from trainstone.data.manifest import WORK, Manifest, check_files, read_manifest
 from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet, open_class_folders
 from trainstone.data.raw.coco import find_coco, open_splits
 from trainstone.data.raw.filetree import is_picture
 from trainstone.data.sample import ClassName, DataSet, Split
-from trainstone.data.sources import PictureSource
+from trainstone.data.sources import DamagedRecords, PictureSource, keep_boxed
 from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.records import RecordSource, ShardReader
 from trainstone.data.storage.tfrecord import TFRecordShard
@@ -28,6 +27,7 @@ log = logging.getLogger(__name__)
 
 Opener = Callable[[Path], ShardReader]
 
+OPENERS: dict[str, Opener] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
 SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
 SPLITS = {"validation": "val", "valid": "val", "val": "val", "test": "test", "train": "train", "training": "train"}
 # train-00000-of-01024, flowers_validation_00001-of-00005.tfrecord, train.0_of_4.tfrecord, train_3.rec, train-000012.tar
@@ -42,29 +42,33 @@ MAX_LABELS_BYTES = 64 << 20
 HINT = "it can be: class folders, COCO, RecordIO (.rec), TFRecord, WebDataset (.tar), or a folder that trainstone made"
 
 
-def open_dataset(path: Path, *, classes: bool = True) -> DataSet:
+def open_dataset(path: Path, *, classes: bool = True, damaged: bool = False) -> DataSet:
     """Return the data set at a path: a folder or a single file of records.
 
-    Without `classes` no record is read, so that damaged sets can be opened, too.
+    Without `classes` no record is read, so that damaged sets can be opened, too. With `damaged` the records behind a
+    damaged place are found, and lengths of files are not compared with the manifest's.
     """
+    source = DamagedRecords if damaged else RecordSource
     if path.is_file():
         if is_picture(path.name):
             return DataSet("classify", "a picture", (), [Split(path.name, PictureSource([path]))])
         described = find_description(path)
         if described is not None:
-            return open_records({described[1]: [path]}, described[0])
+            return open_records({described[1]: [path]}, described[0], source)
         storage = recognise_file(path)
         if storage is None:
             raise DataError(f"{path} is no file of records", hint=GZIP_HINT if is_gzip(path) else HINT)
-        return make_set(storage, {name_split(path): [path]}, classes=classes)
+        return make_set(storage, {name_split(path): [path]}, source, classes=classes)
     if not path.is_dir():
         raise DataError(f"no such file or folder: {path}")
     manifest = read_manifest(path)
     if manifest is not None:
-        return open_prepared(path, manifest, check=classes)
+        if classes and not damaged:
+            check_files(path, manifest)
+        return open_prepared(path, manifest, source)
     if (path / WORK).is_dir():
         raise DataError(f"{path} is unfinished", hint="give the command that makes it again: it goes on")
-    found = find_records(path, classes=classes) or find_files(path)
+    found = find_records(path, source, classes=classes) or find_files(path)
     if found is None:
         raise DataError(f"{path} holds no data set that trainstone knows", hint=HINT)
     return found
@@ -101,7 +105,7 @@ def begins_tfrecord(path: Path) -> bool:
             return False
 
 
-def find_records(path: Path, *, classes: bool) -> DataSet | None:
+def find_records(path: Path, source: type[RecordSource], *, classes: bool) -> DataSet | None:
     """Return the record files of a folder, by split; index files and the like beside them are not meant."""
     files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
     meant = [p for p in files if p.suffix in SUFFIXES or SHARD.search(p.name)]
@@ -121,7 +125,7 @@ def find_records(path: Path, *, classes: bool) -> DataSet | None:
     if len(by_storage) > 1:
         raise DataError(f"{path} mixes {' and '.join(SHOWN[s] for s in by_storage)}", hint="give one file, or one kind")
     storage, splits = next(iter(by_storage.items()))
-    return make_set(storage, splits, classes=classes)
+    return make_set(storage, splits, source, classes=classes)
 
 
 def name_split(path: Path) -> str:
@@ -134,10 +138,9 @@ def name_split(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "train"
 
 
-def make_set(storage: str, splits: dict[str, list[Path]], *, classes: bool) -> DataSet:
+def make_set(storage: str, splits: dict[str, list[Path]], source: type[RecordSource], *, classes: bool) -> DataSet:
     """Open record files that nothing describes: what they hold is seen from the records."""
-    openers: dict[str, Opener] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
-    parts = [Split(name, RecordSource(paths, openers[storage])) for name, paths in splits.items()]
+    parts = [Split(name, source(paths, OPENERS[storage])) for name, paths in splits.items()]
     if not classes:
         return DataSet("classify", SHOWN[storage], (), parts)
     kind = "detect" if is_detection(parts) else "classify"
@@ -203,29 +206,24 @@ def read_labels_file(splits: Sequence[Split]) -> dict[int, str]:
     return {int(number): name.strip() for number, name in pairs if number.isdecimal() and len(number) < 8}
 
 
-def open_prepared(path: Path, manifest: Manifest, *, check: bool = True) -> DataSet:
-    """Open a set that trainstone made; its files must have the manifest's lengths, unless they were changed by us."""
-    if check:
-        check_files(path, manifest)
+def open_prepared(path: Path, manifest: Manifest, source: type[RecordSource]) -> DataSet:
+    """Open a set that trainstone made."""
     classes = tuple(ClassName(name, text) for name, text in manifest.classes)
     if manifest.storage == "folder":
         folders = {split.name: split.shards[0].file for split in manifest.splits}
         found = open_splits(path, folders) if manifest.kind == "detect" else open_class_folders(path, folders, classes)
         return replace(found, name=manifest.dataset, classes=classes)
     files = {split.name: [path / shard.file for shard in split.shards] for split in manifest.splits}
-    return open_records(files, manifest)
+    return open_records(files, manifest, source)
 
 
-def open_records(files: Mapping[str, Sequence[Path]], manifest: Manifest) -> DataSet:
+def open_records(files: Mapping[str, Sequence[Path]], manifest: Manifest, source: type[RecordSource]) -> DataSet:
     """Open record files, all or some, that a manifest describes."""
-    openers: dict[str, Opener] = {
-        "recordio": RecordIOShard,
-        "tfrecord": partial(TFRecordShard, first_label=manifest.first_label),
-        "wds": WdsShard,
-    }
-    splits = [Split(name, RecordSource(paths, openers[manifest.storage])) for name, paths in files.items()]
+    opener, first = OPENERS[manifest.storage], None
+    if manifest.storage == "tfrecord":
+        opener, first = partial(TFRecordShard, first_label=manifest.first_label), manifest.first_label
+    splits = [Split(name, source(paths, opener)) for name, paths in files.items()]
     classes = tuple(ClassName(name, text) for name, text in manifest.classes)
-    first = manifest.first_label if manifest.storage == "tfrecord" else None
     return DataSet(manifest.kind, SHOWN[manifest.storage], classes, splits, manifest.dataset, first)
 
 
@@ -285,6 +283,6 @@ def list_some(folder: Path) -> list[Path]:
 def find_pictures(path: Path) -> list[Path]:
     """Return the pictures of a folder that has nothing else in it: no classes, no records."""
     entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
-    if any(entry.is_dir() and entry.name != QUARANTINE for entry in entries):
+    if any(entry.is_dir() for entry in entries):
         return []
     return [entry for entry in entries if is_picture(entry.name)]

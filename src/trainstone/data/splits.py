@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.boxed import keep_boxed
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import DataSet, Source
+from trainstone.data.sources import keep_boxed
 from trainstone.errors import DataError
 
 log = logging.getLogger(__name__)

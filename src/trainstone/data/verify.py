@@ -1,23 +1,24 @@
 """Decodes every record of a data set and names each bad one by file, record and byte."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.data.manifest import NAME, FileFacts, Manifest, ShardFacts, measure
 from trainstone.data.parallel import Pool, map_in_order, open_pool
-from trainstone.data.partial import sum_file
 from trainstone.data.picture.decode import decode_strict
 from trainstone.data.sample import DataSet, Sample, Source
-from trainstone.data.sources import Selection
+from trainstone.data.shardfile import sum_file
+from trainstone.data.sources import Selection, walk
 from trainstone.data.storage.records import RecordSource, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
-from trainstone.machine.ranks import Rank
+from trainstone.machine.ranks import ALONE, Rank
 from trainstone.units import format_bytes
 
-ALONE = Rank()
 CHUNK = 16
 
 
@@ -48,13 +49,6 @@ class Findings:
     bad: list[Bad] = field(default_factory=list)
     stale: list[Path] = field(default_factory=list)
     """Index files that do not fit their records."""
-
-
-class Task(NamedTuple):
-    """Records of one shard to look at; a damaged place among them has its reason with it."""
-
-    shard: ShardReader
-    records: Sequence[tuple[int, Span, str]]
 
 
 class SeenFiles(NamedTuple):
@@ -101,8 +95,7 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
             findings.bad.append(Bad(str(path), None, Span(0, 0), "", err.message))
             continue
         before = len(findings.bad)
-        tasks = (Task(shard, records) for records in batch(walk(shard)))
-        for seen, size, bad in map_in_order(lambda task: look_at(task, num_classes), tasks, pool):
+        for seen, size, bad in map_in_order(partial(look_at, shard, num_classes), batch(walk(shard)), pool):
             findings.records += seen
             findings.bytes += size
             findings.bad += bad
@@ -112,51 +105,29 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
         shard.close()
 
 
-def walk(shard: ShardReader) -> Iterator[tuple[int, Span, str]]:
-    """Yield number, place and "" of each record; a place where they break off has the reason, and the walk goes on."""
-    number = at = 0
-    while True:
-        try:
-            for span in shard.scan(at):
-                yield number, span, ""
-                number, at = number + 1, span.end
-            return
-        except DataError as err:
-            after = shard.resync(at)
-            size = (shard.path.stat().st_size if after is None else after) - at
-            yield number, Span(at, size), err.message
-            if after is None:
-                return
-            number, at = number + 1, after
-
-
-def batch(records: Iterable[tuple[int, Span, str]]) -> Iterator[list[tuple[int, Span, str]]]:
+def batch(records: Iterator[tuple[int, Span, str]]) -> Iterator[list[tuple[int, Span, str]]]:
     """Gather records for a thread."""
-    gathered = []
-    for record in records:
-        gathered.append(record)
-        if len(gathered) == CHUNK:
-            yield gathered
-            gathered = []
-    if gathered:
+    while gathered := list(islice(records, CHUNK)):
         yield gathered
 
 
-def look_at(task: Task, num_classes: int | None) -> tuple[int, int, list[Bad]]:
-    """Decode some records; return how many, their bytes, and the bad ones."""
+def look_at(
+    shard: ShardReader, num_classes: int | None, records: Sequence[tuple[int, Span, str]]
+) -> tuple[int, int, list[Bad]]:
+    """Decode some records; return how many, their bytes, and the bad ones. A damaged place has its reason with it."""
     bad = []
-    for number, span, why in task.records:
+    for number, span, why in records:
         name = ""
         if not why:
             try:
-                sample = task.shard.read(span.offset)
+                sample = shard.read(span.offset)
                 name = sample.name
                 check_sample(sample, num_classes)
             except DataError as err:
-                why = shorten_reason(err.message, task.shard.path)
+                why = err.message
         if why:
-            bad.append(Bad(str(task.shard.path), number, span, name, shorten_reason(why, task.shard.path)))
-    return len(task.records), sum(span.size for _, span, _ in task.records), bad
+            bad.append(Bad(str(shard.path), number, span, name, shorten_reason(why, shard.path)))
+    return len(records), sum(span.size for _, span, _ in records), bad
 
 
 def verify_files(

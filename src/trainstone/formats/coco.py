@@ -5,7 +5,7 @@ Any list of categories will do, not only COCO's 80. The shape of these files: ht
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
@@ -25,12 +25,8 @@ _NAMES = (
     "refrigerator|book|clock|vase|scissors|teddy bear|hair drier|toothbrush"
 )
 # Of the numbers 0 to 91 these are no category: 80 are left.
-MISSING_IDS = frozenset((0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91))
-CATEGORY_IDS = tuple(number for number in range(92) if number not in MISSING_IDS)
-NAME_OF_ID = dict(zip(CATEGORY_IDS, _NAMES.split("|"), strict=True))
-NUMBER_OF_ID = {category: number for number, category in enumerate(CATEGORY_IDS, start=1)}
-"""Category id -> 1..80, as detectors count; 0 is the background."""
-ID_OF_NUMBER = {number: category for category, number in NUMBER_OF_ID.items()}
+_MISSING_IDS = frozenset((0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91))
+NAME_OF_ID = dict(zip((n for n in range(92) if n not in _MISSING_IDS), _NAMES.split("|"), strict=True))
 
 
 class CocoImage(NamedTuple):
@@ -135,7 +131,7 @@ def read_instances(path: Path) -> Instances:
 
 
 def number_categories(categories: Iterable[CocoCategory]) -> dict[int, int]:
-    """Return category id -> 1, 2, 3 ... in the order of ids; for COCO's own 80 that is NUMBER_OF_ID."""
+    """Return category id -> 1, 2, 3 ... in the order of ids, as detectors count: 0 is the background."""
     return {category: number for number, category in enumerate(sorted({item.id for item in categories}), start=1)}
 
 
@@ -174,6 +170,37 @@ def full(instances: Instances) -> Iterator[str]:
     yield '],"categories":['
     yield from _join(instances.categories, _tell_category)
     yield "]}\n"
+
+
+class _Head(msgspec.Struct, gc=False):
+    id: int
+    file_name: str
+
+
+class _ImageId(msgspec.Struct, gc=False):
+    image_id: int
+
+
+def drop_images(path: Path, names: Collection[str]) -> Iterator[bytes]:
+    """Yield an annotation file, in pieces, without these pictures and their annotations; the rest stays as written."""
+    try:
+        parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        images = msgspec.json.decode(parts["images"], type=list[msgspec.Raw])
+        annotations = msgspec.json.decode(parts["annotations"], type=list[msgspec.Raw])
+        heads = [msgspec.json.decode(item, type=_Head) for item in images]
+        image_ids = [msgspec.json.decode(item, type=_ImageId).image_id for item in annotations]
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, RecursionError) as err:
+        raise DataError(f"{path} is no annotation file of COCO: {err}") from err
+    gone = {head.id for head in heads if head.file_name in names}
+    kept = {
+        "images": [item for item, head in zip(images, heads, strict=True) if head.id not in gone],
+        "annotations": [item for item, number in zip(annotations, image_ids, strict=True) if number not in gone],
+    }
+    yield b"{"
+    for place, (key, value) in enumerate(parts.items()):
+        yield (b"," if place else b"") + msgspec.json.encode(key) + b":"
+        yield b"[" + b",".join(kept[key]) + b"]" if key in kept else bytes(value)
+    yield b"}"
 
 
 def _tell_category(category: CocoCategory) -> dict[str, Any]:

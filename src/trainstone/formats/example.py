@@ -14,9 +14,8 @@ from trainstone.text import printable
 
 _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _FIELDS = {kind: field for field, kind in _KINDS.items()}
-_VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
-_MAX_GROUPS = 100  # deep, as in Google's own parsers
 _HINT = "the record holds something else, or was damaged before its checksum was made"
 
 
@@ -63,11 +62,12 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
     return _delimited(1, b"".join(entries))
 
 
-def decode_example(data: bytes | memoryview, where: str = "", *, skip: Collection[str] = ()) -> dict[str, Feature]:
+def decode_example(data: bytes | memoryview, where: str, *, skip: Collection[str] = ()) -> dict[str, Feature]:
     """Return the features of a message but those to skip; `where` (a file and a byte) goes before an error's text.
 
     As protocol buffers have it: fields it does not know are skipped, of a name met twice the last counts, lists of
-    one kind in one feature are joined, and a feature without a kind is of kind none.
+    one kind in one feature are joined, and a feature without a kind is of kind none. Groups, which no Example has and
+    protocol buffers gave up, are damage.
     """
     view = memoryview(data)
     features: dict[str, Feature] = {}
@@ -81,7 +81,7 @@ def decode_example(data: bytes | memoryview, where: str = "", *, skip: Collectio
                             features[name] = feature
     except _Damage as damage:
         what = f"the record is no tf.train.Example: {damage.what} at byte {damage.at} of its data"
-        raise DataError(f"{where}: {what}" if where else what, hint=_HINT) from None
+        raise DataError(f"{where}: {what}", hint=_HINT) from None
     return features
 
 
@@ -95,22 +95,16 @@ class _Damage(Exception):
 
 
 def _encode_feature(feature: Feature) -> bytes:
-    if feature.kind == "none" and not feature.values:
-        return b""
-    if feature.kind not in _FIELDS:
-        raise ValueError(f"its kind {feature.kind!r} is none of {', '.join(_FIELDS)}")
-    return _delimited(_FIELDS[feature.kind], _encode_values(feature))
-
-
-def _encode_values(feature: Feature) -> bytes:
     if feature.kind == "bytes":
-        return b"".join(_delimited(1, value) for value in feature.values)
-    if not feature.values:
-        return b""
-    if feature.kind == "float":
-        return _delimited(1, struct.pack(f"<{len(feature.values)}f", *feature.values))
-    struct.pack(f"<{len(feature.values)}q", *feature.values)  # refuses what is no int64
-    return _delimited(1, b"".join(_varint(value & 0xFFFFFFFFFFFFFFFF) for value in feature.values))
+        values = b"".join(_delimited(1, value) for value in feature.values)
+    elif not feature.values:
+        values = b""
+    elif feature.kind == "float":
+        values = _delimited(1, struct.pack(f"<{len(feature.values)}f", *feature.values))
+    else:
+        struct.pack(f"<{len(feature.values)}q", *feature.values)  # refuses what is no int64
+        values = _delimited(1, b"".join(_varint(value & 0xFFFFFFFFFFFFFFFF) for value in feature.values))
+    return _delimited(_FIELDS[feature.kind], values)
 
 
 def _delimited(field: int, content: bytes) -> bytes:
@@ -180,43 +174,25 @@ def _decode_integers(view: memoryview, field: _Field) -> list[int]:
 
 
 def _fields(view: memoryview, at: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of the message between two bytes; groups, which no Example has, are passed over."""
-    groups: list[int] = []
+    """Yield the fields of the message between two bytes."""
     while at < end:
         tag_at = at
         tag, at = _read_varint(view, at, end)
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise _Damage(tag_at, f"field number {number}")
-        if wire == _GROUP:
-            if len(groups) == _MAX_GROUPS:
-                raise _Damage(tag_at, f"more than {_MAX_GROUPS} nested groups")
-            groups.append(number)
-        elif wire == _END_GROUP:
-            if not groups or groups.pop() != number:
-                raise _Damage(tag_at, "an end of a group that was not begun")
+        if wire == _VARINT:
+            length = _read_varint(view, at, end)[1] - at
+        elif wire == _LENGTH:
+            length, at = _read_varint(view, at, end)
+        elif wire in _WIDTHS:
+            length = _WIDTHS[wire]
         else:
-            start, stop = _content(view, tag_at, wire, at, end)
-            if not groups:
-                yield _Field(number, wire, start, stop)
-            at = stop
-    if groups:
-        raise _Damage(end, "a group without end")
-
-
-def _content(view: memoryview, tag_at: int, wire: int, at: int, end: int) -> tuple[int, int]:
-    """Return where the contents of a field begin and end."""
-    if wire == _VARINT:
-        return at, _read_varint(view, at, end)[1]
-    if wire == _LENGTH:
-        length, at = _read_varint(view, at, end)
-    elif wire in _WIDTHS:
-        length = _WIDTHS[wire]
-    else:
-        raise _Damage(tag_at, f"wire type {wire}")
-    if length > end - at:
-        raise _Damage(tag_at, f"a field of {length} bytes where {end - at} are left")
-    return at, at + length
+            raise _Damage(tag_at, f"wire type {wire}")
+        if length > end - at:
+            raise _Damage(tag_at, f"a field of {length} bytes where {end - at} are left")
+        yield _Field(number, wire, at, at + length)
+        at += length
 
 
 def _read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:

@@ -19,9 +19,12 @@ _NUMBER = re.compile("[0-9]{1,19}")
 
 
 class MappedFile:
-    """The bytes of a file without reading it whole. Empty files are fine."""
+    """The bytes of a file without reading it whole. Empty files are fine.
 
-    def __init__(self, path: Path) -> None:
+    `random`: only few of them are touched, so the system should not read ahead.
+    """
+
+    def __init__(self, path: Path, *, random: bool = False) -> None:
         self.path = path
         self.name = printable(str(path))
         self._map: mmap.mmap | None = None
@@ -33,6 +36,8 @@ class MappedFile:
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as err:
             raise _unreadable(path, err) from err
+        if self._map is not None and random:
+            self._map.madvise(mmap.MADV_RANDOM)
         self.view = memoryview(self._map or b"")
         self.size = len(self.view)
 

@@ -9,13 +9,13 @@ import csv
 import io
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.errors import DataError
-from trainstone.formats.files import damaged_line, read_lines
+from trainstone.formats.files import read_lines
 from trainstone.text import printable
 
 # Ranks write without waiting for each other: what they print may stand on one line, and in any order.
@@ -92,19 +92,13 @@ def parse_lines(lines: Iterable[str]) -> IterDur:
     train_seconds = None
     for line in lines:
         ranks += [RankPlace(*map(int, found)) for found in RANK.findall(line)]
-        durations += parse_durations(line)
+        durations += [Duration(int(step), int(device), float(took)) for step, device, took in DURATION.findall(line)]
         if found := TRAINING_TIME.search(line):
             days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
             fraction = float(f"0.{found[5] or 0}")
             train_seconds = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
             train_seconds += fraction
     return IterDur(ranks, durations, train_seconds)
-
-
-def parse_durations(line: str) -> Iterator[Duration]:
-    """Yield the iterations that a line tells of."""
-    for iteration, device, seconds in DURATION.findall(line):
-        yield Duration(int(iteration), int(device), float(seconds))
 
 
 def read_iterdur(path: Path) -> IterDur:
@@ -125,25 +119,12 @@ def place_host(host: str) -> tuple[str, str]:
     return (found[1], str(int(found[2]))) if found else ("", name)
 
 
-def summarise(told: IterDur, host: str, *, exp: str = "resnet", reps: int = 0) -> list[DeviceRow]:
-    """Return a row for each device of a file, by its number."""
-    seconds: dict[int, list[float]] = {}
-    for one in told.durations:
-        seconds.setdefault(one.device, []).append(one.seconds)
-    return [
-        summarise_device(values, host, device, told.train_seconds, exp=exp, reps=reps)
-        for device, values in sorted(seconds.items())
-    ]
-
-
-def summarise_device(
-    seconds: Sequence[float], host: str, device: int, train_seconds: float | None, *, exp: str = "resnet", reps: int = 0
-) -> DeviceRow:
+def summarise_device(seconds: Sequence[float], host: str, device: int, train_seconds: float | None) -> DeviceRow:
     """Return the row of a device by its iterations, of which there is one at least."""
     later = seconds[1:]
     mean = statistics.fmean(later) if later else None
     median = statistics.median(later) if later else None
-    place = (exp, reps, *place_host(host), device)
+    place = ("resnet", 0, *place_host(host), device)
     return DeviceRow(*place, train_seconds, mean, median, max(seconds), min(seconds))
 
 
@@ -167,29 +148,6 @@ def format_aggregated(rows: Iterable[DeviceRow]) -> str:
             cells += [statistics.fmean(values), statistics.median(values)] if values else [None, None]
         table.append(cells)
     return _format_table(["exp", "cabinet", "node", "device", *names], table)
-
-
-def read_devices(path: Path) -> list[DeviceRow]:
-    """Read an all_data.csv; further columns, as pandas' number of the row, are passed over."""
-    table = csv.DictReader(text for _, text in read_lines(path))
-    rows: list[DeviceRow] = []
-    try:
-        missing = set(DeviceRow._fields) - set(table.fieldnames or ())
-        if missing:
-            raise DataError(f"{printable(str(path))}: columns missing: {', '.join(sorted(missing))}")
-        rows += (_read_row(cells) for cells in table)
-    except (ValueError, TypeError, csv.Error) as err:
-        raise damaged_line(path, table.line_num, f"no row of a device: {printable(str(err))[:200]}") from err
-    return rows
-
-
-def _read_row(cells: Mapping[str, str]) -> DeviceRow:
-    words = [cells[name] for name in DeviceRow._fields]
-    train, mean, median = (float(word) if word else None for word in words[5:8])
-    return DeviceRow(
-        *(words[0], int(words[1]), words[2], words[3], int(words[4])),
-        *(train, mean, median, float(words[8]), float(words[9])),
-    )
 
 
 def _format_table(names: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -1,18 +1,90 @@
 """Traces of torch.profiler (Kineto), old and new, or others in Chrome's format: read as a stream, given as columns.
 
-What the events mean for a training step is in results/timeline.py.
+The events, `{... "traceEvents": [ ... ] ...}` or a bare `[ ...`, are decoded in batches. A batch ends at what looks
+like a border between two events (`},{`). If it does not parse, that was part of a string or of an inner list, and
+counting brackets finds a true border. What the events mean for a training step is in results/timeline.py.
 """
 
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from decimal import Decimal
+from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trainstone.formats.eventcolumns import Columns, Ints, Lane, Shapes
-from trainstone.formats.eventlist import PIECE_BYTES, EventFile
+from trainstone.errors import DataError
+from trainstone.text import printable
+
+Ints = npt.NDArray[np.int64]
+Shapes = tuple[tuple[int, ...], ...]
+
+PIECE_BYTES = 1 << 22
+MAX_BYTES = 1 << 26
+"""Of one event, and of the text before or after the list."""
+MAX_INFLATION = 500
+"""Deflate can reach 1030; traces, as regular as they are, 10 to 60."""
+FREE_BYTES = 1 << 26
+"""Any gzip file may unpack to this much, however small it is."""
+NEAR_BYTES = 1 << 16
+"""At the end of a piece, where a likely border is searched first."""
+# A float64 holds the nanoseconds of so many microseconds; beyond, decimals are read digit by digit.
+EXACT_MICROSECONDS = 2.0**43
+MAX_MICROSECONDS = 2**52
+"""Of a time since 1970: the year 2112. Differences in nanoseconds then fit 64 bits."""
+MAX_IDENTITY = 2**62
+HINT = "write the trace again: a program that is killed, or a copy that is interrupted, leaves an incomplete one"
+EVENT_HINT = "a trace is as torch.profiler or chrome://tracing write it, times in microseconds"
+
+
+class Kind(IntEnum):
+    """What an event is; from SYNC on it belongs to a device."""
+
+    OTHER = 0
+    OPERATOR = 1
+    MARK = 2
+    """A named span of the host: ProfilerStep#5, record_function("data")."""
+    CALL = 3
+    """Of the driver or its runtime: cudaLaunchKernel."""
+    SYNC = 4
+    """CUPTI's own record of a wait."""
+    KERNEL = 5
+    COPY = 6
+    """Memory copied or set."""
+
+
+KINDS = {
+    "cpu_op": Kind.OPERATOR,
+    "operator": Kind.OPERATOR,
+    "user_annotation": Kind.MARK,
+    "cuda_sync": Kind.SYNC,
+    "kernel": Kind.KERNEL,
+    "concurrent_kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY,
+    "gpu_memset": Kind.COPY,
+    "memcpy": Kind.COPY,
+    "memset": Kind.COPY,
+    "runtime": Kind.CALL,
+} | {f"{maker}_{part}": Kind.CALL for maker in ("cuda", "hip", "xpu", "privateuse1") for part in ("runtime", "driver")}
+
+
+class Lane(NamedTuple):
+    """A thread, or a stream of a device."""
+
+    process: str
+    thread: str
+    device: str | None
+    """Number of the device; None for a thread."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +112,10 @@ class Trace:
     rank: int | None
     num_events: int
     """In the file, of whatever kind."""
-    num_unpaired: int
-    """Begins without an end, or the other way round: left out."""
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        return self.start_ns + self.duration_ns
 
 
 def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
@@ -50,34 +124,424 @@ def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
     Events that are neither operator, mark, call of the driver, wait, kernel nor copy are only counted. Raises DataError
     with file and byte for damage, wrong types, a trace that is cut off, and an event of more than 64 MiB.
     """
-    file = EventFile(path, piece_bytes)
-    columns = Columns(file)
-    with closing(file), closing(file.batches()) as batches:
+    file = _EventFile(path, piece_bytes)
+    columns = _Columns(file)
+    with closing(file.pieces), closing(file.batches()) as batches:
         for batch in batches:
             columns.add(batch)
-    num_unpaired = columns.add_pairs()
-    start_ns, duration_ns, kind, lane, name, correlation, external, dims = map(_join, columns.rows)
     return Trace(
-        start_ns=start_ns,
-        duration_ns=duration_ns,
-        kind=kind,
-        lane=lane,
-        name=name,
-        correlation=correlation,
-        external=external,
-        dims=dims,
+        **{name: _join(pieces) for name, pieces in columns.pieces.items()},
         names=list(columns.names),
-        lanes=list(columns.lanes.known),
-        shapes=list(columns.dims.known),
+        lanes=list(columns.lanes),
+        shapes=list(columns.shapes),
         lane_names=columns.lane_names,
         rank=file.rank,
         num_events=file.num_events,
-        num_unpaired=num_unpaired,
     )
 
 
 def _join(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the pieces as one, and let go of them: else all columns would be there twice for a moment."""
+    """Return the pieces as one array, and free them: else all columns would be in memory twice for a moment."""
     joined = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
     pieces.clear()
     return joined
+
+
+# ---- The file ----
+
+_GZIP = b"\x1f\x8b"
+_SPACE = b" \t\r\n"
+_BORDER = re.compile(rb"\}[ \t\r\n]*+,[ \t\r\n]*+(?=\{)")
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]"]', re.DOTALL)
+_LIST_START = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+\[")
+# Kineto has printed these where JSON has no number; a zero of the same width keeps all bytes in their places.
+_NO_NUMBER = re.compile(rb"(?<=[:\[,\s])-?(?:inf|nan|NaN|Infinity)(?=\s*[,}\]])")
+_PLACE = re.compile(r"\(byte (\d+)\)")
+_INDEX = re.compile(r"\$\[(\d+)\]")
+_NONE = msgspec.Raw(b"")
+_Limit = msgspec.Meta(ge=-(MAX_MICROSECONDS // 8), le=MAX_MICROSECONDS)
+_Time = Annotated[int, _Limit] | Annotated[float, _Limit] | None
+
+
+class _Args(msgspec.Struct, gc=False):
+    """What is read of an event's `args`; the rest is skipped without being built."""
+
+    correlation: Any = -1
+    external: Any = msgspec.field(default=-1, name="External id")
+    old_external: Any = msgspec.field(default=-1, name="external id")
+    device: Any = None
+    name: Any = None
+    dims: msgspec.Raw = msgspec.field(default=_NONE, name="Input Dims")
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event as written in the file; times in microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    ts: _Time = None
+    dur: _Time = 0
+    args: _Args | None = None
+
+
+class _Around(msgspec.Struct):
+    """The object around the list."""
+
+    events: msgspec.Raw = msgspec.field(default=_NONE, name="traceEvents")
+    distributed: Any = msgspec.field(default=None, name="distributedInfo")
+
+
+class _ExactTime(msgspec.Struct):
+    ts: Decimal | None = None
+
+
+class _Batch(NamedTuple):
+    """Events, with the JSON list that they were read from."""
+
+    events: list[_Event]
+    text: bytes
+    offset: int
+    """In the file, of the text after its bracket."""
+    first: int
+    """Number of the first event in the file, from 0."""
+
+
+_EVENTS = msgspec.json.Decoder(list[_Event])
+_AROUND = msgspec.json.Decoder(_Around)
+_EXACT_TIMES = msgspec.json.Decoder(list[_ExactTime])
+_NO_ARGS = _Args()
+
+
+class _EventFile:
+    """A trace that is read once, from start to end; `rank` is known at the end."""
+
+    def __init__(self, path: Path, piece_bytes: int) -> None:
+        self.name = printable(str(path))
+        self.num_events = 0
+        self.rank: int | None = None
+        self.pieces = self._read_pieces(path, piece_bytes)
+        self._piece_bytes = piece_bytes
+        self._unpacked = ""
+        self._text = b""  # read, but not yet decoded
+        self._offset = 0  # of its first byte
+        self._list_end: int | None = None  # within the text, once it is seen
+
+    def _read_pieces(self, path: Path, piece_bytes: int) -> Generator[bytes, None, None]:
+        """Yield the content, unpacked, in pieces of at most so many bytes; the next is read while one is decoded."""
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise OSError("not a file")
+        with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
+            num_bytes, most = 0, float("inf")
+            read = file.read
+            if file.peek(2)[:2] == _GZIP:
+                self._unpacked = " of the unpacked text"
+                read = gzip.GzipFile(fileobj=file).read
+                most = max(FREE_BYTES, MAX_INFLATION * os.fstat(file.fileno()).st_size)
+            coming = pool.submit(read, piece_bytes)
+            while piece := coming.result():
+                coming = pool.submit(read, piece_bytes)
+                num_bytes += len(piece)
+                if num_bytes > most:
+                    what = f"the gzip file unpacks to more than {MAX_INFLATION} times its size"
+                    raise DataError(f"{self.name}, byte {num_bytes}: {what}", hint="unpack it yourself if you trust it")
+                yield piece
+
+    def batches(self) -> Generator[_Batch, None, None]:
+        """Yield all events; raise DataError with file and byte where the file makes no sense."""
+        bare = self._find_list()
+        while self._list_end is None:
+            batch = self._take()
+            if batch is None and not self._read_on("event"):
+                batch = self._take_last(bare)
+            if batch is not None:
+                self.num_events += len(batch.events)
+                yield batch
+        self._drop(self._list_end)
+        self._read_rest(bare)
+
+    def wrong(self, batch: _Batch, place: int, what: str) -> DataError:
+        """Return the error for an event of a batch."""
+        where = f"{self.name}, from byte {batch.offset}{self._unpacked} on"
+        return DataError(f"{where}: event {batch.first + place:,}: {what}", hint=EVENT_HINT)
+
+    def _damaged(self, place: int, what: str) -> DataError:
+        """Return the error for a byte of the current text."""
+        return DataError(f"{self.name}, byte {self._offset + place}{self._unpacked}: {what}", hint=HINT)
+
+    def _cut_off(self, what: str = "trace") -> DataError:
+        return self._damaged(len(self._text), f"the {what} is cut off; {self.num_events:,} events before are complete")
+
+    def _invalid(self, err: Exception, added_bytes: int) -> DataError:
+        """Return the error for what cannot be decoded; `added_bytes` were put before the text."""
+        found = _PLACE.search(str(err))
+        if found:
+            return self._damaged(max(0, int(found[1]) - 1 - added_bytes), "invalid JSON")
+        return self._cut_off() if type(err) is msgspec.DecodeError else self._damaged(0, f"invalid JSON ({err})")
+
+    def _read_on(self, what: str) -> bool:
+        """Read at least as much again as there is; return whether there was more."""
+        begin, wanted = len(self._text), max(self._piece_bytes, len(self._text))
+        try:
+            while len(self._text) < begin + wanted and (piece := next(self.pieces, b"")):
+                self._text += piece
+                if len(self._text) > MAX_BYTES:
+                    raise self._damaged(0, f"no {what} ends within {MAX_BYTES >> 20} MiB")
+        except EOFError as err:
+            raise self._cut_off("gzip file") from err
+        except (zlib.error, gzip.BadGzipFile) as err:
+            raise self._damaged(len(self._text), f"damaged gzip ({err})") from err
+        except (OSError, ValueError) as err:
+            reason = getattr(err, "strerror", None) or str(err)
+            raise DataError(f"cannot read {self.name}: {reason}", hint="check the path and its permissions") from err
+        return len(self._text) > begin
+
+    def _drop(self, size: int) -> None:
+        self._text = self._text[size:]
+        self._offset += size
+
+    def _find_list(self) -> bool:
+        """Read up to the first event; return whether the list is bare."""
+        while not (start := self._text.removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)) and self._read_on("white space"):
+            pass
+        self._drop(len(self._text) - len(start))
+        if start.startswith(b"["):
+            self._drop(1)
+            return True
+        if not start.startswith(b"{"):
+            seen = printable(start[:20].decode("utf-8", "replace"))
+            raise self._damaged(0, f"a trace begins with {{ or [: '{seen}'" if seen else "the file is empty")
+        while (key := _find_key(self._text)) is None:
+            if not self._read_on("head"):
+                break
+        head = self._text if key is None else self._text[: key[0]] + b'"traceEvents":[]}'
+        try:
+            self.rank = _read_rank(_AROUND.decode(head))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
+            raise self._invalid(err, 0) from err
+        if key is None:
+            raise self._damaged(0, 'there is no list "traceEvents"')
+        self._drop(key[1])
+        return False
+
+    def _take(self) -> _Batch | None:
+        """Return all events up to the last border; None if more must be read first."""
+        near = list(_BORDER.finditer(self._text, max(0, len(self._text) - NEAR_BYTES)))
+        return (self._take_to(near[-1]) if near else None) or self._take_to(_find_border(self._text))
+
+    def _take_to(self, border: re.Match[bytes] | None) -> _Batch | None:
+        batch = self._decode(b"[" + self._text[: border.start() + 1] + b"]") if border else None
+        if batch and border and self._list_end is None:
+            self._drop(border.end())
+        return batch
+
+    def _take_last(self, bare: bool) -> _Batch:
+        """Return what remains at the end of the file. A bare list need not be closed, as Chrome defines it."""
+        batch = self._decode(b"[" + self._text)
+        if batch is None and bare:
+            batch = self._decode(b"[" + self._text.rstrip(_SPACE).removesuffix(b",") + b"]")
+        if batch is None:
+            raise self._cut_off()
+        if self._list_end is None:
+            self._list_end = len(self._text)
+        return batch
+
+    def _decode(self, text: bytes, repaired: bool = False) -> _Batch | None:
+        """Decode a list; None if it is not closed. If more text follows its end, note where."""
+        try:
+            return _Batch(_EVENTS.decode(text), text, self._offset, self.num_events)
+        except msgspec.ValidationError as err:
+            found = _INDEX.search(str(err))
+            what, _, where = str(err).replace("`", "").partition(" - at ")
+            field = where.partition(".")[2]
+            batch = _Batch([], text, self._offset, self.num_events)
+            raise self.wrong(batch, int(found[1]) if found else 0, f"{field}: {what}" if field else what) from err
+        except RecursionError as err:
+            raise self._damaged(0, "nested too deeply") from err
+        except (msgspec.DecodeError, UnicodeDecodeError) as err:
+            found = _PLACE.search(str(err))
+            place = int(found[1]) - 1 if found else len(text)
+            if "trailing characters" in str(err):
+                self._list_end = place - 1
+                return self._decode(text[:place], repaired)
+            if type(err) is msgspec.DecodeError and place >= len(text) - 1:  # at our own bracket: no border
+                return None
+            if not repaired:
+                return self._decode(_repair(text), repaired=True)
+            raise self._invalid(err, 1) from err
+
+    def _read_rest(self, bare: bool) -> None:
+        """Read what follows the list; the rank may be there."""
+        while self._read_on("end"):
+            pass
+        before, after = b'{"traceEvents":[]', b"}" if bare else b""
+        try:
+            around = _AROUND.decode(_repair(before + self._text + after))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
+            raise self._invalid(err, len(before)) from err
+        if bytes(around.events) != b"[]":
+            raise self._damaged(0, 'there is a second list "traceEvents"')
+        self.rank = _read_rank(around) if self.rank is None else self.rank
+
+
+def _walk(text: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
+    """Yield each string and bracket with the depth after it, up to a string that is not closed."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        what = token[0]
+        if what == b'"':
+            return
+        if what in (b"{", b"["):
+            depth += 1
+        elif what in (b"}", b"]"):
+            depth -= 1
+        yield depth, token
+
+
+def _find_border(text: bytes) -> re.Match[bytes] | None:
+    """Return the last border between items of a list, found by counting brackets; None if there is none."""
+    last = None
+    for depth, token in _walk(text):
+        if depth < 0:  # the end of the list
+            break
+        if depth == 0 and token[0] == b"}":
+            last = _BORDER.match(text, token.start()) or last
+    return last
+
+
+def _find_key(text: bytes) -> tuple[int, int] | None:
+    """Return where the key of the list and its first event begin; None if they are not there."""
+    for depth, token in _walk(text):
+        if depth == 1 and token[0] == b'"traceEvents"' and (start := _LIST_START.match(text, token.end())):
+            return token.start(), start.end()
+        if depth == 0:
+            break
+    return None
+
+
+def _repair(text: bytes) -> bytes:
+    """Replace what Kineto is known to write against the rules: bytes that are not UTF-8, inf and nan."""
+    text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
+    return _NO_NUMBER.sub(lambda found: b"0".rjust(len(found[0])), text)
+
+
+def _read_rank(around: _Around) -> int | None:
+    rank = around.distributed.get("rank") if isinstance(around.distributed, dict) else None
+    return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
+
+
+# ---- The columns ----
+
+
+class _Memo(dict[Any, int]):
+    """The number of each key, found when it is first asked for."""
+
+    def __init__(self, find: Callable[[Any], int]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = self._find(key)
+        return number
+
+
+class _Columns:
+    """Collects the events of known kinds: `pieces` holds the columns of a Trace by name."""
+
+    def __init__(self, file: _EventFile) -> None:
+        columns = ("start_ns", "duration_ns", "kind", "lane", "name", "correlation", "external", "dims")
+        self.pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
+        self.names = _Memo(lambda _: len(self.names))
+        self.lanes: dict[Lane, int] = {}
+        self.shapes: dict[Shapes, int] = {(): 0}
+        self.lane_names: dict[tuple[str, str], str] = {}
+        self._kinds = _Memo(lambda category: int(KINDS.get((category or "").lower(), Kind.OTHER)))
+        self._lane_numbers = _Memo(self._number_lane)
+        self._dims = _Memo(lambda written: self.shapes.setdefault(_parse_shapes(written), len(self.shapes)))
+        self._file = file
+        self._base: int | None = None
+
+    def add(self, batch: _Batch) -> None:
+        """Add a batch's events."""
+        kinds, names, dims, lanes = self._kinds, self.names, self._dims, self._lane_numbers
+        places = []
+        for place, event in enumerate(batch.events):
+            if event.ph == "X" and kinds[event.cat]:
+                places.append(place)
+                if event.ts is None:
+                    raise self._file.wrong(batch, place, "no time (ts)")
+            elif event.ph == "M" and event.name == "thread_name" and event.args and isinstance(event.args.name, str):
+                self.lane_names[_format_id(event.pid), _format_id(event.tid)] = event.args.name.strip()
+        if not places:
+            return
+        events = [batch.events[place] for place in places]
+        args = [event.args or _NO_ARGS for event in events]
+        kind = [kinds[event.cat] for event in events]
+        lane = [
+            lanes[event.pid, event.tid, None]
+            if number < Kind.SYNC
+            else lanes[event.pid, event.tid, each.device if isinstance(each.device, int | str) else event.pid]
+            for event, each, number in zip(events, args, kind, strict=True)
+        ]
+        duration = np.array([event.dur for event in events], np.float64)  # None becomes nan, unfinished are negative
+        external = _read_identities([each.external for each in args])
+        row: dict[str, npt.NDArray[Any]] = {
+            "start_ns": self._read_starts(batch, places),
+            "duration_ns": np.rint(np.nan_to_num(duration).clip(min=0) * 1000).astype(np.int64),
+            "kind": np.array(kind, np.int8),
+            "lane": np.array(lane, np.int32),
+            "name": np.array([names[event.name] for event in events], np.int32),
+            "correlation": _read_identities([each.correlation for each in args]),
+            "external": np.maximum(external, _read_identities([each.old_external for each in args])),
+            "dims": np.array([dims[bytes(each.dims)] for each in args], np.int32),
+        }
+        for name, piece in row.items():
+            self.pieces[name].append(piece)
+
+    def _read_starts(self, batch: _Batch, places: list[int]) -> Ints:
+        """Return nanoseconds since the base, a whole microsecond, exactly."""
+        written = [batch.events[place].ts for place in places]
+        start = np.array(written, np.float64)
+        if self._base is None:
+            self._base = int(start[0])
+        since = start - self._base
+        if np.abs(start).max() >= EXACT_MICROSECONDS and any(type(ts) is float for ts in written):
+            exact = _EXACT_TIMES.decode(batch.text)
+            since = np.array([float((exact[place].ts or 0) - self._base) for place in places])
+        return np.rint(since * 1000).astype(np.int64)
+
+    def _number_lane(self, key: tuple[Any, Any, Any]) -> int:
+        pid, tid, device = key
+        lane = Lane(_format_id(pid), _format_id(tid), None if device is None else _format_id(device))
+        return self.lanes.setdefault(lane, len(self.lanes))
+
+
+def _format_id(written: object) -> str:
+    """Return a process, thread or device as text: 7 for 7, 7.0, "7" and "stream 7"."""
+    if isinstance(written, float) and written.is_integer():
+        written = int(written)
+    return str(written).strip().removeprefix("stream ")
+
+
+def _read_identities(written: list[Any]) -> Ints:
+    """Return ids as numbers, -1 for what is not one."""
+    try:
+        found = np.array(written, np.int64)
+        if found.ndim == 1:
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return np.array([each if type(each) is int and 0 <= each < MAX_IDENTITY else -1 for each in written], np.int64)
+
+
+def _parse_shapes(written: bytes) -> Shapes:
+    """Return the sizes of inputs; () for what is not a tensor, and for a list of tensors."""
+    try:
+        inputs = msgspec.json.decode(written, type=list[Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+    return tuple(
+        tuple(sizes) if isinstance(sizes, list) and all(type(size) is int for size in sizes) else () for sizes in inputs
+    )

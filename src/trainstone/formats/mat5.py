@@ -1,8 +1,9 @@
-"""Reads MATLAB 5 files (what `save -v6` and `-v7` write): numbers, text, cells and structs, packed or not.
+"""Reads what ImageNet's meta.mat needs of MATLAB 5 files (`save -v6`, `-v7`): numbers, text and structs, packed or not.
 
-Does not read version 7.3 (HDF5), sparse or complex arrays, objects and functions, and writes nothing.
+Not read are version 7.3 (HDF5), big-endian files, cells, sparse or complex arrays, objects and functions.
 """
 
+import math
 import zlib
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,30 +12,27 @@ import numpy as np
 from trainstone.errors import DataError
 from trainstone.text import printable
 
-# The largest thing known to be read this way, ImageNet's meta.mat, is under 4 MB unpacked.
+# meta.mat is under 4 MB unpacked.
 MAX_UNPACKED_BYTES = 256 * 2**20
 MAX_DEPTH = 32
 HEADER_BYTES = 128
 
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-_MATRIX, _PACKED = 14, 15
-_ENCODINGS = {16: "utf-8", 17: "utf-16", 18: "utf-32"}
+_MATRIX, _PACKED, _UTF8 = 14, 15, 16
 _ARRAYS = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
-_CELL, _STRUCT, _CHAR = 1, 2, 4
+_STRUCT, _CHAR = 2, 4
 _COMPLEX_FLAG = 0x0800
-_UNREAD = {3: "an object", 5: "a sparse array", 16: "a function", 17: "an opaque object"}
 
 
 class _Source(NamedTuple):
-    """Bytes being read, their byte order, and what to call them in messages."""
+    """Bytes being read, and what to call them in messages."""
 
     data: bytes
-    order: str
     where: str
 
 
 class _Element(NamedTuple):
-    """A data element: its type, where its content lies, and where the next one begins."""
+    """A data element: its type, where its content is, and where the next one begins."""
 
     kind: int
     start: int
@@ -43,12 +41,12 @@ class _Element(NamedTuple):
 
 
 def read_mat(data: bytes, where: str = "MATLAB file") -> dict[str, Any]:
-    """Return the variables of a file by name.
-
-    Numbers come as numpy arrays of their shape, text as str (several rows: a list of str), cells as a flat list and
-    struct arrays as a flat list of dicts, both column by column.
-    """
-    source = _Source(data, _read_byte_order(data, where), where)
+    """Return the variables of a file by name: numpy arrays of their shape, text as str, structs as lists of dicts."""
+    if data.startswith((b"MATLAB 7.3", b"\x89HDF")):
+        raise DataError(f"{where}, byte 0: a MATLAB 7.3 file, which is HDF5", hint="save it with -v7 in MATLAB")
+    if data[124:128] != b"\x00\x01IM":
+        raise DataError(f"{where}, byte 124: not a MATLAB 5 file of version 0x0100, little-endian")
+    source = _Source(data, where)
     variables: dict[str, Any] = {}
     at = HEADER_BYTES
     while at < len(data):
@@ -67,23 +65,11 @@ def _fail(source: _Source, at: int, problem: str) -> NoReturn:
     raise DataError(f"{source.where}, byte {at}: {problem}", hint="the file is damaged; get it again")
 
 
-def _read_byte_order(data: bytes, where: str) -> str:
-    if data.startswith(b"MATLAB 7.3") or data.startswith(b"\x89HDF"):
-        raise DataError(f"{where}, byte 0: a MATLAB 7.3 file, which is HDF5", hint="save it with -v7 in MATLAB")
-    order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
-    if order is None:
-        raise DataError(f"{where}, byte 126: not a MATLAB 5 file, it should say IM or MI")
-    version = data[124:126] if order == ">" else data[125:123:-1]
-    if version != b"\x01\x00":
-        raise DataError(f"{where}, byte 124: version 0x{version.hex()} of the format, only 0x0100 is read")
-    return order
-
-
 def _read_element(source: _Source, at: int, end: int) -> _Element:
     """Read the tag at `at`; a tag with a size in its upper half holds up to 4 bytes of content itself."""
     if at + 8 > end:
         _fail(source, at, f"an element begins {end - at} bytes before the end, a tag needs 8")
-    word, size = np.frombuffer(source.data, f"{source.order}u4", 2, at).tolist()
+    word, size = np.frombuffer(source.data, "<u4", 2, at).tolist()
     if word >> 16:
         if word >> 16 > 4:
             _fail(source, at, f"a small element claims {word >> 16} bytes, at most 4 fit")
@@ -106,7 +92,7 @@ def _unpack(source: _Source, element: _Element) -> _Source:
         _fail(source, element.start, f"packed content is larger than {MAX_UNPACKED_BYTES:,} bytes unpacked")
     if not decoder.eof:
         _fail(source, element.start, "packed content ends early")
-    return source._replace(data=content, where=f"{source.where}, unpacked from byte {element.start}")
+    return _Source(content, f"{source.where}, unpacked from byte {element.start}")
 
 
 def _read_matrix(source: _Source, element: _Element, depth: int) -> tuple[str, Any]:
@@ -114,7 +100,7 @@ def _read_matrix(source: _Source, element: _Element, depth: int) -> tuple[str, A
     if element.kind != _MATRIX:
         _fail(source, element.start, f"an array was expected, type {_MATRIX}, and found was type {element.kind}")
     if depth > MAX_DEPTH:
-        _fail(source, element.start, f"arrays lie in one another more than {MAX_DEPTH} deep")
+        _fail(source, element.start, f"arrays are nested more than {MAX_DEPTH} deep")
     if element.start == element.end:
         return "", np.zeros((0, 0))
     flags = _read_element(source, element.start, element.end)
@@ -122,87 +108,47 @@ def _read_matrix(source: _Source, element: _Element, depth: int) -> tuple[str, A
     shape_element = _read_element(source, flags.after, element.end)
     shape = tuple(_read_numbers(source, shape_element).tolist())
     name = _read_element(source, shape_element.after, element.end)
-    if flag_values.size != 2 or not np.issubdtype(flag_values.dtype, np.integer):
+    if flag_values.size != 2 or flag_values.dtype.kind not in "iu":
         _fail(source, flags.start, "an array's flags should be two whole numbers")
     if len(shape) < 2 or any(not isinstance(size, int) or size < 0 for size in shape):
         _fail(source, shape_element.start, f"an array has the shape {shape}")
     kind = int(flag_values[0]) & 0xFF
-    if kind in _UNREAD or int(flag_values[0]) & _COMPLEX_FLAG:
-        _fail(source, flags.start, f"{_UNREAD.get(kind, 'a complex array')} is stored here, which is not read")
+    if kind not in (_STRUCT, _CHAR, *_ARRAYS) or int(flag_values[0]) & _COMPLEX_FLAG:
+        _fail(source, flags.start, f"an array of class {kind} that is not read, or a complex one")
     title = printable(source.data[name.start : name.end].decode("latin-1"))
-    return title, _read_content(source, kind, shape, name.after, element.end, depth)
-
-
-def _read_content(source: _Source, kind: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
-    if kind == _CELL:
-        return _read_cells(source, _count(shape), at, end, depth)[0]
     if kind == _STRUCT:
-        return _read_structs(source, _count(shape), at, end, depth)
+        return title, _read_structs(source, math.prod(shape), name.after, element.end, depth)
+    content = _read_element(source, name.after, element.end)
     if kind == _CHAR:
-        return _read_text(source, shape, _read_element(source, at, end))
-    if kind not in _ARRAYS:
-        _fail(source, at, f"an array of unknown class {kind}")
-    element = _read_element(source, at, end)
-    numbers = _read_numbers(source, element)
-    if numbers.size != _count(shape):
-        _fail(source, at, f"an array of shape {shape} holds {numbers.size:,} numbers")
+        return title, _read_text(source, shape, content)
+    numbers = _read_numbers(source, content)
+    if numbers.size != math.prod(shape):
+        _fail(source, content.start, f"an array of shape {shape} holds {numbers.size:,} numbers")
     # MATLAB stores whole doubles as small integers; the class says what they are.
     with np.errstate(all="ignore"):
-        return numbers.astype(_ARRAYS[kind]).reshape(shape, order="F")
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+        return title, numbers.astype(_ARRAYS[kind]).reshape(shape, order="F")
 
 
 def _read_numbers(source: _Source, element: _Element) -> np.ndarray[Any, np.dtype[Any]]:
     if element.kind not in _NUMBERS:
         _fail(source, element.start, f"numbers were expected, and found was type {element.kind}")
-    kind = np.dtype(source.order + _NUMBERS[element.kind])
+    kind = np.dtype(f"<{_NUMBERS[element.kind]}")
     num_bytes = element.end - element.start
     if num_bytes % kind.itemsize:
         _fail(source, element.start, f"{num_bytes} bytes are no whole count of {kind.itemsize}-byte numbers")
     return np.frombuffer(source.data, kind, num_bytes // kind.itemsize, element.start)
 
 
-def _read_text(source: _Source, shape: tuple[int, ...], element: _Element) -> str | list[str]:
-    """Return one row of characters as str, several as a list; rows are stored column by column."""
-    if element.kind in _ENCODINGS:
-        encoding = _ENCODINGS[element.kind]
-        if encoding != "utf-8":
-            encoding += "-le" if source.order == "<" else "-be"
-        try:
-            text = source.data[element.start : element.end].decode(encoding)
-        except UnicodeDecodeError as err:
-            raise DataError(f"{source.where}, byte {element.start + err.start}: text is not {encoding}") from err
-    else:
-        codes = _read_numbers(source, element)
-        if codes.dtype.kind != "u":
-            _fail(source, element.start, "text is stored as numbers that are no characters")
-        text = codes.astype("u2").astype("<u2").tobytes().decode("utf-16-le", errors="replace")
-    if len(shape) != 2:
-        _fail(source, element.start, f"text of {len(shape)} dimensions is not read")
-    rows, columns = shape
-    if rows == 1 or not text:
-        return text
-    if rows * columns != len(text):
-        _fail(source, element.start, f"text of shape {shape} holds {len(text):,} characters")
-    return [text[row::rows] for row in range(rows)]
-
-
-def _read_cells(source: _Source, count: int, at: int, end: int, depth: int) -> tuple[list[Any], int]:
-    """Return so many unnamed arrays and where they end; each takes at least the 8 bytes of its tag."""
-    if count > (end - at) // 8:
-        _fail(source, at, f"{count:,} arrays are claimed, and {end - at:,} bytes are left for them")
-    values = []
-    for _ in range(count):
-        element = _read_element(source, at, end)
-        values.append(_read_matrix(source, element, depth + 1)[1])
-        at = element.after
-    return values, at
+def _read_text(source: _Source, shape: tuple[int, ...], element: _Element) -> str:
+    """Return a row of characters: UTF-8, or a number for each."""
+    if shape[0] > 1 or len(shape) > 2:
+        _fail(source, element.start, f"text of shape {shape} is not read; one row is")
+    if element.kind == _UTF8:
+        return source.data[element.start : element.end].decode("utf-8", errors="replace")
+    codes = _read_numbers(source, element)
+    if codes.dtype.kind != "u":
+        _fail(source, element.start, "text is stored as numbers that are no characters")
+    return codes.astype("<u2").tobytes().decode("utf-16-le", errors="replace")
 
 
 def _read_structs(source: _Source, count: int, at: int, end: int, depth: int) -> list[dict[str, Any]]:
@@ -213,10 +159,18 @@ def _read_structs(source: _Source, count: int, at: int, end: int, depth: int) ->
     names = _read_element(source, width_element.after, end)
     text = source.data[names.start : names.end]
     step = int(width[0])
-    if len(text) % step:
-        _fail(source, names.start, f"{len(text)} bytes are no whole count of field names of {step} bytes")
     fields = [printable(text[i : i + step].split(b"\0")[0].decode("latin-1")) for i in range(0, len(text), step)]
-    if not fields and count > 1:
-        _fail(source, names.start, f"{count:,} structs are claimed without a field")
-    values, _ = _read_cells(source, count * len(fields), names.after, end, depth)
-    return [dict(zip(fields, values[i * len(fields) :], strict=False)) for i in range(count)]
+    if len(text) % step or not fields:
+        _fail(source, names.start, f"{len(text)} bytes are no whole count of field names of {step} bytes")
+    at = names.after
+    if count * len(fields) > (end - at) // 8:  # each takes at least the 8 bytes of its tag
+        _fail(source, at, f"{count * len(fields):,} arrays are claimed, and {end - at:,} bytes are left for them")
+    structs = []
+    for _ in range(count):
+        struct = {}
+        for field in fields:
+            element = _read_element(source, at, end)
+            struct[field] = _read_matrix(source, element, depth + 1)[1]
+            at = element.after
+        structs.append(struct)
+    return structs

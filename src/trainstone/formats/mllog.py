@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -62,17 +62,6 @@ def format_line(event: Event) -> str:
         "metadata": event.metadata,
     }
     return ":::MLLOG " + json.dumps(fields, allow_nan=False)
-
-
-def parse_lines(lines: Iterable[str]) -> Iterator[Event]:
-    """Yield the events of a log; lines of anything else are passed over."""
-    for number, line in enumerate(lines, 1):
-        try:
-            event = parse_line(line)
-        except ValueError as err:
-            raise DataError(f"line {number}: {err}", hint=HINT) from err
-        if event is not None:
-            yield event
 
 
 def scan_mllog(path: Path) -> Iterator[Event]:

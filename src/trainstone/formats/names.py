@@ -15,3 +15,13 @@ def find_escape(name: str) -> str | None:
     if "\0" in name:
         return "has a zero byte in its name"
     return None
+
+
+def find_odd_character(name: str) -> str | None:
+    """Return what no name may hold: control characters, and bytes that are not UTF-8."""
+    for char in "" if name.isascii() and name.isprintable() else name:
+        if ord(char) < 32 or 127 <= ord(char) < 160:
+            return f"has the control character 0x{ord(char):02x} in its name"
+        if 0xD800 <= ord(char) < 0xE000:
+            return "has a name that is not UTF-8"
+    return None

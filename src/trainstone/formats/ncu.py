@@ -1,24 +1,18 @@
-"""The kernels in a CSV of NVIDIA's ncu, among whatever else was printed: a metric a row, or (--page raw) a column.
+"""The kernels in a CSV of NVIDIA's ncu, among whatever else was printed: a metric per row, or (--page raw) per column.
 
 What the metrics mean is not known here; results/cores.py makes use of them.
 """
 
-from collections.abc import Collection
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from trainstone.errors import DataError, MachineError
-from trainstone.formats.files import damaged_line, read_lines
-from trainstone.formats.ncutable import PLACE_COLUMNS, QUOTED_START, Table, parse_id, recognise_header, split_fields
-from trainstone.formats.ncuvalues import (
-    Mark,
-    Metric,
-    Number,
-    convert_number,
-    find_decimal_mark,
-    recognise_number,
-    scale_unit,
-)
+from trainstone.formats.files import damaged_line, parse_count, read_lines
 from trainstone.text import printable
 
 PERMISSION_HINT = (
@@ -26,8 +20,42 @@ PERMISSION_HINT = (
     " and reboot; a container needs --cap-add=SYS_ADMIN"
 )
 HINT = "make it again: ncu --csv --log-file FILE.csv ..., or ncu --import FILE.ncu-rep --csv --page raw > FILE.csv"
+LOCALE_HINT = "make it again with LC_ALL=C before the command, or: LC_ALL=C ncu --import FILE.ncu-rep --csv --page raw"
 MAX_ROW_LINES = 50
-_BYTE_ORDER_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # of UTF-16, as bytes that are no UTF-8
+# 1e30 is beyond any counter; larger numbers are damage, and their products would overflow.
+MAX_VALUE = 1e30
+# Columns of the wide form that say where a kernel ran; all others are metrics.
+PLACE_COLUMNS = {
+    *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream"),
+    *("", "Block Size", "Grid Size", "Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value"),
+}
+LONG_COLUMNS = {"ID", "Kernel Name", "Metric Name", "Metric Value"}
+_BYTE_ORDER_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # of UTF-16, as bytes that are not UTF-8
+_ROW_START = re.compile(r'\s*"[0-9][0-9,]*","')
+# Nsight Compute's window exports the unit with the name: gpc__cycles_elapsed.max [cycle]
+_WITH_UNIT = re.compile(r"(\S+) \[([^][]*)\]")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
+# As other locales write it: 1.234.567 or 1 234,5 or 1'234; 12,5 or 12,34,567.
+_OTHER_LOCALES = (
+    re.compile("[+-]?[0-9]{1,3}(?:[. \u00a0\u202f'\u2019][0-9]{3})+(?:[.,][0-9]+)?"),
+    re.compile(r"[+-]?[0-9]+(?:,[0-9]+)+(?:\.[0-9]+)?"),
+)
+# `--print-metric-instances` adds each instance's value: 100 (50; 50)
+_INSTANCES = re.compile(r"(?<=[0-9]) \([^()]*\)$")
+# Powers of ten; ncu's Kbyte is 1000 bytes.
+_LARGE = {"K": 3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+_SMALL = {"m": -3, "u": -6, "\u00b5": -6, "\u03bc": -6, "n": -9, "p": -12}
+_SECONDS = ("second", "s")
+_UNITS = {
+    *("byte", "cycle", "inst", "hz", "sector", "request", "warp", "thread", "block", "register", "wavefront", "flop")
+}
+
+
+class Metric(NamedTuple):
+    """A number in its plain unit: cycle, byte, second, inst, %; empty where ncu gave none."""
+
+    value: float
+    unit: str
 
 
 @dataclass(frozen=True)
@@ -39,8 +67,8 @@ class NcuKernel:
     """Counts how often a process id, or a file without them, has begun again."""
     id: int
     name: str
-    metrics: dict[str, Metric]
-    """What is a number; text and what was not measured is left out."""
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    """Numbers only: text and what was not measured is skipped."""
 
 
 @dataclass(frozen=True)
@@ -51,187 +79,183 @@ class NcuFile:
     kernels: tuple[NcuKernel, ...]
 
 
+class _Cell(NamedTuple):
+    metric: str
+    unit: str
+    section: str
+    value: str
+
+
 def read_ncu(path: Path, wanted: Collection[str] | None = None) -> NcuFile:
     """Read all kernels with their metrics, or only with those `wanted` (the wide form may have a thousand)."""
-    reading = _Reading(path, wanted)
+    name = printable(str(path))
+    reader = _Reader(path, wanted)
     for number, text in read_lines(path):
-        reading.take_line(number, text)
-    return reading.finish()
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+            _refuse_other_files(name, text)
+        reader.take_line(number, text)
+    if reader.open:
+        raise damaged_line(path, reader.open[0], "the file ends within a row", HINT)
+    if not reader.kernels:
+        shown = f"it says {printable(reader.output.strip())[:200]!r}" if reader.output else "it has no rows"
+        raise DataError(f"no kernel in {name}: {shown}", hint=HINT)
+    return NcuFile(name, tuple(reader.kernels.values()))
 
 
-@dataclass
-class _Building:
-    """A kernel whose rows are still coming."""
-
-    process: int | None
-    run: int
-    id: int
-    name: str
-    table: int
-    cells: dict[str, tuple[int, Number, str]] = field(default_factory=dict)
-    """By metric: line, number, unit."""
-    seen: set[tuple[str, ...]] = field(default_factory=set)
+def _refuse_other_files(name: str, text: str) -> None:
+    if text.startswith("NVR\0"):
+        raise DataError(f"{name} is a report of ncu, not its CSV", hint=f"ncu --import {name} --csv --page raw > FILE")
+    if text.startswith(_BYTE_ORDER_MARKS) or "\0" in text[:2]:
+        raise DataError(f"{name} is UTF-16 text", hint=f"iconv -f utf-16 -t utf-8 {name} > FILE")
 
 
-class _Reading:
-    """Takes line by line. How numbers are to be read is known at the end only: 117.344 may be a hundred thousand."""
+class _Reader:
+    """Takes line by line: a header, units, rows, and output of ncu or the program in between."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
         self.path, self.wanted = path, wanted
-        self.table: Table | None = None
-        self.tables = 0
-        self.units: list[str] | None = None
-        self.runs: dict[int | None, int] = {}
-        self.kernels: dict[tuple[int | None, int, int], _Building] = {}
-        self.marks: dict[Mark, tuple[int, str]] = {}
-        self.open: tuple[int, str, int] | None = None
-        self.output = (0, "")
+        self.kernels: dict[tuple[int | None, int, int], NcuKernel] = {}
+        self.output = ""
+        self.open: tuple[int, str, int] | None = None  # a row that continues: its line, its text, how many lines
+        self._columns: list[str] = []
+        self._units: list[str] = []
+        self._long = False
+        self._runs: dict[int | None, int] = {}
+        self._seen: dict[
+            tuple[int | None, int, int], set[tuple[str, ...]]
+        ] = {}  # metrics of the kernels in the current table
 
     def take_line(self, number: int, text: str) -> None:
-        """Take a line: header, units, a row, a part of a row, or output."""
-        if number == 1:
-            text = text.removeprefix("\ufeff")
-            self._refuse_other_files(text)
+        """Take a line. A quoted field may hold line ends."""
+        lines = 1
         if self.open:
-            number, text = self._join(text)
-        if text.count('"') % 2 and self.table and self.table.begins_row(text):
-            lines = self.open[2] + 1 if self.open else 1
-            if lines > MAX_ROW_LINES:
-                raise damaged_line(self.path, number, "the row's quotes do not close", HINT)
-            self.open = number, text, lines
+            if _ROW_START.match(text) or text.startswith("==") or self.open[2] >= MAX_ROW_LINES:
+                raise damaged_line(self.path, self.open[0], "the row's quotes do not close", HINT)
+            number, text, lines = self.open[0], f"{self.open[1]}\n{text}", self.open[2] + 1
+        self.open = (number, text, lines) if text.count('"') % 2 and self._begins_row(text) else None
+        if self.open:
             return
-        self.open = None
-        self._take_text(number, text)
-
-    def _join(self, text: str) -> tuple[int, str]:
-        assert self.open is not None
-        first, begun, _ = self.open
-        if QUOTED_START.match(text) or text.startswith("=="):
-            raise damaged_line(self.path, first, "the row's quotes do not close", HINT)
-        return first, f"{begun}\n{text}"
-
-    def _take_text(self, number: int, text: str) -> None:
-        fields = split_fields(text)
-        if fields is not None and (table := recognise_header(fields)):
-            self.table, self.units, self.tables = table, None, self.tables + 1
-        elif self.table is None or text.startswith("=="):
+        fields = _split(text)
+        if fields and {"ID", "Kernel Name"} <= set(fields):
+            self._begin_table(fields)
+        elif not self._columns or text.startswith("=="):
             self._take_output(text)
-        elif fields is not None and "\0" not in text and self.table.holds(fields) and self._take_fields(number, fields):
+        elif fields and "\0" not in text and self._is_complete(fields) and self._take_row(number, fields):
             pass
-        elif self.table.begins_row(text) or (fields is not None and self.table.resembles_row(fields)):
-            why = self.table.tell_damage(text, fields)
-            raise damaged_line(self.path, number, f"a row that cannot be used: {why}", HINT)
+        elif self._begins_row(text) or len(fields or ()) == len(self._columns) > 7:
+            what = "damaged quotes or a field that is too long" if fields is None else f"{len(fields)} fields"
+            expected = f"expected {len(self._columns)} fields with a number as ID"
+            raise damaged_line(self.path, number, f"invalid row: {what}; {expected}", HINT)
         else:
             self._take_output(text)
 
-    def _take_fields(self, number: int, fields: list[str]) -> bool:
-        """Take a row of the right size; False where it is no row."""
-        assert self.table is not None
-        shown = self.table.at(fields, "ID")
-        kernel_id = parse_id(shown)
+    def _begin_table(self, fields: list[str]) -> None:
+        parts = [_WITH_UNIT.fullmatch(field) for field in fields]
+        self._columns = [part[1] if part else field for part, field in zip(parts, fields, strict=True)]
+        self._units = [part[2] if part else "" for part in parts]
+        self._long = set(self._columns) >= LONG_COLUMNS
+        self._seen = {}
+
+    def _begins_row(self, text: str) -> bool:
+        """Return whether a line starts as rows do. Output may start with a number, too, but has fewer commas."""
+        plain = text.count(",") >= max(3, len(self._columns) // 2) and text.lstrip()[:1].isdigit()
+        return bool(self._columns) and (plain or _ROW_START.match(text) is not None)
+
+    def _is_complete(self, fields: Sequence[str]) -> bool:
+        """Return whether a row has its fields. ncu omits the columns of its rules, after the value, if none fired."""
+        if len(fields) >= len(self._columns):
+            return not any(fields[len(self._columns) :])
+        return self._long and set(self._columns[: len(fields)]) >= LONG_COLUMNS
+
+    def _take_row(self, number: int, fields: list[str]) -> bool:
+        """Take the units or the metrics of a row; return whether it was one."""
+        row = defaultdict(str, zip(self._columns, fields, strict=False))
+        kernel_id = parse_count(row["ID"].replace(",", ""))
         if kernel_id is None:
-            if shown or self.table.long or self.units is not None:
+            if row["ID"] or self._long or self._seen:
                 return False
-            self.units = [unit.strip() for unit in fields]
+            self._units = fields
             return True
-        if self.units is None:
-            self.units = []  # only the row behind the header may hold them
-        process = parse_id(self.table.at(fields, "Process ID"))
-        cells = self._list_cells(fields)
-        kernel = self._find_kernel(process, kernel_id, self.table.at(fields, "Kernel Name"), cells)
-        for name, unit, _section, value in cells:
-            self._take_value(kernel, number, name, unit, value)
+        if self._long:
+            cells = [_Cell(row["Metric Name"], row["Metric Unit"], row["Section Name"], row["Metric Value"])]
+        else:
+            rows = zip(self._columns, self._units, fields, strict=False)
+            cells = [_Cell(name, unit, "", value) for name, unit, value in rows if name not in PLACE_COLUMNS]
+        process = parse_count(row["Process ID"].replace(",", ""))
+        kernel = self._find_kernel(process, kernel_id, row["Kernel Name"], cells)
+        for cell in cells:
+            self._take_metric(kernel, number, cell)
         return True
 
-    def _list_cells(self, fields: list[str]) -> list[tuple[str, str, str, str]]:
-        """Metric, unit, section and value of each metric in a row; rows of rules have none."""
-        assert self.table is not None
-        if self.table.long:
-            cell = [self.table.at(fields, f"Metric {word}") for word in ("Name", "Unit")]
-            section, value = self.table.at(fields, "Section Name"), self.table.at(fields, "Metric Value")
-            return [(cell[0], cell[1], section, value)] if cell[0] else []
-        rows = zip(self.table.columns, self.units or self.table.units, fields, strict=False)
-        return [(name, unit, "", value) for name, unit, value in rows if name and name not in PLACE_COLUMNS]
-
-    def _find_kernel(
-        self, process: int | None, kernel_id: int, name: str, cells: list[tuple[str, str, str, str]]
-    ) -> _Building:
-        """Return the kernel that a row belongs to. The same id again is another one if a header came in between, the
-        name differs or, where processes are not told apart, a metric comes twice.
+    def _find_kernel(self, process: int | None, kernel_id: int, name: str, cells: list[_Cell]) -> NcuKernel:
+        """Return the kernel of a row. The same id again is another one if a header came in between, the name differs
+        or, where processes are not given, a metric comes twice.
         """
-        run = self.runs.setdefault(process, 0)
+        metrics = {cell[:3] for cell in cells} if process is None else set()
+        run = self._runs.setdefault(process, 0)
         kernel = self.kernels.get((process, run, kernel_id))
-        keys = {cell[:3] for cell in cells}
         if kernel is not None:
-            again = not (self.table and self.table.long) or (process is None and bool(keys & kernel.seen))
-            if kernel.table != self.tables or kernel.name != name or again:
+            seen = self._seen.get((process, run, kernel_id))  # None: in an earlier table
+            if seen is None or not self._long or kernel.name != name or metrics & seen:
                 kernel, run = None, run + 1
-                self.runs[process] = run
         if kernel is None:
-            kernel = _Building(process, run, kernel_id, name, self.tables)
-            self.kernels[process, run, kernel_id] = kernel
-        if process is None:
-            kernel.seen |= keys
+            self._runs[process] = run
+            kernel = self.kernels[process, run, kernel_id] = NcuKernel(process, run, kernel_id, name)
+        self._seen.setdefault((process, run, kernel_id), set()).update(metrics)
         return kernel
 
-    def _take_value(self, kernel: _Building, line: int, name: str, unit: str, value: str) -> None:
-        number = recognise_number(value)
-        if number is None:
+    def _take_metric(self, kernel: NcuKernel, line: int, cell: _Cell) -> None:
+        """Keep a number; sections repeat a metric, the first is kept."""
+        text = _INSTANCES.sub("", cell.value)
+        if not _NUMBER.fullmatch(text):
+            if any(pattern.fullmatch(text) for pattern in _OTHER_LOCALES):
+                what = f"{printable(cell.metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
+                raise damaged_line(self.path, line, what, LOCALE_HINT)
             return
-        mark = find_decimal_mark(number)
-        if mark:
-            self.marks.setdefault(mark, (line, value))
-        # Sections repeat a metric; the first is kept.
-        if (self.wanted is None or name in self.wanted) and name not in kernel.cells:
-            kernel.cells[name] = (line, number, unit)
+        if cell.metric in kernel.metrics or (self.wanted is not None and cell.metric not in self.wanted):
+            return
+        value = float(text.replace(",", ""))
+        if abs(value) > MAX_VALUE:
+            raise damaged_line(self.path, line, f"{printable(cell.metric)}: {text} is too large", HINT)
+        unit, factor = _scale_unit(cell.unit)
+        kernel.metrics[cell.metric] = Metric(value * factor, unit)
 
     def _take_output(self, text: str) -> None:
+        """Remember what explains a file without kernels: an error of ncu, else a warning, else the first line."""
         if "ERR_NVGPUCTRPERM" in text:
             raise MachineError(
                 "ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT
             )
-        # What ncu complains of explains more than the first line.
-        weight = 3 if text.startswith("==ERROR==") else 2 if text.startswith("==WARNING==") else 1
-        self.output = max(self.output, (weight, text), key=lambda told: told[0])
+        self.output = max(self.output, text, key=_weigh_output)
 
-    def _refuse_other_files(self, text: str) -> None:
-        name = printable(str(self.path))
-        if text.startswith("NVR\0"):
-            raise DataError(
-                f"{name} is a report of ncu, not its CSV", hint=f"ncu --import {name} --csv --page raw > FILE"
-            )
-        if text.startswith(_BYTE_ORDER_MARKS) or "\0" in text[:2]:
-            raise DataError(f"{name} is UTF-16 text", hint=f"iconv -f utf-16 -t utf-8 {name} > FILE")
 
-    def finish(self) -> NcuFile:
-        """Convert the numbers."""
-        name = printable(str(self.path))
-        if self.open:
-            raise damaged_line(self.path, self.open[0], "the file ends within a row", HINT)
-        if not self.kernels:
-            raise DataError(f"no kernel in {name}: {self._tell_content()}", hint=HINT)
-        if len(self.marks) == 2:
-            (point_line, point), (comma_line, comma) = self.marks["."], self.marks[","]
-            both = f"{printable(point)} has a decimal point, {printable(comma)} in line {comma_line} a decimal comma"
-            raise damaged_line(self.path, point_line, both, HINT)
-        mark: Mark = "," if "," in self.marks else "."
-        kernels = tuple(
-            NcuKernel(kernel.process, kernel.run, kernel.id, kernel.name, self._convert(kernel, mark))
-            for kernel in self.kernels.values()
-        )
-        return NcuFile(name, kernels)
+def _weigh_output(text: str) -> int:
+    marks = ("==ERROR==", "==WARNING==", "")
+    return next(3 - place for place, mark in enumerate(marks) if text.startswith(mark)) if text else 0
 
-    def _convert(self, kernel: _Building, mark: Mark) -> dict[str, Metric]:
-        metrics = {}
-        for name, (line, number, shown) in kernel.cells.items():
-            value = convert_number(number, mark)
-            if value is None:
-                raise damaged_line(self.path, line, f"{printable(name)}: {number.digits} is no number", HINT)
-            unit, factor = scale_unit(shown)
-            metrics[name] = Metric(value * factor, unit)
-        return metrics
 
-    def _tell_content(self) -> str:
-        if self.output[0]:
-            return f"it says {printable(self.output[1].strip())[:200]!r}"
-        return "it has a header and no rows" if self.table else "it is empty"
+def _split(text: str) -> list[str] | None:
+    """Return the fields of a line, None if it is not CSV."""
+    try:
+        return [field.strip() for field in next(csv.reader([text], strict=True, skipinitialspace=True))]
+    except csv.Error:
+        return None
+
+
+def _scale_unit(unit: str) -> tuple[str, float]:
+    """Return the plain unit and what to multiply by: Mcycle is 1e6 cycle, byte/usecond is 1e6 byte/second."""
+    words = [_scale_word(word.strip()) for word in unit.split("/")]
+    power = words[0][1] - sum(own_power for _, own_power in words[1:])
+    return "/".join(name for name, _ in words), 10.0**power
+
+
+def _scale_word(word: str) -> tuple[str, int]:
+    if word in _SECONDS:
+        return "second", 0
+    if word[:1] in _SMALL and word[1:] in _SECONDS:
+        return "second", _SMALL[word[0]]
+    stem = word[1:].lower()
+    if word[:1] in _LARGE and (stem in _UNITS or stem.removesuffix("s") in _UNITS):
+        return stem, _LARGE[word[0]]
+    return ("hz" if word.lower() == "hz" else word), 0

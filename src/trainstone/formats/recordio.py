@@ -1,19 +1,23 @@
-"""RecordIO files (.rec) as MXNet's im2rec makes them: framing, and the header of an image in a record.
+"""RecordIO files (.rec) as MXNet's im2rec makes them: framing, the header of an image in a record, the files beside.
 
 A record is a magic number, 3 bits of flag and 29 of length, the payload, and zeros up to a multiple of 4 bytes. Where
 the payload itself holds the magic at a multiple of 4, it is cut there into parts and those 4 bytes are left out, so
 that an aligned magic is always the head of something.
 """
 
+import math
+import re
 import struct
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile
+from trainstone.formats.files import MappedFile, damaged_line, parse_count, read_lines
 from trainstone.formats.span import Span
+from trainstone.text import printable
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -22,31 +26,26 @@ MAX_PAYLOAD_BYTES = (1 << 29) - 1
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _IMAGE_HEADER = struct.Struct("<IfQQ")
 _CHUNK_WORDS = 1 << 20
+# Lists of old tools count in floats: 3.000000
+_INDEX = re.compile(r"([0-9]{1,19})(?:\.0*)?")
 _HINT = "the record was not made by im2rec, or is damaged; trainstone data verify lists all that is"
 
 
-def pack(payload: bytes) -> bytes:
-    """Return the payload as a record."""
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise DataError(f"a RecordIO record holds at most {MAX_PAYLOAD_BYTES} bytes, this one has {len(payload)}")
+def pack_parts(head: bytes, content: bytes) -> Sequence[bytes]:
+    """Return head and content as one record, in pieces: the content is not copied where no magic is in the way."""
+    length = len(head) + len(content)
+    if length > MAX_PAYLOAD_BYTES:
+        raise DataError(f"a RecordIO record holds at most {MAX_PAYLOAD_BYTES} bytes, this one has {length}")
+    if not len(head) % 4 and not _aligned_magics(head) and not _aligned_magics(content):
+        return (_head(_WHOLE, length) + head, content, bytes(-length % 4))
+    payload = head + content
     pieces: list[bytes] = []
     start = 0
     for at in _aligned_magics(payload):
         pieces += (_head(_MIDDLE if start else _FIRST, at - start), payload[start:at])
         start = at + len(MAGIC_BYTES)
     rest = payload[start:]
-    pieces += (_head(_LAST if start else _WHOLE, len(rest)), rest, bytes(-len(rest) % 4))
-    return b"".join(pieces)
-
-
-def pack_parts(head: bytes, content: bytes) -> Sequence[bytes]:
-    """Return pack(head + content) in pieces, without copying the content where no magic is in the way."""
-    if len(head) % 4 or MAGIC_BYTES in head or _aligned_magics(content):
-        return (pack(head + content),)
-    length = len(head) + len(content)
-    if length > MAX_PAYLOAD_BYTES:
-        raise DataError(f"a RecordIO record holds at most {MAX_PAYLOAD_BYTES} bytes, this one has {length}")
-    return (_head(_WHOLE, length) + head, content, bytes(-length % 4))
+    return (*pieces, _head(_LAST if start else _WHOLE, len(rest)), rest, bytes(-len(rest) % 4))
 
 
 class RecordIOFile(MappedFile):
@@ -119,13 +118,7 @@ class ImageRecord(NamedTuple):
     labels: tuple[float, ...]
     id: int
     image: bytes | memoryview
-    id2: int = 0
     vector: bool = False
-
-
-def pack_image(record: ImageRecord) -> bytes:
-    """Return the payload of a record that holds the image."""
-    return pack_labels(record) + record.image
 
 
 def pack_labels(record: ImageRecord) -> bytes:
@@ -133,30 +126,25 @@ def pack_labels(record: ImageRecord) -> bytes:
     count = len(record.labels)
     if count != 1 and not (record.vector and count):
         raise DataError(f"image {record.id} has {count} labels; it needs one, or a vector of at least one")
+    first, flag = (0.0, count) if record.vector else (record.labels[0], 0)
+    vector = record.labels if record.vector else ()
     try:
-        if record.vector:
-            head = _IMAGE_HEADER.pack(count, 0.0, record.id, record.id2) + struct.pack(f"<{count}f", *record.labels)
-        else:
-            head = _IMAGE_HEADER.pack(0, record.labels[0], record.id, record.id2)
+        return _IMAGE_HEADER.pack(flag, first, record.id, 0) + struct.pack(f"<{len(vector)}f", *vector)
     except (struct.error, OverflowError) as err:
         raise DataError(f"image {record.id} cannot be stored: its labels or ids are out of range: {err}") from err
-    return head
 
 
-def unpack_image(payload: bytes | memoryview, where: str = "") -> ImageRecord:
+def unpack_image(payload: bytes | memoryview, where: str) -> ImageRecord:
     """Return the image in a payload; `where` (a file and a byte) is put before the text of an error."""
-    before = f"{where}: " if where else ""
     if len(payload) < _IMAGE_HEADER.size:
         what = f"the record has {len(payload)} bytes, an image's header alone has {_IMAGE_HEADER.size}"
-        raise DataError(before + what, hint=_HINT)
-    count, label, number, number2 = _IMAGE_HEADER.unpack_from(payload)
-    if count == 0:
-        return ImageRecord((label,), number, payload[_IMAGE_HEADER.size :], number2)
+        raise DataError(f"{where}: {what}", hint=_HINT)
+    count, label, number, _ = _IMAGE_HEADER.unpack_from(payload)
     start = _IMAGE_HEADER.size + 4 * count
     if start > len(payload):
-        raise DataError(f"{before}the record claims {count} labels but has {len(payload)} bytes", hint=_HINT)
-    labels = struct.unpack_from(f"<{count}f", payload, _IMAGE_HEADER.size)
-    return ImageRecord(labels, number, payload[start:], number2, vector=True)
+        raise DataError(f"{where}: the record claims {count} labels but has {len(payload)} bytes", hint=_HINT)
+    labels = struct.unpack_from(f"<{count}f", payload, _IMAGE_HEADER.size) if count else (label,)
+    return ImageRecord(labels, number, payload[start:], vector=count > 0)
 
 
 def _head(flag: int, length: int) -> bytes:
@@ -167,3 +155,67 @@ def _aligned_magics(payload: bytes) -> list[int]:
     """Return where the magic stands on a word; comparing words is eight times as quick as bytes.find."""
     found = np.frombuffer(payload, "<u4", len(payload) // 4) == MAGIC
     return [4 * int(word) for word in np.flatnonzero(found)] if found.any() else []
+
+
+class ListLine(NamedTuple):
+    """A line of a .lst: the image's number, its label or labels, its path below the root given to im2rec."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a record
+    labels: tuple[float, ...]
+    path: str
+
+
+def index_line(key: int, offset: int) -> str:
+    """Return the line of an .idx for a record."""
+    return f"{key}\t{offset}\n"
+
+
+def read_index(path: Path) -> list[tuple[int, int]]:
+    """Return key and byte offset of each record, in the order of the file."""
+    entries = []
+    for number, line in read_lines(path):
+        fields = [parse_count(field.strip()) for field in line.split("\t")]
+        if len(fields) != 2 or fields[0] is None or fields[1] is None:
+            raise damaged_line(path, number, "expected a key, a tab and a byte offset, as in 3<tab>171296")
+        entries.append((fields[0], fields[1]))
+    return entries
+
+
+def rebuild_index(path: Path) -> list[tuple[int, int]]:
+    """Return the index of a .rec that has lost it; keys are the records' ids, which im2rec takes from the .lst.
+
+    Ids may repeat where other tools packed the records: such a file has no index by key.
+    """
+    with RecordIOFile(path) as file:
+        offsets = [span.offset for span in file.spans()]
+        return [(unpack_image(file.read(at), f"{file.name}, byte {at}").id, at) for at in offsets]
+
+
+def list_line(line: ListLine) -> str:
+    """Return the line as im2rec writes it."""
+    if not line.labels or not line.path.strip() or any(char in line.path for char in "\t\r\n"):
+        what = "a line of a .lst needs a label and a path without tabs and line breaks"
+        raise DataError(f"{what}: {printable(line.path)!r} with {len(line.labels)} labels")
+    return "\t".join((str(line.index), *(f"{label:f}" for label in line.labels), line.path)) + "\n"
+
+
+def read_list(path: Path) -> Iterator[ListLine]:
+    """Yield the lines of a .lst."""
+    for number, line in read_lines(path):
+        index, *labels, name = (field.strip() for field in line.split("\t")) if "\t" in line else (line, "")
+        if not labels or not name:
+            raise damaged_line(path, number, "expected a number, labels and a path, with tabs between")
+        match = _INDEX.fullmatch(index)
+        if match is None:
+            raise damaged_line(path, number, f"the number {printable(index)!r} is no whole number")
+        yield ListLine(int(match[1]), tuple(_parse_label(path, number, label) for label in labels), name)
+
+
+def _parse_label(path: Path, number: int, text: str) -> float:
+    try:
+        label = float(text)
+    except ValueError:
+        label = math.nan
+    if not math.isfinite(label):
+        raise damaged_line(path, number, f"the label {printable(text)!r} is no number")
+    return label

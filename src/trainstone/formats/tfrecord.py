@@ -3,7 +3,6 @@
 A record is a 64-bit length, the masked CRC-32C of the length, the data, and the masked CRC-32C of the data.
 """
 
-import functools
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,8 +88,8 @@ class TFRecordFile(MappedFile):
         header = bytes(self.view[offset : offset + HEADER_BYTES])
         if len(header) < HEADER_BYTES:
             raise self._damaged_header(offset, header, f"the file ends within a record's header, at byte {self.size}")
-        length, stored = struct.unpack("<QI", header)
-        if stored != _mask(google_crc32c.value(header[:8])):
+        (length,) = struct.unpack_from("<Q", header)
+        if not _is_header(header):
             raise self._damaged_header(offset, header, "a record's length does not fit its checksum")
         if length > self.size - offset - FRAMING_BYTES:
             raise self.damaged(offset, f"a record of {length} bytes does not fit; the file has {self.size} bytes")
@@ -125,31 +124,12 @@ def _find_header(window: npt.NDArray[np.uint8], room_bytes: int) -> int | None:
         words = window[shift : len(window) - (len(window) - shift) % 4].view("<u4")
         # Length below 4 GiB, and a checksum: files with holes are full of zeros, and one length at most has checksum 0.
         places = np.flatnonzero((words[1:-1] == 0) & (words[2:] != 0))
-        lengths = words[places]
-        fits = lengths.astype(np.int64) <= room_bytes - FRAMING_BYTES - shift - 4 * places
-        hits = places[fits & (_mask_lengths(lengths) == words[places + 2])]
-        if len(hits):
-            found.append(shift + 4 * int(hits[0]))
-    return min(found, default=None)
+        fits = words[places].astype(np.int64) <= room_bytes - FRAMING_BYTES - shift - 4 * places
+        starts = (shift + 4 * int(place) for place in places[fits])
+        found.append(next((start for start in starts if _is_header(bytes(window[start : start + HEADER_BYTES]))), None))
+    return min((start for start in found if start is not None), default=None)
 
 
-def _mask_lengths(lengths: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Return the masked CRC of each length."""
-    crc, tables = _length_checksums()
-    for byte, table in enumerate(tables):
-        crc = crc ^ table[lengths >> (8 * byte) & 0xFF]
-    return (((crc >> 15) | (crc << 17)) + np.uint32(_MASK)).astype(np.uint32)
-
-
-@functools.cache
-def _length_checksums() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Return the CRC of length 0, and by how much each value of each low byte of a length changes it.
-
-    The CRC of messages of equal length is affine, so these few make the CRC of every length: whole arrays at once.
-    """
-    zero = google_crc32c.value(bytes(8))
-    tables = [
-        [google_crc32c.value(struct.pack("<Q", value << (8 * byte))) ^ zero for value in range(256)]
-        for byte in range(4)
-    ]
-    return np.array([zero], np.uint32), np.array(tables, np.uint32)
+def _is_header(header: bytes) -> bool:
+    (stored,) = struct.unpack_from("<I", header, 8)
+    return bool(stored == _mask(google_crc32c.value(header[:8])))

@@ -35,9 +35,14 @@ class Interval(NamedTuple):
 
 def format_line(interval: Interval, when: datetime, process: int) -> str:
     """Return the line as absl logged it at a (local) time."""
-    prefix = f"I{when:%m%d %H:%M:%S.%f} {process:5d} trainstone.py:1] "
     rate = f"{interval.seconds:.2f} seconds, {interval.examples_per_second:.2f} examples/second"
-    return f"{prefix}TimeHistory: {rate} between steps {interval.first_step} and {interval.last_step}"
+    steps = f"between steps {interval.first_step} and {interval.last_step}"
+    return f"{format_prefix(when, process)}TimeHistory: {rate} {steps}"
+
+
+def format_prefix(when: datetime, process: int) -> str:
+    """Return what absl writes before each message."""
+    return f"I{when:%m%d %H:%M:%S.%f} {process:5d} trainstone.py:1] "
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[Interval]:

@@ -1,6 +1,6 @@
-"""Runs mlperf-logging's own checkers as child processes: of one log, and of a whole submission. It judges nothing.
+"""Runs mlperf-logging's own compliance checker on a log, as a child process; the verdict is the checker's.
 
-They are somebody else's programs: they write files where they stand, and take file names out of the logs they read.
+It is somebody else's program: it writes files where it runs, and takes file names out of the log it reads.
 """
 
 import importlib.util
@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 from trainstone.errors import DataError, LaunchError, MachineError, ResultError
 from trainstone.files import write_atomically
-from trainstone.results.mlperf.verdicts import SKIPPED
 from trainstone.text import printable
 
 HINT = "pip install 'trainstone[mlperf]'; in a checkout: pip install -e '.[mlperf]'"
 TIMEOUT_SECONDS = 600.0
 TOKEN, OLD_TOKEN = ":::MLLOG ", ":::MLL"
-PACKAGE_LOG = "package_checker.log"
-PACKAGE_PASSED = "PACKAGE CHECKER FOUND NO ERRORS"
+NOTES = ("INFO - ", "ERROR - FAILED")
 # The checker makes names of rule files of these and executes what it finds there.
 BECOME_FILES = ("submission_division", "submission_benchmark", "opt_name")
 _OLD_LINE = re.compile(r"[\d.]+ (\w+) ?:\s+(.+)")
@@ -32,13 +30,13 @@ _RULESET = re.compile(r"training_([0-9]+\.[0-9]+\.[0-9]+)")
 
 
 class Checked(NamedTuple):
-    """What a checker left behind."""
+    """What the checker said of a log."""
 
     passed: bool
-    log: str
-    """Everything it logged."""
+    complaints: tuple[str, ...]
+    """The lines it printed beside its notes and its verdict, as they are."""
     fault: str = ""
-    """Why it fell over, where it did."""
+    """Why it crashed, where it did."""
 
 
 def list_rulesets() -> dict[str, frozenset[str]]:
@@ -67,20 +65,13 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
         _keep(keep, written + ended.stderr)
     passed = ended.returncode == 0
     broken = not passed and "ERROR - FAILED" not in written
-    return Checked(passed, written, _last_line(ended.stderr) if broken else "")
+    return Checked(passed, list_complaints(written), _last_line(ended.stderr) if broken else "")
 
 
-def check_package(folder: Path, ruleset: str) -> Checked:
-    """Run the package checker, with its checks of seeds and of convergence, on a submission's folder."""
-    _find_checkers()
-    for log in sorted((folder / "results").glob("*/*/result_*.txt")):
-        refuse_paths(log)
-    # From within: it takes the folder's name for a pattern of names.
-    ended = _run(["package_checker", ".", "training", ruleset, "--log_output", PACKAGE_LOG], folder)
-    written = _read(folder / PACKAGE_LOG)
-    passed = ended.returncode == 0 and bool(re.search(rf"^INFO - {PACKAGE_PASSED}", written, re.MULTILINE))
-    passed = passed and not re.search(rf"^WARNING - +{SKIPPED}", written, re.MULTILINE)  # it looked at nothing
-    return Checked(passed, written, _last_line(ended.stderr) if ended.returncode else "")
+def list_complaints(written: str) -> tuple[str, ...]:
+    """Return the checker's lines without its INFO notes, its verdict and the rules between messages."""
+    lines = (line.rstrip() for line in written.splitlines())
+    return tuple(line for line in lines if line.strip("-") and not line.startswith(NOTES))
 
 
 def refuse_paths(log: Path) -> None:

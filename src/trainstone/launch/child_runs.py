@@ -2,6 +2,7 @@
 
 A process for each, because a CPU out of memory is a SIGKILL and two runs must not share a warm process. A child's run
 folder is chosen here, so that its progress, exit code and failure record are found there as those of a launched rank.
+Of --runs the first child resolves every auto, the others repeat its configuration; train --runs can be resumed.
 """
 
 import logging
@@ -19,9 +20,10 @@ from trainstone.launch.supervisor import supervise
 from trainstone.machine.launched import RUN, forget_attempt, read_code, read_failures
 from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
-from trainstone.results.repeat import combine_runs
+from trainstone.results.quality import Repeated
+from trainstone.results.repeated import BegunRun, combine_runs, combine_trainings, judge_repeated
 from trainstone.results.schema import Point, Result, Status
-from trainstone.results.store import find_runs, is_locked, name_run, read_result
+from trainstone.results.store import find_runs, is_locked, name_run, read_if_there, read_result
 from trainstone.train.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
@@ -61,14 +63,10 @@ class ChildEnd(NamedTuple):
             raise type(self.error)(f"{label}: {self.error.message}", hint=self.error.hint)
 
 
-def child_command(verb: str, config_file: Path, out: Path, *, strict: bool) -> list[str]:
-    """Return the command line of a child."""
-    return [*TRAINSTONE, verb, str(config_file), "--out", str(out), *(["--strict"] if strict else [])]
-
-
-def seeded_command(verb: str, config_file: Path, out: Path, seed: int, *, strict: bool) -> list[str]:
-    """Return the command line of one of --runs."""
-    return [*child_command(verb, config_file, out, strict=strict), "--seed", str(seed)]
+def child_command(verb: str, config_file: Path, out: Path, *, strict: bool, seed: int | None = None) -> list[str]:
+    """Return the command line of a child; `seed`: of one of --runs."""
+    command = [*TRAINSTONE, verb, str(config_file), "--out", str(out), *(["--strict"] if strict else [])]
+    return command if seed is None else [*command, "--seed", str(seed)]
 
 
 def name_folder(run: Path, recipe: str) -> Path:
@@ -136,7 +134,7 @@ def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[P
         for number in range(num_runs):
             life.completed = f"{number} of {num_runs} runs"
             file, points = run.path / "config.toml", run.path / "points"
-            command = seeded_command("bench", file, points, first_seed + number, strict=strict)
+            command = child_command("bench", file, points, strict=strict, seed=first_seed + number)
             yield ChildRun(f"run {number + 1} of {num_runs}", command, name_folder(run.path, life.config.name))
 
     def conclude(child: ChildRun, ended: ChildEnd) -> None:
@@ -161,3 +159,83 @@ def name_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def repeat_training(life: Lifecycle, repeated: Repeated) -> Generator[Progress | str, None, Status]:
+    """Train what is left of --runs and write the combined result."""
+    run = life.run
+    run.begin()
+    run.update(repeated=run.result.repeated or repeated)
+    gather(life)
+
+    def list_children() -> Iterator[ChildRun]:
+        for seed in list_due(run.path, repeated):
+            label = f"run {repeated.seeds.index(seed) + 1} of {repeated.num_runs}"
+            yield plan_child(run.path, repeated, seed, life.config.name, label)
+
+    def conclude(child: ChildRun, ended: ChildEnd) -> None:
+        ended.check(child.label)
+        result = read_if_there(child.folder)
+        if result is None or not BegunRun("", result).is_over:
+            raise LaunchError(f"{child.label} ended well, but left no result that says so", hint=f"see {child.folder}")
+        gather(life)
+
+    try:
+        yield from run_children(life, list_children(), conclude)
+    finally:  # a run that was stopped or failed is a row, too
+        gather(life)
+    target = run.result.quality.target if run.result.quality else None
+    status = judge_repeated(expect_repeated(run.result), target)
+    run.update(status=status)
+    return status
+
+
+def expect_repeated(result: Result) -> Repeated:
+    """Return what --runs wrote: only such runs come here."""
+    assert result.repeated is not None
+    return result.repeated
+
+
+def read_children(folder: Path) -> dict[int, BegunRun]:
+    """Return the runs begun, by seed; of several with one seed that which is over, else the newest."""
+    found: dict[int, BegunRun] = {}
+    for path in find_runs(folder / "points"):
+        result = read_if_there(path)
+        seed = result.config.get("seed") if result is not None else None
+        if result is None or result.kind != "train" or not isinstance(seed, int):
+            continue
+        child = BegunRun(f"points/{path.name}", result)
+        if seed not in found or not found[seed].is_over:
+            found[seed] = child
+    return found
+
+
+def list_due(folder: Path, repeated: Repeated) -> list[int]:
+    """Return the seeds whose runs have not come to their end."""
+    children = read_children(folder)
+    return [seed for seed in repeated.seeds if seed not in children or not children[seed].is_over]
+
+
+def plan_child(folder: Path, repeated: Repeated, seed: int, recipe: str, label: str = "") -> ChildRun:
+    """Return the run of a seed: it is resumed where it was begun."""
+    begun = read_children(folder).get(seed)
+    if begun is None:
+        command = child_command("train", folder / "config.toml", folder / "points", strict=repeated.strict, seed=seed)
+        return ChildRun(label, command, name_folder(folder, recipe))
+    command = [*TRAINSTONE, "train", "--resume", str(folder / begun.folder)]
+    return ChildRun(label, [*command, "--strict"] if repeated.strict else command, folder / begun.folder)
+
+
+def gather(life: Lifecycle) -> None:
+    """Write what the runs so far make together; of the first that is over, its configuration and machine."""
+    run = life.run
+    repeated, children = expect_repeated(run.result), read_children(run.path)
+    begun = [(seed, children[seed]) for seed in repeated.seeds if seed in children]
+    over = [child for _, child in begun if child.is_over]
+    if over and not run.result.machine:
+        settled = load_config(str(run.path / over[0].folder / "config.toml"), flags={"seed": repeated.first_seed})
+        run.write_config(settled)
+        run.write_machine(over[0].result.machine, over[0].result.software)
+    points = [Point(label=f"seed {seed}", run=child.folder) for seed, child in begun]
+    run.update(points=points, **combine_trainings(run.result, [child for _, child in begun]))
+    life.completed = f"{len(over)} of {repeated.num_runs} runs"

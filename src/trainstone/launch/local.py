@@ -3,13 +3,11 @@
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from trainstone.errors import ConfigError, MachineError
-from trainstone.launch.engine import Plan
-from trainstone.launch.folder import rank_environment
-from trainstone.launch.verb import Verb
+from trainstone.launch.supervisor import Plan
+from trainstone.launch.verb import Verb, rank_environment
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.launched import name_host
@@ -22,10 +20,10 @@ RANK_MEMORY_BYTES = 1300 * 2**20
 32 x 32 pixels per step and model.width 16 on the CPU (1304 and 1352 MiB; torch 2.13, Linux x86-64, one thread)."""
 
 
-def count_cuda_devices(environ: Mapping[str, str] | None = None) -> int:
+def count_cuda_devices() -> int:
     """Return how many CUDA devices ranks started here would see."""
     found: int = sum(device.get("kind") == "cuda" for device in read_facts()["devices"])
-    shown = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return found
     names = [name.strip() for name in shown.split(",")]

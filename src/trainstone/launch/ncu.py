@@ -8,19 +8,18 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from trainstone.errors import MachineError, TrainstoneError
 from trainstone.formats.ncu import PERMISSION_HINT, read_ncu
-from trainstone.launch.child_runs import OUTPUT, explain_end
+from trainstone.launch.child_runs import OUTPUT, TRAINSTONE, explain_end
 from trainstone.launch.supervisor import Ended, supervise
 from trainstone.machine.launched import RUN, read_failures
 from trainstone.machine.signals import StopSignals
 from trainstone.results.checks import finding
-from trainstone.results.cores import CYCLE_METRICS, PERCENT, PIPE_METRICS, WANTED, aggregate_cores, tell_cores
+from trainstone.results.cores import CYCLE_METRICS, PERCENT, PIPE_METRICS, WANTED, aggregate_cores
 from trainstone.results.profiled import CoreUse
 from trainstone.results.progress import Progress
 from trainstone.results.store import name_run
@@ -38,56 +37,6 @@ USUAL_PLACES = ("usr/local/cuda*/bin/ncu", "usr/local/NVIDIA-Nsight-Compute*/ncu
 COUNTING_CAPABILITIES = (21, 38)
 
 
-def run_under_ncu(
-    config_file: Path,
-    out_folder: Path,
-    csv_file: Path,
-    *,
-    start: int,
-    iterations: int,
-    signals: StopSignals,
-    ncu: str | None = None,
-) -> Generator[Progress | str, None, CoreUse]:
-    """Bench with the steps from `start` on, `iterations` of them, profiled into `csv_file`; return what it says.
-
-    The bench's own run folder goes into `out_folder`. Its speed means nothing: each kernel is run several times.
-    """
-    tool = ncu or find_ncu()
-    check_permission()
-    yield Progress("asking ncu which metrics this GPU has")
-    metrics = choose_metrics(list_metrics(tool))
-    csv_file.parent.mkdir(parents=True, exist_ok=True)
-    csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
-    command = ncu_command(tool, config_file, out_folder, csv_file, start=start, iterations=iterations, metrics=metrics)
-    yield Progress(LABEL)
-    folder = (out_folder / name_run("ncu")).absolute()
-    try:
-        ended = yield from supervise(
-            command,
-            {RUN: str(folder)},
-            folder,
-            OUTPUT,
-            signals,
-            label=LABEL,
-            stop=terminate_group,  # ncu does not pass signals on
-            grace_seconds=STOP_GRACE_SECONDS,
-        )
-    except OSError as err:
-        raise MachineError(f"cannot run {command[0]}: {err.strerror}", hint="give the path of ncu") from err
-    if signals.received:
-        raise KeyboardInterrupt(signals.received)
-    printed = f"{ended.output}\n{_read_messages(csv_file)}"
-    if ended.code != 0:
-        raise explain_ncu(ended, folder, printed)
-    if not csv_file.exists() or "No kernels were profiled" in printed:
-        raise MachineError(
-            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{_quote_complaint(printed)}",
-            hint=f"is the run on a CUDA device? The bench's own findings: trainstone report {out_folder}",
-        )
-    file = read_ncu(csv_file, WANTED)
-    return aggregate_cores(file).model_copy(update={"file": str(csv_file), "told": tell_cores(file)})
-
-
 def add_cores(life: Lifecycle) -> Iterator[Progress | str]:
     """Run a profile's configuration once more under ncu and take what it counts into the profile's result.
 
@@ -96,17 +45,54 @@ def add_cores(life: Lifecycle) -> Iterator[Progress | str]:
     run = life.run
     timeline = run.result.timeline
     assert timeline is not None  # it was profiled
-    first, steps = timeline.steps[0].step, len(timeline.steps)
-    config_file, table = run.path / "config.toml", run.path / TABLE_NAME
     try:
-        use = yield from run_under_ncu(
-            config_file, run.path / "points", table, start=first, iterations=steps, signals=life.signals
-        )
+        use = yield from run_under_ncu(run.path, timeline.steps[0].step, len(timeline.steps), life.signals)
     except TrainstoneError as err:
         lacking = finding("not-measured", f"core utilisation: {err.message}", hint=err.hint, severity="warning")
         run.update(findings=[*run.result.findings, lacking])
         return
-    run.update(timeline=timeline.model_copy(update={"cores": use.model_copy(update={"file": TABLE_NAME})}))
+    run.update(timeline=timeline.model_copy(update={"cores": use}))
+
+
+def run_under_ncu(
+    path: Path, start: int, iterations: int, signals: StopSignals
+) -> Generator[Progress | str, None, CoreUse]:
+    """Bench the configuration of a run folder with some steps under ncu, as a run in its `points`; return its counts.
+
+    That run's speed means nothing: each kernel is executed several times.
+    """
+    tool = find_ncu()
+    check_permission()
+    yield Progress("asking ncu which metrics this GPU has")
+    metrics = choose_metrics(list_metrics(tool))
+    csv_file = path / TABLE_NAME
+    csv_file.parent.mkdir(parents=True, exist_ok=True)
+    csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
+    yield Progress(LABEL)
+    folder = (path / "points" / name_run("ncu")).absolute()
+    ended = yield from supervise(
+        ncu_command(tool, path, start, iterations, metrics),
+        {RUN: str(folder), "LC_ALL": "C"},  # other locales write other numbers
+        folder,
+        OUTPUT,
+        signals,
+        label=LABEL,
+        stop=terminate_group,  # ncu does not pass signals on
+        grace_seconds=STOP_GRACE_SECONDS,
+    )
+    if signals.received:
+        raise KeyboardInterrupt(signals.received)
+    messages = [line for line in _read_text(csv_file).splitlines() if line.startswith("==")]
+    printed = "\n".join([ended.output, *messages])
+    if ended.code != 0:
+        raise explain_ncu(ended, folder, printed)
+    if not csv_file.exists() or "No kernels were profiled" in printed:
+        complaints = "".join(f": {line}" for line in _list_complaints(printed)[:1])
+        raise MachineError(
+            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{complaints}",
+            hint=f"is the run on a CUDA device? The bench's own findings: trainstone report {path / 'points'}",
+        )
+    return aggregate_cores(read_ncu(csv_file, WANTED)).model_copy(update={"file": TABLE_NAME})
 
 
 def find_ncu(root: Path = ROOT) -> str:
@@ -169,22 +155,13 @@ def choose_metrics(listing: str) -> list[str]:
     return [name for name in chosen if name is not None]
 
 
-def ncu_command(
-    ncu: str,
-    config_file: Path,
-    out_folder: Path,
-    csv_file: Path,
-    *,
-    start: int,
-    iterations: int,
-    metrics: Iterable[str],
-) -> list[str]:
+def ncu_command(ncu: str, path: Path, start: int, iterations: int, metrics: Iterable[str]) -> list[str]:
     """Return the command line: ncu counts only between cudaProfilerStart and cudaProfilerStop."""
     command = [ncu, "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"]
-    command += ["--metrics", ",".join(metrics), "--log-file", str(csv_file)]
-    command += [sys.executable, "-P", "-m", "trainstone", "bench", str(config_file)]
+    command += ["--metrics", ",".join(metrics), "--log-file", str(path / TABLE_NAME)]
+    command += [*TRAINSTONE, "bench", str(path / "config.toml")]
     command += ["--iterations", str(start + iterations), "--set", f"measure.profiler_range=[{start},{iterations}]"]
-    return [*command, "--quiet", "--out", str(out_folder)]
+    return [*command, "--quiet", "--out", str(path / "points")]
 
 
 def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
@@ -211,11 +188,6 @@ def terminate_group(pid: int, notified: set[int]) -> None:
             os.killpg(pid, signal.SIGTERM)
 
 
-def _read_messages(csv_file: Path) -> str:
-    """Return what ncu wrote beside the table."""
-    return "\n".join(line for line in _read_text(csv_file).splitlines() if line.startswith("=="))
-
-
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -226,11 +198,6 @@ def _read_text(path: Path) -> str:
 def _list_complaints(printed: str) -> list[str]:
     found = re.findall(r"^==ERROR==\s*(.+)$", printed, re.MULTILINE)
     return [printable(line.strip())[:300] for line in found]
-
-
-def _quote_complaint(printed: str) -> str:
-    complaints = _list_complaints(printed)
-    return f": {complaints[0]}" if complaints else ""
 
 
 def _order_versions(path: Path) -> list[int]:

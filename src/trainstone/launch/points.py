@@ -1,6 +1,7 @@
 """What a sweep runs: lists from flags become points, each a checked configuration, in shuffled order. Runs nothing."""
 
 import random
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -102,11 +103,11 @@ def parse_batch_sizes(text: str) -> list[int]:
     sizes = []
     for part in text.split(","):
         size = part.strip()
-        digits = size.lstrip("0") if size.isascii() and size.isdecimal() else ""
-        if not digits or len(digits) >= len(str(LARGEST_BATCH)):  # int() refuses thousands of digits
+        # int() refuses thousands of digits
+        if not re.fullmatch(r"0*[1-9][0-9]{0,8}", size):
             told = f"{quote(size)!r} is no whole number above 0 and below {LARGEST_BATCH:,}"
             raise ConfigError(f"--batch-sizes {quote(text)}: {told}", hint="for example --batch-sizes 1,2,4,8")
-        sizes.append(int(digits))
+        sizes.append(int(size.lstrip("0")))
     refuse_repeated("--batch-sizes", sizes)
     return sizes
 

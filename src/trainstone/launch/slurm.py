@@ -1,6 +1,6 @@
 """Write the batch script of `trainstone launch slurm` from its options and the system file.
 
-The text is templates/job.sh.j2. slurm_job.py submits and follows it; fleet.py runs it on each node of a partition.
+The text is templates/job.sh.j2. slurm_job.py submits and follows it, as one job or on each node of a partition.
 """
 
 import re

@@ -1,18 +1,20 @@
 """Supervise a process: it cannot outlive us, its ranks' progress is relayed, stop signals are passed on to it."""
 
 import os
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from trainstone.launch.following import Tail
+from trainstone.files import write_atomically
 from trainstone.machine.launched import FOLDER, LAUNCH, PROGRESS, end_with_parent, without_launch
 from trainstone.machine.signals import StopSignals
 
@@ -22,6 +24,7 @@ END_SECONDS = 5.0
 
 Stop = Callable[[int, set[int]], None]
 """Passes a stop signal on to process `pid`; the set holds the processes that were notified before."""
+LOG, SCRIPT = "engine.log", "start.sh"
 
 
 class Ended(NamedTuple):
@@ -32,12 +35,19 @@ class Ended(NamedTuple):
     output: str
 
 
-def terminate_once(pid: int, notified: set[int]) -> None:
-    """Send SIGTERM once: a second one could end the process before it has written its results."""
-    if pid not in notified:
-        notified.add(pid)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+def send_once(number: signal.Signals) -> Stop:
+    """Return what sends a signal once: a second one could end the process before it has written its results."""
+
+    def send(pid: int, notified: set[int]) -> None:
+        if pid not in notified:
+            notified.add(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    return send
+
+
+terminate_once = send_once(signal.SIGTERM)
 
 
 def supervise(
@@ -57,7 +67,7 @@ def supervise(
     """
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    progress, prefix = Tail(folder / PROGRESS, from_end=True), f"{label} · " if label else ""
+    progress, prefix = Tail(folder / PROGRESS), f"{label} · " if label else ""
     notified: set[int] = set()
     patience = grace_seconds
     with (folder / log_name).open("ab") as log:
@@ -111,14 +121,15 @@ def end_all(process: subprocess.Popen[bytes], launch: str | None) -> None:
 
 def find_processes(launch: str) -> list[psutil.Process]:
     """Return the processes here that belong to a launch, by their environment: engines change sessions and parents."""
-    return [process for process in psutil.process_iter() if _belongs(process, launch)]
+    return [process for process in psutil.process_iter() if read_environment(process).get(LAUNCH) == launch]
 
 
-def _belongs(process: psutil.Process, launch: str) -> bool:
+def read_environment(process: psutil.Process) -> dict[str, str]:
+    """Return the environment of a process; of one that is gone meanwhile, or another user's, nothing."""
     try:
-        return process.environ().get(LAUNCH) == launch
-    except (OSError, psutil.Error):  # gone meanwhile, or another user's
-        return False
+        return dict(process.environ())
+    except (OSError, psutil.Error):
+        return {}
 
 
 def read_since(path: Path, place: int) -> str:
@@ -129,3 +140,82 @@ def read_since(path: Path, place: int) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launcher runs."""
+
+    engine: str
+    """local or mpi."""
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """What is added to that of the launcher."""
+    prologue: tuple[str, ...] = ()
+    """Shell lines before."""
+    attempts: int = 1
+    """How often the launcher itself may start it."""
+    notes: tuple[str, ...] = field(default=())
+    """For the user, before the start."""
+
+
+def write_script(plan: Plan) -> str:
+    """Return what is run as a shell script that can be read, kept and run again."""
+    lines = [
+        "#!/bin/bash",
+        f"# What `trainstone launch {plan.engine}` runs here.",
+        f"cd {shlex.quote(str(Path.cwd()))}",
+    ]
+    exported = {name: shlex.quote(value) for name, value in plan.environment.items()}
+    # Run again by hand it is another launch, which a run that is still under way refuses.
+    exported[LAUNCH] = f'"${{{LAUNCH}:-{plan.engine}-$$}}"'
+    lines += [f"export {name}={value}" for name, value in exported.items()]
+    lines += [*plan.prologue, f"exec {shlex.join(plan.command)}"]
+    return "\n".join(lines) + "\n"
+
+
+def run_plan(plan: Plan, run: Path, signals: StopSignals) -> Generator[str, None, Ended]:
+    """Run an engine to its end and yield the lines of progress of its ranks; return its code and what it printed."""
+    script = run / FOLDER / SCRIPT
+    write_atomically(script, write_script(plan))
+    # A prologue is for a login shell: that is where `module` is known.
+    command = ["bash", "-l", str(script)] if plan.prologue else list(plan.command)
+    return (yield from supervise(command, plan.environment, run, LOG, signals, stop=STOPS[plan.engine]))
+
+
+def stop_local(engine: int, told: set[int]) -> None:
+    """Send SIGTERM to each rank once: torchrun itself would give them 30 seconds, then kill them while they write."""
+    with suppress(psutil.Error):
+        for rank in psutil.Process(engine).children():
+            if rank.pid not in told and "LOCAL_RANK" in read_environment(rank):
+                told.add(rank.pid)
+                rank.send_signal(signal.SIGTERM)
+
+
+# mpirun passes SIGUSR1 on to ranks on all hosts; a SIGTERM would kill them.
+STOPS: dict[str, Stop] = {"local": stop_local, "mpi": send_once(signal.SIGUSR1)}
+
+
+class Tail:
+    """Reads what was added since it was made, or since the last time; the file may come late or be replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        found = path.stat() if path.exists() else None
+        self._inode = found.st_ino if found else None
+        self._place = found.st_size if found else 0
+
+    def read(self) -> list[str]:
+        """Return the new whole lines; what has no end yet comes with its end."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._place:
+                    self._inode, self._place = found.st_ino, 0
+                file.seek(self._place)
+                added = file.read()
+        except OSError:  # not there yet, or a network's file system that has a moment
+            return []
+        whole = added[: added.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return whole.decode("utf-8", "replace").splitlines()

@@ -16,8 +16,8 @@ from trainstone.files import write_atomically
 from trainstone.launch.child_runs import ChildEnd, ChildRun, child_command, name_folder, run_children
 from trainstone.launch.points import Plan, PlannedPoint, configure, settle
 from trainstone.launch.timehistory import write_timehistory
+from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
-from trainstone.machine.oom import Kills, count_kills, may_be_memory
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Result, Status
 from trainstone.results.store import read_if_there, read_result
@@ -49,7 +49,7 @@ class PointRun(NamedTuple):
 
     verb: str
     point: PlannedPoint
-    kills: Kills
+    kills: dict[str, int]
     """The kernel's count before it."""
 
 
@@ -111,7 +111,7 @@ class Work:
         self.learn_from(child)
         write_timehistory(self.run.path / folder, self.run.path / "original/throughput_data" / f"{point.name}.log")
 
-    def judge_failure(self, point: PlannedPoint, row: SweepRow, ended: ChildEnd, kills: Kills) -> None:
+    def judge_failure(self, point: PlannedPoint, row: SweepRow, ended: ChildEnd, kills: dict[str, int]) -> None:
         """Tell out of memory, which ends a curve, from what concerns this point alone or all of them."""
         assert ended.error is not None
         told = ended.error.message
@@ -127,7 +127,7 @@ class Work:
             ended.check(point.label)
         self.keep(point, row, status="failed", note=told, exit_code=ended.code)
 
-    def ran_out_of_memory(self, row: SweepRow, ended: ChildEnd, kills: Kills) -> bool:
+    def ran_out_of_memory(self, row: SweepRow, ended: ChildEnd, kills: dict[str, int]) -> bool:
         """By what the child wrote; where the kernel killed it, by the kernel's counters."""
         if ended.code == -signal.SIGKILL:
             return may_be_memory(kills, count_kills())

@@ -11,9 +11,11 @@ from tempfile import TemporaryDirectory
 from trainstone.config.load import load_system
 from trainstone.config.schema import Config
 from trainstone.config.system import System
-from trainstone.errors import ConfigError
+from trainstone.errors import ConfigError, ResultError
 from trainstone.launch.child_runs import TRAINSTONE, explain_end
-from trainstone.machine.launched import ALONE_VERBS, FOLDER, RUN, VERBS, without_launch
+from trainstone.machine.launched import ALONE_VERBS, FOLDER, LAUNCH, RANKS, RUN, VERBS, forget_attempt, without_launch
+from trainstone.machine.ranks import BIND
+from trainstone.results.store import name_run, read_result, refuse_running
 
 WITHOUT_SYSTEM = ("eval",)
 """Those that take no --system: the weights bring their configuration. The launcher takes the geometry from it."""
@@ -113,3 +115,26 @@ def _find_value(words: Sequence[str], name: str) -> str | None:
         elif word.startswith(f"{name}="):
             value = word.partition("=")[2]
     return value
+
+
+def prepare_folder(verb: Verb, suffix: str = "") -> Path:
+    """Make the folder of a run with launch/ in it, or open that of a run to be resumed; return its absolute path.
+
+    `suffix` is appended to the recipe's name in the name of a new folder.
+    """
+    if verb.resume is not None:
+        refuse_running(verb.resume, read_result(verb.resume))  # which says what is wrong where this is no run
+    run = (verb.resume or verb.out / name_run(f"{verb.config.name}{suffix}")).absolute()
+    try:
+        (run / FOLDER).mkdir(parents=True, exist_ok=verb.resume is not None)
+        forget_attempt(run)
+    except OSError as err:
+        raise ResultError(
+            f"cannot write run folder {run}: {err.strerror or err}", hint="choose another folder with --out DIR"
+        ) from err
+    return run
+
+
+def rank_environment(run: Path, launch: str, *, ranks: int, bind: bool) -> dict[str, str]:
+    """Return the variables that every rank gets."""
+    return {RUN: str(run), LAUNCH: launch, RANKS: str(ranks)} | ({BIND: "cores"} if bind else {})

@@ -1,18 +1,20 @@
-"""What this process may use: CPU cores (affinity, topology, cgroup quota) and memory (cgroup limit).
+"""What this process may use: CPU cores (affinity, topology, cgroup quota) and memory (cgroup limit), and whether the
+kernel killed a process for lack of memory.
 
 Also the readers of /proc and /sys text that its neighbours share. Nothing here raises when a file is missing,
 unreadable or nonsense: what cannot be read is None. It does not describe the machine (facts.py does).
 """
 
-import importlib
 import math
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trainstone.machine.affinity import read_affinity
-
+# The CPUs this process was given at its start. With OMP_PROC_BIND set, importing torch binds the main thread to one
+# core; asked later, the system would say that we have only that one. So the command line notes the set, in a variable
+# that a child process inherits.
+GIVEN_CPUS = "TRAINSTONE_CPUS"
 CPU_FOLDER = "sys/devices/system/cpu"
 MAX_CPU_NUMBER = 65_535  # Linux builds for at most 8192 CPUs; a list that names more is nonsense
 UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number just below 2**63
@@ -49,14 +51,6 @@ def read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0 \t\r\n") or None
     except (OSError, ValueError):
         return None
-
-
-def exists(path: Path) -> bool:
-    """Tell whether a file is there and may be seen."""
-    try:
-        return path.exists()
-    except OSError:  # a folder on the way is closed to us
-        return False
 
 
 def parse_int(text: str | None) -> int | None:
@@ -153,13 +147,47 @@ class OpenFile:
         os.close(self._descriptor)
 
 
+def remember_affinity() -> None:
+    """Note the CPUs we may use now; call it before torch is imported."""
+    if hasattr(os, "sched_getaffinity"):
+        os.environ[GIVEN_CPUS] = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0)))
+
+
+def given_affinity() -> frozenset[int] | None:
+    """Return the noted CPUs; None: nothing was noted."""
+    try:
+        return frozenset(int(cpu) for cpu in os.environ[GIVEN_CPUS].split(","))
+    except (KeyError, ValueError):
+        return None
+
+
+def read_affinity(pid: int = 0) -> frozenset[int]:
+    """Return the CPUs a process may run on, its cpuset included; empty where the system cannot tell."""
+    given = given_affinity() if pid in (0, os.getpid()) else None
+    if given:
+        return given
+    ask = getattr(os, "sched_getaffinity", None)
+    try:
+        return frozenset(ask(pid)) if ask else frozenset()
+    except OSError:
+        return frozenset()
+
+
+def restore_affinity() -> None:
+    """Take the noted CPUs back."""
+    cpus = given_affinity()
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+
+
 def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = None) -> Cores:
     """Count the cores this process may use: its affinity, by core, held down by its cgroup's CPU quota."""
     cpus = read_affinity() if affinity is None else frozenset(affinity)
     siblings = [read_siblings(cpu, root) for cpu in cpus]
     logical, physical = len(cpus), len(set(siblings)) if all(siblings) else None
     if not cpus:  # macOS, Windows
-        psutil = importlib.import_module("psutil")
+        import psutil
+
         logical = psutil.cpu_count() or os.cpu_count() or 1
         physical = psutil.cpu_count(logical=False)
     quota = _read_quota(root)
@@ -169,38 +197,17 @@ def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = N
     return Cores(logical, physical, quota, max(1, threads))
 
 
-def memory_total_bytes(root: Path = Path("/")) -> int | None:
-    """Return the machine's memory."""
-    total = read_meminfo_bytes("MemTotal", root)
-    if total is None and root == Path("/"):
-        return int(importlib.import_module("psutil").virtual_memory().total)
-    return total
-
-
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """Return the tightest memory limit that a cgroup sets for this process, or None without one."""
     return min((limit for limit, _ in _read_memory_groups(root)), default=None)
 
 
-def memory_available_bytes(root: Path = Path("/")) -> int | None:
+def memory_available_bytes(root: Path = Path("/")) -> int:
     """Return how much memory this process can still take without swapping or being killed by its cgroup."""
-    found = [max(0, limit - used) for limit, used in _read_memory_groups(root) if used is not None]
-    free = read_meminfo_bytes("MemAvailable", root)
-    if free is not None:
-        found.append(free)
-    elif root == Path("/"):
-        found.append(int(importlib.import_module("psutil").virtual_memory().available))
-    return min(found, default=None)
+    import psutil  # not needed for --help
 
-
-def read_meminfo_bytes(key: str, root: Path = Path("/")) -> int | None:
-    """Return one line of /proc/meminfo in bytes."""
-    for line in (read_text(root / "proc/meminfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name == key:
-            kibibytes = parse_int(value.removesuffix("kB").strip())
-            return None if kibibytes is None else kibibytes * 1024
-    return None
+    free = int(psutil.virtual_memory().available)
+    return min([free, *(max(0, limit - used) for limit, used in _read_memory_groups(root) if used is not None)])
 
 
 def _read_quota(root: Path) -> float | None:
@@ -208,13 +215,9 @@ def _read_quota(root: Path) -> float | None:
     quotas = []
     for folder in cgroup_folders("cpu", root):
         quota_text, _, period_text = (read_text(folder / "cpu.max") or "").partition(" ")  # v2: "50000 100000"
-        pairs = [
-            (parse_int(quota_text), parse_int(period_text)),  # "max" means no limit and does not parse
-            (
-                read_int(folder / "cpu.cfs_quota_us"),
-                read_int(folder / "cpu.cfs_period_us"),
-            ),  # v1: -1 is no limit
-        ]
+        v1 = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+        # No limit, "max" or -1, is no count.
+        pairs = ((parse_int(quota_text), parse_int(period_text)), v1)
         quotas += [quota / period for quota, period in pairs if quota and period]
     return min(quotas, default=None)
 
@@ -285,3 +288,19 @@ def _cgroup_mounts(controllers: str, controller: str, root: Path) -> list[tuple[
         if same_kind and (not controllers or controller in after[2].split(",")):
             mounts.append((before[3], before[4].replace("\\040", " ")))
     return mounts or [("/", f"/sys/fs/cgroup/{controllers}".rstrip("/"))]
+
+
+def count_kills(root: Path = Path("/")) -> dict[str, int]:
+    """Return the counters of processes killed for memory that can be read: the machine's, our cgroups'."""
+    files = [root / "proc/vmstat"]
+    files += [
+        folder / name for folder in cgroup_folders("memory", root) for name in ("memory.events", "memory.oom_control")
+    ]
+    counted = {str(file): read_keyed_int(file, "oom_kill") for file in files}
+    return {name: number for name, number in counted.items() if number is not None}
+
+
+def may_be_memory(before: dict[str, int], after: dict[str, int]) -> bool:
+    """Say whether a SIGKILL in between may have been for memory: a counter rose, or none can be read."""
+    known = before.keys() & after.keys()
+    return not known or any(after[name] > before[name] for name in known)

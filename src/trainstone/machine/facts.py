@@ -9,18 +9,18 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from trainstone import __version__
 from trainstone.machine.cpus import (
     CPU_FOLDER,
     available_cores,
-    exists,
     memory_limit_bytes,
-    memory_total_bytes,
     read_cpuinfo,
     read_governor,
     read_int,
@@ -66,63 +66,45 @@ CONTAINER_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".sing
 CONTAINER_CGROUPS = {"kubepods": "kubernetes", "libpod": "podman", "docker": "docker", "lxc": "lxc"}
 
 
-def read_facts(
-    root: Path = Path("/"),
-    *,
-    nvml: Any = None,
-    environ: Mapping[str, str] | None = None,
-    affinity: Collection[int] | None = None,
-) -> dict[str, Any]:
-    """Describe this machine. `nvml` is a module like pynvml, which is imported here when not given."""
-    environ = os.environ if environ is None else environ
+def read_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Describe this machine."""
     here = root == Path("/")
     release = read_text(root / "etc/os-release") or ""
     pretty = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", release, re.MULTILINE)
-    devices, why_no_nvml = _read_nvidia(nvml)
+    devices, why_no_nvml = _read_nvidia()
     facts = {
         "host": read_text(root / "proc/sys/kernel/hostname") or (platform.node() if here else None),
         "os": pretty.group(1) if pretty else (platform.platform(terse=True) if here else None),
         "kernel": read_text(root / "proc/sys/kernel/osrelease") or (platform.release() if here else None),
-        "cpu": {**_read_cpu(root, here), "available": asdict(available_cores(root, affinity))},
-        "memory": {"total_bytes": memory_total_bytes(root), "limit_bytes": memory_limit_bytes(root)},
+        "cpu": {**_read_cpu(root, here), "available": asdict(available_cores(root))},
+        "memory": {"total_bytes": psutil.virtual_memory().total, "limit_bytes": memory_limit_bytes(root)},
         "virtualisation": _read_virtualisation(root),
-        "container": _read_container(root, environ),
-        "scheduler": _read_scheduler(environ),
+        "container": _read_container(root),
+        "scheduler": _read_scheduler(),
         "nvml": why_no_nvml,
     }
     return {**_without_absent(facts), "devices": devices + _read_other_gpus(root)}
 
 
-def read_software(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def read_software() -> dict[str, Any]:
     """Describe the software, without importing it, and the environment variables that change its speed."""
-    environ = os.environ if environ is None else environ
-    software: dict[str, Any] = {
-        "python": platform.python_version(),
-        "trainstone": __version__,
-        "libc": _read_libc(),
-    }
+    libc = " ".join(platform.libc_ver()).strip()
+    software: dict[str, Any] = {"python": platform.python_version(), "trainstone": __version__}
+    software |= {"libc": libc} if libc else {}
     for package in PACKAGES:
         try:
             software[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     software["environment"] = {
-        name: value for name, value in sorted(environ.items()) if SPEED_VARIABLES.fullmatch(name)
+        name: value for name, value in sorted(os.environ.items()) if SPEED_VARIABLES.fullmatch(name)
     }
-    return {key: value for key, value in software.items() if value is not None}
+    return software
 
 
 def _without_absent(facts: dict[str, Any]) -> dict[str, Any]:
     kept = {key: _without_absent(value) if isinstance(value, dict) else value for key, value in facts.items()}
     return {key: value for key, value in kept.items() if value is not None and value != {}}
-
-
-def _read_libc() -> str | None:
-    try:
-        name = os.confstr("CS_GNU_LIBC_VERSION")
-    except (AttributeError, OSError, ValueError):
-        name = None
-    return name or " ".join(platform.libc_ver()).strip() or None
 
 
 def _read_cpu(root: Path, here: bool) -> dict[str, Any]:
@@ -137,7 +119,7 @@ def _read_cpu(root: Path, here: bool) -> dict[str, Any]:
     flags = set((info.get("flags") or info.get("Features") or "").split())
     physical_cores = len(cores) or None
     if here and not cpus:
-        physical_cores = importlib.import_module("psutil").cpu_count(logical=False)
+        physical_cores = psutil.cpu_count(logical=False)
     return {
         "model": read_cpu_model(root),
         "vendor": info.get("vendor_id") or ARM_VENDORS.get(info.get("CPU implementer", "")),
@@ -180,12 +162,12 @@ def _read_virtualisation(root: Path) -> dict[str, Any]:
     }
 
 
-def _read_container(root: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+def _read_container(root: Path) -> dict[str, Any]:
     """Name the container we seem to be in, with every sign seen: one may be left over from an image."""
-    seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if environ.get(name)]
-    if environ.get("container"):  # set by podman, systemd-nspawn and lxc
-        seen.append((environ["container"], "variable container"))
-    seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if exists(root / name)]
+    seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if os.environ.get(name)]
+    if kind := os.environ.get("container"):  # noqa: SIM112  as podman, systemd-nspawn and lxc write it
+        seen.append((kind, "variable container"))
+    seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if os.access(root / name, os.F_OK)]
     for source in ("proc/1/cgroup", "proc/self/cgroup"):
         text = read_text(root / source) or ""
         seen += [(kind, f"/{source}") for word, kind in CONTAINER_CGROUPS.items() if word in text]
@@ -197,18 +179,18 @@ def _read_container(root: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     return {"kind": seen[0][0], "seen_by": [f"{where} ({kind})" for kind, where in seen]}
 
 
-def _read_scheduler(environ: Mapping[str, str]) -> dict[str, Any]:
+def _read_scheduler() -> dict[str, Any]:
     for kind, keys in SCHEDULERS.items():
-        values = {key: environ.get(name) for key, name in keys.items()}
+        values = {key: os.environ.get(name) for key, name in keys.items()}
         if next(iter(values.values())):
             return {"kind": kind, **values}
-    return {"kind": "kubernetes", "pod": environ.get("HOSTNAME")} if "KUBERNETES_SERVICE_HOST" in environ else {}
+    return {"kind": "kubernetes", "pod": os.environ.get("HOSTNAME")} if "KUBERNETES_SERVICE_HOST" in os.environ else {}
 
 
-def _read_nvidia(nvml: Any) -> tuple[list[dict[str, Any]], str | None]:
+def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:
     """Return the NVIDIA devices, or why there are none."""
     try:
-        nvml = importlib.import_module("pynvml") if nvml is None else nvml
+        nvml = importlib.import_module("pynvml")
     except ImportError as error:
         return [], f"no NVML library for Python: {error}"
     try:

@@ -3,6 +3,7 @@
 Only reads /proc and /sys, twice a run; changes no setting and times no step. What the machine is: facts.py.
 """
 
+import math
 import os
 import re
 import time
@@ -11,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trainstone.machine.affinity import read_affinity
 from trainstone.machine.cpus import (
     CPU_FOLDER,
     cgroup_folders,
     parse_cpu_ticks,
+    read_affinity,
     read_governor,
     read_int,
     read_keyed_int,
@@ -35,20 +36,14 @@ MIN_WINDOW_SECONDS = 0.5  # /proc/stat counts in hundredths of a second: a short
 
 @dataclass(frozen=True)
 class Pressure:
-    """The counters of one moment. CPU times are sums over the CPUs we may use, since boot."""
+    """The counters of one moment."""
 
     monotonic_seconds: float
     num_cpus: int | None = None
     loadavg_1min: float | None = None
-    total_cpu_seconds: float | None = None
-    process_cpu_seconds: float | None = None
-    steal_cpu_seconds: float | None = None
-    own_cpu_seconds: float | None = None
-    cpu_pressure_seconds: float | None = None
-    memory_pressure_seconds: float | None = None
-    io_pressure_seconds: float | None = None
-    quota_stopped_seconds: float | None = None
-    throttle_count: int | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """What only grows; absent: not measured. total, process, steal, own: CPU seconds since boot, summed over the CPUs
+    we may use; cpu, memory, io: seconds that tasks waited for it; quota: seconds stopped by it; throttles: events."""
     governor: str | None = None
     others: Mapping[tuple[int, int], tuple[str, float]] = field(default_factory=dict, repr=False)
     """CPU seconds of each process that is not ours: (pid, start time) -> (name, seconds)."""
@@ -104,39 +99,39 @@ def read_pressure(
     ticks = parse_cpu_ticks(read_text(root / "proc/stat"), cpus)
     processes = _read_processes(root)
     ours = {process for process in processes.values() if _is_ours(process, processes, pids)}
-    own_ticks = sum(process.ticks + process.ended_children_ticks for process in ours)
+    counters = {
+        "total": _to_seconds(ticks.total) if ticks else None,
+        "process": _to_seconds(ticks.process) if ticks else None,
+        "steal": _to_seconds(ticks.steal) if ticks else None,
+        "own": _to_seconds(sum(one.ticks + one.ended_children_ticks for one in ours)) if ours else None,
+        **{kind: _read_stall_seconds(root / "proc/pressure" / kind) for kind in ("cpu", "memory", "io")},
+        "quota": _read_quota_stops(root),
+        "throttles": _read_throttle_count(root),
+    }
     return Pressure(
         monotonic_seconds=now(),
         num_cpus=ticks.num_cpus if ticks else None,
         loadavg_1min=_read_load(root),
-        total_cpu_seconds=_to_seconds(ticks.total) if ticks else None,
-        process_cpu_seconds=_to_seconds(ticks.process) if ticks else None,
-        steal_cpu_seconds=_to_seconds(ticks.steal) if ticks else None,
-        own_cpu_seconds=_to_seconds(own_ticks) if ours else None,
-        cpu_pressure_seconds=_read_stall_seconds(root / "proc/pressure/cpu"),
-        memory_pressure_seconds=_read_stall_seconds(root / "proc/pressure/memory"),
-        io_pressure_seconds=_read_stall_seconds(root / "proc/pressure/io"),
-        quota_stopped_seconds=_read_quota_stops(root),
-        throttle_count=read_throttle_count(root),
+        counters={name: count for name, count in counters.items() if count is not None},
         governor=read_governor(root),
         others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in ours},
     )
 
 
-def read_throttle_count(root: Path = Path("/")) -> int | None:
+def _read_throttle_count(root: Path) -> int | None:
     """Sum all CPUs' counters of thermal throttling; only its growth means something."""
     paths = root.glob(f"{CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
     counts = [count for path in paths if (count := read_int(path)) is not None]
     return sum(counts) if counts else None
 
 
-def busiest_others(before: Pressure, after: Pressure, n: int = 3) -> tuple[str, ...]:
-    """Name the other processes that used most CPU between two snapshots, at least 1 % of a core each."""
+def busiest_others(before: Pressure, after: Pressure) -> tuple[str, ...]:
+    """Name the three other processes that used most CPU between two snapshots, at least 1 % of a core each."""
     used: dict[str, float] = {}
     for key, (name, seconds) in after.others.items():
         used[name] = used.get(name, 0.0) + seconds - before.others.get(key, (name, 0.0))[1]
     floor = 0.01 * (after.monotonic_seconds - before.monotonic_seconds)
-    return tuple(name for name in sorted(used, key=lambda name: -used[name])[:n] if used[name] > floor)
+    return tuple(name for name in sorted(used, key=lambda name: -used[name])[:3] if used[name] > floor)
 
 
 def grade_noise(
@@ -152,17 +147,29 @@ def grade_noise(
     `step_variation_percent`: robust spread (1.4826 MAD / median) of the steady steps; `drifting`: they never
     became steady; `throttled`: a device's telemetry shows it held back by heat or a power brake.
     """
+    elapsed_seconds = after.monotonic_seconds - before.monotonic_seconds
+    grown = {
+        name: count - before.counters[name]
+        for name, count in after.counters.items()
+        if count >= before.counters.get(name, math.inf)  # backwards: a CPU or a file vanished
+    }
+
+    def share(name: str, of_seconds: float = elapsed_seconds) -> float | None:
+        if name not in grown or of_seconds < MIN_WINDOW_SECONDS:
+            return None
+        return min(100.0, 100 * grown[name] / of_seconds)
+
     noise = Noise(
         grade="A",
         reasons=(),
-        steal_percent=_share(before.steal_cpu_seconds, after.steal_cpu_seconds, _total_grown(before, after)),
-        others_percent=_share_of_others(before, after),
-        pressure_percent=_share_of_time("cpu_pressure_seconds", before, after),
-        memory_pressure_percent=_share_of_time("memory_pressure_seconds", before, after),
-        io_pressure_percent=_share_of_time("io_pressure_seconds", before, after),
-        quota_percent=_share_of_time("quota_stopped_seconds", before, after),
+        steal_percent=share("steal", grown.get("total", 0.0)),
+        others_percent=_share_of_others(grown, elapsed_seconds) if before.num_cpus == after.num_cpus else None,
+        pressure_percent=share("cpu"),
+        memory_pressure_percent=share("memory"),
+        io_pressure_percent=share("io"),
+        quota_percent=share("quota"),
         step_variation_percent=step_variation_percent,
-        throttle_events=_grown(before.throttle_count, after.throttle_count),
+        throttle_events=int(grown["throttles"]) if "throttles" in grown else None,
         load_before=before.loadavg_1min,
         governor=after.governor,
     )
@@ -200,47 +207,15 @@ def _find_doubts(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> list[
     return doubts
 
 
-def _grown(before: int | None, after: int | None) -> int | None:
-    """Return a counter's growth; None if unmeasured or if it went backwards (a CPU or a file vanished)."""
-    return None if before is None or after is None or after < before else after - before
-
-
-def _share(before: float | None, after: float | None, whole_seconds: float) -> float | None:
-    if before is None or after is None or after < before or whole_seconds < MIN_WINDOW_SECONDS:
-        return None
-    return min(100.0, 100 * (after - before) / whole_seconds)
-
-
-def _share_of_time(name: str, before: Pressure, after: Pressure) -> float | None:
-    elapsed_seconds = after.monotonic_seconds - before.monotonic_seconds
-    return _share(getattr(before, name), getattr(after, name), elapsed_seconds)
-
-
-def _total_grown(before: Pressure, after: Pressure) -> float:
-    return (after.total_cpu_seconds or 0.0) - (before.total_cpu_seconds or 0.0)
-
-
-def _share_of_others(before: Pressure, after: Pressure) -> float | None:
+def _share_of_others(grown: Mapping[str, float], elapsed_seconds: float) -> float | None:
     """Return the CPU time of processes that are not ours, in percent of one core.
 
     A PID namespace hides other processes but not their time in /proc/stat. Interrupts belong to nobody: they
     are left out. The kernel rounds the two sources differently, hence never below zero.
     """
-    counters = (
-        before.process_cpu_seconds,
-        after.process_cpu_seconds,
-        before.own_cpu_seconds,
-        after.own_cpu_seconds,
-    )
-    elapsed_seconds = after.monotonic_seconds - before.monotonic_seconds
-    if elapsed_seconds < MIN_WINDOW_SECONDS or before.num_cpus != after.num_cpus:
+    if elapsed_seconds < MIN_WINDOW_SECONDS or not {"process", "own"} <= grown.keys():
         return None
-    busy_before, busy_after, own_before, own_after = counters
-    if busy_before is None or busy_after is None or own_before is None or own_after is None:
-        return None
-    if busy_after < busy_before or own_after < own_before:
-        return None
-    return max(0.0, 100 * (busy_after - busy_before - own_after + own_before) / elapsed_seconds)
+    return max(0.0, 100 * (grown["process"] - grown["own"]) / elapsed_seconds)
 
 
 def _to_seconds(ticks: int) -> float:

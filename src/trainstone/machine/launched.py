@@ -15,14 +15,12 @@ from typing import NamedTuple
 
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, LaunchError, PeerLostError, TrainstoneError
 from trainstone.files import dump_json, write_atomically
-from trainstone.machine.ranks import read_rank
+from trainstone.machine.ranks import BIND, read_rank
 
 RUN = "TRAINSTONE_RUN"
 """Absolute path of the run folder, the same for all ranks and all attempts."""
 LAUNCH = "TRAINSTONE_LAUNCH"
 """Name of this launch; a later attempt that has the same knows that the one before is over."""
-BIND = "TRAINSTONE_BIND"
-"""cores: ranks that compute on the CPU divide the cores of their host among themselves and stay on them."""
 RANKS = "TRAINSTONE_RANKS"
 """How many ranks the world has. A rank that finds another number has not heard its engine."""
 OWN = (RUN, LAUNCH, BIND, RANKS)
@@ -148,19 +146,18 @@ def leave_failure(err: Exception) -> None:
     run = launched_run()
     if run is None:
         return
-    rank = read_rank().number
-    known = isinstance(err, TrainstoneError)
+    told = err if isinstance(err, TrainstoneError) else TrainstoneError(f"{type(err).__name__}: {err}")
     failure = Failure(
-        rank=rank,
+        rank=read_rank().number,
         host=name_host(),
-        exit_code=err.exit_code if isinstance(err, TrainstoneError) else 1,
-        message=err.message if isinstance(err, TrainstoneError) else f"{type(err).__name__}: {err}",
-        hint=err.hint if isinstance(err, TrainstoneError) else None,
+        exit_code=told.exit_code,
+        message=told.message,
+        hint=told.hint,
         time_seconds=time.time(),
-        echo=known and isinstance(err, PeerLostError),
+        echo=isinstance(err, PeerLostError),
     )
     try:
-        write_atomically(run / FOLDER / FAILED.format(rank), dump_json(failure._asdict()))
+        write_atomically(run / FOLDER / FAILED.format(failure.rank), dump_json(failure._asdict()))
     except (OSError, TrainstoneError):
         return  # the engine's output has it as well
     if failure.echo:

@@ -1,12 +1,17 @@
-"""Which of how many processes this is and where they meet, as torchrun, Slurm, Open MPI or a PMI launcher tell it."""
+"""Which of how many processes this is and where they meet, as torchrun, Slurm, Open MPI or a PMI launcher tell it.
+
+Ranks of one host that compute on the CPU: each takes its fair share of the cores and stays on it.
+"""
 
 import os
 import re
 import zlib
+from collections.abc import Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.errors import LaunchError
-from trainstone.machine.affinity import read_affinity
+from trainstone.machine.cpus import read_affinity, read_siblings, remember_affinity
 
 
 class Variables(NamedTuple):
@@ -34,6 +39,8 @@ JOB_NAMES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 # Below the ports that Linux hands out by itself (32768 and above): seldom taken.
 FIRST_PORT, NUM_PORTS = 20000, 12000
 LOOPBACK = "127.0.0.1"
+BIND = "TRAINSTONE_BIND"
+"""cores: ranks that compute on the CPU divide the cores of their host among themselves and stay on them."""
 SET_BOTH = "set MASTER_ADDR (host of rank 0) and MASTER_PORT (a free port there), the same for all ranks"
 
 
@@ -88,10 +95,15 @@ def read_local(names: Variables) -> int:
 
 def count_sharing_ranks() -> int:
     """Return how many ranks share the cores this one may use: those of its host, unless each is bound to its own."""
-    names = find_launcher()
-    here = re.match(r"\d+", os.environ.get(names.local_world, "") if names else "")  # Slurm writes 4(x2) for two hosts
     bound = len(read_affinity()) < (os.cpu_count() or 1)
-    return 1 if bound or here is None else max(1, int(here.group()))
+    return 1 if bound else count_local_ranks()
+
+
+def count_local_ranks() -> int:
+    """Return how many ranks the launcher has started on this host."""
+    names = find_launcher()
+    told = re.match(r"\d+", os.environ.get(names.local_world, "") if names else "")  # Slurm writes 4(x2) for two hosts
+    return max(1, int(told.group())) if told else 1
 
 
 def read_meeting() -> Meeting:
@@ -137,3 +149,71 @@ def read_first_host(name: str, nodes: str) -> str:
     if first is None:
         raise LaunchError(f"{name}={nodes} is no list of hosts such as n[01-03,7],gpu5", hint=SET_BOTH)
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group())
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Return every host of a list: n01, n02, n03, n7, gpu5."""
+    found = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
+            names = [name + piece for name in names for piece in ([plain] if plain else expand_ranges(ranges))]
+        found += names
+    return found
+
+
+def expand_ranges(text: str) -> list[str]:
+    """Return 01, 02, 03, 7 of 01-03,7."""
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and last.isdecimal():
+            found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        else:
+            found.append(part)
+    return found
+
+
+def list_step_hosts() -> list[str]:
+    """Return the hosts of the Slurm step or job that this process belongs to; empty: there is none."""
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if os.environ.get(name):
+            return expand_hosts(os.environ[name])
+    return []
+
+
+def bind_cores(rank: Rank) -> None:
+    """Stay on this rank's share, where the launcher asks for it (TRAINSTONE_BIND); call it before threads are made."""
+    # Taken out: the share is taken once, and a child process has it already.
+    asked = os.environ.pop(BIND, None) == "cores"
+    sharing = count_local_ranks()
+    if not asked or sharing < 2 or is_bound_by_slurm() or not hasattr(os, "sched_setaffinity"):
+        return
+    cores = list_cores(read_affinity())
+    if cores:
+        os.sched_setaffinity(0, share_cores(cores, sharing, rank.local))
+        remember_affinity()
+
+
+def is_bound_by_slurm() -> bool:
+    """Say whether Slurm has given each rank cores of its own."""
+    kind = os.environ.get("SLURM_CPU_BIND_TYPE", "none")
+    return bool(kind) and not kind.startswith("none")
+
+
+def list_cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:
+    """Return the physical cores of these CPUs, in their order; each with those of its threads that we may use."""
+    cores = {(read_siblings(cpu, root) or frozenset({cpu})) & frozenset(cpus) for cpu in cpus}
+    return sorted((core for core in cores if core), key=min)
+
+
+def share_cores(cores: list[frozenset[int]], ranks: int, number: int) -> frozenset[int]:
+    """Return the CPUs of one of several ranks: neighbours, as many as the others have or one core more.
+
+    More ranks than cores share them in turn.
+    """
+    if ranks > len(cores):
+        return cores[number % len(cores)]
+    number %= ranks
+    mine = cores[number * len(cores) // ranks : (number + 1) * len(cores) // ranks]
+    return frozenset().union(*mine)

@@ -61,8 +61,8 @@ def candidate_precisions(device: torch.device) -> list[str]:
         return ["fp32", "tf32", "bf16", "fp16"]
     if device.type != "cpu":
         return ["fp32", "bf16", "fp16"]
-    claimed = [name for name, checks in CPU_SIXTEEN_BIT.items() if any(_cpu_claims(check) for check in checks)]
-    return ["fp32", *claimed]
+    probes = {name: [getattr(torch.cpu, check, bool) for check in checks] for name, checks in CPU_SIXTEEN_BIT.items()}
+    return ["fp32", *(name for name, checks in probes.items() if any(check() for check in checks))]
 
 
 def reset_peaks(device: torch.device) -> None:
@@ -135,8 +135,3 @@ class UnsupportedReader:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _cpu_claims(check: str) -> bool:
-    probe = getattr(torch.cpu, check, None)
-    return bool(probe and probe())

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ class Work:
     """What one forward and backward pass does, at the batch size it was counted with."""
 
     flops: int
-    forward_flops: int
     bytes_moved: int
     saved_tensor_bytes: tuple[int, ...]
     """Storages that autograd keeps from forward to backward, each once, without parameters; largest first."""
@@ -58,33 +57,14 @@ class Work:
     """Parameters that get a gradient."""
     ops: tuple[Op, ...]
 
-    @property
-    def saved_for_backward_bytes(self) -> int:
-        return sum(self.saved_tensor_bytes)
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """The least time a device needs: operators bound by arithmetic, operators bound by memory, and both."""
-
-    compute_seconds: float
-    memory_seconds: float
-    total_seconds: float
-
-
-class _Call(NamedTuple):
-    name: str
-    input_shapes: tuple[Shape, ...]
-    flops: int
-    bytes_moved: int
-
 
 class CallCounter(TorchDispatchMode):
     """Count the operator calls made while it is entered; calls that neither compute nor move are left out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[_Call] = Counter()
+        self.calls: Counter[tuple[str, tuple[Shape, ...], int, int]] = Counter()
+        """How often: (operator, shapes of its inputs, FLOPs, bytes moved)."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -94,11 +74,8 @@ class CallCounter(TorchDispatchMode):
         bytes_moved = _bytes_moved(func, args, kwargs, out)
         if flops or bytes_moved:
             shapes = tuple(tuple(tensor.shape) for tensor in _tensors((args, kwargs)))
-            self.calls[_Call(str(func), shapes, flops, bytes_moved)] += 1
+            self.calls[str(func), shapes, flops, bytes_moved] += 1
         return out
-
-    def flops(self) -> int:
-        return sum(call.flops * count for call, count in self.calls.items())
 
 
 def count_work(run_step: Callable[[], Tensor]) -> Work:
@@ -117,15 +94,11 @@ def count_work(run_step: Callable[[], Tensor]) -> Work:
     with CallCounter() as counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = run_step()
-        if loss.grad_fn is None or loss.numel() != 1:
-            raise ValueError(f"run_step must return a scalar loss with a gradient, not shape {tuple(loss.shape)}")
-        forward_flops = counter.flops()
         parameters = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in _leaves(loss)}
         loss.backward()
     ops = list_ops(counter)
     return Work(
-        flops=counter.flops(),
-        forward_flops=forward_flops,
+        flops=sum(op.flops for op in ops),
         bytes_moved=sum(op.bytes_moved for op in ops),
         saved_tensor_bytes=tuple(sorted((saved[key] for key in saved.keys() - parameters.keys()), reverse=True)),
         parameter_bytes=sum(parameters.values()),
@@ -136,8 +109,8 @@ def count_work(run_step: Callable[[], Tensor]) -> Work:
 def list_ops(counter: "CallCounter") -> tuple[Op, ...]:
     """Return what was called, with what all calls of it did."""
     return tuple(
-        Op(call.name, call.input_shapes, count, call.flops * count, call.bytes_moved * count)
-        for call, count in counter.calls.items()
+        Op(name, shapes, count, flops * count, moved * count)
+        for (name, shapes, flops, moved), count in counter.calls.items()
     )
 
 
@@ -146,12 +119,15 @@ def count_forward(run_forward: Callable[[], Tensor]) -> Work:
     with CallCounter() as counter, torch.no_grad():
         run_forward()
     ops = list_ops(counter)
-    flops, moved = counter.flops(), sum(op.bytes_moved for op in ops)
-    return Work(flops, flops, moved, saved_tensor_bytes=(), parameter_bytes=0, ops=ops)
+    flops, moved = sum(op.flops for op in ops), sum(op.bytes_moved for op in ops)
+    return Work(flops, moved, saved_tensor_bytes=(), parameter_bytes=0, ops=ops)
 
 
-def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: float) -> Roofline:
-    """Add up the operators' least times: each takes as long as its arithmetic or its traffic, whichever is longer."""
+def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: float) -> tuple[float, float]:
+    """Add up the operators' least times: each takes as long as its arithmetic or its traffic, whichever is longer.
+
+    Returns the seconds of operators bound by arithmetic, and of those bound by memory.
+    """
     compute_seconds = memory_seconds = 0.0
     for op in ops:
         arithmetic, traffic = op.flops / peak_flops, op.bytes_moved / bytes_per_second
@@ -159,24 +135,18 @@ def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: flo
             compute_seconds += arithmetic
         else:
             memory_seconds += traffic
-    return Roofline(compute_seconds, memory_seconds, compute_seconds + memory_seconds)
+    return compute_seconds, memory_seconds
 
 
-def estimate_training_bytes(
-    work: Work, batch_scale: float, *, optimizer_slots: int = 1, heap_block_bytes: float = math.inf
-) -> int:
-    """Estimate the resident memory of training on a CPU, without what the interpreter and the libraries take.
+def estimate_training_bytes(work: Work, heap_block_bytes: float = math.inf) -> int:
+    """Estimate the resident memory of training with momentum, without what the interpreter and the libraries take.
 
-    `batch_scale` is the wanted batch over the counted one. What does not grow with the batch, as the weights
-    that autocast copies, is scaled too: with autocast count at the wanted batch, it costs no more.
-    `optimizer_slots` is 1 for momentum, 2 for Adam. `heap_block_bytes` is infinite where glibc keeps freed
-    memory (machine/allocator.py), else GLIBC_HEAP_BLOCK_BYTES; 0 leaves the holes out (other allocators: the
-    estimate is then a lower bound).
+    `heap_block_bytes` is infinite where glibc keeps freed memory (machine/allocator.py), else GLIBC_HEAP_BLOCK_BYTES;
+    0 leaves the holes out (other allocators: the estimate is then a lower bound).
     """
-    saved = [size * batch_scale for size in work.saved_tensor_bytes]
-    in_heap = [size for size in saved if size <= heap_block_bytes]
+    in_heap = [size for size in work.saved_tensor_bytes if size <= heap_block_bytes]
     holes = HEAP_HOLES_FACTOR * sum(in_heap[:HEAP_HOLES_BLOCKS])
-    return round(work.parameter_bytes * (2 + optimizer_slots) + sum(saved) + holes)
+    return round(work.parameter_bytes * 3 + sum(work.saved_tensor_bytes) + holes)
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:

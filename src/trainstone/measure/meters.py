@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from trainstone.machine import cpus
-from trainstone.machine.affinity import read_affinity
 from trainstone.results.samples import Reading
 
 # Clocks and throttle counters are read on so many cores at most, evenly spread: a read may disturb a core.
@@ -93,7 +92,7 @@ class CpuReader:
     ) -> None:
         self.unsupported: list[str] = []
         self._now = now
-        self._cpus = sorted(read_affinity() if available is None else available)
+        self._cpus = sorted(cpus.read_affinity() if available is None else available)
         self._rapl = _Rapl(root, self.unsupported)
         self.meter = f"RAPL {'+'.join(self._rapl.names)}" if self._rapl.names else None
         cores = _choose_cores(self._cpus, root)
@@ -201,20 +200,20 @@ def _find_sensors(root: Path) -> list[Path]:
 
 
 class NvmlReader:
-    """One NVIDIA device, by UUID or NVML index (not torch's, which CUDA_VISIBLE_DEVICES changes)."""
+    """One NVIDIA device, by its UUID: GPU-... (an index of torch's depends on CUDA_VISIBLE_DEVICES)."""
 
-    def __init__(self, device: int | str, nvml: Any = None) -> None:
+    def __init__(self, uuid: str) -> None:
         self.meter: str | None = None
         self.unsupported: list[str] = []
         self._queries: dict[str, Callable[[], Any]] = {}
         self._errors: tuple[type[Exception], ...] = (AttributeError, TypeError, ValueError, OSError)
         try:
-            self._nvml = importlib.import_module("pynvml") if nvml is None else nvml
+            self._nvml = importlib.import_module("pynvml")
             self._errors += (self._nvml.NVMLError,)
             self._nvml.nvmlInit()
-            handle = _find_device(self._nvml, device)
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
         except (ImportError, *self._errors) as error:
-            self.unsupported.append(f"everything: NVML does not answer for device {device}: {error}")
+            self.unsupported.append(f"everything: NVML does not answer for device {uuid}: {error}")
             return
         for name, choices in _list_queries(self._nvml, handle).items():
             self._probe(name, choices)
@@ -247,13 +246,6 @@ class NvmlReader:
         self._queries = {}
         with contextlib.suppress(*self._errors):
             self._nvml.nvmlShutdown()
-
-
-def _find_device(nvml: Any, device: int | str) -> Any:
-    if isinstance(device, int):
-        return nvml.nvmlDeviceGetHandleByIndex(device)
-    uuid = device if device.startswith(("GPU-", "MIG-")) else f"GPU-{device}"  # torch leaves the prefix out
-    return nvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 def _list_queries(nvml: Any, handle: Any) -> dict[str, list[Callable[[], Any]]]:

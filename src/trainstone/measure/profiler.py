@@ -1,6 +1,7 @@
-"""Records a few steps with torch.profiler into a Chrome trace, gzipped. It analyses nothing: results/timeline.py does.
+"""Records a few steps with torch.profiler into a Chrome trace, gzipped, or marks them for an nsys or ncu around us.
 
-Bounded: shapes are recorded, stacks and memory are not, and nobody keeps more than the steps asked for.
+It analyses nothing: results/timeline.py does. Bounded: shapes are recorded, stacks and memory are not, and no more than
+the requested steps are kept.
 """
 
 import gzip
@@ -8,8 +9,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import torch
@@ -17,7 +18,6 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import synchronize
-from trainstone.measure.profiler_range import start_profiler, stop_profiler
 
 # Kineto prints a line at each start and stop unless told otherwise.
 LOG_LEVEL = ("KINETO_LOG_LEVEL", "6")
@@ -63,9 +63,7 @@ class Capture:
                 self._profiler.add_metadata_json("distributedInfo", json.dumps(where))
         self._profiler.step()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._profiler.stop()
         if kind is None:
             self._write()
@@ -92,9 +90,7 @@ class OuterCapture:
     def step(self, number: int) -> None:
         """Do nothing: the end of the range waits for the device."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         stop_profiler()
 
 
@@ -102,3 +98,62 @@ def choose_activities(device: torch.device) -> list[ProfilerActivity]:
     """Return what to record: the host, and the device's kernels where the profiler knows its kind."""
     kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
     return [ProfilerActivity.CPU, *([kinds[device.type]] if device.type in kinds else [])]
+
+
+def start_profiler() -> None:
+    """Wait for the device, so that no work given before is looked at, and start."""
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+
+
+def stop_profiler() -> None:
+    """Wait for all work of the range, and stop."""
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+class ProfilerRange:
+    """Follows the steps of a bench: on before the first of the range, off after the last. None: never on.
+
+    It switches between the steps as the host gives them to the device; they are yielded some steps later.
+    """
+
+    def __init__(
+        self,
+        steps: tuple[int, int] | None,
+        start: Callable[[], None] = start_profiler,
+        stop: Callable[[], None] = stop_profiler,
+    ) -> None:
+        self._steps = steps
+        self._start, self._stop = start, stop
+        self._step = 0
+        self._on = False
+
+    def __enter__(self) -> Self:
+        self._switch()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._on:
+            return
+        self._on = False
+        try:
+            self._stop()
+        except RuntimeError:  # a device in error answers with the error that is on its way up already
+            if kind is None:
+                raise
+
+    def pass_to_next_step(self) -> bool:
+        """Be told that the next step is about to begin; the loop asks whether it may, and it always may."""
+        self._step += 1
+        self._switch()
+        return True
+
+    def _switch(self) -> None:
+        if self._steps is None:
+            return
+        first, count = self._steps
+        inside = first <= self._step < first + count
+        if inside != self._on:
+            self._on = inside
+            (self._start if inside else self._stop)()

@@ -3,6 +3,7 @@
 Owns the step file; used by `with`. It judges nothing: that is results/summary.py.
 """
 
+import operator
 import resource
 from array import array
 from pathlib import Path
@@ -11,21 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.measure.sink import Sink
-from trainstone.results.steps import COLUMNS, PHASE_COLUMNS, StepRecord, StepWriter, cut_steps, set_aside
+from trainstone.results.schema import Status
+from trainstone.results.steps import StepRecord, StepWriter, cut_steps, list_columns, set_aside
 
 
 class StepRecorder(Sink):
     """Step records of one rank, with the page faults each one cost (those of an earlier start: not known, 0)."""
 
-    def __init__(self, path: Path, *, split_phases: bool, first_step: int = 0) -> None:
+    def __init__(self, path: Path, *, split_phases: bool, decay_loss: bool = False, first_step: int = 0) -> None:
         """Begin a file, or go on with one: steps before `first_step` are kept; one that lacks any is moved aside."""
-        kept = cut_steps(path, first_step, split_phases=split_phases) if first_step else None
+        self._columns = list_columns(split_phases=split_phases, decay_loss=decay_loss)
+        self._pick = operator.itemgetter(*map(StepRecord._fields.index, self._columns))
+        kept = cut_steps(path, first_step, split_phases=split_phases, decay_loss=decay_loss) if first_step else None
         if first_step and kept is None:
             set_aside(path)
         self.path = path
         self._first = first_step
-        self._writer = StepWriter(path, split_phases=split_phases, go_on=kept is not None)
-        self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())
+        self._writer = StepWriter(path, split_phases=split_phases, decay_loss=decay_loss, go_on=kept is not None)
         self._values = array("d")  # record after record: one append a step, 8 bytes a value
         self._page_faults = array("d")
         self._faults_before = _count_page_faults()
@@ -40,13 +43,17 @@ class StepRecorder(Sink):
     def step(self, record: StepRecord) -> None:
         """Take one record."""
         self._writer.add(record)
-        self._values.extend(record[: len(self._columns)])
+        self._values.extend(self._pick(record))
         faults = _count_page_faults()
         self._page_faults.append(faults - self._faults_before)
         self._faults_before = faults
 
     def flush(self) -> None:
         """Write all that was taken: a checkpoint may only count steps that are in the file."""
+        self._writer.flush()
+
+    def finish(self, status: Status) -> None:  # noqa: ARG002  the same at every end
+        """Write all that was taken: the original's files are made from it."""
         self._writer.flush()
 
     def close(self) -> None:

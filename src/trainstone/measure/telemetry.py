@@ -45,14 +45,10 @@ class Telemetry:
         interval_seconds: float = 0.5,
         now: Callable[[], float] = time.perf_counter,
         started: float | None = None,
-        host: str | None = None,
     ) -> None:
-        host, device = (re.sub(r"[^\w.-]", "_", part) for part in (host or platform.node() or "host", device_label))
+        host, device = (re.sub(r"[^\w.-]", "_", part) for part in (platform.node() or "host", device_label))
         self.path = folder / f"telemetry-{host}-{device}.csv"
         self.reader = reader
-        self.latest: Sample | None = None
-        self.cpu_seconds = 0.0
-        """CPU time the sampler thread has used."""
         self._current_step = current_step
         self._interval_seconds = interval_seconds
         self._now = now
@@ -93,16 +89,15 @@ class Telemetry:
             step = self._current_step()
             reading = self.reader.read()
         values = {name: getattr(reading, name) for name in NAMES}
-        self.latest = Sample(time_seconds=self._now() - self._started, step=step, **values)
+        sample = Sample(time_seconds=self._now() - self._started, step=step, **values)
         with self._complain_once(f"cannot write {self.path}"):
             if self._file:
-                self._file.write(format_sample(self.latest).encode())
+                self._file.write(format_sample(sample).encode())
 
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stop.is_set():
             self.sample()
-            self.cpu_seconds = time.thread_time()
             due = max(due + self._interval_seconds, time.monotonic())  # never catch up after a pause
             self._stop.wait(due - time.monotonic())
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainstone.models.gluon_names import HEADS
+from trainstone.models.mxnet_names import HEADS
 from trainstone.models.resnet import DEPTHS, build_resnet
 
 BACKBONE = "backbone."

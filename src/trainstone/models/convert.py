@@ -1,6 +1,5 @@
 """Turns the weights of a ResNet from one kind of file into another: torch's, safetensors, MLPerf SSD's pickle."""
 
-import errno
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -10,13 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.files import sync_path, write_atomically
+from trainstone.errors import ConfigError, DataError
 from trainstone.models.backbone import COUNTER, Network, recognise, take_backbone
-from trainstone.models.gluon_names import name_in_gluon
-from trainstone.models.pickling import pickle_pieces
+from trainstone.models.mxnet_names import name_in_gluon
+from trainstone.models.pickled import pickle_arrays
 from trainstone.models.resnet import DEPTHS
-from trainstone.models.tensorfile import gather_tensors, tensor_pieces
+from trainstone.models.tensorfile import gather_tensors, tensor_pieces, write_pieces
 from trainstone.models.weights import load_weights, read_weights, refuse_not_finite
 from trainstone.text import printable
 
@@ -72,7 +70,7 @@ def convert_weights(source: Path, target: Path) -> Converted:
     refuse_not_finite(weights, where)
     complete = {name: weights.get(name, NO_BATCHES) for name in skeleton.state_dict()}
     kept = _choose_kept(kind, network, complete, where)
-    _write(target, WRITERS[kind](kept))
+    write_pieces(target, WRITERS[kind](kept))
     parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
     left_out = (*others, *(name for name in weights if name not in kept))
     told = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
@@ -92,17 +90,6 @@ def _choose_kept(kind: str, network: Network, weights: Mapping[str, Tensor], whe
     return {name: tensor for name, tensor in weights.items() if name_in_gluon(name) is not None}
 
 
-def _write(target: Path, pieces: Iterable[bytes]) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, pieces)
-        sync_path(target.parent)
-    except OSError as err:
-        full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = "free some space, or choose another folder" if full else "choose another folder"
-        raise ResultError(f"cannot write {target}: {err.strerror or err}", hint=hint) from err
-
-
 def _torch_pieces(weights: Mapping[str, Tensor]) -> Iterable[bytes]:
     memory = io.BytesIO()
     torch.save(OrderedDict(gather_tensors(weights)), memory)
@@ -114,7 +101,7 @@ def _safetensors_pieces(weights: Mapping[str, Tensor]) -> Iterable[bytes]:
 
 
 def _gluon_pieces(weights: Mapping[str, Tensor]) -> Iterable[bytes]:
-    return pickle_pieces({str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in weights.items()})
+    return [pickle_arrays({str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in weights.items()})]
 
 
 WRITERS: dict[str, Callable[[Mapping[str, Tensor]], Iterable[bytes]]] = {

@@ -10,10 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CONV_INITS = ("normal_fan_in", "truncated_fan_in", "normal_fan_out", "truncated_fan_out")
-FC_INITS = ("normal_001", "torch_default", "truncated_fan_out")
-POOL_PADDINGS = ("symmetric", "same")
-STEMS = ("imagenet", "small")
 TRUNCATED_NORMAL_STD = 0.87962566103423978  # of N(0, 1) cut at +-2; TensorFlow and Keras divide by it
 WITHIN_TWO = math.erf(math.sqrt(2.0))  # the share of N(0, 1) between -2 and 2
 
@@ -173,11 +169,6 @@ def _initialise_classifier(fc: nn.Linear, fc_init: str) -> None:
         nn.init.zeros_(fc.bias)
 
 
-def _require(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} {value!r} is unknown; allowed: {', '.join(map(str, allowed))}")
-
-
 def build_resnet(
     depth: int,
     *,
@@ -191,12 +182,6 @@ def build_resnet(
     norm: str = "batch",
 ) -> nn.Module:
     """Build a ResNet on torch's default device, from its default generator (torch.manual_seed decides)."""
-    _require("depth", depth, DEPTHS)
-    _require("conv_init", conv_init, CONV_INITS)
-    _require("fc_init", fc_init, FC_INITS)
-    _require("pool_padding", pool_padding, POOL_PADDINGS)
-    _require("stem", stem, STEMS)
-    _require("norm", norm, tuple(NORMS))
     model = ResNet(depth, num_classes, pool_padding, stem, width, NORMS[norm])
     if not model.fc.weight.is_meta:
         _initialise(model, conv_init, zero_gamma)
@@ -206,8 +191,6 @@ def build_resnet(
 
 def build_trunk(depth: int, *, width: int = 64, norm: str = "batch", last_stride: int = 2) -> Trunk:
     """Build a ResNet's stem and first three stages as build_resnet does by default; `last_stride` is the third's."""
-    _require("depth", depth, DEPTHS)
-    _require("norm", norm, tuple(NORMS))
     trunk = Trunk(depth, "symmetric", "imagenet", width, NORMS[norm], last_stride)
     if not trunk.conv1.weight.is_meta:
         _initialise(trunk, "normal_fan_out", zero_gamma=False)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from trainstone.models.boxes import Level, list_levels
 from trainstone.models.resnet import build_trunk
 
-DEPTHS = (18, 34)
 WIDE_LAYERS = 2  # so many of the further layers have 8 times the width, the rest 4 times
 
 
@@ -90,10 +89,6 @@ def build_ssd(depth: int, *, num_classes: int, image_size: int, width: int = 64,
 
     It may be fed pictures of `image_size` alone: its boxes are those of default_boxes(image_size), in their order.
     """
-    if depth not in DEPTHS:
-        raise ValueError(f"depth {depth!r} is unknown; allowed: {', '.join(map(str, DEPTHS))}")
-    if num_classes < 1:
-        raise ValueError(f"an SSD needs at least one class, not {num_classes}")
     model = Ssd(depth, num_classes, list_levels(image_size), width, norm)
     if not model.heads[0].weight.is_meta:
         _initialise(model)

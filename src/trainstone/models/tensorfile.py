@@ -63,9 +63,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
     safetensors' own writer leaves files of another name when it is killed, and readable by their owner alone.
     """
+    write_pieces(path, tensor_pieces(tensors, metadata))
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file and its folder to disk, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, tensor_pieces(tensors, metadata))
+        write_atomically(path, pieces)
         sync_path(path.parent)
     except OSError as err:
         raise explain_write(path, err) from err
@@ -74,10 +79,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def explain_write(path: Path, err: OSError) -> ResultError:
     """Return the error for a file that cannot be written."""
     full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    hint = (
-        "free some space, or choose another folder with --out DIR" if full else "choose another folder with --out DIR"
+    hint = "write into another folder"
+    return ResultError(
+        f"cannot write {path}: {err.strerror or err}", hint=f"free some space, or {hint}" if full else hint
     )
-    return ResultError(f"cannot write {path}: {err.strerror or err}", hint=hint)
 
 
 def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

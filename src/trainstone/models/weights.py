@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainstone.errors import DataError
 from trainstone.models.backbone import ENDS, Network, recognise, take_backbone
-from trainstone.models.gluon_names import rename_from_gluon
+from trainstone.models.mxnet_names import rename_from_gluon
 from trainstone.models.pickled import read_pickled
 from trainstone.models.tensorfile import FORMAT, gather_tensors, open_document, read_tensors, write_tensors
 from trainstone.text import printable
@@ -206,17 +206,10 @@ def _refuse_swollen(path: Path) -> None:
 
 def _explain_pickle(path: Path, reason: str) -> DataError:
     wanted = re.search(r"GLOBAL (\S+)", reason)
+    what = "is damaged, or a pickle that is more than weights"
     if wanted:
-        name = printable(wanted[1])[:100]
-        return DataError(
-            f"{path} holds code, or objects other than tensors: it asks for {name}; it was not opened", hint=SAVE_AGAIN
-        )
-    told = re.search(r"Unsupported operand \d+|Trying to [^\n]+|Can only [^\n]+", reason)
-    return DataError(
-        f"{path} is damaged, or a pickle that is more than weights; it was not opened"
-        + (f" (torch: {_first_sentence(told[0])})" if told else ""),
-        hint=SAVE_AGAIN,
-    )
+        what = f"holds code, or objects other than tensors: it asks for {printable(wanted[1])[:100]}"
+    return DataError(f"{path} {what}; it was not opened", hint=SAVE_AGAIN)
 
 
 def _unwrap(path: Path, found: Any) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainstone.results.schema import Finding
+from trainstone.results.tables import Table as Table  # a block, too
 
 
 @dataclass(frozen=True)
@@ -17,24 +18,6 @@ class Facts:
     rows: Sequence[tuple[str, str]]
     big: bool = False
     kind: str = "facts"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; `links` names a relative address for the first cell of each row, where there is one."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    links: Sequence[str | None] = ()
-    sortable: bool = False
-    filterable: bool = False
-    """With a box that hides the rows without the words typed; one such table a page."""
-    numeric: Sequence[bool] = ()
-    """Columns set flush right."""
-    keys: Sequence[Sequence[float | str]] = ()
-    """What the cells are sorted by, where that is not their text."""
-    kind: str = "table"
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,26 @@
 """The page of a data set: what it holds, how its labels and sizes are spread, and some of its pictures."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from trainstone.report.blocks import Block, Facts, Gallery, Outline, Picture, Section, Table
-from trainstone.report.dataset_charts import (
-    draw_boxes,
-    draw_classes,
-    draw_ranks,
-    draw_sizes,
-    name_classes,
-    sort_classes,
-)
+import altair as alt
+
+from trainstone.report.blocks import Block, Facts, Figure, Gallery, Outline, Picture, Section
+from trainstone.report.charts import BLUE, Rows, across, bars, figure, mark, tips, up
 from trainstone.report.page import Page, write_page
 from trainstone.report.vega import Scripts
-from trainstone.results.dataset import DatasetSummary, SamplePicture, SplitSummary
+from trainstone.results.dataset import ClassSummary, DatasetSummary, LookedAt, SamplePicture, SplitSummary
+from trainstone.results.tables import Table, keep_filled
+from trainstone.results.thinning import choose_evenly
 from trainstone.units import format_bytes, format_count, format_percent
 
 MAX_BARS = 40
 """More classes than these are drawn by rank, without names."""
+MAX_BOX_BARS = 40
+MAX_SIZES = 400
+MAX_POINTS = 1000
 NUM_EXTREMES = 10
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -67,20 +69,14 @@ def build_overview(summary: DatasetSummary) -> Section:
         where = "" if all_of_them else f" in {sum(boxes.pictures for boxes in counted):,} pictures"
         tiles.append((f"boxes{where}", f"{sum(boxes.boxes for boxes in counted):,}"))
     tiles += [("stored as", summary.storage), ("bad pictures met", f"{num_bad:,}")]
-    rows = [tell_split(split) for split in summary.splits]
-    columns = ("split", "pictures", "bytes", "files", "median size", "kinds", "colours", "bad")
-    numeric = (False, True, True, True, False, False, False, True)
-    shown = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    table = Table(
-        [columns[place] for place in shown],
-        [[row[place] for place in shown] for row in rows],
-        numeric=[numeric[place] for place in shown],
-    )
+    rows = [describe_split(split) for split in summary.splits]
+    columns = {"split": False, "pictures": True, "bytes": True, "files": True, "median size": False, "kinds": False}
+    table = keep_filled(columns | {"colours": False, "bad": True}, rows)
     lead = f"Sizes, kinds and colours are those of {looked:,} pictures, evenly spaced over each split."
     return Section("overview", "At a glance", [Facts(tiles, big=True), table], lead)
 
 
-def tell_split(split: SplitSummary) -> list[str]:
+def describe_split(split: SplitSummary) -> list[str]:
     """Return a split's cells."""
     seen = split.looked_at
     size = ""
@@ -94,13 +90,13 @@ def tell_split(split: SplitSummary) -> list[str]:
         size,
         "" if split.shards is None else f"{split.shards:,}",
         "" if seen is None else f"{seen.width.median:.0f} × {seen.height.median:.0f}".replace(" ", NO_BREAK),
-        "" if seen is None else tell_shares(seen.kinds, seen.pictures),
-        "" if seen is None else tell_shares(seen.colours, seen.pictures),
+        "" if seen is None else describe_shares(seen.kinds, seen.pictures),
+        "" if seen is None else describe_shares(seen.colours, seen.pictures),
         f"{split.num_bad:,}",
     ]
 
 
-def tell_shares(counts: dict[str, int], total: int) -> str:
+def describe_shares(counts: dict[str, int], total: int) -> str:
     """Return jpeg, or jpeg 99.2 %, png 0.8 %."""
     if len(counts) == 1:
         return next(iter(counts))
@@ -153,10 +149,10 @@ def build_labels(summary: DatasetSummary) -> Section | None:
         blocks.append(Facts(doubts))
     if not blocks:
         return None
-    return Section("labels", "Classes", blocks, tell_balance(summary, what))
+    return Section("labels", "Classes", blocks, describe_balance(summary, what))
 
 
-def tell_balance(summary: DatasetSummary, what: str) -> str:
+def describe_balance(summary: DatasetSummary, what: str) -> str:
     """Say how even the first split's classes are, and whether all records were counted."""
     split = summary.splits[0]
     least, most = min(split.class_counts, default=0), max(split.class_counts, default=0)
@@ -225,3 +221,79 @@ def build_bad(summary: DatasetSummary) -> Section | None:
     total = sum(split.num_bad for split in summary.splits)
     lead = f"{format_count(total, 'picture')} met on the way cannot be used; trainstone data verify looks at all."
     return Section("bad", "Bad pictures", [Table(("where", "why"), rows)], lead)
+
+
+def name_classes(classes: Sequence[ClassSummary]) -> list[str]:
+    """Return what people call the classes, each once: ImageNet has two cranes, so they get their synsets."""
+    texts = [entry.text or entry.name for entry in classes]
+    often = Counter(texts)
+    named = [f"{text} ({entry.name})" if often[text] > 1 else text for text, entry in zip(texts, classes, strict=True)]
+    often = Counter(named)
+    return [f"{name} #{label}" if often[name] > 1 else name for label, name in enumerate(named)]
+
+
+def sort_classes(split: SplitSummary, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Return names with counts, the most frequent first."""
+    return sorted(zip(names, split.class_counts, strict=True), key=lambda pair: -pair[1])
+
+
+def draw_classes(name: str, split: SplitSummary, names: Sequence[str], what: str) -> Figure:
+    """One bar a class, the most frequent on top."""
+    pairs = sort_classes(split, names)
+    rows: Rows = [{"what": title, "x": count} for title, count in pairs]
+    chart = bars(rows, across(what, tickCount=5), step=18, tooltip=tips(what="class", x=what))
+    title = f"{split.name}: {what} of each class"
+    told = f"{title}, from {pairs[-1][1]:,} ({pairs[-1][0]}) to {pairs[0][1]:,} ({pairs[0][0]})."
+    table = Table(("class", what), [[title, f"{count:,}"] for title, count in pairs], numeric=(False, True))
+    return figure(name, title, told, chart, table)
+
+
+def draw_ranks(name: str, split: SplitSummary, names: Sequence[str], what: str) -> Figure:
+    """Counts from the most to the least frequent class."""
+    counts = [count for _, count in sort_classes(split, names)]
+    # A page of 100,000 classes shall open, too
+    rows: Rows = [{"x": rank + 1, "y": counts[rank]} for rank in choose_evenly(len(counts), MAX_POINTS)]
+    x = across("class, from the most to the least frequent", nice=False, zero=False)
+    look = {"color": BLUE, "opacity": 0.7, "interpolate": "step"}
+    layers = [mark("area", rows, look, x=x, y=up(what), tooltip=tips(x="rank", y=what))]
+    title = f"{split.name}: {what} of {len(names):,} classes"
+    told = f"{title}: the most frequent has {counts[0]:,}, the middle one {counts[len(counts) // 2]:,}"
+    return figure(name, title, f"{told}, the least {counts[-1]:,}.", layers, height=200)
+
+
+def draw_boxes(name: str, split: SplitSummary) -> Figure:
+    """One bar for each number of boxes; the last holds all above it."""
+    assert split.boxes is not None
+    counts: Counter[int] = Counter()
+    for number, pictures in split.boxes.per_picture.items():
+        counts[min(number, MAX_BOX_BARS)] += pictures
+    most = max(counts, default=0)
+    rows: Rows = [{"boxes": number, "y": counts[number]} for number in range(most + 1)]
+    title_x = f"boxes ({MAX_BOX_BARS} and more in the last bar)" if most == MAX_BOX_BARS else "boxes"
+    x = alt.X("boxes:O", title=title_x, axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    layers = [mark("bar", rows, {"color": BLUE}, x=x, y=up("pictures"), tooltip=tips("boxes", y="pictures"))]
+    title = f"{split.name}: pictures by their number of boxes"
+    told = f"{title}: {split.boxes.pictures:,} pictures with 0 to {max(split.boxes.per_picture, default=0):,} boxes."
+    table = Table(("boxes", "pictures"), [[str(r["boxes"]), f"{r['y']:,}"] for r in rows], numeric=(True, True))
+    return figure(name, title, told, layers, table, height=180)
+
+
+def draw_sizes(name: str, title: str, seen: LookedAt) -> Figure:
+    """One circle a size, as large as there are pictures."""
+    shown = seen.sizes[:MAX_SIZES]
+    rows: Rows = [{"x": size.width, "y": size.height, "pictures": size.pictures} for size in shown]
+    area = alt.Scale(range=[25, 900], domain=[0, max(size.pictures for size in shown)])
+    scale: dict[str, Any] = {"zero": False, "nice": True, "padding": 16}
+    layers = [
+        mark(
+            "circle", rows, {"color": BLUE, "opacity": 0.55, "stroke": BLUE, "strokeWidth": 1},
+            x=across("width (pixels)", **scale), y=up("height (pixels)", **scale),
+            size=alt.Size("pictures:Q", scale=area, legend=None), tooltip=tips("pictures", x="width", y="height"),
+        )
+    ]  # fmt: skip
+    most = shown[0]
+    told = f"{title}: {len(seen.sizes):,} sizes, most often {most.width} × {most.height} ({most.pictures:,} pictures)"
+    told += "." if len(shown) == len(seen.sizes) else f"; the {len(shown)} most frequent are drawn."
+    cells = [[str(size.width), str(size.height), f"{size.pictures:,}"] for size in shown[:20]]
+    table = Table(("width", "height", "pictures"), cells, "The most frequent sizes", numeric=(True,) * 3)
+    return figure(name, title, told, layers, table, height=280)

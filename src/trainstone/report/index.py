@@ -8,8 +8,8 @@ from typing import Any
 import altair as alt
 
 from trainstone.errors import ResultError
-from trainstone.report.blocks import Block, Facts, Figure, Section, Table
-from trainstone.report.charts import PALETTE, figure, values
+from trainstone.report.blocks import Block, Facts, Figure, Section
+from trainstone.report.charts import PALETTE, another, colours, figure, mark, points, tips, up
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.vega import Scripts
 from trainstone.report.view import relative_address
@@ -18,6 +18,7 @@ from trainstone.results.learning import describe_metric
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
 from trainstone.results.sweep import Sweep, SweepRow, label_row
+from trainstone.results.tables import Table
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
 MAX_TRENDS = 6
@@ -98,7 +99,7 @@ def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
     columns = [name for name in COLUMNS if trained or name != "quality"]
     rows, keys, links = [], [], []
     for path, result in newest:
-        texts, numbers = tell_run(result)
+        texts, numbers = describe_run(result)
         rows.append([texts[name] for name in columns])
         keys.append([numbers.get(name) or texts[name] for name in columns])
         links.append(address(path, base))
@@ -106,7 +107,7 @@ def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
     return Table(columns, rows, links=links, sortable=True, numeric=numeric, keys=keys, filterable=True)
 
 
-def tell_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
+def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
     """Return a run's cells, and the numbers behind them to sort by."""
     train = result.config.get("train", {})
     measured = find_best_row(result.sweep) if result.sweep else result.throughput
@@ -178,30 +179,26 @@ def draw_trends(results: Sequence[Result]) -> list[Figure]:
 def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
     """Throughput over dates."""
     rows = [row for result in results if (row := _trend_row(result)) is not None]
-    when = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
     machines = sorted({row["machine"] for row in rows})
-    legend = alt.Legend(columns=1, labelLimit=300)
     # The same domain as the shape's, else they would have a legend each
-    colour = alt.Color("machine:N", title=None, legend=legend, scale=alt.Scale(domain=machines))
+    kinds = {machine: PALETTE[place % len(PALETTE)] for place, machine in enumerate(machines)}
+    color = colours(kinds, "machine", columns=1, labelLimit=300)
     # Beyond the number of colours the shape tells machines apart.
     shapes = [SHAPES[place // len(PALETTE) % len(SHAPES)] for place in range(len(machines))]
-    shape = alt.Shape("machine:N", title=None, scale=alt.Scale(domain=machines, range=shapes))
-    scale = alt.Scale(zero=False, nice=True, padding=8)
-    spread = alt.Chart().mark_rule(strokeWidth=2, opacity=0.6)
-    points = alt.Chart().mark_point(filled=True, size=60, opacity=1)
-    tooltip = ["run:N", "machine:N", "rate:Q", "date:T"]
-    chart = alt.layer(
-        spread.encode(x=when, y=alt.Y("low:Q", title="images/s", scale=scale), y2="high:Q", color=colour),
-        points.encode(
-            x=when, y=alt.Y("rate:Q", title="images/s", scale=scale), color=colour, shape=shape, tooltip=tooltip
-        ),
-        data=values(rows),
-    ).properties(width="container", height=220)
+    shape = alt.Shape("machine:N", title=None, sort=machines, scale=alt.Scale(domain=machines, range=shapes))
+    x = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
+    y = up("images/s", "rate", zero=False, nice=True, padding=8)
+    spread = {"strokeWidth": 2, "opacity": 0.6}
+    tooltip = tips("run", "machine", "rate", "date:T")
+    layers = [
+        mark("rule", rows, spread, x=x, y=another(y, "low"), y2="high:Q", color=color),
+        points(rows, 60, x=x, y=y, color=color, shape=shape, tooltip=tooltip),
+    ]
     rates = [row["rate"] for row in rows]
     told = (
         f"{len(rows)} runs of {label}, from {format_rate(min(rates))} to {format_rate(max(rates))} images per second."
     )
-    return figure(name, label, told, chart)
+    return figure(name, label, told, layers, height=220)
 
 
 def _trend_row(result: Result) -> dict[str, Any] | None:

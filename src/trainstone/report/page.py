@@ -18,73 +18,59 @@ from trainstone import __version__
 from trainstone.errors import ResultError
 from trainstone.files import write_atomically
 from trainstone.report.blocks import Figure, Section
+from trainstone.report.sections import comparison as comparison_section
 from trainstone.report.sections import (
-    breakdown,
-    comparison,
     convergence,
-    cores,
     data_bench,
-    devices,
-    distribution,
-    feeding,
-    findings,
-    headline,
-    learning,
-    limits,
-    machine,
-    memory,
-    operators,
-    phases,
-    points,
-    published,
+    facts,
+    profile,
     quality,
-    ranks,
-    repeat,
     roofline,
+    speed,
     sweep,
     timeline,
-    trainings,
-    unmeasured,
-)
+    training,
+)  # fmt: skip
 from trainstone.report.vega import Scripts
 from trainstone.report.view import RunView, read_view
+from trainstone.results.schema import Comparison
 from trainstone.results.summary import describe_setting
 from trainstone.text import printable
 
 # In the order of the page; a section without data is left out.
 SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
-    comparison.build,
+    comparison_section.build,
     sweep.build,
-    headline.build,
+    speed.build_headline,
     data_bench.build_overview,
-    findings.build,
+    facts.build_findings,
     data_bench.build_threads,
     data_bench.build_stages,
     data_bench.build_cores,
     data_bench.build_method,
-    breakdown.build,
-    operators.build,
-    operators.build_kernels,
-    operators.build_lanes,
+    profile.build_breakdown,
+    profile.build_operators,
+    profile.build_kernels,
+    profile.build_lanes,
     roofline.build,
-    cores.build,
-    learning.build,
+    profile.build_cores,
+    training.build,
     quality.build,
     convergence.build,
-    trainings.build,
-    feeding.build,
+    training.build_runs,
+    speed.build_feeding,
     timeline.build,
-    distribution.build,
-    phases.build,
-    limits.build,
-    published.build,
-    memory.build,
-    devices.build,
-    ranks.build,
-    points.build,
-    machine.build,
-    repeat.build,
-    unmeasured.build,
+    speed.build_distribution,
+    speed.build_phases,
+    speed.build_limits,
+    speed.build_published,
+    facts.build_memory,
+    speed.build_devices,
+    facts.build_ranks,
+    facts.build_points,
+    facts.build_machine,
+    facts.build_repeat,
+    facts.build_unmeasured,
 )
 PAGE_NAME = "report.html"
 
@@ -131,6 +117,19 @@ def build_page(view: RunView) -> Page:
         setting=describe_setting(result),
         sections=built,
     )
+
+
+def write_comparison_page(comparison: Comparison, path: Path) -> None:
+    """Write the page of `trainstone compare`: ratios, intervals and verdicts."""
+    lead = "How many times as fast A is as B, with the 95 % interval."
+    page = Page(
+        title="trainstone: comparison",
+        about="comparison",
+        verdict=comparison.verdict,
+        sections=[comparison_section.describe(comparison, lead)],
+    )
+    with Scripts() as scripts:
+        write_page(page, path, scripts)
 
 
 def write_page(page: Page, target: Path, scripts: Scripts) -> None:

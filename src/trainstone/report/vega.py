@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from trainstone.errors import ResultError
-from trainstone.machine.cache import cache_folder
+from trainstone.files import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -69,14 +69,10 @@ class Anchor(Section):
 
 
 @lru_cache(maxsize=1)
-def _read_anchors() -> tuple[Anchor, ...]:
+def load_anchors() -> tuple[Anchor, ...]:
+    """Return every published figure, in the order of the file."""
     text = (resources.files("trainstone.results") / "anchors.toml").read_text(encoding="utf-8")
     return tuple(Anchor.model_validate(entry) for entry in tomllib.loads(text)["anchor"])
-
-
-def load_anchors() -> list[Anchor]:
-    """Return every published figure, in the order of the file."""
-    return list(_read_anchors())
 
 
 def anchors_for(result: Result) -> list[Anchor]:
@@ -92,7 +88,8 @@ def matching_device(result: Result) -> list[Anchor]:
     if not result.devices:
         return []
     here = _words(result.devices[0].name)
-    return [anchor for anchor in anchors_for(result) if _is_same_device(_words(anchor.device), here)]
+    named = [(anchor, _words(anchor.device)) for anchor in anchors_for(result)]
+    return [anchor for anchor, words in named if words <= here and not (here - words) & VARIANTS]
 
 
 def choose_anchors(name: str, result: Result) -> list[Anchor]:
@@ -126,9 +123,8 @@ def refuse_name(name: str) -> ResultError:
 
 def describe_model(result: Result) -> str:
     """Name what a result trained: workload, model and size of the pictures."""
-    model, data = result.config.get("model"), result.config.get("data")
-    name = "".join(str(model.get(key, "")) for key in ("name", "depth")) if isinstance(model, dict) else ""
-    size = data.get("image_size") if isinstance(data, dict) else None
+    model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
+    name = "".join(str(model.get(key, "")) for key in ("name", "depth"))
     at = f" at {size} pixels" if size is not None else ""
     return printable(f"{name or 'a model it does not name'}{at}")
 
@@ -149,11 +145,8 @@ def describe_share(row: ComparisonRow) -> str:
 
 
 def _name_model(result: Result) -> str | None:
-    config = result.config
-    model, data = config.get("model"), config.get("data")
-    if not isinstance(model, dict) or not isinstance(data, dict):
-        return None
-    trained = (config.get("workload"), model.get("name"), data.get("image_size"))
+    model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
+    trained = (result.config.get("workload"), model.get("name"), size)
     if trained == ("classify", "resnet", 224) and model.get("depth") == 50:
         return "resnet50"
     # MLPerf's; on narrower networks the figures say nothing.
@@ -165,7 +158,3 @@ def _words(name: str) -> frozenset[str]:
     """Split a name into lower-case words; 80GB is 80, and SXM is left out: it is the form that is seldom named."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return frozenset(re.sub(r"^(\d+)gb$", r"\1", word) for word in words if not word.startswith("sxm"))
-
-
-def _is_same_device(asked: frozenset[str], here: frozenset[str]) -> bool:
-    return asked <= here and not (here - asked) & VARIANTS

@@ -6,8 +6,16 @@ Every code stands in CODES with severity and hint, and in docs/troubleshooting.m
 from typing import NamedTuple
 
 from trainstone.machine.health import Noise
-from trainstone.results.schema import Finding, Memory, Severity, StepSeconds, Throughput, Utilisation
-from trainstone.units import format_percent, format_seconds
+from trainstone.results.schema import (
+    Finding,
+    Loader,
+    Memory,
+    Severity,
+    StepSeconds,
+    Throughput,
+    Utilisation,
+)
+from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
 
 class Code(NamedTuple):
@@ -35,7 +43,10 @@ CODES = {
     ),
     "throttled": Code("warning", "improve cooling or raise the power limit, then measure again"),
     "data-bound": Code("warning", "the device waits for its batches: feed it faster before you judge it"),
-    "pictures-skipped": Code("warning", "trainstone data verify names every damaged picture; --fix takes them out"),
+    "pictures-skipped": Code(
+        "warning",
+        "trainstone data verify names every damaged image; trainstone data convert --on-bad skip makes a clean copy",
+    ),
     "peak-exceeded": Code("warning", "the peak was disturbed while it was measured; run again on a quieter machine"),
     "page-faults": Code(
         "info", "leave engine.keep_memory on (GLIBC_TUNABLES); other allocators can be set with LD_PRELOAD"
@@ -78,6 +89,8 @@ CODES = {
 WIDE_HALF_WIDTH = 0.05
 DATA_BOUND_SHARE = 0.10
 MANY_OUTLIERS_SHARE = 0.02
+# Real pictures that are so much faster than synthetic batches say that the machine was not quiet.
+NOISE = 1.05
 # ResNet-50 at batch 2 touches some 300 MB a step; a tenth of it faulted anew (in 4 KiB pages) is worth saying.
 MANY_PAGE_FAULTS = 8000
 
@@ -91,12 +104,10 @@ def finding(code: str, message: str, *, hint: str | None = None, severity: Sever
 def check_throughput(throughput: Throughput, steps: StepSeconds) -> list[Finding]:
     """Is the number established, steady, narrow enough?"""
     findings = []
-    if throughput.ci95 is None:
+    if throughput.half_width is None:
         findings.append(finding("few-steps", f"no interval, {throughput.ci_covers}"))
-    else:
-        half_width = (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
-        if half_width > WIDE_HALF_WIDTH:
-            findings.append(finding("wide-interval", f"the interval is ± {format_percent(half_width)}"))
+    elif throughput.half_width > WIDE_HALF_WIDTH:
+        findings.append(finding("wide-interval", f"the interval is ± {format_percent(throughput.half_width)}"))
     if not throughput.steady and throughput.trend_percent is not None:  # without a trend: too few to judge
         trend = f"step time changed by {throughput.trend_percent:+.1f} % over the window"
         findings.append(finding("not-steady", f"the steps never became steady; {trend}"))
@@ -137,3 +148,57 @@ def describe_first_step(steps: StepSeconds) -> str:
     """Tell the first step apart from the rest."""
     times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
     return f"{format_seconds(steps.first)}{times}"
+
+
+def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:
+    """Say whether data costs more than a tenth: by waiting, or by work on cores that train.
+
+    By median steps: a burst of somebody else's work in one of the two would move its mean speed alone.
+    """
+    return data_share > DATA_BOUND_SHARE or share_of_synthetic < 1 - DATA_BOUND_SHARE
+
+
+def tell_feeding(loader: Loader, data_share: float) -> str:
+    """One clause with the numbers: data-bound or not, and by how much."""
+    share = loader.share_of_synthetic
+    if share is None:
+        return ""
+    alone = f"the loader alone gives {format_rate(loader.images_per_second)}"
+    waits = f"the device waits {format_percent(data_share, 0)} of the time"
+    against = f"{format_percent(share, 0)} of the speed with synthetic data (median steps)"
+    if share > NOISE:  # real pictures cannot make it faster
+        against = "no slower than with synthetic data (the machine was not quiet)"
+    if not loader.data_bound:
+        return f"not data-bound: {against}; {alone}"
+    if data_share > DATA_BOUND_SHARE:
+        return f"data-bound: {against}; {waits}; {alone}"
+    return (
+        f"data-bound: {against}; it hardly waits ({format_percent(data_share, 0)}), the loader slows its steps; {alone}"
+    )
+
+
+def check_feeding(loader: Loader, data_share: float) -> list[Finding]:
+    """What is worth a finding: data-bound, pictures left out."""
+    findings = []
+    if loader.data_bound:
+        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=advise(loader, data_share)))
+    if loader.skipped:
+        pictures = format_count(loader.skipped_pictures, "damaged picture")
+        times = format_count(loader.skipped, "time")
+        message = f"{pictures} left out, {times} in all; others were taken in their place; log.txt names them"
+        findings.append(finding("pictures-skipped", message))
+    return findings
+
+
+def advise(loader: Loader, data_share: float) -> str:
+    """The next thing to try, by what is scarce."""
+    stages = loader.stage_seconds_per_image
+    slowest = max(stages, key=lambda name: stages[name]) if stages else "decode"
+    if slowest == "read":
+        return "reading takes longest: a local disk, loader.cache=files, or records (trainstone data convert) will help"
+    if data_share <= DATA_BOUND_SHARE:
+        return "training and loading share the cores: store smaller pictures (trainstone data convert --resize 256)"
+    return (
+        "more loader.threads, or smaller stored pictures (trainstone data convert --resize 256); "
+        "trainstone data bench shows what each thread and stage gives"
+    )

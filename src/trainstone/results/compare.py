@@ -4,7 +4,7 @@ Finding runs and telling them apart is in sides.py, the statistics in ratio.py, 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -22,8 +22,7 @@ from trainstone.results.anchors import (
     matching_device,
     refuse_name,
 )
-from trainstone.results.paired import write_verdict
-from trainstone.results.schema import Comparison, ComparisonRow, Judgement, Result, Side
+from trainstone.results.schema import Comparison, ComparisonRow, Result, Side
 from trainstone.results.sides import (
     Difference,
     LeftOut,
@@ -37,8 +36,9 @@ from trainstone.results.sides import (
     refuse_shared,
     tell_unsteady,
 )
+from trainstone.results.verdicts import write_comparison_verdict
 from trainstone.text import printable
-from trainstone.units import format_count, format_rate, format_ratio, format_share
+from trainstone.units import format_count, format_interval, format_ratio
 
 Group = list[Run]
 # The first of these that differs names the sides; what else differs is listed.
@@ -71,7 +71,7 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> C
     words = [word for word in to if is_anchor(word)]
     published, own = compare_published(groups, words, left_out) if words else ([], [])
     rows += published
-    verdict, told = write_sentence(rows, mean, own), [left.told for left in left_out]
+    verdict, told = write_comparison_verdict(rows, mean, own), [left.told for left in left_out]
     comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=told)
     return Compared(comparison, [left.told for left in left_out if left.lost])
 
@@ -221,31 +221,6 @@ def name_sides(a: Group, b: Group, differences: Sequence[Difference]) -> tuple[s
     return _name_runs(a), _name_runs(b)
 
 
-def write_sentence(rows: Sequence[ComparisonRow], mean: float | None, own: Sequence[ComparisonRow]) -> str:
-    """Return the verdict: one sentence that can be quoted."""
-    judged, published = [row for row in rows if not is_published(row)], [row for row in rows if is_published(row)]
-    sentences = []
-    if len(judged) == 1:
-        sentences.append(write_verdict(judged[0]))
-    elif judged and mean is not None:
-        counts = Counter(row.judgement for row in judged)
-        order: tuple[Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
-        told = ", ".join(f"{counts[name]} {name}" for name in order if counts[name])
-        sentences.append(f"{len(judged)} rows: {told}; geometric mean {format_ratio(mean)}")
-    if len(published) == 1:
-        row = published[0]
-        figure = f"the published {row.b.label} figure, {format_rate(row.b.images_per_second)} images/s a device"
-        told = f"A ({row.a.label}) reaches {describe_share(row)} of {figure}"
-        sentences.append(f"{told} (95 % interval: {row.ci_covers}): not judged")
-    elif published:
-        least, most = (format_share(pick(row.ratio for row in published)) for pick in (min, max))
-        told = f"A reaches {least} to {most} of {len(published)} published figures, device by device"
-        best = max(own, key=lambda row: row.b.images_per_second, default=None)
-        told += f", {format_share(best.ratio)} of the best one of its own kind ({best.b.label})" if best else ""
-        sentences.append(f"{told}: not judged")
-    return "; ".join(sentences)
-
-
 def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
     for word in runs:
         if is_anchor(word) and not exists(Path(word)):
@@ -296,3 +271,39 @@ def _name_runs(group: Group) -> str:
 def _read(result: Result, section: str, key: str) -> str:
     values = result.config.get(section)
     return str(values.get(key, "unknown")) if isinstance(values, dict) else "unknown"
+
+
+class Gate(NamedTuple):
+    """A sentence for each."""
+
+    failed: list[str]
+    """What says no: rows below the limit, and what is gone."""
+    doubtful: list[str]
+    """Rows below the limit that pass."""
+
+
+def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -> Gate:
+    """Judge each row whose ratio is below the limit, and what is lost: a run of A without a number, or only in B.
+
+    A row fails if it is judged slower or, for a limit above 1, if its whole interval lies below the limit. It also
+    fails where nothing can be shown: without an interval, or against a published figure, which has none.
+    """
+    gate = Gate([f"{told}; the gate cannot pass without it" for told in lost], [])
+    for row in comparison.rows:
+        if row.ratio < limit:
+            (gate.failed if _says_no(row, limit) else gate.doubtful).append(_describe_low(row, limit))
+    return gate
+
+
+def _says_no(row: ComparisonRow, limit: float) -> bool:
+    if row.ci95 is None or is_published(row) or row.judgement == "slower":
+        return True
+    return limit > 1 and row.ci95[1] < limit
+
+
+def _describe_low(row: ComparisonRow, limit: float) -> str:
+    below = f"is below {format_ratio(limit)}"
+    if is_published(row):
+        return f"{row.label}: {describe_share(row)} {below}"
+    interval = format_interval(row.ci95, format_ratio) if row.ci95 else f"interval {row.ci_covers}"
+    return f"{row.label}: {format_ratio(row.ratio)} ({interval}) {below}, {row.judgement}"

@@ -1,23 +1,33 @@
 """How well boxes are found: COCO's twelve numbers, and what tables and pictures need beside them.
 
-The counting is done by libraries that agree with pycocotools to the last digit (results/evaluators.py, which also says
-what that means to threads beside it).
+The counting is done by libraries that agree with pycocotools to the last digit.
+hotcoco first: it takes the arrays as they are, and other Python threads run while it evaluates and accumulates. Only
+while it takes over the found boxes, 0.25 s for a million, does it hold the interpreter (benchmarks/coco_eval.py; the
+longest pause of a thread beside it). It uses all cores unless RAYON_NUM_THREADS says how many.
+faster-coco-eval where that is missing: the same numbers, fourteen times slower, and pauses of 3 s for a million boxes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.errors import DataError
-from trainstone.results.evaluators import AREAS, Counted, choose_evaluator
+from trainstone.errors import DataError, MachineError
 
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+AREAS = {"all": 0, "small": 1, "medium": 2, "large": 3}
+"""Size of the true boxes -> place in the arrays of Counted."""
 RECALLS = np.linspace(0.0, 1.0, 101)
 """Where precision is read off."""
+MATCH_OVERLAP = 0.5
+"""Of a found box with a true one, for pictures to look at."""
 MOST_FOUND = 100
 """Found boxes of a picture and class that count, by their score."""
 
@@ -110,6 +120,20 @@ class BoxScores:
     """Name and version of the library that counted."""
 
 
+class Counted(NamedTuple):
+    """What every evaluator gives; -1 where there is no true box."""
+
+    precision: Numbers
+    """(10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count)."""
+    recall: Numbers
+    """(10 overlaps, classes, 4 AREAS, 3 numbers of found boxes that count)."""
+
+
+Count = Callable[[Integers, Integers, Numbers, Numbers], Counted]
+"""Numbers of the classes, of the pictures; true boxes (picture, left, top, width, height, class, area, 1 for a crowd);
+found boxes (picture, left, top, width, height, score, class)."""
+
+
 def score_boxes(
     truth: Truth,
     found: Found,
@@ -123,15 +147,22 @@ def score_boxes(
 
     Equal scores count in the order of the pictures' numbers (COCO's: of their ids), in one picture in the order given.
     Found boxes with an edge or score that is not finite are left out. inclusive_edges: found boxes are one pixel wider
-    and higher than their edges say. evaluator: one of results/evaluators.py; the first that is installed otherwise.
+    and higher than their edges say. evaluator: one of EVALUATORS; the first that is installed otherwise.
     """
     pictures = np.unique(pictures)
-    _check(truth, found, pictures, num_classes)
+    if not (~truth.crowd).any():
+        raise DataError(
+            f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored",
+            hint="trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count",
+        )
     name, count = choose_evaluator(evaluator)
-    found = _drop_not_finite(found)
-    classes = np.arange(1, num_classes + 1)
-    counted = count(classes, pictures + 1, _tell_truth(truth), _tell_found(found, inclusive_edges))
-    asked = ~truth.crowd
+    asked, good = ~truth.crowd, np.isfinite(found.edges).all(axis=1) & np.isfinite(found.score)
+    # Pictures and classes are counted from 1, as some take 0 for none.
+    true = (truth.picture + 1, _list_sides(truth.edges), truth.label + 1, truth.area, truth.crowd)
+    sides = _list_sides(found.edges[good], int(inclusive_edges))
+    seen = (found.picture[good] + 1, sides, found.score[good], found.label[good] + 1)
+    rows = (np.column_stack(columns).astype(np.float64) for columns in (true, seen))
+    counted = count(np.arange(num_classes) + 1, pictures + 1, *rows)
     return BoxScores(
         metrics=_list_metrics(counted),
         curves={metric: _draw_curve(counted, PRECISIONS[metric][0]) for metric in ("map50", "map75", "map")},
@@ -139,41 +170,13 @@ def score_boxes(
         sizes=_score_sizes(counted, truth.area[asked]),
         num_pictures=len(pictures),
         num_true=int(asked.sum()),
-        num_found=len(found.score),
+        num_found=int(good.sum()),
         evaluator=name,
     )
 
 
-def _check(truth: Truth, found: Found, pictures: Integers, num_classes: int) -> None:
-    if not (~truth.crowd).any():
-        raise DataError(
-            f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored",
-            hint="trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count",
-        )
-    for boxes in (truth, found):  # both would be counted wrongly without a word
-        assert np.isin(boxes.picture, pictures).all(), "a box of a picture that was not judged"
-        assert ((boxes.label >= 0) & (boxes.label < num_classes)).all(), "a box of a class that is not there"
-
-
-def _drop_not_finite(found: Found) -> Found:
-    good = np.isfinite(found.edges).all(axis=1) & np.isfinite(found.score)
-    if good.all():
-        return found
-    return Found(found.picture[good], found.label[good], found.edges[good], found.score[good])
-
-
-def _tell_truth(truth: Truth) -> Numbers:
-    """Return rows for an evaluator; pictures and classes are counted from 1, as some take 0 for none."""
-    sides = _measure(truth.edges, 0)
-    return np.column_stack((truth.picture + 1, sides, truth.label + 1, truth.area, truth.crowd)).astype(np.float64)
-
-
-def _tell_found(found: Found, inclusive_edges: bool) -> Numbers:
-    sides = _measure(found.edges, int(inclusive_edges))
-    return np.column_stack((found.picture + 1, sides, found.score, found.label + 1)).astype(np.float64)
-
-
-def _measure(edges: Numbers, added_pixels: int) -> Numbers:
+def _list_sides(edges: Numbers, added_pixels: int = 0) -> Numbers:
+    """Return left, top, width and height."""
     edges = edges.astype(np.float64).reshape(-1, 4)
     return np.column_stack((edges[:, :2], edges[:, 2:] - edges[:, :2] + added_pixels))
 
@@ -224,7 +227,7 @@ def _score_sizes(counted: Counted, areas: Numbers) -> list[SizeScore]:
     ]
 
 
-def match_boxes(truth: Truth, found: Found, overlap: float = 0.5) -> tuple[Flags, Flags]:
+def match_boxes(truth: Truth, found: Found) -> tuple[Flags, Flags]:
     """Return which found boxes are right and which true ones are found: within a picture and class, the surest first.
 
     A box is found once: a second one on it is wrong. Boxes that lie in a crowd of their class are right, and so is the
@@ -238,7 +241,7 @@ def match_boxes(truth: Truth, found: Found, overlap: float = 0.5) -> tuple[Flags
         near = np.array(true_of.get((int(found.picture[place]), int(found.label[place])), []), np.int64)
         near = near[~is_found[near] | truth.crowd[near]]
         shares = _share(found.edges[place], truth.edges[near], truth.crowd[near])
-        good = shares >= overlap
+        good = shares >= MATCH_OVERLAP
         good &= ~truth.crowd[near] | ~(good & ~truth.crowd[near]).any()  # a thing of its own comes before a crowd
         if good.any():
             chosen = near[np.argmax(np.where(good, shares, -1.0))]
@@ -254,3 +257,71 @@ def _share(box: Numbers, edges: Numbers, crowd: Flags) -> Numbers:
     whole = np.where(crowd, own, own + theirs - common)
     shares: Numbers = np.divide(common, whole, out=np.zeros(len(edges)), where=whole > 0)
     return shares
+
+
+def choose_evaluator(name: str | None = None) -> tuple[str, Count]:
+    """Return name and version, and the function, of the one asked for or of the first that can be imported."""
+    wanted = EVALUATORS if name is None else {name: EVALUATORS[name]}
+    for package, (module, count) in wanted.items():
+        try:
+            import_module(module)
+        except ImportError:
+            continue
+        return f"{package} {version(package)}", count
+    raise MachineError(
+        f"boxes cannot be scored: {' and '.join(wanted)} cannot be imported", hint="pip install " + next(iter(wanted))
+    )
+
+
+def _count_hotcoco(classes: Integers, pictures: Integers, true: Numbers, found: Numbers) -> Counted:
+    from hotcoco import COCO, COCOeval
+
+    truth = COCO.from_arrays(
+        [{"id": int(picture)} for picture in pictures],
+        [{"id": int(number), "name": str(number)} for number in classes],
+        true[:, 0].astype(np.int64),
+        true[:, 5].astype(np.int64),
+        true[:, 1:5],
+        area=true[:, 6],
+        iscrowd=true[:, 7].astype(np.bool_),
+    )
+    evaluation = COCOeval(truth, truth.load_res(found), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    arrays = evaluation.eval
+    assert arrays is not None
+    return Counted(arrays["precision"], arrays["recall"])
+
+
+def _count_faster(classes: Integers, pictures: Integers, true: Numbers, found: Numbers) -> Counted:
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    annotations = [
+        {
+            "id": place,
+            "image_id": int(row[0]),
+            "category_id": int(row[5]),
+            "bbox": row[1:5],
+            "area": row[6],
+            "iscrowd": int(row[7]),
+        }
+        for place, row in enumerate(true.tolist(), start=1)
+    ]
+    truth = COCO(
+        {
+            "images": [{"id": int(picture)} for picture in pictures],
+            "categories": [{"id": int(number), "name": str(number)} for number in classes],
+            "annotations": annotations,
+        }
+    )
+    evaluation = COCOeval_faster(truth, truth.loadRes(found), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    return Counted(np.asarray(evaluation.eval["precision"]), np.asarray(evaluation.eval["recall"]))
+
+
+EVALUATORS: dict[str, tuple[str, Count]] = {
+    "hotcoco": ("hotcoco", _count_hotcoco),
+    "faster-coco-eval": ("faster_coco_eval", _count_faster),
+}
+"""Package -> its module, and the function; the best first."""

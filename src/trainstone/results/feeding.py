@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainstone.results.record import Count, Rate, Record, Seconds
-from trainstone.units import format_count, format_percent, format_rate
+from trainstone.units import format_count, format_rate, format_spread
 
 WORK = {
     "read": "reading",
@@ -18,10 +18,6 @@ WORK = {
     "batch": "making batches",
 }
 """Stages as a sentence names them."""
-BUSY_SHARE = 0.8
-"""Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
-SMALL_SHARE = 0.1
-"""Feeding that takes more of the cores that train slows them; bench calls a run limited by data from here on, too."""
 
 Positive = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -74,8 +70,6 @@ class Feeding(Record):
     image_size: Positive
     batch_size: Positive
     transform: str
-    engine: str
-    """threads or dali."""
     decode: str
     cpu: str
     cores: Positive
@@ -100,6 +94,11 @@ def best_point(feeding: Feeding) -> ThreadPoint:
     return max(feeding.points, key=lambda point: point.images_per_second)
 
 
+def find_one_thread(feeding: Feeding) -> float | None:
+    """Return the rate of one thread, if that was measured."""
+    return next((point.images_per_second for point in feeding.points if point.threads == 1), None)
+
+
 def widest_point(feeding: Feeding) -> ThreadPoint:
     """Return the one with most threads: the rate a core usually falls with them, so that any other promises more."""
     return max(feeding.points, key=lambda point: point.threads)
@@ -120,41 +119,6 @@ def largest_stage(feeding: Feeding) -> Stage | None:
 def is_trained_here(feeding: Feeding) -> bool:
     """Say whether the cores that feed are those that train."""
     return feeding.demand is not None and feeding.demand.device == feeding.cpu
-
-
-def write_verdict(feeding: Feeding, workload: str = "") -> str:
-    """One sentence that can be quoted; `workload` is what trains ("ResNet-50")."""
-    best, stage = best_point(feeding), largest_stage(feeding)
-    where = f"{format_count(best.threads, 'thread')} on {format_count(feeding.cores, 'core')}"
-    per_core = format_rate(best.images_per_second_per_core)
-    parts = [f"{format_rate(best.images_per_second)} images/s with {where} ({per_core} a core)"]
-    usable = min(best.threads, feeding.cores)
-    if best.cpu_cores is not None and best.cpu_cores < BUSY_SHARE * usable:
-        parts.append(f"only {best.cpu_cores:.1f} of {format_count(usable, 'core')} busy")
-    if stage is not None:
-        parts.append(f"{WORK.get(stage.name, stage.name)} takes {format_percent(stage.share, 0)} of the time")
-    if feeding.demand is not None:
-        parts.append(_judge_demand(feeding, feeding.demand, workload))
-    return "; ".join(parts)
-
-
-def _judge_demand(feeding: Feeding, demand: Demand, workload: str) -> str:
-    """Say enough only of what was reached here; of cores that also train, only where few of them are taken."""
-    needed = demand.images_per_second / widest_point(feeding).images_per_second_per_core
-    rate, cores = f"{format_rate(demand.images_per_second)} images/s", format_cores(needed)
-    who = describe_target(feeding, workload) or "training"
-    reached = best_point(feeding).images_per_second >= demand.images_per_second
-    if is_trained_here(feeding):
-        whose = f"{cores} of the cores that train ({count_here(feeding)})"
-        enough = "enough: " if needed <= SMALL_SHARE * feeding.cores else ""
-        if reached:
-            return f"{enough}{who} takes {rate}, and feeding it takes {whose}"
-        return f"feeding {who} at {rate} would take {whose}"
-    if reached:
-        return f"enough: {who} takes {rate}, which {cores} cores feed"
-    if needed <= feeding.cores:  # threads that wait for each other: idle cores do not help
-        return f"not enough: {who} takes {rate}, and all {format_count(feeding.cores, 'core')} here do not reach it"
-    return f"feeding {who} at {rate} would take {cores} cores: {count_here(feeding)}"
 
 
 def count_here(feeding: Feeding) -> str:
@@ -191,9 +155,7 @@ def describe_cores(feeding: Feeding) -> str:
 
 def describe_spread(point: ThreadPoint) -> str:
     """Return ± 1.1 %, or nothing where there is no interval."""
-    if point.ci95 is None:
-        return ""
-    return f"± {format_percent((point.ci95[1] - point.ci95[0]) / 2 / point.images_per_second)}"
+    return format_spread(point.images_per_second, point.ci95) if point.ci95 else ""
 
 
 def describe_covers(feeding: Feeding) -> list[str]:

@@ -1,8 +1,10 @@
-"""Steps gathered into the intervals of a throughput log, as the TBD suite's TimeHistory did. Writes nothing."""
+"""A run's steps as the throughput log of the TBD suite: a TimeHistory line for every so many. Writes nothing."""
 
+from datetime import datetime
 from typing import Literal
 
-from trainstone.formats.timehistory import Interval
+from trainstone.formats.timehistory import Interval, format_line
+from trainstone.results.steps import StepRecord
 
 LOG_STEPS = 100
 """The original's --log_steps."""
@@ -10,10 +12,10 @@ FEW_LOG_STEPS = 10
 FEW_STEPS = 200
 
 
-def choose_every(asked: int | Literal["auto"], num_steps: int) -> int:
-    """Return how many steps a line tells of: 100 as the original, 10 where a run has fewer than 200."""
-    if asked != "auto":
-        return asked
+def choose_every(requested: int | Literal["auto"], num_steps: int) -> int:
+    """Return how many steps a line is of: 100 as the original, 10 where a run has fewer than 200."""
+    if requested != "auto":
+        return requested
     return LOG_STEPS if num_steps >= FEW_STEPS else FEW_LOG_STEPS
 
 
@@ -41,3 +43,9 @@ class Intervals:
         seconds = start_seconds + step_seconds - self._began
         first, self._first = self._first, self._next
         return Interval(seconds, self._images / seconds, first, self._next) if seconds > 0 else None
+
+    def format_step(self, record: StepRecord, began: float, process: int) -> str:
+        """Take in a step; returns its line when an interval is complete. `began`: when the run's clock was at 0."""
+        interval = self.add(record.start_seconds, record.step_seconds, record.images)
+        when = began + record.start_seconds + record.step_seconds
+        return f"{format_line(interval, datetime.fromtimestamp(when), process)}\n" if interval else ""

@@ -1,6 +1,6 @@
 """Judges the curves of a sweep by numbers alone: rising, falling, the knee and what else it could be, the fit. Pure.
 
-What is said of them stands in results/kneetold.py.
+What is said of them stands in results/verdicts.py.
 """
 
 import math

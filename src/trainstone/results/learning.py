@@ -1,9 +1,10 @@
 """What a training run learned, in words and numbers: its verdict, where its time went, its evaluations. Pure."""
 
 from trainstone.results.checks import check_throughput
-from trainstone.results.quality import Evaluation, Quality
-from trainstone.results.schema import Finding, Phases, Status, StepSeconds, Throughput
-from trainstone.units import format_count, format_percent, format_seconds
+from trainstone.results.quality import Evaluation, Quality, Repeated
+from trainstone.results.schema import FINISHED, Finding, Phases, Status, StepSeconds, Throughput
+from trainstone.results.thinning import choose_evenly
+from trainstone.units import format_percent, format_seconds
 
 METRIC_NAMES = {
     "top1": "top-1",
@@ -104,7 +105,7 @@ def total_time(quality: Quality, phases: Phases) -> float:
     return max(last, sum(split_time(phases, 0.0).values()))
 
 
-def tell_split(phases: Phases, total_seconds: float) -> str:
+def describe_split(phases: Phases, total_seconds: float) -> str:
     """Return training 84 %, evaluation 9 %, other 7 %; parts that hardly count are left out."""
     parts = split_time(phases, total_seconds)
     total = sum(parts.values())
@@ -112,66 +113,6 @@ def tell_split(phases: Phases, total_seconds: float) -> str:
         return ""
     shares = {name: seconds / total for name, seconds in parts.items()}
     return ", ".join(f"{name} {format_percent(share, 0)}" for name, share in shares.items() if share >= LEAST_SHARE)
-
-
-def write_learning_verdict(
-    quality: Quality | None,
-    status: Status,
-    phases: Phases | None,
-    title: str,
-    *,
-    stopped_by: str = "a signal",
-    run: str = "RUN",
-) -> str:
-    """One sentence that can be quoted; of an interrupted run with what to type to go on."""
-    best = _tell_best(quality, status)
-    how = _tell_end(quality, status, stopped_by, run)
-    if not how and quality is not None and phases is not None:
-        how = _tell_time(quality, phases)
-        return f"{title}: {best}{how}"
-    return f"{title}: {best}; {how}" if how else f"{title}: {best}"
-
-
-def _tell_best(quality: Quality | None, status: Status) -> str:
-    if quality is not None and quality.value is None:
-        return _tell_trained(quality)
-    if quality is None or quality.value is None or not quality.history:
-        return "not evaluated yet"
-    value = describe_metric(quality.metric, quality.value, quality.target)
-    if status == "target_reached" and quality.target is not None:
-        target = format_target(quality.metric, quality.target)
-        return f"{value} (target {target}) after {format_epochs(quality.epochs)}"
-    after = f" after {format_epochs(quality.epochs)}" if status in ("ok", "target_missed") else ""
-    return f"best {value}{after}"
-
-
-def _tell_trained(quality: Quality) -> str:
-    """Return trained 500 steps, 12.5 epochs."""
-    steps = "" if quality.steps is None else f"{format_count(quality.steps, 'step')}, "
-    return f"trained {steps}{format_epochs(quality.epochs)}"
-
-
-def _tell_end(quality: Quality | None, status: Status, stopped_by: str, run: str) -> str:
-    """Say how it ended where that is not the usual end."""
-    where = f" after epoch {format_epoch(quality.epochs)}" if quality is not None else ""
-    if status == "target_missed" and quality is not None and quality.target is not None:
-        return f"the target of {format_target(quality.metric, quality.target)} was not reached"
-    if status == "interrupted":
-        return f"stopped by {stopped_by}{where}; go on with trainstone train --resume {run}"
-    if status == "killed":
-        return f"killed{where}; go on with trainstone train --resume {run}"
-    if status == "failed":
-        return f"failed{where}"
-    if status == "ok" and quality is not None and quality.value is None:
-        return "not evaluated"
-    return f"going on{where}" if status == "running" else ""
-
-
-def _tell_time(quality: Quality, phases: Phases) -> str:
-    total = total_time(quality, phases)
-    split = tell_split(phases, total)
-    reached = "reached in" if quality.seconds_to_target is not None else "in"
-    return f", {reached} {format_seconds(total)}: {split}" if split else ""
 
 
 def list_facts(quality: Quality, status: Status) -> list[tuple[str, str]]:
@@ -187,6 +128,11 @@ def list_facts(quality: Quality, status: Status) -> list[tuple[str, str]]:
         facts.append(("time to target", format_seconds(quality.seconds_to_target)))
     facts.append(("epochs", format_epoch(quality.epochs)))
     return facts
+
+
+def is_complete(repeated: Repeated) -> bool:
+    """Say whether all runs of train --runs have come to their end."""
+    return sum(run.status in FINISHED for run in repeated.runs) == repeated.num_runs
 
 
 def find_best(quality: Quality) -> int | None:
@@ -206,10 +152,5 @@ def find_reached(quality: Quality) -> int | None:
 
 def thin_history(quality: Quality, most: int) -> list[Evaluation]:
     """Return at most so many evaluations, evenly chosen; the first, best, last and the one at the target stay."""
-    history = quality.history
-    if len(history) <= most:
-        return list(history)
-    wanted = {0, len(history) - 1, find_best(quality), find_reached(quality)} - {None}
-    room = most - len(wanted)
-    wanted |= {round(place * (len(history) - 1) / (room + 1)) for place in range(1, room + 1)}
-    return [found for place, found in enumerate(history) if place in wanted]
+    marked = [place for place in (find_best(quality), find_reached(quality)) if place is not None]
+    return [quality.history[place] for place in choose_evenly(len(quality.history), most, marked)]

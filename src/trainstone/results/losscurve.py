@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainstone.results.steps import Columns, read_blocks
-
-Array = NDArray[np.float64]
+from trainstone.results.thinning import Array, Buckets
 
 NAMES = ("step", "loss", "lr")
 NUM_POINTS = 500
@@ -48,43 +46,24 @@ def read_loss(path: Path) -> LossCurve | None:
 
 def thin_loss(blocks: Iterable[Columns], num_points: int = NUM_POINTS) -> LossCurve | None:
     """Merge neighbours until at most twice num_points are left; None without a step."""
-    buckets, width, num_steps = np.empty((0, len(_ROWS))), 1, 0
+    buckets = Buckets(num_points, total=("count", "finite", "step", "loss", "lr"))
     for block in blocks:
-        buckets = _merge(np.concatenate((buckets, _as_buckets(block, num_steps))), width)
-        num_steps += len(block["step"])
-        while len(buckets) > 2 * num_points:
-            width *= 2
-            buckets = _merge(buckets, width)
-    if num_steps == 0:
+        finite = np.abs(block["loss"]) < HIGHEST
+        losses = np.where(finite, block["loss"], 0.0)
+        sums = {"count": np.ones_like(losses), "finite": finite.astype(np.float64), "loss": losses}
+        buckets.add({"step": block["step"], "lr": block["lr"], **sums})
+    if buckets.num_rows == 0:
         return None
-    total = dict(zip(_ROWS, buckets.T, strict=True))
+    total = buckets.columns()
     return LossCurve(
-        num_steps=num_steps,
-        bucket_steps=width,
+        num_steps=buckets.num_rows,
+        bucket_steps=buckets.width,
         step=total["step"] / total["count"],
         loss=_average(total["loss"], total["finite"], 0),
-        smooth=_average(total["loss"], total["finite"], round(SMOOTH_SHARE * len(total["row"]) / 2)),
+        smooth=_average(total["loss"], total["finite"], round(SMOOTH_SHARE * len(total["step"]) / 2)),
         lr=total["lr"] / total["count"],
-        num_not_finite=int((buckets[:, 1] - buckets[:, 2]).sum()),
+        num_not_finite=int((total["count"] - total["finite"]).sum()),
     )
-
-
-# Columns of a bucket: its first row, how many steps and finite losses it has, sums.
-_ROWS = ("row", "count", "finite", "step", "loss", "lr")
-
-
-def _as_buckets(block: Columns, first_row: int) -> Array:
-    """One bucket a step."""
-    rows = np.arange(first_row, first_row + len(block["step"]), dtype=np.float64)
-    finite = np.abs(block["loss"]) < HIGHEST
-    losses = np.where(finite, block["loss"], 0.0)
-    return np.stack((rows, np.ones_like(rows), finite, block["step"], losses, block["lr"]), axis=1)
-
-
-def _merge(buckets: Array, width: int) -> Array:
-    """Merge neighbours that belong to the same `width` rows."""
-    edges = np.flatnonzero(np.diff(buckets[:, 0] // width, prepend=-1))
-    return np.column_stack((buckets[edges, 0], np.add.reduceat(buckets[:, 1:], edges, axis=0)))
 
 
 def _average(sums: Array, counts: Array, half: int) -> Array:

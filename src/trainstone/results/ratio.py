@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from trainstone.machine.health import Grade
 from trainstone.results.schema import Judgement, Throughput
-from trainstone.results.stats import MIN_BLOCKS
-from trainstone.results.student import student_t_quantile, student_t_tail
+from trainstone.results.stats import MIN_BLOCKS, student_t_quantile, student_t_tail
 
 NOISE_FLOORS: dict[Grade | None, float] = {"A": 0.01, "B": 0.02, "C": 0.05, None: 0.02}
 """Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines.

@@ -5,14 +5,14 @@ from typing import Any
 
 from trainstone.errors import ResultError
 from trainstone.results.checks import check_throughput, finding
-from trainstone.results.learning import check_speed, scale_throughput, write_learning_verdict
+from trainstone.results.learning import check_speed, scale_throughput
 from trainstone.results.schema import Phases, Result
-from trainstone.results.steps import PHASE_COLUMNS, Columns, read_columns
+from trainstone.results.steps import PHASE_COLUMNS, read_columns
 from trainstone.results.store import read_result
-from trainstone.results.summary import StepSummary, summarise_steps, write_verdict
+from trainstone.results.summary import summarise_steps
+from trainstone.results.verdicts import write_learning_verdict, write_verdict
 
 NEEDED = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
-RESUME = "go on with: trainstone train --resume RUN"
 
 
 def recover(path: Path) -> Result:
@@ -22,8 +22,9 @@ def recover(path: Path) -> Result:
         result = tell_killed(result)
     if result.throughput is not None or result.points or result.kind == "sweep":
         return result
-    if result.kind == "train":
-        result = tell_learned(result)
+    if result.kind == "train" and result.verdict is None:
+        verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
+        result = result.model_copy(update={"verdict": verdict})
     file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
     try:
         columns = read_columns(file, NEEDED) if file.is_file() else {}
@@ -32,49 +33,32 @@ def recover(path: Path) -> Result:
         summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
     except ResultError as err:
         return result.model_copy(update={"findings": [*result.findings, finding("damaged-file", err.message)]})
-    judge = judge_training if result.kind == "train" else judge_speed
-    found = {"throughput": summary.throughput, "step_seconds": summary.step_seconds}
-    return result.model_copy(update=found | judge(result, columns, summary))
+    throughput = scale_throughput(summary.throughput, result.world.ranks)
+    found: dict[str, Any] = {"throughput": throughput, "step_seconds": summary.step_seconds}
+    if result.kind == "train":
+        findings = check_speed(throughput, summary.step_seconds)
+        found["phases"] = add_phases(result, summary.phases)
+    else:
+        findings = check_throughput(throughput, summary.step_seconds)
+        found["phases"] = summary.phases
+        found["verdict"] = write_verdict(
+            f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then",
+            throughput,
+            None,
+            None,
+            device_kind="device",
+            precision=str(result.config.get("train", {}).get("precision")),
+            ranks=result.world.ranks,
+        )
+    return result.model_copy(update=found | {"findings": [*result.findings, *findings]})
 
 
 def tell_killed(result: Result) -> Result:
     """Add the finding that nobody was left to write."""
     told = "the run ended without a word: killed, out of memory, or the machine went down"
-    go_on = {"train": RESUME, "sweep": "go on with: trainstone sweep --resume RUN"}.get(result.kind)
-    hint = f"{go_on}; dmesg tells whether memory ran out" if go_on else None
+    go_on = f"go on with: trainstone {result.kind} --resume RUN; dmesg tells whether memory ran out"
+    hint = go_on if result.kind in ("train", "sweep") else None
     return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
-
-
-def judge_speed(result: Result, columns: Columns, summary: StepSummary) -> dict[str, Any]:
-    """What a measurement gets that was not completed."""
-    title = f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then"
-    throughput = scale_throughput(summary.throughput, result.world.ranks)
-    verdict = write_verdict(
-        title,
-        throughput,
-        None,
-        None,
-        device_kind="device",
-        precision=str(result.config.get("train", {}).get("precision")),
-        ranks=result.world.ranks,
-    )
-    findings = [*result.findings, *check_throughput(throughput, summary.step_seconds)]
-    return {"throughput": throughput, "phases": summary.phases, "findings": findings, "verdict": verdict}
-
-
-def tell_learned(result: Result) -> Result:
-    """Give a training without a verdict the one of what it had learned."""
-    if result.verdict is not None:
-        return result
-    verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
-    return result.model_copy(update={"verdict": verdict})
-
-
-def judge_training(result: Result, _columns: Columns, summary: StepSummary) -> dict[str, Any]:
-    """What a training gets whose speed was not judged."""
-    throughput = scale_throughput(summary.throughput, result.world.ranks)
-    findings = [*result.findings, *check_speed(throughput, summary.step_seconds)]
-    return {"throughput": throughput, "phases": add_phases(result, summary.phases), "findings": findings}
 
 
 def add_phases(result: Result, stepped: Phases) -> Phases:

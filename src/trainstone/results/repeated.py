@@ -1,23 +1,25 @@
-"""Combines the runs of train --runs: a row each, medians, MLPerf's olympic mean, a verdict. Pure."""
+"""Combines runs of the same thing into one result: throughput between runs, all findings once; train --runs scored."""
 
 import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from trainstone.machine.health import Noise
+from trainstone.results import stats
 from trainstone.results.learning import (
     describe_metric,
     format_epoch,
     format_epochs,
     format_metric,
-    format_target,
+    is_complete,
     name_metric,
 )
 from trainstone.results.mlperf.score import olympic_mean, rank_times
 from trainstone.results.quality import Quality, Repeated, TrainedRun
-from trainstone.results.repeat import combine_runs
-from trainstone.results.schema import FINISHED, Result, Status
-from trainstone.units import format_count, format_seconds
+from trainstone.results.schema import FINISHED, Finding, Result, Status, Throughput
+from trainstone.results.verdicts import describe_goal, write_repeated_verdict, write_runs_verdict
+from trainstone.units import format_seconds
 
 FEWEST_SCORED = 3
 """Runs, so that one is left when the fastest and the slowest are dropped."""
@@ -33,6 +35,46 @@ class BegunRun(NamedTuple):
     def is_over(self) -> bool:
         """Whether it has come to its end, target or not."""
         return self.result.status in FINISHED
+
+
+def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
+    """Return the keys of the combined result; runs without a number are left out and named."""
+    measured = [child for child in children if child.throughput is not None]
+    if not measured:
+        return {"findings": gather_findings(children)}
+    throughputs = [child.throughput for child in measured if child.throughput is not None]
+    between = stats.throughput_between([throughput.images_per_second for throughput in throughputs])
+    combined = Throughput(
+        images_per_second=between.images_per_second,
+        ci95=between.ci95,
+        ci_covers=between.ci_covers,
+        steady=all(throughput.steady for throughput in throughputs),
+        steady_from_step=max(throughput.steady_from_step for throughput in throughputs),
+        num_steps=sum(throughput.num_steps for throughput in throughputs),
+    )
+    noises = [child.noise for child in measured if child.noise is not None]
+    noise: Noise | None = max(noises, key=lambda noise: noise.grade, default=None)
+    title = (measured[0].verdict or measured[0].recipe.name).partition(":")[0]
+    loaders = [child.loader for child in measured if child.loader is not None]
+    return {
+        "throughput": combined,
+        "noise": noise,
+        "verdict": write_runs_verdict(title, combined, loaders, noise),
+        "findings": gather_findings(children),
+    }
+
+
+def gather_findings(children: Sequence[Result], noun: str = "runs") -> list[Finding]:
+    """Each code once, with the number of runs that had it and the last one's words."""
+    by_code: dict[str, list[Finding]] = {}
+    for child in children:
+        for found in child.findings:
+            by_code.setdefault(found.code, []).append(found)
+    gathered = []
+    for group in by_code.values():
+        prefix = f"{len(group)} of {len(children)} {noun}: "
+        gathered.append(group[-1].model_copy(update={"message": prefix + group[-1].message}))
+    return gathered
 
 
 def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str, Any]:
@@ -81,11 +123,6 @@ def score_runs(repeated: Repeated) -> Repeated:
     )
 
 
-def is_complete(repeated: Repeated) -> bool:
-    """Say whether all runs that were asked for have come to their end."""
-    return sum(run.status in FINISHED for run in repeated.runs) == repeated.num_runs
-
-
 def judge_repeated(repeated: Repeated, target: float | None) -> Status:
     """Say in a word how runs ended that have all come to their end."""
     if target is None:
@@ -111,55 +148,6 @@ def combine_quality(repeated: Repeated, over: Sequence[Result], starts: int) -> 
         parameters=first.parameters,
         global_batch=first.global_batch,
     )
-
-
-def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: str) -> str:
-    """One sentence that can be quoted."""
-    over = [run for run in repeated.runs if run.status in FINISHED]
-    if quality is None or not over:
-        return f"{title}: none of {repeated.num_runs} runs has come to its end"
-    if quality.target is None:
-        told = _tell_values(over, quality)
-    elif all(run.reached for run in over):
-        runs = f"{len(over)} runs, " if is_complete(repeated) else ""
-        told = f"reached {_tell_target(quality)} in {_tell_times(repeated, over, runs)}"
-    else:
-        told = _tell_missed(repeated, over, quality)
-    under_way = "" if is_complete(repeated) else f"{len(over)} of {repeated.num_runs} runs are over: "
-    return f"{title}: {under_way}{told}"
-
-
-def _tell_missed(repeated: Repeated, over: Sequence[TrainedRun], quality: Quality) -> str:
-    reached = [run for run in over if run.reached]
-    told = f"{len(reached)} of {len(over)} runs reached {_tell_target(quality)}"
-    if reached:
-        told += f", in {_tell_times(repeated, reached)}"
-    values = [run.value for run in over if run.value is not None and not run.reached]
-    best = f"; the best that missed it found {format_metric(quality.metric, max(values), quality.target)}"
-    return told + (best if values else "")
-
-
-def _tell_times(repeated: Repeated, reached: Sequence[TrainedRun], runs: str = "") -> str:
-    """Return 41 s (5 runs, 38 s to 47 s; olympic mean 41.2 s)."""
-    times = [run.seconds_to_target for run in reached if run.seconds_to_target is not None]
-    middle = format_seconds(median(times))
-    score = f"; {tell_score(repeated)}" if repeated.score_seconds is not None else ""
-    return f"{middle} ({runs}{format_seconds(min(times))} to {format_seconds(max(times))}{score})"
-
-
-def _tell_values(over: Sequence[TrainedRun], quality: Quality) -> str:
-    values = [run.value for run in over if run.value is not None]
-    if not values or quality.value is None:
-        return f"trained {format_epochs(quality.epochs)} ({format_count(len(over), 'run')}); not evaluated"
-    low, high = (format_metric(quality.metric, value) for value in (min(values), max(values)))
-    middle = describe_metric(quality.metric, quality.value)
-    return f"best {middle} in {format_epochs(quality.epochs)} ({len(over)} runs, {low} to {high})"
-
-
-def tell_score(repeated: Repeated) -> str:
-    """Return olympic mean 41.2 s."""
-    assert repeated.score_seconds is not None
-    return f"olympic mean {format_seconds(repeated.score_seconds)}"
 
 
 def tell_run(run: TrainedRun, quality: Quality) -> str:
@@ -188,7 +176,7 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     over = [run for run in repeated.runs if run.status in FINISHED]
     facts = [("runs", f"{len(over)} of {repeated.num_runs}" if len(over) < repeated.num_runs else str(len(over)))]
     if quality.target is not None:
-        facts.append((f"reached {_tell_target(quality)}", f"{sum(run.reached for run in over)} of {len(over)}"))
+        facts.append((f"reached {describe_goal(quality)}", f"{sum(run.reached for run in over)} of {len(over)}"))
     if quality.seconds_to_target is not None:
         facts.append(("time to target, median", format_seconds(quality.seconds_to_target)))
     if repeated.score_seconds is not None:
@@ -199,11 +187,6 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
         facts.append((f"{of_best}{name_metric(quality.metric)}, median", best))
     facts.append(("epochs, median", format_epoch(quality.epochs)))
     return facts
-
-
-def _tell_target(quality: Quality) -> str:
-    assert quality.target is not None
-    return f"{format_target(quality.metric, quality.target)} {name_metric(quality.metric)}"
 
 
 def _or_never(run: TrainedRun, number: float | None) -> float:

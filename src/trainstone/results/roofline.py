@@ -8,10 +8,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from trainstone.results.breakdown import shorten
-from trainstone.results.profiled import Bound, RooflineChart, RooflinePoint
+from trainstone.results.profiled import RooflineChart, RooflinePoint
+from trainstone.results.trace.tables import OperatorCalls
 from trainstone.units import format_percent
 
 Shape = tuple[int, ...]
@@ -67,52 +68,23 @@ class WorkedOp:
     bytes_moved: float
 
 
-class TimedCalls(Protocol):
-    """What a trace says of an operator at one choice of shapes, summed over the profiled steps."""
-
-    @property
-    def name(self) -> str:
-        """As the profiler says it: aten::convolution_backward."""
-
-    @property
-    def dims(self) -> Shapes:
-        """Shapes of the tensors; empty for numbers, and for lists of tensors."""
-
-    @property
-    def calls(self) -> int: ...
-
-    @property
-    def host_seconds(self) -> float: ...
-
-    @property
-    def device_seconds(self) -> float | None: ...
-
-
-class _Work(NamedTuple):
-    calls: float
-    flops: float
-    bytes_moved: float
-    least_seconds: float
-    """At the roofs: each choice of shapes by the bound that takes longer for it."""
-    arithmetic_seconds: float
-    """Of those, where arithmetic is that bound."""
-
-
 class _Time(NamedTuple):
-    """A step's."""
+    """Of some calls, per step."""
 
     calls: float
     seconds: float
 
 
-class _Roofs(NamedTuple):
-    flops: float
-    bytes_per_second: float
+class _Group(NamedTuple):
+    """An operator at one choice of shapes: counted and traced."""
+
+    ops: list[WorkedOp]
+    times: list[_Time]
 
 
 def judge_roofline(
     ops: Iterable[WorkedOp],
-    calls: Iterable[TimedCalls],
+    calls: Iterable[OperatorCalls],
     *,
     steps: int,
     step_seconds: float,
@@ -126,27 +98,34 @@ def judge_roofline(
     """
     if steps <= 0 or not all(_positive(value) for value in (step_seconds, peak_flops, peak_bytes_per_second)):
         return None
-    roofs = _Roofs(peak_flops, peak_bytes_per_second)
-    worked, timed = _group_work(ops, roofs), _group_times(calls, steps)
     operators: list[RooflinePoint] = []
     points: list[RooflinePoint] = []
-    for name in worked.keys() & timed.keys():
-        whole = _judge(name, "", _add_work(worked[name].values()), _add_times(timed[name].values()))
-        if whole is not None:
-            operators.append(whole)
-            points += _judge_shapes(name, worked[name], timed[name]) or [whole]
+    for name, groups in _group(ops, calls, steps).items():
+        everything = _Group(
+            [op for group in groups.values() for op in group.ops],
+            [time for group in groups.values() for time in group.times],
+        )
+        whole = _judge(name, "", everything, peak_flops, peak_bytes_per_second)
+        if whole is None:
+            continue
+        operators.append(whole)
+        judged = [
+            _judge(name, _format_shapes(shapes), group, peak_flops, peak_bytes_per_second)
+            for shapes, group in groups.items()
+        ]
+        # A trace does not know the shapes of lists of tensors: then there is one point for all.
+        points += [point for point in judged if point is not None] or [whole]
     if not operators:
         return None
     operators.sort(key=_by_time)
-    covered = sum(point.seconds for point in operators) / step_seconds
     return RooflineChart(
         peak_flops=peak_flops,
         peak_source=peak_source,
         peak_bytes_per_second=peak_bytes_per_second,
         operators=operators,
         points=sorted(points, key=_by_time)[:MOST_POINTS],
-        covered_share=covered,
-        told=tell_roofline(operators, step_seconds),
+        covered_share=sum(point.seconds for point in operators) / step_seconds,
+        told=_tell_roofline(operators, step_seconds),
     )
 
 
@@ -162,13 +141,7 @@ def name_plainly(name: str) -> str:
     return PLAIN_NAMES.get(bare, name) if space == "aten" else name
 
 
-def write_shapes(shapes: Sequence[Shape]) -> str:
-    """Return 8×64×56×56, 64×64×3×3: the first few, which are pictures and weights."""
-    told = ["×".join(str(size) for size in shape) for shape in shapes[:MOST_SHAPES]]
-    return ", ".join([*told, *(["…"] if len(shapes) > MOST_SHAPES else [])])
-
-
-def tell_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -> list[str]:
+def _tell_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -> list[str]:
     """Say how near to their roofs the operators are that take most of the step, and what all would take there."""
     longest = [point for point in operators if point.seconds >= TOLD_SHARE * step_seconds][:MOST_TOLD]
     told = [_capital(_tell_operator(point, point.seconds / step_seconds)) for point in longest]
@@ -202,75 +175,45 @@ def _tell_ideal(operators: Sequence[RooflinePoint], step_seconds: float) -> str:
     return f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."
 
 
-def _judge_shapes(name: str, worked: dict[Shapes, _Work], timed: dict[Shapes, _Time]) -> list[RooflinePoint]:
-    """Judge each choice of shapes that both sides know; none where the trace does not know them (lists of tensors)."""
-    judged = (
-        _judge(name, write_shapes(shapes), work, timed[shapes]) for shapes, work in worked.items() if shapes in timed
-    )
-    return [point for point in judged if point is not None]
-
-
-def _judge(name: str, shapes: str, work: _Work, time: _Time) -> RooflinePoint | None:
+def _judge(
+    name: str, shapes: str, group: _Group, peak_flops: float, peak_bytes_per_second: float
+) -> RooflinePoint | None:
     """Return a point, unless the two sides are not the same calls, or took no time, or did no work."""
-    least = work.least_seconds
-    if abs(time.calls - work.calls) > MOST_CALLS_APART * work.calls or not _positive(time.seconds):
+    counted = sum(op.count for op in group.ops)
+    seconds = math.fsum(time.seconds for time in group.times)
+    if abs(math.fsum(time.calls for time in group.times) - counted) > MOST_CALLS_APART * counted:
         return None
-    if not _positive(least) or not math.isfinite(least / time.seconds):
+    bounds = [(op.flops / peak_flops, op.bytes_moved / peak_bytes_per_second) for op in group.ops]
+    least = math.fsum(max(bound) for bound in bounds)
+    arithmetic = math.fsum(compute for compute, traffic in bounds if compute > traffic)
+    if not _positive(seconds) or not _positive(least / seconds):
         return None
-    bound: Bound = "compute" if work.arithmetic_seconds > least / 2 else "memory"
     return RooflinePoint(
         operator=name,
         shapes=shapes,
-        calls=round(work.calls),
-        seconds=time.seconds,
-        flops=work.flops,
-        bytes_moved=work.bytes_moved,
-        bound=bound,
-        share_of_bound=least / time.seconds,
+        calls=counted,
+        seconds=seconds,
+        flops=math.fsum(op.flops for op in group.ops),
+        bytes_moved=math.fsum(op.bytes_moved for op in group.ops),
+        bound="compute" if arithmetic > least / 2 else "memory",
+        share_of_bound=least / seconds,
     )
 
 
-def _bound_work(op: WorkedOp, roofs: _Roofs) -> _Work:
-    """Return the work of some calls, with the least time it takes."""
-    arithmetic, traffic = op.flops / roofs.flops, op.bytes_moved / roofs.bytes_per_second
-    return _Work(
-        op.count, op.flops, op.bytes_moved, max(arithmetic, traffic), arithmetic if arithmetic > traffic else 0.0
-    )
+def _group(ops: Iterable[WorkedOp], calls: Iterable[OperatorCalls], steps: int) -> dict[str, dict[Shapes, _Group]]:
+    """Group by the trace's name, overloads together, and by shapes.
 
-
-def _group_work(ops: Iterable[WorkedOp], roofs: _Roofs) -> dict[str, dict[Shapes, _Work]]:
-    """By the trace's name, overloads together, and by shapes; calls that differ in what a trace omits come together."""
-    found: dict[str, dict[Shapes, list[_Work]]] = defaultdict(lambda: defaultdict(list))
+    Names that have any time on the device are timed there, others on the host.
+    """
+    groups: dict[str, dict[Shapes, _Group]] = defaultdict(lambda: defaultdict(lambda: _Group([], [])))
     for op in ops:
-        found[name_in_trace(op.name)][_strip(op.shapes)].append(_bound_work(op, roofs))
-    return {
-        name: {shapes: _add_work(parts) for shapes, parts in by_shapes.items()} for name, by_shapes in found.items()
-    }
-
-
-def _group_times(calls: Iterable[TimedCalls], steps: int) -> dict[str, dict[Shapes, _Time]]:
-    """The same of the trace, for one step: time on the device of names that have any there, else on the host."""
-    by_name: dict[str, list[TimedCalls]] = defaultdict(list)
+        groups[name_in_trace(op.name)][_strip(op.shapes)].ops.append(op)
+    calls = list(calls)
+    on_device = {call.name for call in calls if call.device_seconds is not None}
     for call in calls:
-        by_name[call.name].append(call)
-    grouped = {}
-    for name, inside in by_name.items():
-        on_device = any(call.device_seconds is not None for call in inside)
-        found: dict[Shapes, list[_Time]] = defaultdict(list)
-        for call in inside:
-            seconds = (call.device_seconds or 0.0) if on_device else call.host_seconds
-            found[_strip(call.dims)].append(_Time(call.calls / steps, seconds / steps))
-        grouped[name] = {shapes: _add_times(parts) for shapes, parts in found.items()}
-    return grouped
-
-
-def _add_work(parts: Iterable[_Work]) -> _Work:
-    return _Work(*(math.fsum(values) for values in zip(*parts, strict=True)))
-
-
-def _add_times(parts: Iterable[_Time]) -> _Time:
-    calls, seconds = (math.fsum(values) for values in zip(*parts, strict=True))
-    return _Time(calls, seconds)
+        seconds = (call.device_seconds or 0.0) if call.name in on_device else call.host_seconds
+        groups[call.name][_strip(call.dims)].times.append(_Time(call.calls / steps, seconds / steps))
+    return groups
 
 
 def _strip(shapes: Iterable[Shape]) -> Shapes:
@@ -280,6 +223,12 @@ def _strip(shapes: Iterable[Shape]) -> Shapes:
 
 def _by_time(point: RooflinePoint) -> tuple[float, str, str]:
     return -point.seconds, point.operator, point.shapes
+
+
+def _format_shapes(shapes: Shapes) -> str:
+    """Return 8×64×56×56, 64×64×3×3: the first few, which are images and weights."""
+    shown = ["×".join(str(size) for size in shape) for shape in shapes[:MOST_SHAPES]]
+    return ", ".join([*shown, *(["…"] if len(shapes) > MOST_SHAPES else [])])
 
 
 def _positive(value: float) -> bool:

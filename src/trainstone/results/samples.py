@@ -104,15 +104,11 @@ def summarise(
     summary["average_watts"] = energy[0] / energy[1] if energy else None
     summary["meter"] = meter if energy else None
     reasons = [sample.throttle.split("|") for sample in inside if sample.throttle]
-    summary["throttle_percent"] = _share_reasons(reasons) if reasons else None
+    counts = Counter(name for names in reasons for name in names if name != "none").most_common()
+    summary["throttle_percent"] = {name: 100 * count / len(reasons) for name, count in counts} if reasons else None
     hindered = sum(not HINDRANCES.isdisjoint(names) for names in reasons)
     summary["throttled"] = 100 * hindered / len(reasons) >= HINDERED_PERCENT if reasons else None
     return summary
-
-
-def _share_reasons(reasons: Sequence[Sequence[str]]) -> dict[str, float]:
-    counts = Counter(name for names in reasons for name in names if name != "none")
-    return {name: 100 * count / len(reasons) for name, count in counts.most_common()}
 
 
 def _count_energy(samples: Sequence[Sample], from_seconds: float, to_seconds: float) -> tuple[float, float] | None:

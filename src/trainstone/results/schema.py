@@ -9,7 +9,6 @@ from pydantic import Field, field_validator
 
 from trainstone.machine.health import Noise
 from trainstone.results.feeding import Feeding
-from trainstone.results.preflight import Preflight
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import Quality, Repeated
 from trainstone.results.record import Count, Rate, Record, Seconds
@@ -59,6 +58,41 @@ class World(Record):
     nodes: Annotated[int, Field(ge=1, le=2**31)] = 1
 
 
+class Host(Record):
+    """One host and its ranks."""
+
+    host: str
+    ranks: list[Count]
+    interface: str | None = None
+    """Network interface that its traffic to other hosts takes."""
+    address: str | None = None
+    devices: Count | None = None
+    """Devices that its first rank sees."""
+    versions: dict[str, str] = {}
+
+
+class AllReduce(Record):
+    """Time of an all-reduce over all ranks by size of the message."""
+
+    bytes: list[Count]
+    seconds: list[Seconds]
+    """Median of each size, on the slowest rank: latency first."""
+    bytes_per_second: Rate
+    """Of the largest message: its bytes / its time."""
+
+
+class Preflight(Record):
+    """The rendezvous of the ranks."""
+
+    meeting: str
+    """Address and port of rank 0."""
+    backend: str
+    seconds: Seconds
+    """How long it all took."""
+    hosts: list[Host]
+    all_reduce: AllReduce | None = None
+
+
 class Device(Record):
     """One device's share in the run."""
 
@@ -83,6 +117,11 @@ class Throughput(Record):
     steady_from_step: Count
     num_steps: Count
     trend_percent: float | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's width as a fraction of the estimate."""
+        return None if self.ci95 is None else (self.ci95[1] - self.ci95[0]) / 2 / self.images_per_second
 
 
 class StepSeconds(Record):
@@ -171,7 +210,6 @@ class Loader(Record):
     """Median step on synthetic batches / median step on real pictures: 1 where real pictures cost nothing."""
     data_bound: bool = False
     """Waiting for data, or the loader's own work, costs more than a tenth."""
-    engine: str = "threads"
     threads: Count
     storage: str = ""
     pictures: Count

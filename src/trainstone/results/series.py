@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from trainstone.errors import ResultError
 from trainstone.results.steps import Columns, read_blocks
-
-Array = NDArray[np.float64]
+from trainstone.results.thinning import Array, Buckets
 
 NAMES = ("step", "start_seconds", "data_seconds", "step_seconds")
 # Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
@@ -34,8 +33,6 @@ class StepSeries:
     mean_seconds: Array
     low_seconds: Array
     high_seconds: Array
-    data_seconds: Array
-    """Mean wait for the batch."""
     end_seconds: float
     """When the last step ended, on the run's clock."""
     bin_seconds: Array
@@ -55,36 +52,36 @@ def sample_steps(
 ) -> StepSeries | None:
     """Read a step file; None if it holds no step. Torn last lines are dropped."""
     wanted = np.asarray(sorted(keep_steps), dtype=np.float64)
-    buckets, width, num_steps, end = np.empty((0, len(_ROWS))), 1, 0, 0.0
+    buckets = Buckets(num_buckets, first=("step", "start"), low=("low",), high=("high",), total=("count", "seconds"))
+    end = 0.0
     histogram = np.zeros(NUM_BINS)
     kept: list[Array] = []
     for block in read_blocks(path, NAMES):
         _check_durations(path, block)
         end = float(block["start_seconds"][-1] + block["step_seconds"][-1])
-        buckets = _merge(np.concatenate((buckets, _as_buckets(block, num_steps))), width)
-        num_steps += len(block["step"])
-        while len(buckets) > 2 * num_buckets:
-            width *= 2
-            buckets = _merge(buckets, width)
+        spent = block["step_seconds"]
+        buckets.add(
+            {"step": block["step"], "start": block["start_seconds"], "low": spent, "high": spent}
+            | {"count": np.ones_like(spent), "seconds": spent}
+        )
         steady = block["step_seconds"][block["step"] >= steady_from]
         histogram += np.bincount(_bin_of(steady), minlength=NUM_BINS)
         if len(wanted):
             columns = np.stack([block[name] for name in ("step", "start_seconds", "step_seconds")])
             kept.append(columns[:, np.isin(block["step"], wanted)])
-    if num_steps == 0:
+    if buckets.num_rows == 0:
         return None
     found = np.concatenate(kept, axis=1) if kept else np.empty((3, 0))
     filled = np.flatnonzero(histogram)
-    total = {name: buckets[:, column] for column, name in enumerate(_ROWS)}
+    total = buckets.columns()
     return StepSeries(
-        num_steps=num_steps,
+        num_steps=buckets.num_rows,
         first_step=total["step"],
         count=total["count"],
         start_seconds=total["start"],
         mean_seconds=total["seconds"] / total["count"],
         low_seconds=total["low"],
         high_seconds=total["high"],
-        data_seconds=total["data"] / total["count"],
         end_seconds=end,
         bin_seconds=SHORTEST_SECONDS * np.exp(filled * BIN_WIDTH),
         bin_count=histogram[filled],
@@ -98,28 +95,6 @@ def _check_durations(path: Path, block: Columns) -> None:
         if bad.any():
             step, value = float(block["step"][bad][0]), float(block[name][bad][0])
             raise ResultError(f"{path}: {name} of step {step:g} is {value}; it is finite and not negative")
-
-
-# Columns of a bucket: what its first step has, extremes, sums.
-_ROWS = ("row", "step", "start", "low", "high", "count", "seconds", "data")
-
-
-def _as_buckets(block: Columns, first_row: int) -> Array:
-    """One bucket a step."""
-    rows = np.arange(first_row, first_row + len(block["step"]), dtype=np.float64)
-    seconds = block["step_seconds"]
-    firsts, extremes = (rows, block["step"], block["start_seconds"]), (seconds, seconds)
-    sums = (np.ones_like(rows), seconds, block["data_seconds"])
-    return np.stack((*firsts, *extremes, *sums), axis=1)
-
-
-def _merge(buckets: Array, width: int) -> Array:
-    """Merge neighbours that belong to the same `width` steps."""
-    edges = np.flatnonzero(np.diff(buckets[:, 0] // width, prepend=-1))
-    low = np.minimum.reduceat(buckets[:, 3], edges)
-    high = np.maximum.reduceat(buckets[:, 4], edges)
-    sums = np.add.reduceat(buckets[:, 5:], edges, axis=0)
-    return np.column_stack((buckets[edges, :3], low, high, sums))
 
 
 def _bin_of(seconds: Array) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainstone.config.load import HASHED_SECTIONS
+from trainstone.config.load import HASHED_SECTIONS, flatten
 from trainstone.errors import ResultError
 from trainstone.results.schema import Result, Throughput
 from trainstone.results.store import read_result
@@ -287,9 +287,7 @@ def _devices(result: Result) -> list[Mapping[str, Any]]:
 
 
 def _flatten(key: str, value: Any) -> dict[str, str]:
-    if isinstance(value, dict):
-        return {k: v for name, inner in value.items() for k, v in _flatten(f"{key}.{name}", inner).items()}
-    return {} if value is None else {key: _tell(value)}
+    return {name: _tell(inner) for name, inner in flatten({key: value}) if inner is not None}
 
 
 def _tell(value: Any) -> str:

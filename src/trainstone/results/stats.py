@@ -1,18 +1,18 @@
 """Numbers from step durations: throughput with its interval, when to stop, spread, noise floor of a machine.
 
 Pure: no files, no clock, no torch. Durations are seconds in a 1-D array, first step first, and all of them
-count. Warm-up and outliers are in steady.py.
+count. Warm-up and outliers are in steady.py. Student's t distribution is here, too: that saves a dependency on scipy.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainstone.errors import ResultError
-from trainstone.results.student import student_t_quantile
 from trainstone.units import format_count
 
 Array = NDArray[np.float64]
@@ -28,32 +28,18 @@ TARGET_HALF_WIDTH = 0.01
 _NUM_RESAMPLES = 2000
 _SEED = 20040101  # fixed, so that the same steps always give the same interval
 _Z975 = 1.959963984540054
+# Below this the tail is integrated itself: 1 less the distribution would be rounding.
+_SMALL_TAIL = 5e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
     images_per_second: float
     ci95: tuple[float, float] | None
-    half_width: float | None
-    """Half the interval's width as a fraction of the estimate."""
     ci_covers: str
     """"within this run", "between runs" or "not established: <why>"."""
     num_steps: int
     """Steps averaged; runs averaged when the interval is between runs."""
-    block_length: int | None
-    """Steps per bootstrap block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Step durations in seconds."""
-
-    median: float
-    p5: float
-    p95: float
-    p99: float
-    mad: float
-    """Median absolute deviation, not scaled to a standard deviation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +170,7 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
     rate = total_images / total_seconds
     if num_steps < MIN_STEADY_STEPS:
         why = f"not established: {format_count(num_steps, 'steady step')}, {MIN_STEADY_STEPS} needed"
-        return Throughput(rate, None, None, why, num_steps, None)
+        return Throughput(rate, None, why, num_steps)
     size = math.ceil(num_steps / MAX_BINS)
     seconds, counts = sum_bins(seconds, size), sum_bins(counts, size)
     n = seconds.size
@@ -193,15 +179,14 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
     if n < MIN_BLOCKS * length:
         why = f"not established: the steps depend on each other over {length * size} steps, which leaves"
         why += f" {n // length} independent blocks, {MIN_BLOCKS} needed"
-        return Throughput(rate, None, None, why, num_steps, length * size)
+        return Throughput(rate, None, why, num_steps)
     drawn = _resample_log_ratio(seconds, counts, length)
     deviation = float(drawn.std())
     # Without any spread there is no shape to take from the draws, and nothing to widen.
     shape = np.quantile(drawn, [0.025, 0.975]) / deviation if deviation > 1e-12 else np.array([-_Z975, _Z975])
     reach = shape * (_t_factor(n, length) / _Z975 * _standard_error(residual, length))
     low, high = float(rate * math.exp(-reach[1])), float(rate * math.exp(-reach[0]))
-    half_width = (high - low) / 2 / rate
-    return Throughput(rate, (low, high), half_width, "within this run", num_steps, length * size)
+    return Throughput(rate, (low, high), "within this run", num_steps)
 
 
 def half_width_quick(step_seconds: ArrayLike) -> float | None:
@@ -237,34 +222,82 @@ def precise_enough(step_seconds: ArrayLike, half_width: float = TARGET_HALF_WIDT
 
 def throughput_between(run_means: Sequence[float]) -> Throughput:
     """Return the mean of runs' images per second, with Student's t over runs (Kalibera & Jones 2013)."""
-    means = np.asarray(run_means, dtype=np.float64)
-    if means.size == 0:
-        raise ResultError("no runs to average")
-    rate = float(means.mean())
-    if means.size < 2:
-        return Throughput(rate, None, None, "not established: 1 run, 2 needed", means.size, None)
-    reach = student_t_quantile(0.975, means.size - 1) * float(means.std(ddof=1)) / math.sqrt(means.size)
-    return Throughput(rate, (rate - reach, rate + reach), reach / rate, "between runs", means.size, None)
+    rate = float(np.mean(run_means))
+    if len(run_means) < 2:
+        return Throughput(rate, None, "not established: 1 run, 2 needed", len(run_means))
+    reach = student_t_reach(run_means)
+    return Throughput(rate, (rate - reach, rate + reach), "between runs", len(run_means))
 
 
-def spread(step_seconds: ArrayLike) -> Spread:
-    """Summarise how step durations scatter; tails are shown because a mean hides them."""
+def student_t_reach(values: ArrayLike) -> float:
+    """Return the half-width of Student's 95 % interval of the mean of at least two independent values."""
+    sample = np.asarray(values, dtype=np.float64)
+    return student_t_quantile(0.975, sample.size - 1) * float(sample.std(ddof=1)) / math.sqrt(sample.size)
+
+
+def spread(step_seconds: ArrayLike) -> dict[str, float]:
+    """Return median, p5, p95, p99 and the median absolute deviation (mad, not scaled); a mean hides the tails."""
     seconds = checked_seconds(step_seconds)
-    if seconds.size == 0:
-        raise ResultError("no steps to summarise")
-    p5, median, p95, p99 = (float(q) for q in np.quantile(seconds, [0.05, 0.5, 0.95, 0.99]))
-    return Spread(median, p5, p95, p99, float(np.median(np.abs(seconds - median))))
+    quantiles = np.quantile(seconds, [0.5, 0.05, 0.95, 0.99]).tolist()
+    mad = float(np.median(np.abs(seconds - quantiles[0])))
+    return dict(zip(("median", "p5", "p95", "p99", "mad"), [*quantiles, mad], strict=True))
 
 
 def minimum_detectable(differences: Sequence[float]) -> NoiseFloor:
     """Judge an A/A test from log(A_i / B_i) of paired, interleaved blocks of the same thing."""
-    values = np.asarray(differences, dtype=np.float64)
-    if values.size == 0:
-        raise ResultError("no pairs to compare")
-    mean, pairs = float(values.mean()), values.size
+    mean, pairs = float(np.mean(differences)), len(differences)
     if pairs < 2:
         return NoiseFloor(mean, None, None, None, pairs)
-    error = float(values.std(ddof=1)) / math.sqrt(pairs)
-    t975, t80 = student_t_quantile(0.975, pairs - 1), student_t_quantile(0.80, pairs - 1)
-    floor = t975 * error
-    return NoiseFloor(mean, (mean - floor, mean + floor), floor, (t975 + t80) * error, pairs)
+    floor = student_t_reach(differences)
+    power = 1 + student_t_quantile(0.80, pairs - 1) / student_t_quantile(0.975, pairs - 1)
+    return NoiseFloor(mean, (mean - floor, mean + floor), floor, power * floor, pairs)
+
+
+@lru_cache(maxsize=4096)
+def student_t_quantile(p: float, df: float) -> float:
+    """Invert Student's t distribution for 0 < p < 1 and df >= 1, to about 1e-9 relative.
+
+    The integrand falls, so the integral is concave and Newton's steps from a = 0 stay left of the root: no overshoot.
+    """
+    if p < 0.5:
+        return -student_t_quantile(1.0 - p, df)
+    scale = _scale(df)
+    angle = 0.0
+    for _ in range(200):
+        step = (p - 0.5 - scale * _integrate(0.0, angle, df)) / (scale * math.cos(angle) ** (df - 1))
+        angle += step
+        if abs(step) <= 1e-12 * angle:
+            break
+    return math.sqrt(df) * math.tan(angle)
+
+
+def student_t_tail(t: float, df: float) -> float:
+    """Return P(T > t) for t >= 0 and df >= 1, small ones too: half of a two-sided p-value."""
+    angle = math.atan2(t, math.sqrt(df))
+    scale = _scale(df)
+    # Where the integrand is 1e-18 of its largest value it is over; further out the nodes would miss what counts.
+    end = math.acos(10 ** (-18 / (df - 1))) if df > 1 else math.pi / 2
+    tail = 0.5 - scale * _integrate(0.0, min(angle, end), df)
+    if tail > _SMALL_TAIL:
+        return tail
+    end = math.acos(math.cos(angle) * 10 ** (-18 / (df - 1))) if df > 1 else math.pi / 2
+    return max(0.0, scale * _integrate(angle, end, df))
+
+
+def _integrate(low: float, high: float, df: float) -> float:
+    nodes, weights = _gauss_legendre()
+    return 0.5 * (high - low) * float(weights @ np.cos(low + (high - low) * nodes) ** (df - 1))
+
+
+def _scale(df: float) -> float:
+    """Return C, the ratio of two gamma functions; large ones by their series: a difference of logs is noise."""
+    if df > 1e4:
+        return math.sqrt(df / 2) * (1 - 1 / (4 * df) + 1 / (32 * df**2)) / math.sqrt(math.pi)
+    return math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
+
+
+@lru_cache(maxsize=1)
+def _gauss_legendre() -> tuple[Array, Array]:
+    """Nodes on [0, 1] and weights that sum to 2."""
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    return (nodes + 1) / 2, weights

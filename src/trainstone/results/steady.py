@@ -10,8 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainstone.results.stats import MAX_BINS, Array, autocorrelation, checked_seconds, sum_bins
-from trainstone.results.student import student_t_quantile
+from trainstone.results.stats import (
+    MAX_BINS,
+    Array,
+    autocorrelation,
+    checked_seconds,
+    student_t_quantile,
+    sum_bins,
+)
 
 MIN_JUDGED_STEPS = 20
 """A shorter window is not judged: with thirds of 5 steps a slope and correlated noise look the same."""
@@ -30,8 +36,6 @@ class Steady:
     from_step: int
     """First step of the steady window."""
     steady: bool
-    reason: str
-    """In words: why it counts as steady, or why not."""
     trend_percent: float | None
     """Change of the step time from the first to the last tenth of the window; positive = getting slower."""
 
@@ -39,7 +43,6 @@ class Steady:
 @dataclass(frozen=True, slots=True)
 class Outliers:
     steps: tuple[int, ...]
-    share: float
     kind: str
     """none | isolated | periodic (checkpoint, loader refill) | clustered."""
 
@@ -49,7 +52,7 @@ def find_steady(step_seconds: ArrayLike) -> Steady:
     seconds = checked_seconds(step_seconds)
     n = seconds.size
     if n < 2:
-        return Steady(0, False, f"{n} steps are too few to judge", None)
+        return Steady(0, False, None)
     level, limit = _clipped_logs(seconds)
     start = _find_cut(level)
     if n - start >= MIN_JUDGED_STEPS and start > n // 10 and not _is_plateau(level, start):
@@ -61,13 +64,10 @@ def find_steady(step_seconds: ArrayLike) -> Steady:
         start += 1
     window = level[start:]
     if window.size < MIN_JUDGED_STEPS:
-        return Steady(start, False, f"{window.size} steps after warm-up are too few to judge", None)
+        return Steady(start, False, None)
     tenth = max(1, window.size // 10)
     trend = 100 * math.expm1(float(window[-tenth:].mean() - window[:tenth].mean()))
-    difference, is_drift = _test_drift(window)
-    if not is_drift:
-        return Steady(start, True, f"thirds of the window agree within {100 * difference:.1f} %", trend)
-    return Steady(start, False, _name_drift(window, trend, difference), trend)
+    return Steady(start, not _is_drift(window), trend)
 
 
 def _clipped_logs(seconds: Array) -> tuple[Array, float]:
@@ -127,16 +127,12 @@ def _minimise_mser(level: Array, most: int) -> int:
     return cut if differs else 0
 
 
-def _thirds(window: Array) -> list[Array]:
-    return np.array_split(window, 3)
-
-
 def _is_plateau(level: Array, start: int) -> bool:
     """Say whether the series levels off at `start`: it moves far less after the cut than across it.
 
     A straight line cut in the middle moves 2/3 as much after the cut (between thirds) as across it.
     """
-    means = [float(third.mean()) for third in _thirds(level[start:])]
+    means = [float(third.mean()) for third in np.array_split(level[start:], 3)]
     return max(means) - min(means) <= abs(float(level[:start].mean() - level[start:].mean())) / 3
 
 
@@ -147,15 +143,15 @@ def _extend_line(level: Array, start: int) -> Array:
     return np.asarray(steps * (float(inside @ level[start:]) / float(inside @ inside)))
 
 
-def _test_drift(window: Array) -> tuple[float, bool]:
-    """Return the largest difference between thirds of the window, and whether it is a drift.
+def _is_drift(window: Array) -> bool:
+    """Say whether the largest difference between thirds of the window is a drift.
 
     It is one when it matters (DRIFT_LIMIT) and noise does not explain it. There is no limit "regardless of
     noise": thirds of 50 steps of t or 1.3 t differ by 5 % as a rule.
     """
     size = math.ceil(window.size / MAX_BINS)
     window = sum_bins(window, size) / size
-    thirds = _thirds(window)
+    thirds = np.array_split(window, 3)
     means = [float(third.mean()) for third in thirds]
     difference = max(means) - min(means)
     # What is left around a curve (a drift) or around the two quieter thirds' own means (a jump in the other):
@@ -164,7 +160,7 @@ def _test_drift(window: Array) -> tuple[float, bool]:
     around_curve = window - np.polyval(np.polyfit(steps, window, 2), steps)
     around_means = sorted((third - third.mean() for third in thirds), key=lambda piece: float(piece @ piece))
     noise = min(around_curve, np.concatenate(around_means[:2]), key=lambda residual: float(residual.var()))
-    return difference, difference > max(DRIFT_LIMIT, _noise_of_thirds(noise, window.size))
+    return difference > max(DRIFT_LIMIT, _noise_of_thirds(noise, window.size))
 
 
 def _noise_of_thirds(residual: Array, n: int) -> float:
@@ -182,15 +178,6 @@ def _noise_of_thirds(residual: Array, n: int) -> float:
     return critical * math.sqrt(variance * 6 / independent)
 
 
-def _name_drift(window: Array, trend: float, difference: float) -> str:
-    first, middle, last = (float(third.mean()) for third in _thirds(window))
-    if first <= middle <= last:
-        return f"steps get slower: {trend:+.1f} % from the begin to the end of the window"
-    if first >= middle >= last:
-        return f"steps still get faster: {trend:+.1f} % from the begin to the end of the window"
-    return f"step time wanders: thirds of the window differ by {100 * difference:.1f} %"
-
-
 def find_outliers(step_seconds: ArrayLike) -> Outliers:
     """Flag steps more than 5 robust standard deviations off (Iglewicz & Hoaglin 1993); nothing is deleted.
 
@@ -199,13 +186,12 @@ def find_outliers(step_seconds: ArrayLike) -> Outliers:
     """
     seconds = checked_seconds(step_seconds)
     if seconds.size == 0:
-        return Outliers((), 0.0, "none")
+        return Outliers((), "none")
     low, median, high = (float(q) for q in np.quantile(seconds, [0.25, 0.5, 0.75]))
     distance = np.abs(seconds - median)
     scale = max(1.4826 * float(np.median(distance)), (high - low) / 1.349)
     flagged = np.flatnonzero(distance > max(5 * scale, 0.01 * median, 50e-6))
-    kind = _name_pattern(flagged, seconds.size)
-    return Outliers(tuple(flagged.tolist()), flagged.size / seconds.size, kind)
+    return Outliers(tuple(flagged.tolist()), _name_pattern(flagged, seconds.size))
 
 
 def _name_pattern(steps: NDArray[np.int64], n: int) -> str:

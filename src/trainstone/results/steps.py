@@ -5,10 +5,11 @@ Reading tolerates a file cut anywhere (kill -9): a torn last line is dropped.
 
 import io
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,22 +39,34 @@ class StepRecord(NamedTuple):
     backward_seconds: float | None = None
     optimizer_seconds: float | None = None
     decay_loss: float | None = None
-    """Weight decay's part of the loss, where it is one; not in the file."""
+    """Weight decay's part of the loss, where it is one."""
 
 
 PHASE_COLUMNS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
-UNWRITTEN = ("decay_loss",)
+DECAY_COLUMN = "decay_loss"
 WHOLE_NUMBERS = ("step", "epoch", "images")
-COLUMNS = tuple(name for name in StepRecord._fields if name not in PHASE_COLUMNS + UNWRITTEN)
+COLUMNS = tuple(name for name in StepRecord._fields if name not in (*PHASE_COLUMNS, DECAY_COLUMN))
+
+
+def list_columns(*, split_phases: bool, decay_loss: bool = False) -> tuple[str, ...]:
+    """Return the columns of a step file."""
+    return COLUMNS + (PHASE_COLUMNS if split_phases else ()) + ((DECAY_COLUMN,) if decay_loss else ())
 
 
 class StepWriter:
     """Appends step records to a CSV file; at most FLUSH_SECONDS of them are ever unwritten."""
 
     def __init__(
-        self, path: Path, *, split_phases: bool, go_on: bool = False, now: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        *,
+        split_phases: bool,
+        decay_loss: bool = False,
+        go_on: bool = False,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._columns = COLUMNS + (PHASE_COLUMNS if split_phases else ())
+        self._columns = list_columns(split_phases=split_phases, decay_loss=decay_loss)
+        self._pick = operator.itemgetter(*map(StepRecord._fields.index, self._columns))
         self._line = ",".join("%d" if name in WHOLE_NUMBERS else "%.9g" for name in self._columns) + "\n"
         self._now = now
         self._flushed_at = now()
@@ -74,7 +87,7 @@ class StepWriter:
 
     def add(self, record: StepRecord) -> None:
         """Write one record."""
-        self._file.write(self._line % record[: len(self._columns)])
+        self._file.write(self._line % self._pick(record))
         if self._now() - self._flushed_at >= FLUSH_SECONDS:
             self.flush()
 
@@ -84,16 +97,16 @@ class StepWriter:
         self._flushed_at = self._now()
 
 
-def cut_steps(path: Path, first_step: int, *, split_phases: bool) -> Columns | None:
+def cut_steps(path: Path, first_step: int, *, split_phases: bool, decay_loss: bool = False) -> Columns | None:
     """Keep the steps before `first_step` and return them; None, the file untouched, where they are not all there.
 
     A file may begin with a later step than the run: then the earlier ones were set aside.
     """
-    wanted = COLUMNS + (PHASE_COLUMNS if split_phases else ())
     try:
         columns = read_columns(path)
     except ResultError:
         return None
+    wanted = list_columns(split_phases=split_phases, decay_loss=decay_loss)
     if tuple(columns) != wanted or not columns["step"][0].is_integer():
         return None
     begin = int(columns["step"][0])
@@ -138,9 +151,24 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> Columns:
     return {name: np.concatenate([block.pop(name) for block in blocks]) for name in list(blocks[0])} if blocks else {}
 
 
+def read_records(path: Path) -> Iterator[StepRecord]:
+    """Read a step file record by record."""
+    for block in read_blocks(path):
+        for values in zip(*(column.tolist() for column in block.values()), strict=True):
+            record = dict(zip(block, values, strict=True))
+            yield StepRecord(**record | {name: int(record[name]) for name in WHOLE_NUMBERS})
+
+
+def as_stored(record: StepRecord) -> StepRecord:
+    """Return a record with the digits that its file keeps."""
+    values = record._asdict().items()
+    rounded: dict[str, Any] = {name: float(f"{value:.9g}") for name, value in values if isinstance(value, float)}
+    return record._replace(**rounded)
+
+
 def _read_header(path: Path, line: bytes) -> list[str]:
     header = line.decode("utf-8", "replace").strip().split(",") if line.endswith(b"\n") else list(COLUMNS)
-    unknown = set(header) - set(COLUMNS + PHASE_COLUMNS)
+    unknown = set(header) - set(StepRecord._fields)
     missing = set(COLUMNS) - set(header)
     if unknown or missing:
         raise ResultError(f"{path}: not a step file: columns missing {sorted(missing)}, unknown {sorted(unknown)}")
@@ -161,15 +189,10 @@ def _parse(path: Path, lines: bytes, header: list[str], names: Sequence[str], li
 
 def _name_bad_line(path: Path, lines: bytes, header: list[str], line_number: int) -> ResultError:
     for number, line in enumerate(lines.decode("utf-8", "replace").split("\n"), start=line_number):
-        cells = line.rstrip("\r").split(",")
-        if len(cells) != len(header) or not all(_is_number(cell) for cell in cells):
+        try:
+            whole = len([float(cell) for cell in line.rstrip("\r").split(",")]) == len(header)
+        except ValueError:
+            whole = False
+        if not whole:
             return ResultError(f"{path}: line {number} is not a step record: {line[:80]!r}")
     return ResultError(f"{path}: from line {line_number} on there are no step records")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -119,10 +119,9 @@ def create_run(
 
     A run that is part of another may be given its id and the name of its folder; `there`: a launcher has made it.
     """
-    started = datetime.now(UTC)
     run_id = run_id or name_run(config.name)
     path = out / (folder or run_id)
-    try:
+    with _explain_os_error(f"cannot write run folder {path}", "choose another folder with --out DIR"):
         path.mkdir(parents=True, exist_ok=there)
         result = Result(
             kind=kind,
@@ -130,21 +129,29 @@ def create_run(
             command=command,
             status="running",
             recipe=Recipe(name=config.name, version=config.version, sha256=hash_config(config)),
-            process=Process(
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                started_utc=started.isoformat(timespec="seconds"),
-                launch=launch_name(),
-            ),
+            process=_describe_process(),
         )
         run = RunFolder(path, result)
         run.write_config(config)
-    except OSError as err:
-        reason = err.strerror or str(err)
-        raise ResultError(
-            f"cannot write run folder {path}: {reason}", hint="choose another folder with --out DIR"
-        ) from err
     return run
+
+
+@contextmanager
+def _explain_os_error(message: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise ResultError(f"{message}: {err.strerror or err}", hint=hint) from err
+
+
+def _describe_process(starts: int = 1) -> Process:
+    return Process(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        starts=starts,
+        launch=launch_name(),
+    )
 
 
 def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
@@ -156,29 +163,19 @@ def reopen_run(path: Path, kind: Kind, command: str) -> RunFolder:
     # An attempt of the same launch is over: the engine starts no other before.
     if launch is None or result.process.launch != launch:
         refuse_running(path, result)
-    process = Process(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        starts=result.process.starts + 1,
-        launch=launch,
-    )
+    process = _describe_process(starts=result.process.starts + 1)
     run = RunFolder(path, result)
-    try:
+    with _explain_os_error(f"cannot write into {path}", "who may write there?"):
         run.remember()
         run.update(status="running", process=process, command=command, findings=[], verdict=None, **LAST_START)
-    except OSError as err:
-        raise ResultError(f"cannot write into {path}: {err.strerror or err}", hint="who may write there?") from err
     return run
 
 
 @contextmanager
 def lock_run(path: Path) -> Iterator[None]:
     """Hold a run folder for this process, until the end even if that is a kill; refuse one that another holds."""
-    try:
+    with _explain_os_error(f"cannot write into {path}", "who may write there?"):
         file = (path / LOG_NAME).open("a")
-    except OSError as err:
-        raise ResultError(f"cannot write into {path}: {err.strerror or err}", hint="who may write there?") from err
     with file:
         if not _lock(file.fileno()):
             held = read_if_there(path)
@@ -218,11 +215,8 @@ def refuse_running(path: Path, result: Result) -> None:
 
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
-    try:
+    with _explain_os_error(f"cannot look for runs in {folder}", "choose a folder you may read"):
         return sorted(path.parent for path in folder.glob("*/result.json"))
-    except OSError as err:
-        reason = err.strerror or str(err)
-        raise ResultError(f"cannot look for runs in {folder}: {reason}", hint="choose a folder you may read") from err
 
 
 def read_result(path: Path) -> Result:

@@ -5,18 +5,17 @@ Pure; every definition of a metric stands here or in results/stats.py, once.
 
 import shlex
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.machine.health import Noise
 from trainstone.results import schema, stats
-from trainstone.results.profiled import Timeline
 from trainstone.results.steady import find_outliers, find_steady
+from trainstone.results.steps import PHASE_COLUMNS
 from trainstone.results.sweep import BATCH, format_setting, write_setting
-from trainstone.units import format_percent, format_rate
+from trainstone.units import format_bytes, format_count, format_rate, format_seconds, format_spread
 
 Series = NDArray[np.float64]
 MAX_OUTLIERS_NAMED = 1000
@@ -43,29 +42,21 @@ class StepSummary:
 
 def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummary:
     """Summarise at least one step; columns are those of steps-rank0000.csv."""
-    seconds, images = columns["step_seconds"], columns["images"]
+    seconds, images, waits = columns["step_seconds"], columns["images"], columns["data_seconds"]
     steady = find_steady(seconds)
     window = slice(steady.from_step, len(seconds))
     inside = seconds[window]
     estimate = stats.throughput_within(inside, images[window])
     spread = stats.spread(inside)
     outliers = find_outliers(inside)
-    waits = columns["data_seconds"]
     throughput = schema.Throughput(
-        images_per_second=estimate.images_per_second,
-        ci95=estimate.ci95,
-        ci_covers=estimate.ci_covers,
+        **asdict(estimate),
         steady=steady.steady,
         steady_from_step=steady.from_step,
-        num_steps=estimate.num_steps,
         trend_percent=steady.trend_percent,
     )
     step_seconds = schema.StepSeconds(
-        median=spread.median,
-        p5=spread.p5,
-        p95=spread.p95,
-        p99=spread.p99,
-        mad=spread.mad,
+        **spread,
         first=float(seconds[0]),
         num_outliers=len(outliers.steps),
         outlier_kind=outliers.kind,
@@ -74,8 +65,8 @@ def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummar
     phases = schema.Phases(
         train_seconds=float(seconds.sum()),
         data_wait_seconds=float(waits.sum()),
-        compile_seconds=max(0.0, float(seconds[0]) - spread.median) if compiled else None,
-        **{name: float(columns[name].sum()) for name in _split_phases(columns)},
+        compile_seconds=max(0.0, float(seconds[0]) - spread["median"]) if compiled else None,
+        **{name: float(columns[name].sum()) for name in PHASE_COLUMNS if name in columns},
     )
     return StepSummary(
         throughput,
@@ -83,7 +74,7 @@ def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummar
         phases,
         window,
         data_share=float(waits[window].sum() / inside.sum()),
-        variation_percent=148.26 * spread.mad / spread.median,
+        variation_percent=148.26 * spread["mad"] / spread["median"],
     )
 
 
@@ -104,49 +95,6 @@ def find_limit(
     if compute is None or memory is None:
         return "unknown"
     return "compute" if compute >= memory else "memory bandwidth"
-
-
-def write_verdict(
-    title: str,
-    throughput: schema.Throughput,
-    utilisation: schema.Utilisation | None,
-    noise: Noise | None,
-    *,
-    device_kind: str,
-    precision: str,
-    feeding: str = "",
-    ranks: int = 1,
-) -> str:
-    """One sentence that can be quoted; of several ranks the throughput is that of all, the utilisation the first's."""
-    rate = f"{title}: {format_rate(throughput.images_per_second)} images/s"
-    whose = f"this {device_kind}"
-    if ranks > 1:
-        rate, whose = f"{rate} on {ranks} ranks", f"the first {device_kind}"
-    parts = [f"{rate} {describe_interval(throughput)}"]
-    if utilisation is not None and utilisation.mfu is not None:
-        parts.append(f"{format_percent(utilisation.mfu, 0)} of {whose}'s measured {precision} peak")
-    if utilisation is not None and utilisation.limit not in (None, "unknown"):
-        parts.append(f"limited by {utilisation.limit}")
-    if not throughput.steady and throughput.trend_percent is not None:
-        parts.append("not steady")
-    if feeding:
-        parts.append(feeding)
-    if noise is not None:
-        parts.append(f"noise grade {noise.grade}")
-    return "; ".join(parts)
-
-
-def write_profile_verdict(title: str, timeline: Timeline) -> str:
-    """One sentence: where the time of a step goes."""
-    runs = "operators run" if timeline.device == "cpu" else "a kernel runs"
-    parts = [f"{title}: {runs} for {format_percent(timeline.compute_utilisation)} of the step"]
-    roofline = timeline.roofline.told if timeline.roofline else []
-    parts += [told[:1].lower() + told[1:] for told in roofline[:1] or timeline.told[1:2]]
-    if timeline.overhead is not None:
-        share, noise = timeline.overhead.share, timeline.overhead.noise
-        cost = format_percent(share) if share > noise else f"less than the noise ({format_percent(noise)})"
-        parts.append(f"profiling costs {cost}")
-    return "; ".join(part.rstrip(".") for part in parts)
 
 
 def describe_setting(result: schema.Result) -> str:
@@ -210,19 +158,31 @@ def _repeat_sweep(result: schema.Result, path: Path) -> str:
     return shlex.join([*words, *(flag for flag, given in asked.items() if given)])
 
 
+def describe_preflight(preflight: schema.Preflight) -> str:
+    """Return 4 ranks on 2 hosts connected at n1:20123 over eth0; all-reduce of 16 MiB in 12 ms."""
+    ranks = format_count(sum(len(host.ranks) for host in preflight.hosts), "rank")
+    interfaces = ", ".join(dict.fromkeys(host.interface for host in preflight.hosts if host.interface))
+    over = f" over {interfaces}" if interfaces else ""
+    line = f"{ranks} on {format_count(len(preflight.hosts), 'host')} connected at {preflight.meeting}{over}"
+    timed = preflight.all_reduce
+    if timed is None:
+        return line
+    return f"{line}; all-reduce of {format_bytes(timed.bytes[-1])} in {format_seconds(timed.seconds[-1])}"
+
+
 def describe_interval(throughput: schema.Throughput) -> str:
     """Return ± 1.1 % (95 %, within this run), or that there is none."""
     if throughput.ci95 is None:
         return f"(interval {throughput.ci_covers})"
-    half_width = (throughput.ci95[1] - throughput.ci95[0]) / 2 / throughput.images_per_second
-    return f"± {format_percent(half_width)} (95 %, {throughput.ci_covers})"
+    spread = format_spread(throughput.images_per_second, throughput.ci95)
+    return f"{spread} (95 %, {throughput.ci_covers})"
 
 
 def describe_rate(images_per_second: float, ci95: tuple[float, float] | None) -> str:
     """Return 1,190 ± 1.2 %; without an interval the rate alone."""
     if ci95 is None:
         return format_rate(images_per_second)
-    return f"{format_rate(images_per_second)} ± {format_percent((ci95[1] - ci95[0]) / 2 / images_per_second)}"
+    return f"{format_rate(images_per_second)} {format_spread(images_per_second, ci95)}"
 
 
 def _name_data(data: dict[str, object]) -> str | None:
@@ -230,8 +190,3 @@ def _name_data(data: dict[str, object]) -> str | None:
     if data.get("source") == "files" and isinstance(data.get("root"), str):
         return Path(str(data["root"])).name
     return str(data["source"]) if "source" in data else None
-
-
-def _split_phases(columns: dict[str, Series]) -> list[str]:
-    names = ("forward_seconds", "backward_seconds", "optimizer_seconds")
-    return [name for name in names if name in columns]

@@ -5,10 +5,10 @@ from typing import Any
 
 from trainstone.machine.health import Noise
 from trainstone.results.checks import finding
-from trainstone.results.kneetold import join_labels, judge, write_sweep_verdict
-from trainstone.results.repeat import gather_findings
+from trainstone.results.repeated import gather_findings
 from trainstone.results.schema import Device, Finding, Point, Result
 from trainstone.results.sweep import Sweep, SweepRow, label_row
+from trainstone.results.verdicts import join_labels, judge_sweep, write_sweep_verdict
 
 # What is told of the sweep itself, or of every run by itself.
 NOT_GATHERED = frozenset({"interrupted", "killed", "out-of-memory", "run-failed"})
@@ -70,7 +70,7 @@ def list_points(sweep: Sweep) -> list[Point]:
 
 def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[Result] = ()) -> dict[str, Any]:
     """Return the keys of the sweep's result, from its rows, their runs that have a number, and their profiles."""
-    sweep = judge(sweep)
+    sweep = judge_sweep(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
     noises = [child.noise for child in children if child.noise is not None]
     noise: Noise | None = max(noises, key=lambda noise: noise.grade, default=None)

@@ -1,16 +1,19 @@
 """Checkpoints of a run: one safetensors file each, whole or absent whatever happens; written, found, read, thinned out.
 
-What stands in one is its writer's to know. Layout: docs/training.md.
+One holds all that a training run is between two steps, as tensors and plain values. Batches and mixing follow from seed
+and step, so their state is the step. Layout: docs/training.md.
 """
 
 import contextlib
 import re
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from trainstone.errors import ResultError
 from trainstone.files import sync_path
@@ -23,9 +26,11 @@ from trainstone.models.tensorfile import (
     seal,
     write_tensors,
 )
+from trainstone.train.task import Task
 
 BEST = "best.safetensors"
 NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
+MODEL, AVERAGE, OPTIMIZER, RANDOM = "model.", "ema.", "optimizer.", "random."
 
 
 class Checkpoint(NamedTuple):
@@ -38,10 +43,15 @@ class Checkpoint(NamedTuple):
 
 def write_checkpoint(folder: Path, step: int, document: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     """Write step-<steps done>.safetensors and bring it to disk; nobody may change the tensors meanwhile."""
-    path = folder / f"step-{step:08d}.safetensors"
+    path = folder / name_checkpoint(step)
     gathered = gather_tensors(tensors)
     write_tensors(path, gathered, seal({**document, "step": step}, gathered))
     return path
+
+
+def name_checkpoint(step: int) -> str:
+    """Return the name of the file that holds the state after so many steps."""
+    return f"step-{step:08d}.safetensors"
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -94,7 +104,6 @@ def set_aside(folder: Path, latest: Path | None) -> None:
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the latest `keep`, and what a killed writer left; never the best. Only the writer may call it."""
-    assert keep >= 0
     try:
         for path in [*list_checkpoints(folder)[keep:], *folder.glob("*.safetensors.*.partial")]:
             path.unlink(missing_ok=True)
@@ -102,16 +111,11 @@ def prune(folder: Path, keep: int) -> None:
         raise ResultError(f"cannot remove {err.filename}: {err.strerror or err}") from err
 
 
-def keep_best_of(folder: Path, step: int) -> None:
-    """Make the checkpoint of an earlier step the best one, if it is still there."""
-    path = folder / f"step-{step:08d}.safetensors"
-    if path.is_file():
-        keep_best(folder, path)
-
-
-def keep_best(folder: Path, path: Path) -> None:
-    """Make best.safetensors the same file as a checkpoint, or a copy where the file system knows no links."""
-    best = folder / BEST
+def keep_best(folder: Path, step: int) -> None:
+    """Make the checkpoint of a step the best one, if it is there: the same file, or a copy where links are unknown."""
+    path, best = folder / name_checkpoint(step), folder / BEST
+    if not path.is_file():
+        return
     partial = folder / f"{BEST}.{secrets.token_hex(4)}.partial"
     try:
         try:
@@ -154,3 +158,71 @@ def _refuse_newer(checkpoint: Checkpoint) -> None:
 
 def _step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
+
+
+def take_tensors(task: Task) -> dict[str, Tensor]:
+    """Weights, their average, the optimiser's memory, random states; nothing is copied."""
+    names = {parameter: name for name, parameter in task.plain.named_parameters()}
+    tensors = {MODEL + name: tensor for name, tensor in task.plain.state_dict().items()}
+    if task.average:
+        tensors |= {AVERAGE + name: tensor for name, tensor in task.average.state().items()}
+    for parameter, state in task.optimizer.state.items():
+        tensors |= {f"{OPTIMIZER}{names[parameter]}.{key}": t for key, t in state.items() if isinstance(t, Tensor)}
+    tensors[f"{RANDOM}cpu"] = torch.get_rng_state()
+    if task.device.type == "cuda":
+        tensors[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(task.device)
+    return tensors
+
+
+def take_values(task: Task) -> dict[str, Any]:
+    """What is no tensor: the loss scale, and what the optimiser remembers of past rates."""
+    groups = [
+        {key: value for key, value in group.items() if key == "previous_lr" and value is not None}
+        for group in task.optimizer.param_groups
+    ]
+    kind = type(task.optimizer).__name__
+    return {"loss_scale": task.scale.state(), "optimizer": kind, "optimizer_groups": groups}
+
+
+def restore(task: Task, tensors: Mapping[str, Tensor], values: Mapping[str, Any], where: str) -> None:
+    """Put a task into the state that was taken of one built alike."""
+    kind, before = type(task.optimizer).__name__, values.get("optimizer")
+    if kind != before:
+        raise ResultError(
+            f"{where} was written with the optimiser {before}; now it is {kind}, whose momentum means something else",
+            hint="keep optimizer.name and optimizer.momentum_correction as they were",
+        )
+    expected = take_tensors(task)
+    missing = [name for name in expected if name not in tensors and not name.startswith(RANDOM)]
+    unlike = [name for name in expected if name in tensors and tensors[name].shape != expected[name].shape]
+    if missing or unlike:
+        raise ResultError(
+            f"{where} is of another network or optimiser: {len(missing)} tensors missing, {len(unlike)} of other shape"
+            f" (first: {(missing + unlike)[0]})",
+            hint="resume with the configuration that wrote it",
+        )
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            if not name.startswith((RANDOM, AVERAGE)):
+                tensor.copy_(tensors[name])
+    if task.average:
+        task.average.load(_below(tensors, AVERAGE))
+    random = _below(tensors, RANDOM)
+    if "cpu" in random:
+        torch.set_rng_state(random["cpu"].cpu())
+    if "cuda" in random and task.device.type == "cuda":
+        torch.cuda.set_rng_state(random["cuda"].cpu(), task.device)
+    task.scale.load(dict(values.get("loss_scale", {})))
+    for group, remembered in zip(task.optimizer.param_groups, values.get("optimizer_groups", []), strict=False):
+        group.update(remembered)
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Say whether every weight is a number, and every running statistic."""
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    norms = torch._foreach_norm(tensors, float("inf"))
+    return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

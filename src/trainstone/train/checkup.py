@@ -28,7 +28,6 @@ from trainstone.units import format_bytes
 IDLE_SECONDS = 3.0
 EXTRAS = {
     "mlperf": ("mlperf-logging", "MLPerf checkers"),
-    "dali": ("nvidia-dali-cuda120", "DALI input pipeline"),
     "tracking": ("mlflow", "TensorBoard and MLflow export"),
 }
 
@@ -76,12 +75,8 @@ def check_cores() -> Check:
     physical = "unknown" if cores.physical is None else cores.physical
     told = f"{cores.threads} threads: {physical} physical cores, {cores.logical} logical, for this process"
     if cores.quota_cores is not None:
-        return Check(
-            "cores",
-            "limited",
-            f"{told}; a CPU quota allows {cores.quota_cores:g}",
-            "raise the container's CPU quota",
-        )
+        told = f"{told}; a CPU quota allows {cores.quota_cores:g}"
+        return Check("cores", "limited", told, "raise the container's CPU quota")
     return Check("cores", "ok", told)
 
 
@@ -90,18 +85,10 @@ def check_memory(out: Path) -> Check:
     free = memory_available_bytes()
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not os.access(place, os.W_OK):
-        return Check(
-            "results",
-            "missing",
-            f"cannot write run folders under {out}",
-            "choose another folder with --out DIR",
-        )
-    disk = format_bytes(shutil.disk_usage(place).free)
-    return Check(
-        "memory",
-        "ok",
-        f"{'unknown' if free is None else format_bytes(free)} free; {disk} on disk for results",
-    )
+        told = f"cannot write run folders under {out}"
+        return Check("results", "missing", told, "choose another folder with --out DIR")
+    disk, memory = format_bytes(shutil.disk_usage(place).free), "unknown" if free is None else format_bytes(free)
+    return Check("memory", "ok", f"{memory} free; {disk} on disk for results")
 
 
 def check_precision() -> Check:
@@ -119,12 +106,8 @@ def check_precision() -> Check:
     ]  # fmt: skip
     broken = any(trial.seconds is None for trial in trials)
     hint = "the CPU shows a feature that it cannot execute here; auto avoids it" if broken else None
-    return Check(
-        "precision",
-        "limited" if broken else "ok",
-        f"auto takes {fastest(trials)}; speed: {', '.join(told)}",
-        hint,
-    )
+    chosen = f"auto takes {fastest(trials)}; speed: {', '.join(told)}"
+    return Check("precision", "limited" if broken else "ok", chosen, hint)
 
 
 def check_allocator() -> Check:
@@ -132,12 +115,8 @@ def check_allocator() -> Check:
     libc, version = platform.libc_ver()
     if libc == "glibc":
         return Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")
-    return Check(
-        "allocator",
-        "limited",
-        f"{describe_allocator()}: freed memory goes back to the kernel",
-        "10 to 20 % slower on a CPU",
-    )
+    told = f"{describe_allocator()}: freed memory goes back to the kernel"
+    return Check("allocator", "limited", told, "10 to 20 % slower on a CPU")
 
 
 def check_compiler() -> Check:
@@ -145,23 +124,15 @@ def check_compiler() -> Check:
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
     if compiler:
         return Check("compiler", "ok", f"{Path(compiler).name}: engine.compile can be used")
-    return Check(
-        "compiler",
-        "limited",
-        "no C++ compiler: engine.compile does not work on the CPU",
-        "install g++ if you want it",
-    )
+    told = "no C++ compiler: engine.compile does not work on the CPU"
+    return Check("compiler", "limited", told, "install g++ if you want it")
 
 
 def check_telemetry() -> Iterator[Check]:
     """What can be read of the device while it works."""
     reader = choose_reader(choose_device("auto"))
-    meter = reader.meter
-    yield (
-        Check("energy", "ok", meter)
-        if meter
-        else Check("energy", "limited", "no energy counter can be read: none will be reported")
-    )
+    unmetered = "no energy counter can be read: none will be reported"
+    yield Check("energy", "ok" if reader.meter else "limited", reader.meter or unmetered)
     for told in reader.unsupported:
         yield Check("telemetry", "limited", told)
     reader.close()
@@ -183,9 +154,5 @@ def check_extras() -> Iterator[Check]:
         try:
             yield Check("extra", "ok", f"{extra}: {package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            yield Check(
-                "extra",
-                "limited",
-                f"{extra} ({purpose}) is not installed",
-                f"pip install 'trainstone[{extra}]'",
-            )
+            told = f"{extra} ({purpose}) is not installed"
+            yield Check("extra", "limited", told, f"pip install 'trainstone[{extra}]'")

@@ -1,5 +1,6 @@
 """Judges what a run recorded and writes the final result: the last phase of train/run.py."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,19 @@ from trainstone.measure.peaks import Peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader
 from trainstone.results import schema
-from trainstone.results.checks import DATA_BOUND_SHARE, check_limits, check_machine, check_throughput, finding
-from trainstone.results.databound import check_feeding, tell_feeding
+from trainstone.results.checks import (
+    DATA_BOUND_SHARE,
+    check_feeding,
+    check_limits,
+    check_machine,
+    check_throughput,
+    finding,
+    tell_feeding,
+)
 from trainstone.results.learning import scale_throughput
 from trainstone.results.samples import HINDRANCES, read_samples, summarise
-from trainstone.results.summary import StepSummary, find_limit, summarise_steps, write_verdict
+from trainstone.results.summary import StepSummary, find_limit, summarise_steps
+from trainstone.results.verdicts import write_verdict
 from trainstone.train.distributed import World, gather
 from trainstone.train.feeding import Alone, judge_feeding
 from trainstone.train.fit import Fitted
@@ -55,43 +64,61 @@ def conclude(
         run.update(status="interrupted", findings=[*fitted.findings, stopped])
         return
     summary, telemetry = summarise_own(fitted, recorder, seen, left_out)
-    throttled = tell_throttling(telemetry)
-    devices = gather_devices(life.world, describe_device(name_host(), fitted, summary, telemetry, seen.reader))
+    devices = gather_devices(life.world, describe_device(fitted, seen.reader, telemetry, summary))
     status: schema.Status = "interrupted" if seen.interrupted else "ok"
     if devices is None:
         run.update(status=status)
         return
-    throughput, fed = scale_throughput(summary.throughput, ranks), None
-    if loader and alone:
-        fed = judge_feeding(fitted.config, loader, alone, summary)
-    assert seen.peaks is not None  # measured before and after the steps
-    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed)
-    noise = assess_noise(seen, summary, throttled)
-    memory = describe_memory(seen, np.delete(recorder.page_faults(), left_out)[summary.window])
+    fed = judge_feeding(fitted.config, loader, alone, summary) if loader and alone else None
+    faults = np.delete(recorder.page_faults(), left_out)[summary.window]
+    speed = describe_speed(fitted, summary, telemetry, seen, devices, fed, faults)
+    findings = [
+        *fitted.findings,
+        *check_throughput(speed["throughput"], summary.step_seconds),
+        *speed.pop("findings"),
+        *(tell_feeding_left_out(loader, ranks) if run.result.kind == "bench" else ()),
+        *tell_interruption(seen.interrupted, len(recorder)),
+    ]
     run.update(
+        **speed,
         status=status,
-        throughput=throughput,
-        step_seconds=summary.step_seconds,
         phases=summary.phases.model_copy(update={"program_seconds": life.seconds}),
-        utilisation=utilisation,
-        memory=memory,
-        energy=sum_energy(devices, throughput.images_per_second),
         communication=communication,
         loader=fed,
-        noise=noise,
         devices=devices,
-        findings=[
-            *fitted.findings,
-            *check_throughput(throughput, summary.step_seconds),
-            *check_limits(utilisation, None if fed else summary.data_share, throttled),
+        findings=findings,
+        verdict=tell_verdict(fitted, summary, speed["utilisation"], speed["noise"], fed, title=title, ranks=ranks),
+    )
+
+
+def describe_speed(
+    fitted: Fitted,
+    summary: StepSummary,
+    telemetry: dict[str, Any],
+    seen: Observed,
+    devices: list[schema.Device],
+    fed: schema.Loader | None = None,
+    page_faults: NDArray[np.float64] | None = None,
+) -> dict[str, Any]:
+    """What a result says of the steps of rank 0 and the devices of all ranks, and the findings about it."""
+    throttled = tell_throttling(telemetry)
+    throughput = scale_throughput(summary.throughput, len(devices))
+    utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed) if seen.peaks else None
+    noise, memory = assess_noise(seen, summary, throttled), describe_memory(seen, page_faults)
+    return {
+        "throughput": throughput,
+        "step_seconds": summary.step_seconds,
+        "utilisation": utilisation,
+        "memory": memory,
+        "energy": sum_energy(devices, throughput.images_per_second),
+        "noise": noise,
+        "findings": [
+            *check_limits(utilisation or schema.Utilisation(), None if fed else summary.data_share, throttled),
             *(check_feeding(fed, summary.data_share) if fed else ()),
             *check_setting(fitted, noise, memory),
             *tell_unmeasured(seen.reader.unsupported),
-            *(tell_feeding_left_out(loader, ranks) if run.result.kind == "bench" else ()),
-            *tell_interruption(seen.interrupted, len(recorder)),
         ],
-        verdict=tell_verdict(fitted, summary, utilisation, noise, fed, title=title, ranks=ranks),
-    )
+    }
 
 
 def assess_noise(seen: Observed, summary: StepSummary, throttled: str | None) -> Noise:
@@ -105,7 +132,7 @@ def assess_noise(seen: Observed, summary: StepSummary, throttled: str | None) ->
 
 
 def summarise_own(
-    fitted: Fitted, recorder: StepRecorder, seen: Observed, left_out: range
+    fitted: Fitted, recorder: StepRecorder, seen: Observed, left_out: range = range(0)
 ) -> tuple[StepSummary, dict[str, Any]]:
     """Sum up this rank's steps that count, and its telemetry while they ran."""
     columns = {name: np.delete(column, left_out) for name, column in recorder.columns().items()}
@@ -166,7 +193,7 @@ def judge_utilisation(
 ) -> schema.Utilisation:
     """Speed against the measured peaks, and what limits it."""
     work = fitted.work
-    roofline = roofline_seconds(work.ops, peaks.flops, peaks.bytes_per_second)
+    compute_seconds, memory_seconds = roofline_seconds(work.ops, peaks.flops, peaks.bytes_per_second)
     batch = fitted.config.train.batch_size
     assert isinstance(batch, int)  # train/fit.py resolved it
     utilisation = schema.Utilisation(
@@ -176,8 +203,8 @@ def judge_utilisation(
         peak_flops=peaks.flops,
         peak_source=peaks.flops_source,
         peak_bytes_per_second=peaks.bytes_per_second,
-        roofline_compute_seconds=roofline.compute_seconds,
-        roofline_memory_seconds=roofline.memory_seconds,
+        roofline_compute_seconds=compute_seconds,
+        roofline_memory_seconds=memory_seconds,
     )
     busy = telemetry["util_percent"] if fitted.device.type == "cuda" else None
     data_bound = fed.data_bound if fed else summary.data_share > DATA_BOUND_SHARE
@@ -185,37 +212,35 @@ def judge_utilisation(
     return utilisation.model_copy(update={"limit": limit})
 
 
-def judge_energy(telemetry: dict[str, Any], images_per_second: float) -> schema.Energy | None:
-    """Energy an image from a counter; absent without one."""
-    if telemetry["average_watts"] is None:
-        return None
-    watts = telemetry["average_watts"]
-    return schema.Energy(joules_per_image=watts / images_per_second, average_watts=watts, meter=telemetry["meter"])
-
-
 def sum_energy(devices: list[schema.Device], images_per_second: float) -> schema.Energy | None:
     """Energy an image of all devices; absent where one has no counter, or shares it with another rank."""
     meters = {(device.host, device.label) for device in devices}
-    watts = [device.telemetry.get("average_watts") for device in devices]
-    if len(meters) < len(devices) or any(one is None for one in watts):
+    known = [device.telemetry.get("average_watts") for device in devices]
+    if len(meters) < len(devices) or None in known:
         return None
-    told = {"average_watts": sum(watts), "meter": devices[0].telemetry["meter"]}
-    return judge_energy(told, images_per_second)
+    watts, meter = sum(known), devices[0].telemetry["meter"]
+    return schema.Energy(joules_per_image=watts / images_per_second, average_watts=watts, meter=meter)
 
 
 def describe_device(
-    host: str, fitted: Fitted, summary: StepSummary, telemetry: dict[str, Any], reader: Reader
+    fitted: Fitted, reader: Reader, telemetry: Mapping[str, Any], summary: StepSummary | None = None
 ) -> schema.Device:
-    """This rank's device in `devices[]`."""
-    return schema.Device(
-        host=host,
+    """This rank's device in `devices[]`; with its speed where it has one of its own."""
+    device = schema.Device(
+        host=name_host(),
         name=name_device(fitted.device),
         label=str(fitted.device),
-        images_per_second=summary.throughput.images_per_second,
-        step_seconds_median=summary.step_seconds.median,
-        data_wait_seconds=summary.phases.data_wait_seconds,
         telemetry={name: value for name, value in telemetry.items() if value is not None},
         unsupported=reader.unsupported,
+    )
+    if summary is None:
+        return device
+    return device.model_copy(
+        update={
+            "images_per_second": summary.throughput.images_per_second,
+            "step_seconds_median": summary.step_seconds.median,
+            "data_wait_seconds": summary.phases.data_wait_seconds,
+        }
     )
 
 

@@ -15,6 +15,7 @@ from trainstone.results.steps import StepRecord
 
 MOVES = 0.05
 """How fast loss and step time of the progress line follow the steps."""
+TIMES = ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds")
 HISTORY = TypeAdapter(list[Evaluation])
 TABLES, SHOWN = TypeAdapter(tuple[QualityTable, ...]), TypeAdapter(tuple[QualityPicture, ...])
 
@@ -124,12 +125,7 @@ class Course:
 
     def phases(self) -> Phases:
         """Where the time went so far."""
-        return Phases(
-            train_seconds=self.train_seconds,
-            data_wait_seconds=self.data_wait_seconds,
-            eval_seconds=self.eval_seconds,
-            checkpoint_seconds=self.checkpoint_seconds,
-        )
+        return Phases(**{name: getattr(self, name) for name in TIMES})
 
     def document(self) -> dict[str, Any]:
         """What a later start needs to know."""
@@ -140,13 +136,10 @@ class Course:
             "global_batch": self.global_batch,
             "data": self.data,
             "seconds": self.clock(),
-            "train_seconds": self.train_seconds,
-            "data_wait_seconds": self.data_wait_seconds,
-            "eval_seconds": self.eval_seconds,
-            "checkpoint_seconds": self.checkpoint_seconds,
-            "history": [one.model_dump(mode="json") for one in self.history],
-            "tables": [one.model_dump(mode="json") for one in self.tables],
-            "shown": [one.model_dump(mode="json") for one in self.shown],
+            **{name: getattr(self, name) for name in TIMES},
+            "history": HISTORY.dump_python(self.history, mode="json"),
+            "tables": TABLES.dump_python(self.tables, mode="json"),
+            "shown": SHOWN.dump_python(self.shown, mode="json"),
         }
 
     def go_on_from(self, document: Mapping[str, Any], where: str) -> None:
@@ -154,7 +147,7 @@ class Course:
         try:
             self.done = int(document["step"])
             self.seconds_before = self.saved_at_seconds = float(document["seconds"])
-            for name in ("train_seconds", "data_wait_seconds", "eval_seconds", "checkpoint_seconds"):
+            for name in TIMES:
                 setattr(self, name, float(document[name]))
             self.history = HISTORY.validate_python(document["history"])
             self.tables = TABLES.validate_python(document.get("tables", ()))

@@ -10,19 +10,25 @@ from trainstone.data.loader import Loader, open_loader
 from trainstone.data.splits import open_split
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.launched import name_host
-from trainstone.measure.devices import name_device
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.devices import list_devices, name_device
 from trainstone.measure.feeding import Turns, choose_threads, measure_threads, split_stages, summarise_turns
 from trainstone.results.checks import finding
-from trainstone.results.feeding import Demand, Feeding, write_verdict
+from trainstone.results.feeding import Demand, Feeding
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Device, Phases, Status
-from trainstone.train.demand import measure_demand
+from trainstone.results.verdicts import write_data_verdict
+from trainstone.train.fit import fit_to_machine
 from trainstone.train.lifecycle import Lifecycle
+from trainstone.train.loop import train_steps
+from trainstone.train.task import build_task, settle_classes
 from trainstone.workloads.registry import WORKLOADS
 
 BATCH_SIZE = 32
 """Where the recipe leaves it to the machine: the size hardly matters here."""
 DEMAND_SECONDS = 10.0
+WARM_UP_STEPS = 3
+MIN_STEPS = 5
 
 
 def run_data_bench(
@@ -67,7 +73,6 @@ def run_data_bench(
         image_size=config.data.image_size,
         batch_size=batch,
         transform=describe_transform(transform),
-        engine=config.loader.engine,
         decode=config.loader.decode,
         cpu=name_device(torch.device("cpu")),
         cores=cores.threads,
@@ -79,9 +84,38 @@ def run_data_bench(
     run.update(
         status="ok",
         data_bench=feeding,
-        verdict=write_verdict(feeding, WORKLOADS[config.workload].title(config)),
+        verdict=write_data_verdict(feeding, WORKLOADS[config.workload].title(config)),
         findings=[finding("pictures-skipped", f"{skipped} damaged pictures were left out")] if skipped else [],
         devices=[Device(host=name_host(), name=feeding.cpu, label="cpu")],
         phases=Phases(program_seconds=life.seconds),
     )
     return "ok"
+
+
+def measure_demand(life: Lifecycle, seconds: float) -> Generator[Progress, None, Demand]:
+    """Train one device for some seconds; others of its kind are taken to be as fast."""
+    config = life.config
+    data = config.data.model_copy(update={"source": "synthetic"})
+    measure = config.measure.model_copy(update={"seconds": seconds, "iterations": None})
+    changed = config.model_copy(update={"data": data, "measure": measure})
+    yield Progress("fitting the recipe to this machine")
+    fitted = fit_to_machine(settle_classes(changed, None), strict=False)
+    task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
+    images, spent, begin = 0, 0.0, timer.now()
+    for record in train_steps(task, timer):
+        if record.step >= WARM_UP_STEPS:
+            images, spent = images + record.images, spent + record.step_seconds
+        yield Progress("synthetic training", record.step + 1, record.images / record.step_seconds)
+        life.check_stop()
+        if record.step >= WARM_UP_STEPS + MIN_STEPS and timer.now() - begin >= seconds:
+            break
+    train = fitted.config.train
+    kind = fitted.device.type
+    devices = sum(name.partition(":")[0] == kind for name in list_devices())
+    return Demand(
+        device=name_device(fitted.device),
+        devices=devices,
+        images_per_second=images / spent * devices,
+        how=f"{config.name}, {train.precision}, batch {train.batch_size}, synthetic data, measured here"
+        + (f" on one of {devices}" if devices > 1 else ""),
+    )

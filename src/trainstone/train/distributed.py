@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.learning import ParallelConfig
-from trainstone.errors import MachineError, PeerLostError
+from trainstone.errors import MachineError, OutOfMemoryError, PeerLostError, TrainstoneError
 from trainstone.machine.ranks import Rank
-from trainstone.results.preflight import Preflight
+from trainstone.measure.devices import is_out_of_memory
+from trainstone.results.schema import Preflight
 from trainstone.train.preflight.store import first_line
 
 TORCH_BUCKET_BYTES = 25 * 2**20
@@ -243,3 +244,17 @@ def barrier(world: World) -> None:
     """Wait until all ranks are here."""
     if not world.alone:
         dist.barrier(group=world.control)
+
+
+def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
+    """Recognise what torch says when memory is out, a rank is gone or a model cannot be compiled; None: not known."""
+    text = str(err)
+    if is_out_of_memory(err):
+        first = text.splitlines()[0]
+        return OutOfMemoryError(
+            f"out of memory: {first}", hint="take a smaller train.batch_size (eval.batch_size to evaluate), or auto"
+        )
+    if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        told = next((line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text)
+        return MachineError(f"torch.compile does not work here: {told}", hint="--set engine.compile=false")
+    return explain_peer_error(err)

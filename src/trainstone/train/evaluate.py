@@ -1,19 +1,32 @@
-"""Judges the validation pictures: every one exactly once on any number of ranks; what fills up a batch counts not."""
+"""Evaluates the validation pictures: every one exactly once on any number of ranks; what fills up a batch counts not.
 
-from collections.abc import Generator
+The first rank scores, at once or in a thread beside the next steps (eval.async); all ranks learn the metrics. Whoever
+takes scores waits for them, so that every rank takes them after the same step, however long it took.
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
+from trainstone.files import write_atomically
 from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
-from trainstone.train.distributed import Agreement, World, gather_rows
+from trainstone.results.quality import QualityPicture
+from trainstone.train.distributed import World, broadcast_dict, gather_rows
 from trainstone.train.precision import autocast
+from trainstone.train.stopping import Pact
 from trainstone.train.task import Task, feed_device
 from trainstone.workloads.registry import WORKLOADS
+from trainstone.workloads.workload import Scored
 
 
 def judge(
@@ -39,14 +52,15 @@ def judge_network(
     workload = WORKLOADS[config.workload]
     look, total = workload.build_judge(config, device), len(opened.source)
     rows: list[Tensor] = []
-    stop = StopQuestion(world, signals)
+    pact = Pact(world, signals, learns=False)
     trained = model.training
     model.eval()
     try:
         with closing(workload.open_validation(config, opened, device, world.rank)) as loader:
             seen = 0
             for batch in feed_device(loader, device):
-                if stop.is_asked():
+                pact.look()
+                if pact.stopped:
                     break
                 with torch.inference_mode(), autocast(device, config.train.precision):
                     rows.append(look(model, batch))
@@ -54,34 +68,72 @@ def judge_network(
                 yield Progress("evaluating", images=seen, total_images=total)
     finally:
         model.train(trained)
-    if stop.answer:
+    stopped = pact.stopped
+    pact.finish()  # what was asked since the last batch is too late here, and asked again elsewhere
+    if stopped:
         return None
-    stop.settle()
     # Fetched at the end, so that no batch makes the host wait.
     gathered = gather_rows(world, torch.cat(rows).cpu())
     return torch.empty(0) if gathered is None else gathered
 
 
-class StopQuestion:
-    """Whether any rank was asked to end, put before every batch; ranks hear of others a batch later."""
+class Scoring:
+    """The scoring of one run; of one evaluation at a time. Used by `with`."""
 
-    def __init__(self, world: World, signals: StopSignals) -> None:
-        self._world = world
-        self._signals = signals
-        self._agreement = Agreement(world, 1)
-        self.answer = False
+    def __init__(self, config: Config, world: World) -> None:
+        self._config, self._world = config, world
+        self._pool = ThreadPoolExecutor(1, "scoring") if config.eval.async_ and world.rank.number == 0 else None
+        self._scored: Future[Scored] | None = None
+        self.step: int | None = None
+        """Steps done before the evaluation whose scores were not taken yet; None: there is none."""
+        self.eval_seconds = 0.0
+        """How long it kept the steps waiting."""
 
-    def is_asked(self) -> bool:
-        """Ask before a batch; all ranks have equally many, so that all get the same answer."""
-        asked = self._signals.received is not None
-        if self._world.alone:
-            self.answer = asked
-            return asked
-        self.answer = any(self._agreement.take())
-        if not self.answer:
-            self._agreement.post([int(asked)])
-        return self.answer
+    def __enter__(self) -> Self:
+        return self
 
-    def settle(self) -> None:
-        """After the last batch: what was asked since the one before is too late, and asked again elsewhere."""
-        self._agreement.take()
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, opened: OpenSplit, rows: Tensor, step: int, eval_seconds: float) -> None:
+        """Score these rows, which only the first rank has; take() gives what comes of it."""
+        assert self.step is None, "take the scores before"
+        began = time.perf_counter()
+        if self._world.rank.number == 0:
+            self._scored = self._start(lambda: WORKLOADS[self._config.workload].finish_eval(self._config, opened, rows))
+        self.step, self.eval_seconds = step, eval_seconds + time.perf_counter() - began
+
+    def take(self) -> Scored:
+        """Return what came of it, the metrics on every rank. All ranks must come here."""
+        assert self.step is not None, "nothing was begun"
+        scored = self._scored.result() if self._scored else None
+        self.step, self._scored = None, None
+        return share_scores(self._world, scored)
+
+    def _start(self, work: Callable[[], Scored]) -> Future[Scored]:
+        if self._pool:
+            return self._pool.submit(work)
+        done: Future[Scored] = Future()
+        done.set_result(work())
+        return done
+
+
+def share_scores(world: World, scored: Scored | None) -> Scored:
+    """Tell all ranks the metrics that the first one has; what is no number is left out, as JSON has no word for it."""
+    told = None
+    if scored is not None:
+        metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
+        told = {"metrics": metrics, "images": scored.images}
+    told = broadcast_dict(world, told)
+    known = scored or Scored({}, 0)
+    return known._replace(metrics=told["metrics"], images=told["images"])
+
+
+def keep_pictures(folder: Path, scored: Scored) -> tuple[QualityPicture, ...]:
+    """Write the pictures of an evaluation into the run folder, in place of those of an earlier one."""
+    for shown, jpeg in scored.pictures:
+        path = folder / shown.file
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, [jpeg])
+    return tuple(shown for shown, _ in scored.pictures)

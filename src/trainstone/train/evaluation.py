@@ -7,8 +7,6 @@ import logging
 import time
 from collections.abc import Generator
 
-from torch import nn
-
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
@@ -16,19 +14,18 @@ from trainstone.machine.launched import name_host
 from trainstone.measure.devices import name_device
 from trainstone.results import schema
 from trainstone.results.checks import finding
-from trainstone.results.learning import TOLD, describe_metric
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
-from trainstone.train.distributed import World, broadcast_dict, gather
-from trainstone.train.evaluate import judge_network
+from trainstone.results.verdicts import write_eval_verdict
+from trainstone.train.distributed import World, gather
+from trainstone.train.evaluate import Scoring, judge_network, keep_pictures
 from trainstone.train.fit import fit_engine
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
 from trainstone.train.saved import Saved, load_network
-from trainstone.train.scoring import Scoring, keep_pictures
-from trainstone.train.start import provide_for_all
-from trainstone.train.task import open_data
+from trainstone.train.start import agree_on, provide_for_all
+from trainstone.train.task import count_parameters, open_data
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Scored, choose_eval_batch
@@ -48,7 +45,7 @@ def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
     config, device, findings = fit_engine(config, world=life.rank)
-    config = agree_on_precision(config, world)
+    config = agree_on(config, world, "precision")
     run.write_config(config)
     findings += [finding("checkpoint-damaged", doubt) for doubt in saved.doubts]
     run.update(findings=findings)
@@ -77,12 +74,6 @@ def open_pictures(config: Config) -> OpenSplit:
     if opened is None:
         raise ConfigError(f"recipe {config.name} has no pictures to judge by: its data is synthetic", hint=DATA_HINT)
     return opened
-
-
-def agree_on_precision(config: Config, world: World) -> Config:
-    """Let all ranks compute with the precision that the first one found."""
-    told = broadcast_dict(world, {"precision": config.train.precision})
-    return config.model_copy(update={"train": config.train.model_copy(update=told)})
 
 
 def conclude_eval(
@@ -128,13 +119,6 @@ def conclude_eval(
     )
 
 
-def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: str) -> str:
-    """Return ResNet-18: 92.4 % top-1, 99.1 % top-5 on 1,000 pictures (from step 1,250 of RUN)."""
-    shown = [metric, *(name for name in evaluation.metrics if name in TOLD and name != metric)]
-    told = ", ".join(describe_metric(name, evaluation.metrics[name]) for name in shown)
-    return f"{title}: {told} on {format_count(evaluation.images, 'picture')} (from {origin})"
-
-
 def tell_left_out(opened: OpenSplit, judged: int, config: Config) -> list[schema.Finding]:
     """Findings where not all pictures were judged: damaged ones, or the rest that fills no batch."""
     batch, pictures = choose_eval_batch(config), len(opened.source)
@@ -147,8 +131,3 @@ def tell_left_out(opened: OpenSplit, judged: int, config: Config) -> list[schema
         told = f"{format_count(damaged, 'damaged picture')} not judged; log.txt names them"
         found.append(finding("pictures-skipped", told))
     return found
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Return how many numbers are trained."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -20,7 +20,7 @@ from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema, stats
-from trainstone.results.databound import is_data_bound
+from trainstone.results.checks import is_data_bound
 from trainstone.results.progress import Progress
 from trainstone.results.summary import StepSummary
 from trainstone.train.fit import Fitted
@@ -114,21 +114,16 @@ def measure_loader(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterat
             over = taken >= MIN_STEPS and last - begin >= measure.seconds * LOADER_SHARE
             if signals.received or (over if num_batches is None else taken >= num_batches):
                 break
-        keep_stages(loader, alone)
+        stages = loader.stages()
+        for name, seconds in stages.seconds.items():
+            alone.stages[name] = alone.stages.get(name, 0.0) + seconds
+        alone.pictures += stages.pictures
         alone.next_step = loader.step
 
 
 def count_share(iterations: int | None, share: float) -> int | None:
     """Return how many steps a half has where steps are counted."""
     return None if iterations is None else max(MIN_STEPS, round(iterations * share))
-
-
-def keep_stages(loader: Loader, alone: Alone) -> None:
-    """Add up what the loader's threads did."""
-    stages = loader.stages()
-    for name, seconds in stages.seconds.items():
-        alone.stages[name] = alone.stages.get(name, 0.0) + seconds
-    alone.pictures += stages.pictures
 
 
 def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSummary) -> schema.Loader | None:
@@ -151,7 +146,6 @@ def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSum
         synthetic_ci95=synthetic.ci95,
         share_of_synthetic=share,
         data_bound=is_data_bound(share, summary.data_share),
-        engine=config.loader.engine,
         threads=config.loader.threads,
         storage=loader.feed.storage,
         pictures=len(loader.feed.source),

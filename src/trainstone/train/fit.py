@@ -2,28 +2,48 @@
 or an error with --strict. After it no "auto" is left in the configuration.
 """
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainstone.config.schema import Config, change_section
-from trainstone.errors import ConfigError
-from trainstone.machine.binding import bind_cores
-from trainstone.machine.cpus import available_cores
-from trainstone.machine.ranks import ALONE, Rank, count_sharing_ranks
-from trainstone.measure.devices import choose_device, list_devices
-from trainstone.measure.flops import Work
+from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
+from trainstone.machine.allocator import keeps_memory
+from trainstone.machine.cpus import available_cores, memory_available_bytes
+from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
+from trainstone.measure.clock import choose_timer
+from trainstone.measure.devices import (
+    candidate_precisions,
+    choose_device,
+    free_device_bytes,
+    is_out_of_memory,
+    list_devices,
+)
+from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
 from trainstone.train.distributed import place_device
-from trainstone.train.fit_batch import count_step_work, fit_batch
-from trainstone.train.fit_precision import fit_precision
-from trainstone.train.network import apply_process_settings
+from trainstone.train.loop import train_steps
 from trainstone.train.optim import is_torchs
+from trainstone.train.precision import autocast
 from trainstone.train.schedule import tell_rate
+from trainstone.train.task import apply_process_settings, build_task
+from trainstone.train.trial import Trial, fastest, try_precisions
+from trainstone.units import format_bytes, format_count
+from trainstone.workloads.registry import WORKLOADS
 
 REFUSED = ("engine-adapted", "batch-fitted", "rate-derived")
 """What --strict refuses. An automatic batch is nobody's wish."""
+# Steps wanted within the time budget: 50 steady ones for an interval, and some warm-up.
+WANTED_STEPS = 65
+MAX_CPU_BATCH = 64
+CPU_LEARNING_BATCH = 32
+FIRST_ACCELERATOR_BATCH = 256
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -131,32 +151,22 @@ def refuse_contradictions(config: Config) -> None:
         raise ConfigError("engine.split_phases and train.accumulate exclude each other: the phases alternate")
 
 
-def adapt_engine(
-    config: Config, device: torch.device, world: Rank = ALONE, *, measured: bool = True
-) -> tuple[Config, list[Finding]]:
+def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured: bool) -> tuple[Config, list[Finding]]:
     """Switch off what this device has not, or learning cannot have, and say so."""
     refuse_contradictions(config)
-    findings = []
-    if config.engine.cuda_graphs and not measured:
-        config = change_section(config, "engine", cuda_graphs=False)
-        captured = "engine.cuda_graphs is for measuring (a capture moves the weights): switched off"
-        findings.append(finding("engine-adapted", captured))
-    if config.engine.cuda_graphs and world.world > 1:
-        config = change_section(config, "engine", cuda_graphs=False)
-        findings.append(
-            finding("engine-adapted", f"engine.cuda_graphs is for one rank, not for {world.world}: switched off")
-        )
-    for key in ("cuda_graphs", "nvtx"):
-        if getattr(config.engine, key) and device.type != "cuda":
-            config = change_section(config, "engine", **{key: False})
-            findings.append(
-                finding("engine-adapted", f"engine.{key} needs CUDA; this run is on {device.type}: switched off")
-            )
-    if config.measure.profiler_range is not None and device.type != "cuda":
-        config = change_section(config, "measure", profiler_range=None)
-        needed = f"measure.profiler_range needs CUDA; this run is on {device.type}: switched off"
-        findings.append(finding("engine-adapted", needed))
-    if config.train.precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
+    findings, on_cuda = [], device.type == "cuda"
+    needed = f"needs CUDA; this run is on {device.type}: switched off"
+    for section, key, off, applies, why in (
+        ("engine", "cuda_graphs", False, not measured, "is for measuring (a capture moves the weights): switched off"),
+        ("engine", "cuda_graphs", False, world.world > 1, f"is for one rank, not for {world.world}: switched off"),
+        ("engine", "cuda_graphs", False, not on_cuda, needed),
+        ("engine", "nvtx", False, not on_cuda, needed),
+        ("measure", "profiler_range", None, not on_cuda, needed),
+    ):
+        if applies and getattr(getattr(config, section), key) not in (False, None):
+            config = change_section(config, section, **{key: off})
+            findings.append(finding("engine-adapted", f"{section}.{key} {why}"))
+    if config.train.precision == "tf32" and not (on_cuda and torch.cuda.is_tf32_supported()):
         config = change_section(config, "train", precision="fp32")
         findings.append(finding("engine-adapted", "tf32 needs an NVIDIA device of 2020 or later: took fp32"))
     if config.nodes * config.devices_per_node not in (1, world.world):
@@ -165,3 +175,175 @@ def adapt_engine(
         findings.append(finding("engine-adapted", f"{name_place(config)} has {geometry}; this run uses {used}"))
         config = config.model_copy(update={"nodes": 1, "devices_per_node": world.world})
     return config, findings
+
+
+@lru_cache(maxsize=8)
+def count_step_work(config: Config, batch_size: int) -> Work:
+    """Count FLOPs and bytes of one step, forward and backward, at the run's precision; nothing is computed."""
+    workload = WORKLOADS[config.workload]
+    with FakeTensorMode():  # tensors without content; unlike those of the meta device they know autocast
+        model = workload.build_model(config)
+        loss, batch = workload.build_loss(config, CPU), workload.empty_batch(config, batch_size)
+
+        def forward() -> Tensor:
+            with autocast(CPU, config.train.precision):
+                return loss(model, batch)
+
+        return count_work(forward)
+
+
+def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:
+    """Check the asked batch against memory, or choose one that fits into memory (and, to be measured, time)."""
+    asked = config.train.batch_size
+    smallest = 2 if config.data.image_size <= 32 else 1  # batch norm wants two values a channel
+    if asked != "auto" and asked < smallest:
+        raise ConfigError(
+            f"train.batch_size = {asked} with data.image_size = 32 leaves batch norm a single value a channel",
+            hint="--set train.batch_size=2",
+        )
+    if asked != "auto" and "batch_size" not in config.train.adapt:
+        check_memory(config, device, asked)
+        return config, []
+    first = batch = choose_first(config, device, measured=measured) if asked == "auto" else asked
+    if asked != "auto" and measured and device.type == "cpu":
+        batch = foresee_batch(config, device, asked, smallest)
+    while not (_fits_memory(config, device, batch) and (not measured or _fits_time(config, device, batch))):
+        if batch <= smallest:
+            check_memory(config, device, batch)  # it may only be slow: then one image a step is what there is
+            break
+        batch = max(smallest, batch // 2)
+    config = change_section(config, "train", batch_size=batch)
+    if batch == first:
+        return config, []
+    fits = "memory and time" if measured else "memory"
+    taken = f"took {format_count(batch, 'image')} a step and device instead of {first}"
+    message = f"{taken}, so that the run fits into {fits}"
+    return config, [finding("batch-fitted", message)]
+
+
+def choose_first(config: Config, device: torch.device, *, measured: bool) -> int:
+    """Return the batch that auto begins with."""
+    if device.type != "cpu":
+        return FIRST_ACCELERATOR_BATCH
+    if not measured:
+        return CPU_LEARNING_BATCH
+    assert isinstance(config.engine.threads, int)
+    return min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
+
+
+def foresee_batch(config: Config, device: torch.device, asked: int, smallest: int) -> int:
+    """Halve a recipe's batch by what a small one tells: on a CPU a trial of 256 images takes minutes."""
+    small = min(asked, max(smallest, choose_first(config, device, measured=True)))
+    if small == asked or not _fits_memory(config, device, small):
+        return small
+    seconds = _try_steps(config, device, small)
+    batch = asked
+    while batch > small and not (
+        _fits_memory(config, device, batch) and seconds * batch / small * WANTED_STEPS <= config.measure.seconds
+    ):
+        batch = max(smallest, batch // 2)
+    return batch
+
+
+def check_memory(config: Config, device: torch.device, batch: int) -> None:
+    """Refuse a batch that does not fit, before the kernel kills us for it."""
+    free, needed = free_bytes(device), needed_bytes(config, device, batch)
+    if free is not None and needed > free:
+        memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
+        largest = max(1, int(batch * free / needed))
+        raise OutOfMemoryError(
+            f"out of memory: train.batch_size = {batch} {memory}",
+            hint=f"--set train.batch_size={2 ** math.floor(math.log2(largest))}",
+        )
+
+
+def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
+    """Estimate the memory of training at this batch."""
+    in_heap = math.inf if keeps_memory() else GLIBC_HEAP_BLOCK_BYTES
+    return estimate_training_bytes(count_step_work(config, batch), in_heap if device.type == "cpu" else 0.0)
+
+
+def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
+    free = free_bytes(device)
+    return free is None or needed_bytes(config, device, batch) <= free
+
+
+def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
+    """Try some steps on a throw-away model: memory is enough and WANTED_STEPS would fit into the budget."""
+    try:
+        seconds = _try_steps(config, device, batch)
+    except RuntimeError as err:
+        if is_out_of_memory(err):
+            return False
+        raise
+    # So many steps as asked for, whatever their time; a batch that may be adapted is meant to be quick all the same.
+    if config.measure.iterations is not None and not config.train.adapt:
+        return True
+    return seconds * WANTED_STEPS <= config.measure.seconds
+
+
+def _try_steps(config: Config, device: torch.device, batch: int) -> float:
+    """Return the time of a step on a throw-away model, the best of three."""
+    plain = change_section(config, "engine", compile=False, cuda_graphs=False)
+    task = build_task(change_section(plain, "train", batch_size=batch), device)
+    return min(record.step_seconds for record in train_steps(task, choose_timer(device), num_steps=3))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that a run on this device can still have; None: not known."""
+    return memory_available_bytes() if device.type == "cpu" else free_device_bytes(device)
+
+
+def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
+    """auto: the fastest by trial. A precision asked for is tried too: it may crash here, or crawl."""
+    asked = config.train.precision
+    if asked == "fp32":
+        return config, []
+    candidates = candidate_precisions(device) if asked == "auto" else ["fp32", asked]
+    if candidates == ["fp32"]:
+        message = "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+        return change_section(config, "train", precision="fp32"), [finding("precision-chosen", message)]
+    trials = try_precisions(str(device), candidates, threads)
+    if asked == "auto":
+        precision = fastest(trials)
+        message = f"took {precision}: {_tell_trials(trials, precision)}"
+        return change_section(config, "train", precision=precision), [finding("precision-chosen", message)]
+    told = _tell_trouble(*trials)
+    if told and "precision" in config.train.adapt:
+        return adapt_precision(config, device, trials, told, threads)
+    if trials[1].seconds is None:
+        raise MachineError(told, hint="--set train.precision=auto")
+    return config, [finding("precision-slow", told)] if told else []
+
+
+def adapt_precision(
+    config: Config, device: torch.device, trials: list[Trial], trouble: str, threads: int
+) -> tuple[Config, list[Finding]]:
+    """Take the fastest precision where the recipe's is none for this device, and leaves the choice."""
+    others = [precision for precision in candidate_precisions(device) if precision not in ("fp32", trials[1].precision)]
+    # Beside fp32 once more: a disturbance then slows both.
+    precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
+    config = change_section(config, "train", precision=precision)
+    return config, [finding("engine-adapted", f"{trouble}: took {precision}")]
+
+
+def _tell_trouble(base: Trial, trial: Trial) -> str:
+    """What is wrong with a precision; nothing where it is at least as fast as fp32."""
+    if trial.seconds is None:
+        return f"{trial.precision} does not run on this device: {trial.failure}"
+    if base.seconds is not None and trial.seconds > base.seconds:
+        return f"{trial.precision} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
+    return ""
+
+
+def _tell_trials(trials: list[Trial], chosen: str) -> str:
+    base = next(trial.seconds for trial in trials if trial.precision == chosen)
+    told = []
+    for trial in trials:
+        if trial.precision == chosen:
+            continue
+        if trial.seconds is None:
+            told.append(f"{trial.precision} fails here ({trial.failure})")
+        elif base:
+            told.append(f"{trial.precision} takes {trial.seconds / base:.2f} times as long")
+    return ", ".join(told) + " (short trial)"

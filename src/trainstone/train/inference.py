@@ -19,25 +19,23 @@ from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import ALONE
-from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.flops import Work, count_forward
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.progress import Progress
-from trainstone.results.schema import Phases, Status
+from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.conclude import conclude
 from trainstone.train.evaluation import open_pictures
 from trainstone.train.fit import Fitted, fit_engine
 from trainstone.train.lifecycle import Lifecycle
-from trainstone.train.network import compile_model
 from trainstone.train.observation import observe, open_recorder
 from trainstone.train.precision import autocast
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import provide_for_all
-from trainstone.train.stopping import record_steps
-from trainstone.train.task import feed_device, synthetic_batches
+from trainstone.train.stopping import Pact, record_steps
+from trainstone.train.task import compile_model, feed_device, synthetic_batches
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, choose_eval_batch
 
@@ -61,13 +59,16 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
     peaks = measure_peaks(fitted.device, fitted.config.train.precision)
     life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
-        yield from measure_batches(fitted, model, opened, recorder, life.signals, observed.clock_start)
+        pact = Pact(life.world, life.signals, learns=False)
+        yield from measure_batches(fitted, model, opened, recorder, pact, observed.clock_start)
     yield Progress("measuring this device's peak again")
     observed.peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
     observed.interrupted = life.signals.received
     title = f"{WORKLOADS[config.workload].title(config)}, inference"
     conclude(life, fitted, recorder, observed, title=title)
-    run.update(phases=rename_phases(run.result.phases))
+    if run.result.phases:  # time of batches is time of evaluation, not of training
+        timed = {"eval_seconds": run.result.phases.train_seconds, "train_seconds": None}
+        run.update(phases=run.result.phases.model_copy(update=timed))
     return run.result.status
 
 
@@ -117,7 +118,7 @@ def measure_batches(
     model: nn.Module,
     opened: OpenSplit | None,
     recorder: StepRecorder,
-    signals: StopSignals,
+    pact: Pact,
     clock_start: float,
 ) -> Iterator[Progress]:
     """Judge batches until the stop rule of bench says that it is enough."""
@@ -127,7 +128,7 @@ def measure_batches(
         steps = infer_steps(called, config, fitted.device, feed_device(batches, fitted.device), timer, clock_start)
         if config.measure.iterations is not None:
             steps = itertools.islice(steps, config.measure.iterations)
-        yield from record_steps(steps, timer, config.measure, recorder, signals, learns=False)
+        yield from record_steps(steps, timer, config.measure, recorder, pact)
 
 
 def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:
@@ -172,10 +173,3 @@ def settle(timer: Timer, step: int, started: float, images: int, marks: list[Any
     timer.wait(end)
     waited, spent = timer.seconds(begin, ready), timer.seconds(begin, end)
     return StepRecord(step, 0, started, waited, spent, images, loss=math.nan, lr=0.0)
-
-
-def rename_phases(phases: Phases | None) -> Phases | None:
-    """Time of batches is time of evaluation, not of training."""
-    if phases is None:
-        return None
-    return phases.model_copy(update={"eval_seconds": phases.train_seconds, "train_seconds": None})

@@ -4,24 +4,67 @@ All ranks run this alike. What only one of them knows (a signal, the time, a NaN
 that all stop after the same one.
 """
 
+import logging
 import math
 import shlex
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+from trainstone.config.schema import Config
+from trainstone.data.splits import OpenSplit
 from trainstone.errors import RunError
 from trainstone.files import sync_path
+from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.sink import Sink
 from trainstone.results.progress import Progress
+from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord
-from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
+from trainstone.results.store import RunFolder
+from trainstone.train.checkpoint import (
+    is_finite,
+    keep_best,
+    list_checkpoints,
+    prune,
+    take_tensors,
+    take_values,
+    write_checkpoint,
+)
 from trainstone.train.course import Course
-from trainstone.train.decision import Agreed, State, decide
-from trainstone.train.distributed import Agreement, average_buffers, barrier
-from trainstone.train.judging import run_evaluation, take_scores
+from trainstone.train.decision import Agreed, Cadence, State, decide
+from trainstone.train.distributed import Agreement, World, average_buffers, barrier
+from trainstone.train.evaluate import Scoring, judge, keep_pictures
 from trainstone.train.loop import train_steps
-from trainstone.train.setting import Setting
-from trainstone.train.snapshot import is_finite, take_tensors, take_values
+from trainstone.train.task import Task
+
+CHECKPOINTS = "checkpoints"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run learns with; nothing of it changes on the way."""
+
+    config: Config
+    run: RunFolder
+    world: World
+    task: Task
+    cadence: Cadence
+    validation: OpenSplit | None
+    """None: nothing is evaluated."""
+    recorder: StepRecorder
+    """The first of the sinks, whose columns become the result."""
+    sinks: tuple[Sink, ...]
+    scoring: Scoring
+    signals: StopSignals
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints."""
+        return self.run.path / CHECKPOINTS
 
 
 def learn(setting: Setting, course: Course) -> Iterator[Progress]:
@@ -137,9 +180,9 @@ def save(setting: Setting, course: Course) -> None:
             "run_id": setting.run.result.run_id,
             "config": setting.config.model_dump(mode="json", exclude_none=True),
         }
-        path = write_checkpoint(setting.checkpoints, course.done, document, take_tensors(setting.task))
+        write_checkpoint(setting.checkpoints, course.done, document, take_tensors(setting.task))
         if setting.config.checkpoint.best and course.is_best_now:
-            keep_best(setting.checkpoints, path)
+            keep_best(setting.checkpoints, course.done)
         prune(setting.checkpoints, setting.config.checkpoint.keep)
     course.add_checkpoint(time.perf_counter() - began)
 
@@ -177,3 +220,48 @@ def tell_progress(setting: Setting, course: Course, record: StepRecord) -> Progr
         metric=setting.config.eval.metric,
         accuracy=best.metrics[setting.config.eval.metric] if best else None,
     )
+
+
+def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
+    """Evaluate the validation set, and record the scores unless they come later; nothing if a signal broke it off."""
+    assert setting.validation is not None
+    began = time.perf_counter()
+    for sink in setting.sinks:
+        sink.begin_evaluation(course.done)
+    rows = yield from judge(setting.task, setting.config, setting.validation, setting.world, setting.signals)
+    spent = time.perf_counter() - began
+    if rows is None:
+        course.eval_seconds += spent
+        return
+    setting.scoring.begin(setting.validation, rows, course.done, spent)
+    for sink in setting.sinks:
+        sink.end_evaluation(course.done)
+    if not setting.config.eval.async_:
+        take_scores(setting, course)
+
+
+def take_scores(setting: Setting, course: Course) -> None:
+    """Record the scores of the last evaluation, which may be some steps ago; wait for them if necessary."""
+    step, metric = setting.scoring.step, setting.config.eval.metric
+    assert step is not None
+    began = time.perf_counter()
+    scored = setting.scoring.take()
+    setting.run.begin()
+    evaluation = Evaluation(
+        epoch=setting.cadence.epochs_after(step),
+        step=step,
+        seconds=course.clock(),
+        eval_seconds=setting.scoring.eval_seconds + time.perf_counter() - began,
+        metrics=scored.metrics,
+        images=scored.images,
+    )
+    course.add_evaluation(evaluation)
+    for sink in setting.sinks:
+        sink.evaluation(evaluation)
+    told = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
+    log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, scored.images)
+    if course.best(metric) is evaluation:
+        course.tables, course.shown = scored.tables, keep_pictures(setting.run.path, scored)
+        if setting.config.checkpoint.best and step < course.done and setting.world.rank.number == 0:
+            keep_best(setting.checkpoints, step)
+    setting.run.update(quality=course.quality(setting.config.eval), phases=course.phases())

@@ -16,12 +16,14 @@ from trainstone.errors import OutOfMemoryError, ResultError, TrainstoneError
 from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
 from trainstone.machine.launched import name_host
-from trainstone.machine.ranks import read_rank
+from trainstone.machine.ranks import read_meeting, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Finding
 from trainstone.results.store import RunFolder
+from trainstone.results.summary import describe_preflight
+from trainstone.units import format_count
 
 if TYPE_CHECKING:
     from trainstone.train.distributed import World
@@ -59,12 +61,16 @@ class Lifecycle:
 
     def join(self) -> Iterator[Progress]:
         """Meet the other ranks, share the run folder, write the machine's facts. A single process meets nobody."""
-        from trainstone.train.meeting import announce_meeting, meet_all, share_run, tell_meeting
+        from trainstone.train.preflight.group import meet_all, share_run
+        from trainstone.train.preflight.store import format_address
 
         run = self.run if self.rank.number == 0 else None
-        yield announce_meeting(self.rank)
+        if self.rank.world > 1:
+            others = format_count(self.rank.world - 1, "other rank")
+            yield Progress(f"connecting with {others} at {format_address(read_meeting())}")
         self.world = self._stack.enter_context(meet_all(self.config, run))
-        yield tell_meeting(self.world)
+        met = self.world.preflight
+        yield Progress(describe_preflight(met) if met else "reading machine facts")
         self.run = share_run(run, self.world)
         if run is None:
             self._logs.enter_context(log_into(self.run.path / f"log-rank{self.rank.number:04d}.txt"))
@@ -138,7 +144,7 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
             hint="all ranks must see the same run folder and the same data: choose an --out DIR that all nodes share",
         )
     if isinstance(err, RuntimeError):
-        from trainstone.train.failures import explain_torch_error
+        from trainstone.train.distributed import explain_torch_error
 
         return explain_torch_error(err)
     return None

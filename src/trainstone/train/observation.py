@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,12 @@ from trainstone.train.lifecycle import Lifecycle
 class Observed:
     """What was seen beside the steps. Complete when the `with` of observe() has ended."""
 
-    world: World
     clock_start: float
     """When the clock of step and telemetry files began."""
     telemetry_file: Path
     reader: Reader
-    before: Pressure
-    after: Pressure
+    pressure: tuple[Pressure, Pressure]
+    """On the machine, before and after."""
     peak_bytes: tuple[int | None, int] = (None, 0)
     """Highest use of the device's memory, and of the host's."""
     peaks: Peaks | None = None
@@ -36,16 +35,12 @@ class Observed:
     interrupted: str | None = None
     """The signal that ended it."""
 
-    @property
-    def pressure(self) -> tuple[Pressure, Pressure]:
-        """Before and after."""
-        return self.before, self.after
 
-
-def open_recorder(life: Lifecycle, fitted: Fitted, first_step: int = 0) -> StepRecorder:
+def open_recorder(life: Lifecycle, fitted: Fitted, first_step: int = 0, *, decay_loss: bool = False) -> StepRecorder:
     """Open this rank's step file; of a resumed run, after its steps so far."""
     path = life.run.path / f"steps-rank{life.rank.number:04d}.csv"
-    return StepRecorder(path, split_phases=fitted.config.engine.split_phases, first_step=first_step)
+    split_phases = fitted.config.engine.split_phases
+    return StepRecorder(path, split_phases=split_phases, decay_loss=decay_loss, first_step=first_step)
 
 
 @contextmanager
@@ -58,11 +53,10 @@ def observe(
     barrier(life.world)  # so that the clocks of all ranks' files begin together
     start = time.perf_counter() if clock_start is None else clock_start
     before = read_pressure(pids=own)
-    with ExitStack() as stack:
-        telemetry = stack.enter_context(sample_device(life, fitted, current_step, start))
-        observed = Observed(life.world, start, telemetry.path, telemetry.reader, before, before)
+    with sample_device(life, fitted, current_step, start) as telemetry:
+        observed = Observed(start, telemetry.path, telemetry.reader, (before, before))
         yield observed
-    observed.after = read_pressure(pids=own)
+    observed.pressure = before, read_pressure(pids=own)
     observed.peak_bytes = peak_device_bytes(fitted.device), peak_host_bytes()
 
 

@@ -16,17 +16,16 @@ from trainstone.config.schema import Config
 from trainstone.data.feeding.feed import Feed, Worker
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.stored import find_stored
-from trainstone.data.loader import allocate
+from trainstone.data.loader import Memory
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, Edges
 from trainstone.data.sources import PictureSource
 from trainstone.errors import ConfigError, DataError
 from trainstone.models.weights import write_weights
-from trainstone.train.evaluation import count_parameters
 from trainstone.train.fit import fit_engine
 from trainstone.train.precision import autocast
 from trainstone.train.saved import Saved, load_network
-from trainstone.train.task import find_data
+from trainstone.train.task import count_parameters, find_data
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Seen
 
@@ -78,7 +77,7 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
         config.seed,
     )
     worker = Worker()
-    memory = allocate(1, config.data.image_size, pinned=False)
+    memory = Memory(1, config.data.image_size, "class", pinned=False)
     for index, image in enumerate(images):
         try:
             feed.show(index, 0, memory.pixels[0], worker)

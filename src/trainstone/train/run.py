@@ -2,25 +2,33 @@
 
 The same on every rank; the first writes the result. Everything is written as it comes: a run killed at any moment
 leaves a folder that can be read.
+
+What the exchange of gradients costs is measured after the steps, with it and without in turn. Without exchange ranks
+would part from each other, so the rate is 0 meanwhile: all is computed, nothing is learned.
 """
 
 import math
+import statistics
+import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 
+import numpy as np
+
+from trainstone.config.learning import ParallelConfig
 from trainstone.config.schema import MeasureConfig
 from trainstone.data.splits import OpenSplit
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.peaks import measure_peaks
-from trainstone.measure.profiler_range import ProfilerRange
+from trainstone.measure.profiler import ProfilerRange
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.sink import Sink, watch
+from trainstone.results.paired import ORDER, judge_exchange
 from trainstone.results.progress import Progress
-from trainstone.results.schema import Status
-from trainstone.results.store import RunFolder
+from trainstone.results.schema import Communication, Status
 from trainstone.train.conclude import conclude
-from trainstone.train.distributed import World, barrier
-from trainstone.train.exchange import measure_exchange
+from trainstone.train.distributed import COMPRESSED, World, barrier, broadcast_dict, gather
 from trainstone.train.feeding import measure_after, measure_before, open_alone
 from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.lifecycle import Lifecycle
@@ -29,8 +37,16 @@ from trainstone.train.observation import observe, open_recorder, sync_steps
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.writers import list_writers
 from trainstone.train.start import agree_on_fit, build_shared, find_seats, provide_for_all
-from trainstone.train.stopping import Pact, record_steps, record_together
+from trainstone.train.stopping import Pact, record_steps
 from trainstone.train.task import IMAGENET_PICTURES, Task, open_data, settle_classes
+
+# Steps of a block; the first does not count: it waits for ranks that came later out of a block without exchange.
+BLOCK_STEPS = 3
+# Of the time of the measured steps, spent here. Fewer rounds of four blocks than two say nothing: where these take
+# longer than that and than MOST_SECONDS, it is not measured.
+SHARE = 1 / 4
+MIN_ROUNDS, MAX_ROUNDS = 2, 12
+MOST_SECONDS = 60.0
 
 
 def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Status]:
@@ -67,7 +83,7 @@ def measure_and_judge(
         life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
         task = files.enter_context(closing(build_shared(fitted, opened, world)))
-        originals = [files.enter_context(sink) for sink in open_originals(run, fitted, task, world)]
+        originals = [files.enter_context(sink) for sink in open_originals(life, fitted, task, observed.clock_start)]
         yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
     sync_steps(life, recorder)
     communication = yield from measure_exchange(task, config.parallel, recorder, life)
@@ -83,8 +99,9 @@ def measure_and_judge(
     run.update()  # which lists files
 
 
-def open_originals(run: RunFolder, fitted: Fitted, task: Task, world: World) -> Iterator[Sink]:
+def open_originals(life: Lifecycle, fitted: Fitted, task: Task, clock_start: float) -> Iterator[Sink]:
     """Open the files that the recipe's original wrote of a bench, on rank 0."""
+    world = life.world
     seats, measure = find_seats(world), fitted.config.measure
     if world.rank.number:
         return iter(())
@@ -92,11 +109,11 @@ def open_originals(run: RunFolder, fitted: Fitted, task: Task, world: World) -> 
         Facts(
             kind="bench",
             config=fitted.config,
-            folder=run.path,
+            folder=life.run.path,
             ranks=world.rank.world,
             global_batch=task.images_per_step * world.rank.world,
             train_pictures=task.loader.order.epoch_pictures if task.loader else IMAGENET_PICTURES,
-            val_pictures=None,
+            began=time.time() - (time.perf_counter() - clock_start),
             steps=limit_steps(task, measure),
             device=seats[0].device if seats else fitted.device.index or 0,
             seats=seats,
@@ -125,10 +142,7 @@ def measure_steps(
             origin=clock_start,
             go_on=lambda: not pact.pause and profiled.pass_to_next_step(),
         )
-        if life.world.alone:
-            yield from record_steps(watch(steps, sinks), timer, measure, recorder, life.signals)
-        else:
-            yield from record_together(watch(steps, sinks), timer, measure, recorder, pact)
+        yield from record_steps(watch(steps, sinks), timer, measure, recorder, pact)
 
 
 def limit_steps(task: Task, measure: MeasureConfig) -> int | None:
@@ -138,3 +152,58 @@ def limit_steps(task: Task, measure: MeasureConfig) -> int | None:
         pictures = measure.max_epochs * task.loader.order.epoch_pictures
         limits.append(math.ceil(pictures / (task.loader.order.global_batch * task.accumulate)))
     return min(limits, default=None)
+
+
+def measure_exchange(
+    task: Task, parallel: ParallelConfig, recorder: StepRecorder, life: Lifecycle
+) -> Generator[Progress, None, Communication | None]:
+    """Time steps with and without exchange, A B B A; None alone and on other ranks than the first.
+
+    Interrupted, it says only what is exchanged.
+    """
+    world = life.world
+    if world.alone:
+        return None
+    sizes = Communication(gradient_bytes=count_gradient_bytes(task, parallel), bucket_bytes=parallel.bucket_bytes)
+    rounds: list[list[float]] = []
+    planned = plan_rounds(recorder, world)
+    for number in range(planned):
+        seconds = []
+        for arm in ORDER:
+            if life.find_stop():
+                return sizes if world.rank.number == 0 else None
+            yield Progress("measuring the exchange of gradients", 1 + 4 * number + len(seconds))
+            seconds.append(time_block(task, len(recorder), exchanged=arm == "A"))
+        rounds.append(seconds)
+    timed = gather(world, {"rounds": rounds})
+    if timed is not None and not planned:
+        return sizes
+    return None if timed is None else judge_exchange(sizes, [one["rounds"] for one in timed])
+
+
+def count_gradient_bytes(task: Task, parallel: ParallelConfig) -> int:
+    """Return what a rank gives into each exchange."""
+    sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
+    learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
+    return sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
+
+
+def plan_rounds(recorder: StepRecorder, world: World) -> int:
+    """Return how many rounds fit into the time for it, the same on all ranks; 0: not even the fewest."""
+    seconds = recorder.column("step_seconds")
+    seconds = seconds[1:] if len(seconds) > 1 else seconds  # the first may compile for minutes
+    a_round = float(np.median(seconds)) * len(ORDER) * BLOCK_STEPS
+    fitting = int(SHARE * float(seconds.sum()) / a_round)
+    if fitting < MIN_ROUNDS:
+        fitting = MIN_ROUNDS if MIN_ROUNDS * a_round <= MOST_SECONDS else 0
+    told = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
+    return int(told["rounds"])
+
+
+def time_block(task: Task, first_step: int, *, exchanged: bool) -> float:
+    """Return the median of a block's steps that count."""
+    still = replace(task, rate=lambda _step: 0.0)
+    timer = choose_timer(task.device)
+    with nullcontext() if exchanged else task.without_exchange():
+        steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=first_step))
+    return statistics.median(record.step_seconds for record in steps[1:])

@@ -18,11 +18,10 @@ from trainstone.config.load import change_config, load_config
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.models.weights import load_weights, read_weights
-from trainstone.train.checkpoint import BEST, Checkpoint, find_latest, read_checkpoint
+from trainstone.train.checkpoint import AVERAGE, BEST, MODEL, Checkpoint, find_latest, read_checkpoint
 from trainstone.train.course import HISTORY
-from trainstone.train.network import build_network
-from trainstone.train.setting import CHECKPOINTS
-from trainstone.train.snapshot import AVERAGE, MODEL
+from trainstone.train.learn import CHECKPOINTS
+from trainstone.train.task import build_network
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 

@@ -3,7 +3,7 @@
 Statistics and their sums are fp32 whatever the precision of the activations.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,15 +17,11 @@ from trainstone.train.distributed import World
 CHANNELS = (1, -1, 1, 1)  # how a number a channel lies over pictures
 
 
-class Span:
-    """The ranks that share their batches. A copied model (an average of weights) stays among the same ranks."""
+class Span(NamedTuple):
+    """The ranks that share their batches."""
 
-    def __init__(self, group: Any, ranks: int) -> None:
-        self.group = group
-        self.ranks = ranks
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Span":
-        return self
+    group: Any
+    ranks: int
 
 
 def span_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
@@ -36,11 +32,7 @@ def span_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
             f"parallel.bn_ranks = {bn_ranks} does not divide the number of ranks, {world.rank.world}",
             hint="every rank must belong to a group of so many",
         )
-    if bn_ranks == 1:
-        return model
     span = Span(open_group(world, bn_ranks), bn_ranks)
-    if type(model) is nn.BatchNorm2d:
-        return SpanBatchNorm2d(model, span)
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.BatchNorm2d:
@@ -74,19 +66,12 @@ class SpanBatchNorm2d(nn.BatchNorm2d):  # type: ignore[misc]
             return super().forward(images)
         self._check_input_dim(images)
         mean, variance, count = share_statistics(images.detach(), self.span)
-        if self.track_running_stats:
-            self.follow(mean, variance * (count / (count - 1)))  # the running variance is the unbiased one
-        weight = torch.ones_like(mean) if self.weight is None else self.weight
-        bias = torch.zeros_like(mean) if self.bias is None else self.bias
-        result: Tensor = Normalise.apply(images, weight, bias, mean, variance, count, self.eps, self.span)
-        return result
-
-    def follow(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics; without momentum they are the plain average of all batches."""
         self.num_batches_tracked.add_(1)
-        share = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+        share, unbiased = self.momentum, variance * (count / (count - 1))
         self.running_mean.mul_(1 - share).add_(mean, alpha=share)  # none of these has a gradient
-        self.running_var.mul_(1 - share).add_(variance, alpha=share)
+        self.running_var.mul_(1 - share).add_(unbiased, alpha=share)
+        result: Tensor = Normalise.apply(images, self.weight, self.bias, mean, variance, count, self.eps, self.span)
+        return result
 
 
 def share_statistics(images: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:

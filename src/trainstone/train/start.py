@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,16 +17,15 @@ from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder
-from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read_checkpoint, set_aside
+from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read_checkpoint, restore, set_aside
 from trainstone.train.course import Course
 from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted
+from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.original.facts import Seat
 from trainstone.train.schedule import check_rate, peak_rate
-from trainstone.train.setting import CHECKPOINTS
-from trainstone.train.snapshot import restore
-from trainstone.train.task import Task, build_task, find_data, open_data, order_pictures, provide_data
+from trainstone.train.task import Task, build_task, count_parameters, find_data, open_data, order_pictures, provide_data
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
@@ -95,12 +95,15 @@ def tell_unjudged(pictures: Pictures, config: Config) -> list[schema.Finding]:
     return [finding("not-evaluated", f"{told}; without eval_accuracy MLPerf's checker refuses mlperf.log")]
 
 
+def agree_on(config: Config, world: World, *keys: str) -> Config:
+    """Return the configuration with what the first rank found for keys of its section train."""
+    told = broadcast_dict(world, {key: getattr(config.train, key) for key in keys})
+    return config.model_copy(update={"train": config.train.model_copy(update=told)})
+
+
 def agree_on_fit(fitted: Fitted, world: World) -> Fitted:
     """Let all ranks train with the batch and the precision that the first one found."""
-    mine = fitted.config
-    told = broadcast_dict(world, {"batch_size": mine.train.batch_size, "precision": mine.train.precision})
-    train = mine.train.model_copy(update=told)
-    return Fitted(mine.model_copy(update={"train": train}), fitted.device, fitted.work, fitted.findings)
+    return replace(fitted, config=agree_on(fitted.config, world, "batch_size", "precision"))
 
 
 def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[schema.Finding]]:
@@ -132,7 +135,7 @@ def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Che
         course.go_on_from(checkpoint.document, str(checkpoint.path))
         refuse_other_run(course, checkpoint, train.batch_size, rank)
         if course.is_best_now and config.checkpoint.best and rank.number == 0:
-            keep_best(checkpoint.path.parent, checkpoint.path)  # it may have been killed before it did
+            keep_best(checkpoint.path.parent, course.done)  # it may have been killed before it did
     return course
 
 
@@ -164,7 +167,7 @@ def start_task(
     """Build what is trained, as it was when the checkpoint was written; `network`: built before (seed_network)."""
     config, device = fitted.config, fitted.device
     task = build_task(config, device, training, world=world, first_step=course.done, network=network)
-    course.parameters = sum(parameter.numel() for parameter in task.plain.parameters())
+    course.parameters = count_parameters(task.plain)
     if checkpoint:
         restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
     settle_exchange(task, config, world)

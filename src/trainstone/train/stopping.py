@@ -73,8 +73,10 @@ class Pact:
     at once, and nothing is sent.
     """
 
-    def __init__(self, world: World, signals: StopSignals) -> None:
+    def __init__(self, world: World, signals: StopSignals, *, learns: bool = True) -> None:
+        """`learns`: a step has a loss, which must be a number."""
         self.world = world
+        self._learns = learns
         self.bad_step = 0
         """1 + the step whose loss is no number; 0: none."""
         self.stopped = False
@@ -83,12 +85,13 @@ class Pact:
         self._signals = signals
         self._agreement = Agreement(world, 3)
 
-    def look(self, record: StepRecord) -> None:
+    def look(self, record: StepRecord | None = None) -> None:
         """After a step: take what was agreed upon at the one before, and say what this rank wants."""
-        bad = 0 if math.isfinite(record.loss) else record.step + 1
-        wishes = [bad, int(self._signals.received is not None), int(self._wished)]
+        bad = record if record and self._learns and not math.isfinite(record.loss) else None
+        wishes = [bad.step + 1 if bad else 0, int(self._signals.received is not None), int(self._wished)]
         if self.world.alone:
-            check_loss(record)
+            if bad:
+                check_loss(bad)
             self._take(wishes)
         else:
             self._take(self._agreement.take())
@@ -132,34 +135,9 @@ class Pact:
 
 
 def record_steps(
-    steps: Iterator[StepRecord],
-    timer: Timer,
-    measure: MeasureConfig,
-    recorder: StepRecorder,
-    signals: StopSignals,
-    *,
-    learns: bool = True,
-) -> Iterator[Progress]:
-    """Take steps of one rank until the rule says enough, there are no more or somebody asks.
-
-    `learns`: a step has a loss, which must be a number.
-    """
-    rule = StopRule(measure, timer, recorder)
-    for record in steps:
-        recorder.step(record)
-        if learns:
-            check_loss(record)
-        rule.count()
-        rate = record.images / record.step_seconds
-        yield Progress("measuring", record.step + 1, rate, rule.half_width, rule.seconds_left)
-        if signals.received or rule.is_enough():
-            break
-
-
-def record_together(
     steps: Iterator[StepRecord], timer: Timer, measure: MeasureConfig, recorder: StepRecorder, pact: Pact
 ) -> Iterator[Progress]:
-    """Take steps of one rank of many; they end by themselves where the pact says so, after the same one everywhere.
+    """Take steps until the rule says enough, there are no more or somebody asks; of many ranks all end after the same.
 
     The rule is asked on the first rank alone: the others wait for it in their next step, if it takes long.
     """
@@ -172,6 +150,8 @@ def record_together(
         pact.look(record)
         rate = record.images * rank.world / record.step_seconds
         yield Progress("measuring", record.step + 1, rate, rule.half_width, rule.seconds_left)
+        if pact.world.alone and pact.pause:  # steps of many ranks end by themselves
+            break
     pact.finish()
     pact.refuse_bad_loss()
 

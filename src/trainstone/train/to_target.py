@@ -5,8 +5,9 @@ the run goes on from its last checkpoint.
 """
 
 import logging
+import shlex
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from trainstone.config.learning import TrackingConfig
@@ -14,23 +15,27 @@ from trainstone.config.schema import Config
 from trainstone.machine.ranks import Rank
 from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.sink import Sink
+from trainstone.results import schema
+from trainstone.results.checks import finding
+from trainstone.results.learning import check_speed
 from trainstone.results.progress import Progress
+from trainstone.results.samples import Sample, read_samples
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
-from trainstone.train.cadence import Cadence
+from trainstone.results.verdicts import write_learning_verdict
+from trainstone.train.conclude import describe_device, describe_speed, summarise_own, tell_skipped
 from trainstone.train.course import Course
-from trainstone.train.distributed import World
+from trainstone.train.decision import Cadence
+from trainstone.train.distributed import World, gather
+from trainstone.train.evaluate import Scoring
+from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted, fit_to_machine
-from trainstone.train.learn import learn
-from trainstone.train.learned import conclude_training, write_end
+from trainstone.train.learn import Setting, learn
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
-from trainstone.train.network import seed_network
-from trainstone.train.observation import observe, open_recorder
-from trainstone.train.original.facts import Facts
-from trainstone.train.original.mllog_open import check_division, clear_caches, open_log
+from trainstone.train.observation import Observed, observe, open_recorder
+from trainstone.train.original.facts import Facts, has_decay
+from trainstone.train.original.mllog_open import check_division, clear_caches, find_run_start, open_log
 from trainstone.train.original.writers import list_writers
-from trainstone.train.scoring import Scoring
-from trainstone.train.setting import Setting
 from trainstone.train.start import (
     Pictures,
     agree_on_fit,
@@ -43,11 +48,12 @@ from trainstone.train.start import (
     start_task,
     tell_unjudged,
 )
-from trainstone.train.task import settle_classes
+from trainstone.train.task import seed_network, settle_classes
 from trainstone.train.tracking import Tracker, open_trackers
 from trainstone.workloads.registry import WORKLOADS
 
 log = logging.getLogger(__name__)
+ENERGY = ("joules", "energy_seconds", "average_watts", "meter")
 
 
 def run_train(life: Lifecycle, *, strict: bool, resume: bool) -> Generator[Progress, None, Status]:
@@ -96,9 +102,9 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: Pictures, *, resu
         run.write_config(config)
         # Evaluations after the checkpoint are to be made again.
         run.update(findings=findings, quality=course.quality(config.eval), phases=course.phases())
-        recorder = files.enter_context(open_recorder(life, fitted, course.done))
+        recorder = files.enter_context(open_recorder(life, fitted, course.done, decay_loss=has_decay(config.optimizer)))
         trackers = map(files.enter_context, open_curves(run, config, rank, course))
-        writers = map(files.enter_context, open_originals(run, fitted, pictures, world, cadence, course))
+        writers = map(files.enter_context, open_originals(run, fitted, world, cadence, course))
         # mlperf.log before the others: its times count. Originals last: one copies mlperf.log when the run ends.
         sinks = recorder, mlperf, *trackers, *writers
         if resume:
@@ -122,9 +128,7 @@ def open_curves(run: RunFolder, config: Config, rank: Rank, course: Course) -> I
     return open_trackers(tracking, run.path, run.result.run_id, told, first_step=course.done)
 
 
-def open_originals(
-    run: RunFolder, fitted: Fitted, pictures: Pictures, world: World, cadence: Cadence, course: Course
-) -> Iterator[Sink]:
+def open_originals(run: RunFolder, fitted: Fitted, world: World, cadence: Cadence, course: Course) -> Iterator[Sink]:
     """Open the files that the recipe's original wrote, on rank 0."""
     seats = find_seats(world)
     if world.rank.number:
@@ -137,11 +141,79 @@ def open_originals(
             ranks=world.rank.world,
             global_batch=course.global_batch,
             train_pictures=course.pictures,
-            val_pictures=pictures.num_validation or None,
+            began=find_run_start(run) or time.time() - course.clock(),
             steps=cadence.last_step,
             device=seats[0].device if seats else fitted.device.index or 0,
             first_step=course.done,
-            evaluations=len(course.history),
+            history=tuple(course.history),
             seats=seats,
         )
     )
+
+
+def write_end(setting: Setting, course: Course, signal_name: str | None, program_seconds: float) -> None:
+    """Write how it ended, before anything else is judged: whoever is killed now has come to the end all the same."""
+    config, run = setting.config, setting.run
+    run.begin()
+    validation = setting.validation
+    status, quality = judge_status(course, config.eval.target), course.quality(config.eval, ended=validation is None)
+    # The clock of a run that reached its target stopped with that evaluation: what came after it is not counted.
+    phases = run.result.phases if course.reached and run.result.phases else course.phases()
+    phases = phases.model_copy(update={"program_seconds": program_seconds})
+    title = WORKLOADS[config.workload].title(config)
+    verdict = write_learning_verdict(
+        quality, status, phases, title, stopped_by=signal_name or "a signal", run=shlex.quote(str(run.path))
+    )
+    findings = [
+        *run.result.findings,
+        *tell_skipped(setting.task.loader),
+        *(tell_left_out(validation, course.history[-1].images, config) if validation and course.history else ()),
+        *tell_stop(run, course, signal_name),
+    ]
+    run.update(status=status, quality=quality, phases=phases, verdict=verdict, findings=findings)
+    for sink in setting.sinks:
+        sink.finish(status)
+
+
+def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Observed, program_seconds: float) -> None:
+    """Judge the speed as well; every rank describes its device, the first writes."""
+    run, world, recorder = setting.run, setting.world, setting.recorder
+    summary, telemetry = None, {}
+    if len(recorder):  # or stopped before its first step
+        summary, telemetry = summarise_own(fitted, recorder, seen)
+        if not has_one_clock(course, read_samples(seen.telemetry_file)):
+            telemetry |= dict.fromkeys(ENERGY)
+    device = describe_device(fitted, seen.reader, telemetry, summary)
+    # A rank may have lost its steps while others have theirs: all must come here.
+    devices = gather(world, {**device.model_dump(mode="json"), "rank": world.rank.number})
+    if devices is None:
+        return
+    phases = (run.result.phases or schema.Phases()).model_copy(update={"program_seconds": program_seconds})
+    run.update(devices=[schema.Device.model_validate(one) for one in devices], phases=phases)
+    if summary is not None:
+        speed = describe_speed(fitted, summary, telemetry, seen, run.result.devices)
+        found = [*check_speed(speed["throughput"], summary.step_seconds), *speed.pop("findings")]
+        run.update(**speed, findings=[*run.result.findings, *found])
+
+
+def has_one_clock(course: Course, samples: Sequence[Sample]) -> bool:
+    """Say whether telemetry is of a single start: an energy counter went on between two."""
+    times = [sample.time_seconds for sample in samples]
+    return course.starts == 1 and times == sorted(times)
+
+
+def judge_status(course: Course, target: float | None) -> schema.Status:
+    """Say in a word how it ended."""
+    if course.reached:
+        return "target_reached"
+    if course.stopped:
+        return "interrupted"
+    return "ok" if target is None else "target_missed"
+
+
+def tell_stop(run: RunFolder, course: Course, signal_name: str | None) -> list[schema.Finding]:
+    """A finding where somebody stopped the run."""
+    if not course.stopped:
+        return []
+    hint = f"go on with: trainstone train --resume {shlex.quote(str(run.path))}"
+    return [finding("interrupted", f"stopped by {signal_name} after {course.done:,} steps", hint=hint)]

@@ -8,14 +8,15 @@ import json
 import logging
 import os
 import re
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from trainstone.config.learning import TrackingConfig
+from trainstone.config.load import flatten
 from trainstone.errors import MachineError
 from trainstone.files import dump_json, write_atomically
 from trainstone.measure.sink import Sink
@@ -27,12 +28,10 @@ log = logging.getLogger(__name__)
 
 STEP_SECONDS = 0.5
 """On the run's clock between two points of a curve; steps between are averaged, so that it costs nothing."""
-SEND_SECONDS = 2.0
-"""MLflow: points are sent together."""
-CLOSE_SECONDS = 30.0
 """MLflow: how long the end waits for what is still to be sent."""
-MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000
+MOST_PARAMS, LONGEST_PARAM = 100, 6000
 """MLflow's limits of a request. https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch"""
+QUEUE_LOGGER = "mlflow.utils.async_logging.async_logging_queue"
 STATUS_FILE = "tracking.json"
 EXPERIMENT = "trainstone"
 HINT = "pip install 'trainstone[tracking]'"
@@ -118,63 +117,47 @@ class TensorBoard(Tracker):
 
 
 class Mlflow(Tracker):
-    """One run on an MLflow server or in its database, sent by a thread of its own.
-
-    MLflow's asynchronous logging would do it with twenty threads and an error line for every request that fails.
-    """
+    """One run on an MLflow server or in its database, by MLflow's own asynchronous logging."""
 
     def __init__(self, client: Any, run_id: str) -> None:
         super().__init__()
         self._client, self._run_id = client, run_id
-        self._entities = import_module("mlflow.entities")
-        self._waiting: list[tuple[int, int, str, float]] = []
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._send_all, name="mlflow", daemon=True)
-        self._thread.start()
+        self._metric = import_module("mlflow.entities").Metric
+        # The queue sends in order, by ten threads: when these are done, all are.
+        self._sent: deque[Any] = deque(maxlen=20)
+        logging.getLogger(QUEUE_LOGGER).addFilter(self._report_lost)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Take some values of a step, to be sent soon."""
+        """Give some values of a step to MLflow's queue."""
         now = int(time.time() * 1000)
-        with self._lock:
-            self._waiting += [(now, step, name, value) for name, value in values.items()]
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._sent.append(self._client.log_batch(self._run_id, metrics=metrics, synchronous=False))
 
     def close(self) -> None:
-        """Send what is left and say how the run ended."""
-        self._stop.set()
-        self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive():
-            log.warning("MLflow did not take all points within %.0f s; the rest is lost", CLOSE_SECONDS)
-        elif not self._broken:
-            try:
-                self._client.set_terminated(self._run_id, ENDS.get(self._status, "FINISHED"))
-            except Exception as err:  # noqa: BLE001  stores are plug-ins and raise what they like
-                log.warning("MLflow was not told the end of the run: %s", tell_error(err))
-
-    def _send_all(self) -> None:
-        while not self._stop.wait(SEND_SECONDS):
-            self._send()
-        self._send()
-
-    def _send(self) -> None:
-        with self._lock:
-            points, self._waiting = self._waiting, []
-        if self._broken:
-            return
+        """Wait for what is still to be sent, and say how the run ended."""
         try:
-            for begin in range(0, len(points), MOST_METRICS):
-                part = points[begin : begin + MOST_METRICS]
-                metrics = [self._entities.Metric(name, value, now, step) for now, step, name, value in part]
-                self._client.log_batch(self._run_id, metrics=metrics)
-        except Exception as err:  # noqa: BLE001  as above
+            if not self._broken:
+                for operation in self._sent:
+                    operation.wait()  # bounded by the retries and time-outs that open_mlflow sets
+                self._client.set_terminated(self._run_id, ENDS.get(self._status, "FINISHED"))
+        except Exception as err:  # noqa: BLE001  stores are plug-ins and raise what they like
+            log.warning("MLflow was not told the end of the run: %s", tell_error(err))
+        finally:
+            logging.getLogger(QUEUE_LOGGER).removeFilter(self._report_lost)
+
+    def _report_lost(self, record: logging.LogRecord) -> bool:
+        """Turn MLflow's line for every request that fails into one warning; nothing is sent from then on."""
+        if not self._broken:
             self._broken = True
-            log.warning("MLflow takes no more points, training goes on: %s", tell_error(err))
+            log.warning("MLflow takes no more points, training goes on: %s", tell_error(record.getMessage()))
+        return False
 
 
 def open_trackers(
     config: TrackingConfig, run_path: Path, run_name: str, params: dict[str, Any], *, first_step: int = 0
 ) -> Iterator[Tracker]:
     """Open the configured trackers one after the other; from `first_step` on a resumed run extends its curves."""
-    flat = dict(flatten(params))
+    flat = {key: hide_password(str(value)) for key, value in flatten(params)}
     if config.tensorboard:
         yield TensorBoard(run_path / "tensorboard", flat, first_step)
     if config.mlflow is not None:
@@ -184,11 +167,11 @@ def open_trackers(
 def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) -> Mlflow:
     """Go on with the run that the file names, or begin one and name it there."""
     # A benchmark tells nobody of itself, and an absent server is told in seconds instead of minutes
-    for name, value in {
-        "DISABLE_TELEMETRY": "true",
-        "HTTP_REQUEST_MAX_RETRIES": "2",
-        "HTTP_REQUEST_TIMEOUT": "10",
-    }.items():
+    for name, value in (
+        ("DISABLE_TELEMETRY", "true"),
+        ("HTTP_REQUEST_MAX_RETRIES", "2"),
+        ("HTTP_REQUEST_TIMEOUT", "10"),
+    ):
         os.environ.setdefault(f"MLFLOW_{name}", value)
     try:
         mlflow = import_module("mlflow")
@@ -238,16 +221,7 @@ def begin_run(client: Any, run_name: str, params: Mapping[str, str]) -> str:
     return run_id
 
 
-def flatten(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Return train.batch_size = 8 for {"train": {"batch_size": 8}}."""
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", hide_password(str(value))
-
-
-def tell_error(err: Exception) -> str:
+def tell_error(err: object) -> str:
     """Return the first line of an error, not too long and without a password."""
     lines = str(err).strip().splitlines() or [type(err).__name__]
     return hide_password(lines[0])[:300]

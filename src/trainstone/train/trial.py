@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from trainstone.machine.affinity import restore_affinity
+from trainstone.machine.cpus import restore_affinity
 
 TRIAL_TIMEOUT_SECONDS = 120.0
 MIN_REPEATS = 4
@@ -125,9 +125,7 @@ def _main(device: str, precisions: str, threads: str) -> None:
             trial = Trial(precision, _time_block(device, precision))
         except RuntimeError as err:
             trial = Trial(precision, None, str(err).splitlines()[0])
-        sys.stdout.write(
-            json.dumps({"precision": trial.precision, "seconds": trial.seconds, "failure": trial.failure}) + "\n"
-        )
+        sys.stdout.write(json.dumps(asdict(trial)) + "\n")
         sys.stdout.flush()
 
 

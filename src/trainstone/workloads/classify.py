@@ -8,17 +8,25 @@ from torch import Tensor, nn
 
 from trainstone.config.schema import Config
 from trainstone.data.feeding.shown import IGNORED
-from trainstone.data.loader import Loader
 from trainstone.data.sample import DataSet
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
-from trainstone.models.losses import cross_entropy
-from trainstone.models.mixing import draw_mix, mix_images, mix_loss
+from trainstone.models.losses import cross_entropy, draw_mix, mix_images, mix_loss
 from trainstone.models.resnet import build_resnet
 from trainstone.workloads.mlperf_resnet import RESNET
-from trainstone.workloads.pictures import build_input, open_to_judge, open_to_train, refuse_more_classes
-from trainstone.workloads.workload import Batch, Judge, Look, Loss, Scored, Scores, Seen, Workload
+from trainstone.workloads.workload import (
+    Batch,
+    Judge,
+    Look,
+    Loss,
+    Scored,
+    Scores,
+    Seen,
+    Workload,
+    build_input,
+    refuse_more_classes,
+)
 
 
 def build_model(config: Config) -> nn.Module:
@@ -47,20 +55,6 @@ def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
         )
         for _ in range(config.data.num_synthetic_batches)
     ]
-
-
-def open_training(
-    config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
-) -> Loader:
-    """Feed training pictures as the recipe asks."""
-    check_classes(config, opened.dataset)
-    return open_to_train("class", config, opened, device, rank, first_batch)
-
-
-def open_validation(config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
-    """Feed this rank's share of the validation pictures."""
-    check_classes(config, opened.dataset)
-    return open_to_judge("class", config, opened, device, rank)
 
 
 def mix(config: Config, batches: Iterable[Batch], rank: Rank = ALONE, first_batch: int = 0) -> Iterator[Batch]:
@@ -168,9 +162,8 @@ CLASSIFY = Workload(
     build_model=build_model,
     synthetic_batches=synthetic_batches,
     holds="class",
+    holds_to_judge="class",
     check_classes=check_classes,
-    open_training=open_training,
-    open_validation=open_validation,
     mix=mix,
     build_loss=build_loss,
     build_judge=build_judge,

@@ -3,33 +3,39 @@
 Rows that are judged are found boxes, true ones and the pictures themselves, nine numbers each: see ROW.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import IGNORED
-from trainstone.data.loader import Loader
+from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.sample import DataSet
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE, Rank
-from trainstone.models.boxes import default_boxes
-from trainstone.models.detection_loss import detection_loss
-from trainstone.models.matching import match
+from trainstone.models.boxes import default_boxes, match
+from trainstone.models.losses import detection_loss
 from trainstone.models.nms import Found, find_boxes
 from trainstone.models.ssd import build_ssd
 from trainstone.results.checks import finding
 from trainstone.results.detection import score_boxes
 from trainstone.results.detection_tables import list_tables
 from trainstone.results.schema import Finding
-from trainstone.workloads.gallery import show_pictures
+from trainstone.workloads.gallery import FOUND, PICTURE, TRUTH, show_pictures, split_rows
 from trainstone.workloads.mlperf_ssd import SSD
-from trainstone.workloads.pictures import build_input, open_to_judge, open_to_train, refuse_more_classes
-from trainstone.workloads.rows import FOUND, PICTURE, TRUTH, split_rows
-from trainstone.workloads.workload import Batch, Judge, Look, Loss, Scored, Scores, Seen, Workload
+from trainstone.workloads.workload import (
+    Batch,
+    Judge,
+    Look,
+    Loss,
+    Scored,
+    Scores,
+    Seen,
+    Workload,
+    build_input,
+    refuse_more_classes,
+)
 
 SYNTHETIC_BOXES = 8
 """Of a random picture; COCO has seven on average."""
@@ -63,25 +69,6 @@ def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
     return [draw() for _ in range(config.data.num_synthetic_batches)]
 
 
-def open_training(
-    config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
-) -> Loader:
-    """Feed training pictures with their boxes."""
-    check_classes(config, opened.dataset)
-    if config.engine.cuda_graphs:
-        raise ConfigError(
-            "engine.cuda_graphs = true: batches of real pictures differ in their number of boxes",
-            hint="--set engine.cuda_graphs=false",
-        )
-    return open_to_train("boxes", config, opened, device, rank, first_batch)
-
-
-def open_validation(config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
-    """Feed this rank's share of the validation pictures with all that is known of them."""
-    check_classes(config, opened.dataset)
-    return open_to_judge("truth", config, opened, device, rank)
-
-
 def mix(_config: Config, batches: Iterable[Batch], _rank: Rank = ALONE, _first_batch: int = 0) -> Iterator[Batch]:
     """Leave batches as they are."""
     return iter(batches)
@@ -110,38 +97,31 @@ def build_loss(config: Config, device: torch.device) -> Loss:
     return loss
 
 
-class Finder(NamedTuple):
-    """What finds boxes in pictures that lie on the device."""
+def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, Tensor], Found]:
+    """Return what finds the boxes of a batch of pictures that lie on the device, duplicates left out."""
+    score, detect = build_scores(config, device), config.detect
+    defaults = default_boxes(config.data.image_size).to(device)
 
-    scores: Scores
-    defaults: Tensor
-    config: Config
-
-    def find(self, model: nn.Module, images: Tensor) -> Found:
-        """Return the boxes of a batch, duplicates left out."""
-        detect = self.config.detect
+    def find(model: nn.Module, images: Tensor) -> Found:
         return find_boxes(
-            *self.scores(model, images),
-            self.defaults,
+            *score(model, images),
+            defaults,
             min_score=detect.min_score,
             before=detect.before_nms,
             overlap=detect.nms_overlap,
             most=detect.max_found,
         )
 
-
-def build_finder(config: Config, device: torch.device) -> Finder:
-    """Return what finds boxes."""
-    return Finder(build_scores(config, device), default_boxes(config.data.image_size).to(device), config)
+    return find
 
 
 def build_judge(config: Config, device: torch.device) -> Judge:
     """Return what lists, of a validation batch, the boxes that were found, those that are there, and the pictures."""
-    finder = build_finder(config, device)
+    find = build_finder(config, device)
 
     def judge(model: nn.Module, batch: Batch) -> Tensor:
         images, boxes, labels, crowds, areas, facts = batch
-        found = finder.find(model, images)
+        found = find(model, images)
         numbers, sides = facts[:, :1].float(), facts[:, None, [1, 2, 1, 2]].float()
         return torch.cat(
             [
@@ -179,10 +159,10 @@ def build_scores(config: Config, device: torch.device) -> Scores:
 
 def build_look(config: Config, device: torch.device) -> Look:
     """Return what says which things pictures show, and where."""
-    finder = build_finder(config, device)
+    find = build_finder(config, device)
 
     def look(model: nn.Module, images: Tensor) -> list[list[Seen]]:
-        found = finder.find(model, images)
+        found = find(model, images)
         return [
             [
                 Seen(label, score, tuple(edges))
@@ -244,9 +224,8 @@ DETECT = Workload(
     build_model=build_model,
     synthetic_batches=synthetic_batches,
     holds="boxes",
+    holds_to_judge="truth",
     check_classes=check_classes,
-    open_training=open_training,
-    open_validation=open_validation,
     mix=mix,
     build_loss=build_loss,
     build_judge=build_judge,

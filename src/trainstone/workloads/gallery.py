@@ -1,8 +1,9 @@
-"""Some validation pictures with what is in them and what was found, to be looked at."""
+"""Rows of numbers that judging pictures with boxes gives, what they say when all ranks' are together, and some
+pictures with what is in them and what was found, to be looked at."""
 
 import io
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +14,48 @@ from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
 from trainstone.results.detection import Found, Truth, match_boxes
 from trainstone.results.quality import QualityPicture, ShownBox
-from trainstone.workloads.rows import Rows
 
 Boxes = TypeVar("Boxes", Truth, Found)
+ROW = ("picture", "kind", "label", "value", "left", "top", "right", "bottom", "area")
+"""Columns. picture: its number in the source; label: class, negative for a row that is none; value: score of a found
+box, whether a true one is a crowd; edges in pixels of the stored picture, whose size those of a picture's row are."""
+FOUND, TRUTH, PICTURE = 0, 1, 2
+"""Kinds of rows."""
 PICTURES = 12
 MOST_FOUND = 30
 """Boxes of a picture that are kept, the best ones."""
 MIN_SCORE = 0.1
 LONGER_SIDE = 480
 QUALITY = 85
+
+
+class Rows(NamedTuple):
+    """What was judged."""
+
+    truth: Truth
+    found: Found
+    pictures: NDArray[np.int64]
+    """Numbers of the pictures that were judged, rising."""
+    sizes: NDArray[np.float64]
+    """Their widths and heights. (pictures, 2)"""
+
+
+def split_rows(rows: NDArray[np.float32]) -> Rows:
+    """Take rows apart. A picture that several ranks judged counts once."""
+    rows = rows[rows[:, ROW.index("label")] >= 0].astype(np.float64)
+    found, truth, pictures = (rows[rows[:, ROW.index("kind")] == kind] for kind in (FOUND, TRUTH, PICTURE))
+    numbers, first = np.unique(pictures[:, 0].astype(np.int64), return_index=True)
+    return Rows(
+        Truth(*_columns(truth), area=truth[:, 8], crowd=truth[:, 3] > 0),
+        Found(*_columns(found), score=found[:, 3]),
+        numbers,
+        pictures[first, 6:8],
+    )
+
+
+def _columns(rows: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Picture, label and edges."""
+    return rows[:, 0].astype(np.int64), rows[:, 2].astype(np.int64), rows[:, 4:8]
 
 
 def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tuple[QualityPicture, bytes], ...]:

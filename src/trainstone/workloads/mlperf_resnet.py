@@ -1,53 +1,33 @@
-"""MLPerf Training's rules for ResNet-50 (benchmark `resnet`): what its log tells, what the closed division asks for.
+"""MLPerf's rules 0.7.0 to 4.0.0 for ResNet-50 (`resnet`): what its log says, what the closed division demands."""
 
-Rules: https://github.com/mlcommons/training_policies, and the rule files of mlperf-logging 4.1.68 (0.7.0 to 4.0.0).
-"""
-
-import functools
 import math
 from typing import Any
 
 from torch import nn
 
-from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.models.mxnet_names import name_in_mxnet
-from trainstone.workloads.mlperf_rules import as_integer, compare_sections, is_whole
+from trainstone.workloads.mlperf_rules import ClosedRules, as_integer, is_whole
 from trainstone.workloads.workload import Mllog, RunSizes
 
-TRAIN_PICTURES, VAL_PICTURES = 1_281_167, 50_000
-TARGET = 0.759
 MOMENTUM, FREE_MOMENTUM_BATCH = 0.9, 32768
 DECAY_UNIT, RATE_UNIT = 1e-4, 1e-3
-
-COMPARED: dict[str, tuple[str, ...]] = {
-    "model": (),
-    "data": ("image_size",),
-    "augment": (),
-    "loader": ("last", "on_bad"),
-    "train": (),
-    "optimizer": (),
-    "schedule": (),
-    "eval": (),
-}
-"""Sections that the reference's are compared with, and which keys: none named means all. Others change the speed."""
-FREE = frozenset(
-    {
-        *("train.batch_size", "train.accumulate", "train.precision", "train.loss_scale", "train.adapt"),
-        *("optimizer.name", "optimizer.learning_rate", "optimizer.rate_for", "optimizer.rate_growth"),
-        *("schedule.warm_up_epochs", "eval.offset", "eval.batch_size"),
-        # Rules of their own: find_broken.
-        *("optimizer.weight_decay", "optimizer.momentum", "schedule.pictures", "eval.target"),
-    }
-)
 FREE_FOR_SGD = frozenset({"optimizer.lars_eta", "optimizer.lars_epsilon", "optimizer.momentum_correction"})
-ALSO_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.num_classes": (1001,),  # TensorFlow's background class
-    "augment.val_shorter": ("auto",),  # 256 for 224 pixels
-    "train.label_smoothing": (0.0,),  # training_rules.adoc: 0 or 0.1
-    "model.conv_init": ("truncated_fan_in",),  # and a truncated normal
-    "loader.last": ("carry", "fill"),  # the last batch may be mixed or padded, but not left out
-}
+RULES = ClosedRules(
+    recipe="resnet50-mlperf",
+    train_pictures=1_281_167,
+    val_pictures=(50_000,),
+    data="ImageNet's 1,281,167 and 50,000",
+    target=0.759,
+    free=("optimizer.name", "optimizer.momentum"),
+    also_allowed={
+        "model.num_classes": (1001,),  # TensorFlow's background class
+        "augment.val_shorter": ("auto",),  # 256 for 224 pixels
+        "train.label_smoothing": (0.0,),  # training_rules.adoc: 0 or 0.1
+        "model.conv_init": ("truncated_fan_in",),  # and a truncated normal
+        "loader.last": ("carry", "fill"),  # the last batch may be mixed or padded, but not left out
+    },
+)
 
 
 def tensor_names(model: nn.Module) -> list[str]:
@@ -88,44 +68,12 @@ def list_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
 
 
 def find_departures(config: Config, sizes: RunSizes) -> list[str]:
-    """Say what the closed division does not allow: whatever is not as in the reference and not free."""
-    free = FREE | (FREE_FOR_SGD if config.optimizer.name == "sgd" else frozenset())
-    changed = compare_sections(config, load_reference(), COMPARED, free, ALSO_ALLOWED)
-    return [*changed, *find_broken(config, sizes)]
-
-
-@functools.cache
-def load_reference() -> Config:
-    """Return the recipe that follows the rules."""
-    return load_config("resnet50-mlperf")
-
-
-def find_broken(config: Config, sizes: RunSizes) -> list[str]:
-    """Say which rules are not kept that leave a choice."""
-    rules = [*check_goal(config, sizes), *check_optimizer(config, sizes)]
-    return [told for kept, told in rules if not kept]
-
-
-def check_goal(config: Config, sizes: RunSizes) -> list[tuple[bool, str]]:
-    """The pictures, and what the network is trained to."""
-    seen, asked = (sizes.train_pictures, sizes.val_pictures), config.eval.target
-    imagenet = f"ImageNet's {TRAIN_PICTURES:,} and {VAL_PICTURES:,}"
-    counted = config.schedule.pictures
-    target = "there is no target" if asked is None else f"the target is {asked:g}"
-    return [
-        (seen == (TRAIN_PICTURES, VAL_PICTURES), f"{seen[0]:,} and {seen[1]:,} pictures, not {imagenet}"),
-        (counted in (None, seen[0]), f"schedule.pictures = {counted}, the data set has {seen[0]}"),
-        ((asked or 0) >= TARGET, f"{target}: at least {TARGET} is asked for"),
-    ]
-
-
-def check_optimizer(config: Config, sizes: RunSizes) -> list[tuple[bool, str]]:
-    """How weights move."""
+    """Say what the closed division does not allow."""
     optimizer, sgd = config.optimizer, config.optimizer.name == "sgd"
     decay, rate, warm_up = optimizer.weight_decay, sizes.peak_rate, config.schedule.warm_up_epochs
     free_momentum = not sgd and sizes.global_batch >= FREE_MOMENTUM_BATCH
     where = "SGD" if sgd else f"LARS, fewer than {FREE_MOMENTUM_BATCH} images"
-    return [
+    rules = [
         (
             decay > 0 and is_whole(math.log2(decay / DECAY_UNIT)),
             f"weight decay {decay:g} is not {DECAY_UNIT} times a power of two",
@@ -137,6 +85,7 @@ def check_optimizer(config: Config, sizes: RunSizes) -> list[tuple[bool, str]]:
         (not sgd or is_whole(rate / RATE_UNIT), f"the peak rate {rate:g} is no multiple of {RATE_UNIT} (SGD)"),
         (not sgd or warm_up == int(warm_up), f"{warm_up:g} epochs of warm-up are no whole number (SGD)"),
     ]
+    return RULES.find_departures(config, sizes, FREE_FOR_SGD if sgd else (), rules)
 
 
 RESNET = Mllog("resnet", tensor_names, list_values, find_departures)

@@ -1,4 +1,7 @@
-"""The Workload record: all the loop must know of what is trained. A new one: a file and a line in registry.py."""
+"""The Workload record: all the loop must know of what is trained. A new one: a file and a line in registry.py.
+
+What workloads on pictures share stands here, too: loaders, the check of classes, and the network's input.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,10 +12,12 @@ from torch import Tensor, nn
 
 from trainstone.config.schema import Config
 from trainstone.data.feeding.shown import Holds
-from trainstone.data.loader import Loader
+from trainstone.data.loader import Loader, open_loader
 from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit
-from trainstone.machine.ranks import Rank
+from trainstone.errors import ConfigError, DataError
+from trainstone.machine.ranks import ALONE, Rank
+from trainstone.models.pixels import Normaliser
 from trainstone.results.quality import QualityPicture, QualityTable
 from trainstone.results.schema import Finding
 
@@ -86,12 +91,10 @@ class Workload:
     """Host batches of the given size from the seed."""
     holds: Holds
     """What a training batch has beside the pixels."""
+    holds_to_judge: Holds
+    """What a validation batch has beside the pixels."""
     check_classes: Callable[[Config, DataSet], None]
     """Raise DataError where a data set is not of this workload's kind."""
-    open_training: Callable[[Config, OpenSplit, torch.device, Rank, int], Loader]
-    """A rank's real batches of a data set, begun at a batch."""
-    open_validation: Callable[[Config, OpenSplit, torch.device, Rank], Loader]
-    """A rank's share of the pictures to validate with, each once."""
     mix: Callable[[Config, Iterable[Batch], Rank, int], Iterator[Batch]]
     """Batches as the loss wants them, begun at a batch: with the draws of mixup, where it is on."""
     build_loss: Callable[[Config, torch.device], Loss]
@@ -116,6 +119,34 @@ class Workload:
     """What is to be said of a training with this configuration."""
     mllog: Mllog
 
+    def open_training(
+        self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
+    ) -> Loader:
+        """Open a rank's loader of training pictures, begun at a batch."""
+        self.check_classes(config, opened.dataset)
+        if config.engine.cuda_graphs and self.holds == "boxes":
+            raise ConfigError(
+                "engine.cuda_graphs = true: batches of real pictures differ in their number of boxes",
+                hint="--set engine.cuda_graphs=false",
+            )
+        assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+        how = {"loader": config.loader, "batch_size": config.train.batch_size, "first_step": first_batch}
+        return _open_for_rank(self.holds, config, opened, device, rank, parts=config.train.accumulate, **how)
+
+    def open_validation(self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE) -> Loader:
+        """Open the loader of a rank's share of the validation pictures, each once: a cache would be for nothing."""
+        self.check_classes(config, opened.dataset)
+        batch_size = choose_eval_batch(config)
+        parts = batch_size if config.eval.drop_rest else 1
+        if len(opened.source) < parts:
+            raise DataError(
+                f"{len(opened.source)} validation pictures do not fill a batch of {batch_size} (eval.drop_rest)",
+                hint="--set eval.drop_rest=false judges all",
+            )
+        loader = config.loader.model_copy(update={"cache": "off"})
+        how = {"loader": loader, "batch_size": batch_size, "train": False}
+        return _open_for_rank(self.holds_to_judge, config, opened, device, rank, parts=parts, **how)
+
 
 def choose_eval_batch(config: Config) -> int:
     """Return how many pictures a rank judges at a time."""
@@ -123,3 +154,34 @@ def choose_eval_batch(config: Config) -> int:
     if asked != "auto":
         return asked
     return MIN_EVAL_BATCH if trained == "auto" else max(MIN_EVAL_BATCH, trained)
+
+
+def _open_for_rank(
+    holds: Holds, config: Config, opened: OpenSplit, device: torch.device, rank: Rank, **how: Any
+) -> Loader:
+    return open_loader(
+        opened.source,
+        augment=config.augment,
+        image_size=config.data.image_size,
+        seed=config.seed,
+        rank=rank,
+        num_classes=config.model.num_classes,
+        pinned=device.type == "cuda",
+        storage=opened.dataset.storage,
+        holds=holds,
+        **how,
+    )
+
+
+def refuse_more_classes(config: Config, dataset: DataSet) -> None:
+    """Refuse a data set with classes that the network does not have."""
+    if config.model.num_classes != "auto" and len(dataset.classes) > config.model.num_classes:
+        raise DataError(
+            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
+            hint=f"--set model.num_classes={len(dataset.classes)}",
+        )
+
+
+def build_input(config: Config, device: torch.device) -> Normaliser:
+    """Return what turns uint8 pictures into the network's input, in the memory format of its weights."""
+    return Normaliser(config.augment.normalise, device, channels_last=config.engine.channels_last)

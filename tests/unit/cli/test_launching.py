@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from trainstone.cli import launching
+from trainstone.cli import launch as launching
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, DataError, LaunchError, ResultError, TrainstoneError
-from trainstone.launch import aftermath, engine
-from trainstone.launch.engine import Plan
+from trainstone.launch import aftermath, supervisor
+from trainstone.launch.supervisor import Plan
 from trainstone.machine.signals import StopSignals
 
 PLAN = Plan("mpi", ("mpirun",), {"TRAINSTONE_LAUNCH": "mpi-1"}, attempts=3)
@@ -28,7 +28,7 @@ def follow(
             raise end
         return end
 
-    monkeypatch.setattr(engine, "run_plan", run_plan)
+    monkeypatch.setattr(supervisor, "run_plan", run_plan)
     monkeypatch.setattr(aftermath, "settle", settle)
     signals = StopSignals()
     signals.received = asked

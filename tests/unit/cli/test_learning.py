@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hostile import EVIL, hidden
 from made_learning import make_evaluations, make_quality, make_training, write_training
-from trainstone.cli.learning import draw_evaluations, learning_rows
-from trainstone.cli.summary import print_result
+from trainstone.cli.summary import draw_evaluations, print_result, training_rows
 from trainstone.results.schema import Result
 
 
 def tell(result: Result, width: int = 36, encoding: str = "utf-8") -> dict[str, str]:
-    return {name: text.plain for name, text in learning_rows(result, width, encoding)}
+    return {name: text.plain for name, text in training_rows(result, width, encoding)}
 
 
 def test_a_training_tells_quality_target_epochs_and_time():
@@ -61,10 +59,3 @@ def test_the_summary_has_them_beside_the_throughput(
     assert "ResNet-18: 92.4 % top-1 (target 90 %) after 8 epochs" in text
     for name in ("quality 92.4 %", "target 90 %", "throughput 213 images/s", "steps "):
         assert f" {name}" in text
-
-
-def test_hostile_names_are_written_out():
-    history = [found.model_copy(update={"metrics": {EVIL: 0.5}}) for found in make_evaluations()]
-    quality = make_quality(metric=EVIL, value=0.5, history=history)
-    for text in tell(make_training(quality=quality)).values():
-        assert not hidden(text)

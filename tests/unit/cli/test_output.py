@@ -45,8 +45,3 @@ def test_what_is_not_seen_is_escaped():
     assert "\\u001b[31m" in printed
     assert "\\u202e" in printed
     assert "\\u007f\\u009b\\u2028\\udb40\\udc41" in printed
-
-
-def test_nan_is_refused():
-    with pytest.raises(ValueError):
-        print_json(float("nan"))

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from small_sets import SHARDS, check, flip, locate, make_set
+from small_sets import make_set
 from trainstone.cli.preparing import (
     count_workers,
     interruptible,
     make_treatment,
-    mend,
     parse_shards,
     parse_size,
     refuse_inside,
@@ -18,9 +17,7 @@ from trainstone.cli.preparing import (
     tell_made,
 )
 from trainstone.data.generated.source import generate
-from trainstone.data.manifest import read_manifest
 from trainstone.data.plan import Treatment, make_plan
-from trainstone.data.recognise import open_dataset
 from trainstone.errors import ConfigError
 
 
@@ -84,7 +81,7 @@ def test_ctrl_c_ends_without_a_traceback(capsys):
     with pytest.raises(typer.Exit) as left, interruptible():
         raise KeyboardInterrupt
     assert left.value.exit_code == 130
-    assert "the same command goes on where this one stopped" in capsys.readouterr().err
+    assert "give the same command again to resume" in capsys.readouterr().err
 
 
 def test_a_plan_is_carried_out_and_told(tmp_path: Path, capsys):
@@ -108,14 +105,3 @@ def test_only_the_first_rank_tells(tmp_path: Path, capsys, monkeypatch: pytest.M
     assert capsys.readouterr().out.startswith("rank 0 of 3 has done its part")
     tell_made(tmp_path / "set", as_json=False, worked=True)
     assert "8 train" in capsys.readouterr().out
-
-
-def test_a_mended_set_has_a_true_manifest(tmp_path: Path):
-    root = make_set(tmp_path / "set", "tfrecord")
-    path = root / SHARDS["tfrecord"]
-    flip(path, locate(path, "tfrecord")[2].offset + 100)
-    assert mend(open_dataset(root, classes=False), check(root), root).place == root / "quarantine"
-    manifest = read_manifest(root)
-    assert manifest is not None
-    assert manifest.splits[0].records == 7
-    assert check(root).bad == []

@@ -39,12 +39,6 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().err == f"a\n{EVIL_SHOWN}\n"
 
 
-def test_quiet_is_quiet(capsys):
-    with ProgressLine(quiet=True) as line:
-        line.show(Progress("a"))
-    assert capsys.readouterr() == ("", "")
-
-
 def test_markup_is_not_obeyed_on_a_terminal(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "200")
@@ -98,9 +92,3 @@ def test_a_job_is_told_when_its_phase_changes_and_its_rate_begins_there(capsys, 
         "first · 700 of 1,000 (70 %) · 20 pictures/s · 15 s left",
         "second · 1 files",
     ]
-
-
-def test_a_quiet_job_is_quiet(capsys):
-    with ProgressLine(quiet=True) as line:
-        line.show_work("a", 1, 2, "files")
-    assert capsys.readouterr() == ("", "")

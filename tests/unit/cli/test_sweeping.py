@@ -5,10 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hostile import EVIL, hidden
 from made_results import make_result
 from made_sweep import make_row, make_sweep, steps_of
-from trainstone.cli.sweeping import print_sweep
+from trainstone.cli.tables import print_sweep
 from trainstone.results.summary import describe_repeat, describe_setting
 from trainstone.results.sweep import Sweep
 
@@ -63,12 +62,6 @@ def test_curves_and_nothing():
     assert lines[0].split()[:2] == ["engine.compile", "batch"]
     assert [line.split()[:2] for line in lines[1:5]] == [["true", "1"], ["true", "2"], ["false", "1"], ["false", "2"]]
     assert show(make_sweep(values=[1, 2])) == []
-
-
-def test_text_from_files_cannot_steer_the_terminal():
-    rows = [make_row(EVIL, 1.0), make_row("b", 2.0), make_row("c", note=EVIL)]
-    for width in (40, 300):
-        assert not hidden("".join(show(make_sweep(*rows, key=EVIL), width)))
 
 
 def test_how_to_repeat_or_go_on():

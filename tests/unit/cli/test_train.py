@@ -9,9 +9,15 @@ from trainstone.config.learning import StopConfig
 HISTORY = make_evaluations((0.2, 0.4))  # 2 epochs, 100 steps, 36.4 s
 
 
+UNJUDGED = {"history": [], "value": None, "target": None, "seconds_to_target": None, "epochs": 12.5, "steps": 500}
+
+
 @pytest.mark.parametrize(
     ("stop", "status", "told"),
     [
+        ({"epochs": 55.0, "steps": 500}, None, "stop.steps = 500; --set stop.steps=0 takes the limit away"),
+        ({"epochs": 55.0, "seconds": 9.0}, None, "stop.seconds = 9; --set stop.seconds=0 takes the limit away"),
+        ({"epochs": 12.5, "seconds": 9.0}, None, "stop.epochs = 12.5; --set stop.epochs=N gives it more"),
         ({"epochs": 2.0}, "target_missed", "stop.epochs = 2; --set stop.epochs=N gives it more"),
         ({"epochs": 2.0, "seconds": 30.0}, "target_missed", "stop.epochs = 2; --set stop.epochs=N gives it more"),
         ({"steps": 100}, "target_missed", "stop.steps = 100; --set stop.steps=0 takes the limit away"),
@@ -19,19 +25,7 @@ HISTORY = make_evaluations((0.2, 0.4))  # 2 epochs, 100 steps, 36.4 s
         ({"steps": 100}, "target_reached", "the target is reached; --set eval.target=X asks for more"),
     ],
 )
-def test_the_rule_that_ended_it_is_named(stop: dict[str, float], status: str, told: str):
-    result = make_training(quality=make_quality(history=HISTORY), status=status)
+def test_the_rule_that_ended_it_is_named(stop: dict[str, float], status: str | None, told: str):
+    quality = make_quality(history=HISTORY) if status else make_quality(**UNJUDGED)
+    result = make_training(quality=quality, status=status or "ok")
     assert tell_end(result, StopConfig(**stop)) == told
-
-
-@pytest.mark.parametrize(
-    ("stop", "told"),
-    [
-        ({"epochs": 55.0, "steps": 500}, "stop.steps = 500; --set stop.steps=0 takes the limit away"),
-        ({"epochs": 55.0, "steps": 900, "seconds": 9.0}, "stop.seconds = 9; --set stop.seconds=0 takes the limit away"),
-        ({"epochs": 12.5, "seconds": 9.0}, "stop.epochs = 12.5; --set stop.epochs=N gives it more"),
-    ],
-)
-def test_so_it_is_where_nothing_was_evaluated(stop: dict[str, float], told: str):
-    unjudged = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
-    assert tell_end(make_training(quality=unjudged, status="ok"), StopConfig(**stop)) == told

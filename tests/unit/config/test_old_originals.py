@@ -1,23 +1,191 @@
-"""Each original's own line is the shipped recipe; single flags change single keys."""
+"""Each original's own line is the shipped recipe or system; single flags change single keys; mistakes are named."""
 
+import fnmatch
 import shlex
+import tomllib
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from old_lines import MLPERF_PROGRAM, MLPERF_SYSTEMS, SC22, WMLCE, WMLCE_JOB, mlperf_words
-from trainstone.config.load import load_config
-from trainstone.config.old.told import Told, read_key, tell_old
+from hostile import EVIL, hidden
+from old_lines import (
+    MLPERF_PROGRAM,
+    MLPERF_SYSTEMS,
+    SC22,
+    SC22_SCRIPT,
+    SSD_EXTRA,
+    SSD_NAMES,
+    TABLES,
+    TBD_LINE,
+    WMLCE,
+    WMLCE_JOB,
+    mlperf_words,
+    ssd_config,
+    ssd_program,
+)
+from parsed_command import parse_told
+from trainstone.config.load import list_keys, load_config
+from trainstone.config.old import ssd
+from trainstone.config.old.flag import Flag
+from trainstone.config.old.told import ORIGINALS, Told, read_key, tell_old, write_file
+from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
+
+HINT = "no shell is started: give its value, or the script's name"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tell(original: str, line: str | list[str]) -> Told:
+    told = tell_old(original, shlex.split(line) if isinstance(line, str) else line)
+    parse_told(told)
+    return told
 
 
 def values(told: Told, *keys: str) -> list[Any]:
     return [read_key(told.config, key) for key in keys]
 
 
-def changed(original: str, base: str, *flags: str) -> dict[str, Any]:
+def has(told: Told, *parts: str) -> bool:
+    return any(all(part in note for part in parts) for note in told.notes)
+
+
+def files(root: str) -> dict[str, str]:
+    return {"data.root": root, "data.source": "files"}
+
+
+def write_mlperf(system: str) -> str:
+    """Write a configuration and what it sources, as the original has them; return its text."""
+    first, *more = mlperf_words(system)
+    Path("config_common.sh").write_text(f"export {first}\n")
+    head = "source $(dirname ${BASH_SOURCE[0]})/config_common.sh\n## DL params\n"
+    end = "export DGXSYSTEM=$(basename $(readlink -f ${BASH_SOURCE[0]}) | sed 's/^config_//' | sed 's/\\.sh$//' )\n"
+    text = head + "".join(f'export {word.replace("=", chr(61) + chr(34))}"  # why\n' for word in more) + end
+    Path("config_MINE.sh").write_text(f"{text}export WALLTIME_MINUTES=30 OTHER=1\n")
+    return text
+
+
+# Whole lines
+
+
+@pytest.mark.parametrize(
+    ("original", "words", "recipe", "system", "flags"),
+    [
+        ("wmlce", WMLCE, "resnet50-wmlce", None, {**files("/data/TFRecords"), "engine.compile": True}),
+        ("wmlce", [WMLCE_JOB], "resnet50-wmlce", "bede-4x4", files("/data/my pictures")),
+        ("sc22", SC22, "resnet50-sc22", "any-4gpu", {}),
+        ("sc22", ["./run-resnet.sh"], "resnet50-sc22", "any-4gpu", {}),
+        ("tbd", ["run_train.sh"], "resnet50-tbd", "tbd-4gpu", {}),
+        ("tbd", [TBD_LINE], "resnet50-tbd", "tbd-4gpu", files("/d")),
+        ("tbd", ["--data_dir=/d"], "resnet50-tbd", None, {**files("/d"), "stop.epochs": 1.0}),
+        *(("mlperf-resnet50", mlperf_words(s), "resnet50-mlperf", s, {}) for s in MLPERF_SYSTEMS),
+        ("mlperf-resnet50", [*MLPERF_PROGRAM, "--data-train", "/d/a.rec"], "resnet50-mlperf", "dgxa100", files("/d")),
+        *(
+            ("mlperf-ssd", ssd_program(s), "ssd300-mlperf", s, {**files("/data/coco2017"), "model.pretrained": w})
+            for s in SSD_EXTRA
+            for w in ["/pretrained/mxnet/resnet34-333f7ec4.pickle"]
+        ),
+    ],
+)
+def test_original_line_is_the_shipped_recipe(original: str, words: list[str], recipe: str, system: str, flags: dict):
+    assert tell(original, words).config == load_config(recipe, system=system, flags=flags)
+
+
+def test_readme_line_of_ddlrun_is_four_nodes_of_four_devices():
+    line = "ddlrun -H host1,host2,host3,host4 python /opt/tensorflow-benchmarks/resnet50/main.py"
+    told = tell("wmlce", [*line.split(), *WMLCE])
+    assert values(told, "nodes", "devices_per_node") == [4, 4]
+    assert has(told, "trainstone launch slurm --nodes 4 --ranks-per-node 4 -- train FILE.toml")
+
+
+@pytest.mark.parametrize("system", MLPERF_SYSTEMS)
+def test_file_of_mlperf_is_its_system_by_text_name_and_source(system: str):
+    text = write_mlperf(system)
+    for words in ([text], ["config_MINE.sh"], ["source", "config_MINE.sh"]):
+        assert tell("mlperf-resnet50", words).config == load_config("resnet50-mlperf", system=system)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["source config_MINE.sh; mpirun --np 2 ./run_and_time.sh"],
+        [". ./config_MINE.sh\nmpirun --allow-run-as-root --bind-to none --np 2 ./run_and_time.sh"],
+        ["source", "config_MINE.sh", "&&", "mpirun", "--np", "2", "./run_and_time.sh"],
+        ["config_MINE.sh", "mpirun", "--np", "2", "./run_and_time.sh"],
+        [*mlperf_words("a30-1x2")[:-2], *["mpirun", "--bind-to", "none", "--np", "2", "./run_and_time.sh"]],
+    ],
+)
+def test_what_is_set_before_the_program_of_mlperf_is_read(words: list[str]):
+    write_mlperf("a30-1x2")
+    assert tell("mlperf-resnet50", words).command == "trainstone train resnet50-mlperf --system a30-1x2"
+
+
+@pytest.mark.parametrize("system", SSD_EXTRA)
+@pytest.mark.parametrize("form", ["./{}", "SYSTEM", "SYSTEM run_and_time.sh", "source {}; ./run_and_time.sh"])
+@pytest.mark.parametrize("there", [False, True])
+def test_file_of_an_ssd_system_is_the_system_there_or_not(system: str, form: str, there: bool):
+    file = f"config_{SSD_NAMES[system]}.sh"
+    if there:
+        Path(file).write_text(f"{ssd_config(system)}\nexport WALLTIME_MINUTES=30\n")
+    line = form.format(file).replace("SYSTEM", f"SYSTEM={SSD_NAMES[system]}")
+    told = tell("mlperf-ssd", [line] if ";" in line else line)
+    assert told.config == load_config("ssd300-mlperf", system=system)
+    assert has(told, "WALLTIME=") if there else has(told, f"{file}: as Dell EMC's")
+    if system == "2xc4140":
+        assert has(told, "NNODES=1: config_2xC4140.sh says so by mistake; it ran on 2 nodes")
+
+
+@pytest.mark.parametrize("shared", [1, 2, 4])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("precision", ["fp16", "amp"])
+def test_scripts_for_a_dgx1(shared: int, layout: str, precision: str):
+    batch, warm_up = {1: (128, 2.619685), 2: (64, 1.3098425), 4: (32, 0.65492125)}[shared]
+    name = f"train_mlperf_dgx1_{f'gbn{shared}_' if shared > 1 else ''}{layout}_{precision}.sh"
+    config = tell("mlperf-ssd", f"bash scripts/train/dgx1/{name}").config
+    assert (config.nodes, config.devices_per_node, config.train.batch_size) == (1, 8, batch)
+    assert (config.parallel.bn_ranks, config.engine.channels_last) == (shared, layout == "nhwc")
+    assert (config.train.precision, config.train.loss_scale) == ("fp16", 128.0 if precision == "fp16" else "dynamic")
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (2.5e-3, 5e-4)
+    assert (config.schedule.warm_up_epochs, config.original.every_steps, config.eval.async_) == (warm_up, 20, False)
+    assert round(warm_up * 117266 / (8 * batch)) == 300  # cut off it is 299, there and here
+
+
+@pytest.mark.parametrize(
+    ("original", "name", "text", "keys"),
+    [
+        ("wmlce", "sbatch -N1 job.sh", WMLCE_JOB, {"system": "bede-1x4", "train.batch_size": 256}),
+        ("sc22", "./run-resnet.sh", SC22_SCRIPT, {"train.batch_size": 48, "devices_per_node": 3}),
+        ("tbd", "./run_train.sh", TBD_LINE.replace("384", "64"), {"train.batch_size": 64}),
+        ("tbd", "./run_train.sh --batch_size=8", TBD_LINE.replace("384", "64"), {"train.batch_size": 8}),
+        (
+            *("mlperf-ssd", "train_mlperf_dgx1_nhwc_amp.sh"),
+            "E=1.5 # many\nmpirun -np 2 \\\n -x PATH \\\n python ssd_main_async.py \\\n --lr-warmup-epoch $E\n",
+            {"devices_per_node": 2, "schedule.warm_up_epochs": 1.5},
+        ),
+    ],
+)
+def test_script_is_read_where_it_is(original: str, name: str, text: str, keys: dict[str, Any]):
+    file = next(word for word in name.split() if word.endswith(".sh"))
+    Path(file).write_text(text)
+    told = tell(original, name)
+    assert {key: read_key(told.config, key) for key in keys} == keys
+    assert has(told, "read as text, not executed")
+
+
+# Single flags and variables
+
+
+def changed(original: str, base: str, flags: str) -> dict[str, Any]:
     """What flags change of what a line without them is."""
-    before, after = (tell_old(original, [*base.split(), *more]).config.model_dump() for more in ((), flags))
+    before, after = (tell(original, f"{base} {more}").config.model_dump() for more in ("", flags))
     found = {}
     for key, value in after.items():
         if isinstance(value, dict):
@@ -28,70 +196,15 @@ def changed(original: str, base: str, *flags: str) -> dict[str, Any]:
     return found
 
 
-# wmlce
-
-
-def test_wmlce_script_is_the_recipe_but_for_the_compiler():
-    told = tell_old("wmlce", WMLCE)
-    flags = {"data.root": "/data/TFRecords", "data.source": "files", "engine.compile": True}
-    assert told.config == load_config("resnet50-wmlce", flags=flags)
-    assert told.command == (
-        "trainstone train resnet50-wmlce --set engine.compile=true --data /data/TFRecords --out run_results"
-    )
-
-
-def test_wmlce_job_script_is_the_system():
-    told = tell_old("wmlce", [WMLCE_JOB])
-    flags = {"data.root": "/data/my pictures", "data.source": "files"}
-    assert told.config == load_config("resnet50-wmlce", system="bede-4x4", flags=flags)
-    assert told.command == (
-        "trainstone train resnet50-wmlce --system bede-4x4 --data '/data/my pictures' --out run_results"
-    )
-    assert any("on 4 x 4 devices" in note for note in told.notes)
-
-
-def test_wmlce_defaults_are_the_programs():
-    told = tell_old("wmlce", [])
-    assert values(told, "train.batch_size", "optimizer.learning_rate", "schedule.warm_up_epochs", "stop.epochs") == [
-        *("auto", 0.1, 5.0, 1.0)
-    ]
-    assert values(told, "optimizer.weight_decay", "optimizer.momentum", "train.precision") == [1e-4, 0.9, "fp32"]
-    assert values(told, "schedule.name", "schedule.decay_epochs", "train.label_smoothing") == [
-        *("steps", [30.0, 60.0, 80.0, 90.0], 0.0)
-    ]
-    assert "--batch_size is not given: auto, what fits this device" in told.notes
-    assert "--data_dir is not given: give --data DIR" in told.notes
-
-
-@pytest.mark.parametrize(
-    ("mode", "command"),
-    [
-        ("train", "trainstone train resnet50-wmlce"),
-        ("training_benchmark --iter_unit batch --num_iter 300", "trainstone bench resnet50-wmlce"),
-        ("evaluate --data_dir /d", "trainstone eval CHECKPOINT --data /d"),
-        ("predict --to_predict 'a b.jpg'", "trainstone eval CHECKPOINT --predict 'a b.jpg'"),
-        ("inference_benchmark", "trainstone eval CHECKPOINT --bench"),
-    ],
-)
-def test_wmlce_modes_are_verbs(mode: str, command: str):
-    told = tell_old("wmlce", [f"main.py --mode {mode} --results_dir r"])
-    assert told.command.startswith(command)
-    assert told.command.endswith("--out r") or "eval" in told.command
-
-
-def test_wmlce_batches_as_unit_are_iterations_of_a_schedule_of_ninety_epochs():
-    line = ["--iter_unit=batch", "--num_iter=300"]
-    assert values(tell_old("wmlce", line), "stop.steps", "stop.epochs") == [300, 90.0]
-    told = tell_old("wmlce", [*line, "--mode=training_benchmark"])
-    assert values(told, "measure.iterations") == [300]
-    assert "--iterations 300" in told.command
-    epochs = tell_old("wmlce", ["--num_iter=2", "--mode=training_benchmark"])
-    assert values(epochs, "measure.max_epochs", "measure.iterations") == [2, None]
-
-
-@pytest.mark.parametrize(
-    ("flags", "keys"),
-    [
+BASES = {
+    "wmlce": "--batch_size=64",
+    "sc22": "--kfac-update-freq 0",
+    "tbd": "--data_dir=/d",
+    "mlperf-resnet50": "LR=0.6",
+    "mlperf-ssd": "ssd_main.py",
+}
+SINGLE = {
+    "wmlce": [
         ("--lr_init 0.5", {"optimizer.learning_rate": 0.5}),
         ("--seed 7", {"seed": 7}),
         ("--mixup=0.2", {"train.mixup": 0.2}),
@@ -102,149 +215,25 @@ def test_wmlce_batches_as_unit_are_iterations_of_a_schedule_of_ninety_epochs():
         ("--warmup_steps=7", {"original.warm_up_steps": 7}),
         ("--use_tf_amp", {"train.precision": "fp16", "train.loss_scale": "dynamic"}),
         ("--precision fp16 --use_static_loss_scaling", {"train.precision": "fp16", "train.loss_scale": 256.0}),
+        ("--iter_unit=batch --num_iter=300", {"stop.steps": 300, "stop.epochs": 90.0}),
         (
             "--use_dali",
             {
-                "loader.engine": "dali",
-                "augment.crop": "area",
-                "augment.area": (0.1, 1.0),
-                "augment.aspect": (0.8, 1.25),
-                "augment.normalise": "wmlce_dali",
+                **{"augment.crop": "area", "augment.area": (0.1, 1.0), "augment.aspect": (0.8, 1.25)},
+                **{"augment.normalise": "wmlce_dali"},
             },
         ),
     ],
-)
-def test_wmlce_flags_change_their_keys(flags: str, keys: dict[str, Any]):
-    assert changed("wmlce", "--batch_size=64", *flags.split()) == keys
-
-
-def test_wmlce_amp_and_fp16_exclude_each_other():
-    with pytest.raises(ConfigError, match="--use_tf_amp and --precision=fp16 exclude each other"):
-        tell_old("wmlce", ["--use_tf_amp", "--precision=fp16"])
-
-
-def test_wmlce_idle_flags_say_why():
-    told = tell_old("wmlce", ["--gpu_memory_fraction=0.7", "--model_dir", "m"])
-    assert "--gpu_memory_fraction=0.7: torch takes what it needs" in told.notes
-
-
-def test_an_interpreter_is_not_worth_a_word():
-    assert not tell_old("wmlce", shlex.split("/usr/bin/python3 -u main.py --batch_size=4 --data_dir=/d")).notes
-    assert tell_old("wmlce", shlex.split("OMP_NUM_THREADS=1 python main.py --batch_size=4 --data_dir=/d")).notes
-
-
-def test_a_path_of_the_shell_is_not_taken_for_a_path():
-    told = tell_old("wmlce", ["--data_dir=$DATA/x", "--results_dir=$(pwd)"])
-    assert told.config.data.root is None
-    assert "--data_dir $DATA/x: no shell reads this, so give --data DIR" in told.notes
-    assert "--out" not in told.command
-
-
-# sc22
-
-
-def test_sc22_script_is_the_recipe():
-    told = tell_old("sc22", SC22)
-    assert told.config == load_config("resnet50-sc22", system="any-4gpu")
-    assert told.command == "trainstone bench resnet50-sc22 --system any-4gpu"
-    assert told.config == tell_old("sc22", ["./run-resnet.sh"]).config
-
-
-def test_sc22_other_scripts():
-    single = tell_old("sc22", ["run-resnet-single.sh", "2", "5"])
-    assert values(single, "train.batch_size", "device", "devices_per_node") == [16, "cuda:2", 1]
-    multi = tell_old("sc22", ["run-resnet-multi.sh", "1", "2", "48"])
-    assert values(multi, "train.batch_size", "nodes", "devices_per_node") == [48, 2, 3]
-    with pytest.raises(ConfigError, match="it takes RUN NODES BATCH"):
-        tell_old("sc22", ["run-resnet-multi.sh", "one"])
-
-
-def test_sc22_defaults_are_the_programs():
-    told = tell_old("sc22", ["--kfac-update-freq", "0"])
-    assert values(told, "train.batch_size", "optimizer.learning_rate", "schedule.decay_epochs", "seed") == [
-        *(32, 0.0125, [25.0, 35.0, 40.0, 45.0, 50.0], 42)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ([], "--kfac-update-freq is 100 unless it is given"),
-        (["--kfac-update-freq", "500", "--damping=0.1"], "--kfac-update-freq=500, --damping=0.1"),
-    ],
-)
-def test_sc22_kfac_is_refused_while_it_is_on(flags: list[str], named: str):
-    with pytest.raises(ConfigError, match=named):
-        tell_old("sc22", flags)
-
-
-@pytest.mark.parametrize(
-    ("flags", "keys"),
-    [
+    "sc22": [
         ("--model resnet152", {"model.depth": 152}),
         ("--fp16", {"train.precision": "fp16"}),
         ("--batches-per-allreduce 4", {"train.accumulate": 4, "engine.split_phases": False}),
         ("--no-cuda", {"device": "cpu"}),
         ("--backend gloo", {"parallel.backend": "gloo"}),
         ("--damping 0.5 --skip-layers a b --use-inv-kfac", {}),
-        ("--train-dir /d", {"data.root": "/d", "data.source": "files"}),
+        ("--train-dir /d", files("/d")),
     ],
-)
-def test_sc22_flags_change_their_keys(flags: str, keys: dict[str, Any]):
-    assert changed("sc22", "--kfac-update-freq 0", *flags.split()) == keys
-
-
-# tbd
-
-
-def test_tbd_script_is_the_system():
-    told = tell_old("tbd", ["run_train.sh"])
-    assert told.config == load_config("resnet50-tbd", system="tbd-4gpu")
-    line = "run_train.sh --batch_size=384 --num_gpus 4 --dtype=fp32 --train_epochs=90 -data_dir=/d --steps_per_loop 100"
-    spelled = tell_old("tbd", line.split())
-    assert spelled.command == "trainstone train resnet50-tbd --system tbd-4gpu --data /d"
-
-
-def test_tbd_measurements_are_sweeps():
-    told = tell_old("tbd", ["measure_throughput.sh", "500"])
-    assert told.command == (
-        "trainstone sweep resnet50-tbd --set measure.iterations=500 --batch-sizes 1,2,4,8,16,32,64,96,128"
-    )
-    assert tell_old("tbd", ["sh", "./measure_throughput.sh"]).config.measure.iterations == 1000
-    assert tell_old("tbd", ["measure_compute_util.sh", "nvprof"]).command.endswith(",128 --profile")
-    assert tell_old("tbd", ["measure_compute_util.sh", "ncu", "10", "5"]).command.endswith(",128 --cores")
-    for wrong in (
-        ["measure_compute_util.sh", "nsys"],
-        ["measure_throughput.sh", "1", "2"],
-        ["measure_throughput.sh", "x"],
-    ):
-        with pytest.raises(ConfigError, match="it takes"):
-            tell_old("tbd", wrong)
-
-
-def test_tbd_defaults_are_the_programs():
-    told = tell_old("tbd", ["--data_dir=/d"])
-    assert told.config == load_config(
-        "resnet50-tbd", flags={"stop.epochs": 1.0, "data.root": "/d", "data.source": "files"}
-    )
-
-
-def test_tbd_a_line_that_judges_nothing_is_a_bench():
-    told = tell_old(
-        "tbd", shlex.split("main.py --num_gpus=1 --batch_size=64 --train_steps=200 --skip_eval --log_steps=50")
-    )
-    assert told.command == (
-        "trainstone bench resnet50-tbd --set train.batch_size=64 --set original.every_steps=50 --set stop.epochs=1.0 "
-        "--iterations 200"
-    )
-    profiled = tell_old("tbd", shlex.split("main.py --profile_step 100 --steps_per_loop=500 --use_synthetic_data"))
-    assert profiled.command.startswith("trainstone profile resnet50-tbd")
-    assert "--start 100 --iterations 200" in profiled.command
-
-
-@pytest.mark.parametrize(
-    ("flags", "keys"),
-    [
+    "tbd": [
         ("--dtype=fp16", {"train.precision": "fp16", "train.loss_scale": 128.0}),
         ("--dtype=fp16 --loss_scale=dynamic", {"train.precision": "fp16"}),
         ("--enable_xla", {"engine.compile": True}),
@@ -254,88 +243,13 @@ def test_tbd_a_line_that_judges_nothing_is_a_bench():
         ("--epochs_between_evals=3", {"eval.every_epochs": 3}),
         ("--num_gpus=2", {"train.batch_size": 16, "devices_per_node": 2}),
         ("--num_gpus=0", {"device": "cpu"}),
+        ("-num_gpus=2", {"train.batch_size": 16, "devices_per_node": 2}),
         ("--worker_hosts=a:1,b:1 --num_gpus=4", {"train.batch_size": 4, "nodes": 2, "devices_per_node": 4}),
         ("--data_format channels_first", {"engine.channels_last": False}),
         ("--enable_tensorboard", {"tracking.tensorboard": True}),
         ("--clean --nouse_tf_function", {}),
     ],
-)
-def test_tbd_flags_change_their_keys(flags: str, keys: dict[str, Any]):
-    assert changed("tbd", "--data_dir=/d", *flags.split()) == keys
-
-
-def test_tbd_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(ConfigError, match="does not divide among 3 devices"):
-        tell_old("tbd", ["--batch_size=32", "--num_gpus=3"])
-    with pytest.raises(ConfigError, match="--loss_scale=big: must be a number or dynamic"):
-        tell_old("tbd", ["--dtype=fp16", "--loss_scale=big"])
-
-
-# mlperf-resnet50
-
-
-@pytest.mark.parametrize("system", MLPERF_SYSTEMS)
-def test_mlperf_configurations_are_the_systems(system: str):
-    told = tell_old("mlperf-resnet50", mlperf_words(system))
-    assert told.config == load_config("resnet50-mlperf", system=system)
-    assert told.command == f"trainstone train resnet50-mlperf --system {system}"
-
-
-def test_mlperf_lines_of_exports_are_words():
-    text = "".join(f'export {word.replace("=", "=" + chr(34))}"   # why\n' for word in mlperf_words("a30-1x2"))
-    assert tell_old("mlperf-resnet50", [text]).config == load_config("resnet50-mlperf", system="a30-1x2")
-
-
-def test_mlperf_ranks_of_mpirun_are_devices():
-    words = [word for word in mlperf_words("dgxa100") if not word.startswith("DGX")]
-    told = tell_old("mlperf-resnet50", [*words, *shlex.split("mpirun --bind-to none --np 8 ./run_and_time.sh")])
-    assert told.config == load_config("resnet50-mlperf", system="dgxa100")
-
-
-def test_mlperf_program_line_is_the_system():
-    told = tell_old("mlperf-resnet50", [*MLPERF_PROGRAM, "--data-train", "/d/train.rec"])
-    flags = {"data.root": "/d", "data.source": "files"}
-    assert told.config == load_config("resnet50-mlperf", system="dgxa100", flags=flags)
-
-
-def test_mlperf_without_devices_is_the_recipe():
-    words = [word for word in mlperf_words("dgxa100") if not word.startswith("DGX")]
-    assert tell_old("mlperf-resnet50", words).config == load_config("resnet50-mlperf")
-    other = tell_old("mlperf-resnet50", [*words, "LR=9"])
-    assert values(other, "optimizer.learning_rate", "optimizer.rate_for") == [9.0, "run"]
-
-
-def test_mlperf_defaults_are_those_of_run_and_time():
-    told = tell_old("mlperf-resnet50", [])
-    assert values(told, "optimizer.name", "train.batch_size", "optimizer.learning_rate", "stop.epochs") == [
-        *("sgd", 1664, 0.6, 90.0)
-    ]
-    assert values(told, "schedule.name", "schedule.decay_epochs", "schedule.warm_up_epochs") == [
-        *("steps", [30.0, 60.0, 80.0], 5.0)
-    ]
-    assert values(told, "train.label_smoothing", "optimizer.weight_decay") == [0.0, 1e-4]
-
-
-def test_mlperf_package_of_backend_ai_keeps_its_rate_and_says_so():
-    told = tell_old("mlperf-resnet50", ["source", "run_singlenode.sh"])
-    assert values(told, "train.batch_size", "optimizer.learning_rate", "optimizer.rate_for", "devices_per_node") == [
-        *(4, 10.5, 8, 2)
-    ]
-    assert any("gives 0.52: trainstone train resnet50-mlperf --system backendai-1x2" in note for note in told.notes)
-
-
-def test_mlperf_multinode_knows_its_networks_apart():
-    words = "LOGDIR=./log NODENUM=2 GPUPERNODE=1 NETWORK=multinode KEYREPO=./k CONT=c DATADIR=/d ./run_multinode.sh"
-    told = tell_old("mlperf-resnet50", words.split())
-    assert values(told, "nodes", "devices_per_node", "data.root") == [2, 1, "/d"]
-    assert told.command.endswith("--out ./log")
-    with pytest.raises(ConfigError, match="NETWORK=resnet-v2: it is resnet-v1b, resnet-v1b-fl"):
-        tell_old("mlperf-resnet50", ["NETWORK=resnet-v2"])
-
-
-@pytest.mark.parametrize(
-    ("words", "keys"),
-    [
+    "mlperf-resnet50": [
         ("NUMEXAMPLES=100000", {"schedule.pictures": 100000}),
         ("BN_GROUP=4", {"parallel.bn_ranks": 4}),
         ("SEED=7", {"seed": 7}),
@@ -345,38 +259,444 @@ def test_mlperf_multinode_knows_its_networks_apart():
         ("DALI_THREADS=9 HOROVOD_CYCLE_TIME=1", {}),
         ("LRSCHED=30,60", {"schedule.decay_epochs": (30.0, 60.0)}),
     ],
-)
-def test_mlperf_variables_change_their_keys(words: str, keys: dict[str, Any]):
-    assert changed("mlperf-resnet50", "LR=0.6", *words.split()) == keys
-
-
-def test_mlperf_verbs():
-    synthetic = tell_old("mlperf-resnet50", [*mlperf_words("dgxa100"), "SYNTH_DATA=1"])
-    assert synthetic.command == "trainstone bench resnet50-mlperf --system dgxa100"
-    five = tell_old("mlperf-resnet50", shlex.split("DGXSYSTEM=DGXA100 CONT=c DATADIR=/d ./run_with_docker.sh"))
-    assert "--runs 5" in five.command
-    assert tell_old("mlperf-resnet50", ["PROFILE=1"]).verb == "profile"
-
-
-def test_mlperf_what_a_shell_would_compute():
-    told = tell_old("mlperf-resnet50", ["SEED=$RANDOM", "WALLTIME=$((3*8))"])
-    assert "SEED=$RANDOM: the recipe's seed is kept; --seed N, or --runs N for several" in told.notes
-    with pytest.raises(ConfigError, match=r"none is started: LR=`rm`"):
-        tell_old("mlperf-resnet50", ["LR=`rm`"])
+    "mlperf-ssd": [
+        ("--batch-size 64", {"train.batch_size": 64}),
+        ("--lr 5.84e-3", {"optimizer.learning_rate": 5.84e-3}),
+        ("--lr-warmup-epoch 5.25", {"schedule.warm_up_epochs": 5.25}),
+        (
+            "--lr-warmup-epochs=5.25 --lr-warmup-factor 1",
+            {"schedule.warm_up_epochs": 5.25, "schedule.warm_up_from": 0.5},
+        ),
+        ("--lr-decay-epochs 40 50", {"schedule.decay_epochs": (40.0, 50.0)}),
+        ("--lr-decay-factor .2", {"schedule.decay_factor": 0.2}),
+        ("--momentum .8", {"optimizer.momentum": 0.8}),
+        ("--weight-decay 1e-4", {"optimizer.weight_decay": 1e-4}),
+        ("--bn-group 4", {"parallel.bn_ranks": 4}),
+        ("--precision FP32", {"train.precision": "fp32"}),
+        ("--precision amp", {"train.loss_scale": "dynamic"}),
+        ("--fp16-loss-scale 64", {"train.loss_scale": 64.0}),
+        ("--data-layout nchw", {"engine.channels_last": False}),
+        ("-j 4", {"loader.threads": 4}),
+        ("-j4", {"loader.threads": 4}),
+        ("--dali-workers=3", {"loader.threads": 3}),
+        ("-t 21.2", {"eval.target": 0.212}),
+        ("--target-map 20", {"eval.target": 0.2}),
+        ("--seed 99", {"seed": 99}),
+        ("--epochs 60", {"stop.epochs": 60.0}),
+        ("--async-val", {"eval.async": True}),
+        ("--val-epochs 10 20", {"eval.at_epochs": (10.0, 20.0)}),
+        (
+            "--val-interval 30",
+            {"eval.at_epochs": (30.0, 40.0, 50.0, 55.0, 60.0, 65.0, 70.0, 75.0, 80.0)},
+        ),
+        ("--eval-batch-size 7", {"eval.batch_size": 7}),
+        ("--save-interval 5", {"checkpoint.every_epochs": 5.0}),
+        ("--nms-valid-thresh .05", {"detect.min_score": 0.05}),
+        ("--nms-overlap-thresh .45", {"detect.nms_overlap": 0.45}),
+        ("--nms-topk 400", {"detect.before_nms": 400}),
+        ("--nms-topk 400 --post-nms -1", {"detect.before_nms": 400, "detect.max_found": 400}),
+        ("--post-nms 100", {"detect.max_found": 100}),
+        ("--log-interval 20", {"original.every_steps": 20}),
+        ("--pretrained-backbone w.pth", {"model.pretrained": "w.pth"}),
+        ("--coco-root /c", files("/c")),
+        ("--use-tfrecord --tfrecord-root /t", files("/t")),
+        ("--val-epochs", {"eval.at_epochs": (), "eval.every_epochs": 0}),
+        ("--val-interval 40 --val-epochs", {"eval.at_epochs": (40.0, 80.0)}),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("original", "flags", "keys"), [(original, *row) for original, rows in SINGLE.items() for row in rows]
+)
+def test_flags_change_their_keys(original: str, flags: str, keys: dict[str, Any]):
+    assert changed(original, BASES[original], flags) == keys
+
+
+@pytest.mark.parametrize(
+    ("original", "line", "keys"),
     [
-        ("LRSCHED=cosine", "it is pow2 or a list of epochs"),
-        ("OPTIMIZER=adam", "it is sgd, sgdwlars, sgdwfastlars or sgdwfastlarsv2"),
-        ("BATCHSIZ=4 LRR=1", "unknown variable BATCHSIZ, did you mean BATCHSIZE.; unknown variable LRR"),
-        ("--image-shape 3,224,200", "a square"),
-        ("--num-layer 20", "--num-layers=20: it is 18, 34, 50, 101 or 152"),
-        ("EVAL_OFFSET=9", "eval.offset = 9 must be less than eval.every_epochs = 4"),
-        ("BATCHSIZE=0", "train.batch_size"),
+        (
+            *("wmlce", ""),
+            {
+                **{"train.batch_size": "auto", "optimizer.learning_rate": 0.1, "schedule.warm_up_epochs": 5.0},
+                **{"optimizer.weight_decay": 1e-4, "optimizer.momentum": 0.9, "train.precision": "fp32"},
+                **{"schedule.decay_epochs": [30.0, 60.0, 80.0, 90.0], "stop.epochs": 1.0, "train.label_smoothing": 0.0},
+            },
+        ),
+        (
+            *("sc22", "--kfac-update-freq 0"),
+            {
+                **{"train.batch_size": 32, "optimizer.learning_rate": 0.0125, "seed": 42},
+                **{"schedule.decay_epochs": [25.0, 35.0, 40.0, 45.0, 50.0]},
+            },
+        ),
+        ("sc22", "run-resnet-single.sh 2 5", {"train.batch_size": 16, "device": "cuda:2", "devices_per_node": 1}),
+        ("sc22", "run-resnet-multi.sh 1 2 48", {"train.batch_size": 48, "nodes": 2, "devices_per_node": 3}),
+        (
+            *("mlperf-resnet50", ""),
+            {
+                **{"optimizer.name": "sgd", "train.batch_size": 1664, "optimizer.learning_rate": 0.6},
+                **{"schedule.name": "steps", "schedule.decay_epochs": [30.0, 60.0, 80.0], "stop.epochs": 90.0},
+                **{"schedule.warm_up_epochs": 5.0, "train.label_smoothing": 0.0, "optimizer.weight_decay": 1e-4},
+            },
+        ),
+        (
+            *("mlperf-ssd", "ssd_main.py"),
+            {
+                **{"train.batch_size": 32, "optimizer.learning_rate": 2.5e-3, "optimizer.rate_for": 32, "seed": 1},
+                **{"optimizer.weight_decay": 5e-4, "schedule.warm_up_epochs": 0.0, "eval.async": False},
+                **{"train.precision": "fp16", "train.loss_scale": 128.0, "eval.target": 0.23, "loader.threads": "auto"},
+            },
+        ),
+        ("wmlce", "--num_iter=2 --mode=training_benchmark", {"measure.max_epochs": 2, "measure.iterations": None}),
+        ("tbd", "--batch_size=512 --distribution_strategy multi_worker_mirrored", {"train.batch_size": 512}),
+        (
+            *("mlperf-resnet50", "NODENUM=2 GPUPERNODE=1 NETWORK=multinode KEYREPO=./k DATADIR=/d ./run_multinode.sh"),
+            {"nodes": 2, "devices_per_node": 1, "data.root": "/d", "train.batch_size": 4},
+        ),
+        ("mlperf-resnet50", "LR=9", {"optimizer.learning_rate": 9.0, "optimizer.rate_for": "run"}),
+        (
+            *("mlperf-ssd", "NGPU=1 NUMEPOCHS=10 EXTRA_PARAMS='--batch-size=8' DATADIR=/d/ PRETRAINED_DIR=/p"),
+            {
+                **{"stop.epochs": 10.0, "train.batch_size": 8, "data.root": "/d/coco2017"},
+                **{"model.pretrained": "/p/resnet34-333f7ec4.pickle"},
+            },
+        ),
+        ("mlperf-ssd", "SYSTEM=2xC4140 PRETRAINED_DIR=/p DATADIR=/d sbatch -N 2 -n 8 run.slurm", {"system": "2xc4140"}),
+        ("mlperf-ssd", "ssd_main.py --bn-group 2 --data-layout NCHW", {"parallel.bn_ranks": 2}),
     ],
 )
-def test_mlperf_wrong_values_say_what_is_allowed(words: str, why: str):
-    with pytest.raises(ConfigError, match=why):
-        tell_old("mlperf-resnet50", words.split())
+def test_keys_of_a_line(original: str, line: str, keys: dict[str, Any]):
+    told = tell(original, line)
+    assert {key: read_key(told.config, key) for key in keys} == keys
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("original", "line", "command"),
+    [
+        ("wmlce", "--mode train --results_dir r", "trainstone train resnet50-wmlce * --out r"),
+        ("wmlce", "--mode training_benchmark --iter_unit batch --num_iter 30", "trainstone bench * --iterations 30"),
+        ("wmlce", "--mode evaluate --data_dir /d", "trainstone eval CHECKPOINT --data /d"),
+        ("wmlce", "--mode predict --to_predict 'a b.jpg'", "trainstone eval CHECKPOINT --predict 'a b.jpg'"),
+        ("wmlce", "--mode inference_benchmark", "trainstone eval CHECKPOINT --bench"),
+        ("tbd", "measure_throughput.sh 5", "trainstone sweep * --set measure.iterations=5 --batch-sizes 1,2,4,8,*,128"),
+        ("tbd", "measure_compute_util.sh nvprof", "trainstone sweep * --profile"),
+        ("tbd", "measure_compute_util.sh ncu 10 5", "trainstone sweep * --cores"),
+        ("tbd", "main.py --train_steps=200 --skip_eval", "trainstone bench resnet50-tbd * --iterations 200"),
+        (
+            *("tbd", "main.py --profile_step 100 --steps_per_loop=500 --use_synthetic_data"),
+            "trainstone profile resnet50-tbd * --start 100 --iterations 200",
+        ),
+        ("mlperf-resnet50", "PROFILE=1", "trainstone profile *"),
+        ("mlperf-resnet50", "SYNTH_DATA=1", "trainstone bench *"),
+        ("mlperf-resnet50", "LOGDIR=./log DATADIR=/d CONT=c ./run_with_docker.sh", "trainstone * --runs 5 --out ./log"),
+        ("mlperf-ssd", "SYSTEM=DSS8440 LOGDIR=/l CLEAR_CACHES=1", "*dss8440 --set mlperf.clear_caches=true --out /l"),
+        ("mlperf-ssd", "NGPU=1 NEXP=3 run_and_time.sh", "trainstone train * --runs 3"),
+        ("mlperf-ssd", "ssd_main.py --synthetic --results /out", "trainstone bench ssd300-mlperf * --out /out"),
+        ("wmlce", "'--data_dir=$DATA/x' '--results_dir=$(pwd)'", "trainstone train * --set stop.epochs=1.0"),
+        ("wmlce", "--data_dir=/x --results_dir '&& rm'", "trainstone train * --out '&& rm'"),
+    ],
+)
+def test_command_of_a_line(original: str, line: str, command: str):
+    assert fnmatch.fnmatchcase(tell(original, line).command, command)
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        (
+            "scripts/datasets/prepare-json.py /d/coco/annotations/a.json /d/coco/annotations/b.json -k -p",
+            "trainstone data coco --from /d/coco --to /d/coco-checked",
+        ),
+        (
+            "create_tfrecord.py -i /d/coco/train2017 -a x.json -o /r/train -n 1 --ltrb --ratio",
+            "trainstone data convert /d/coco /r --format tfrecord",
+        ),
+        (
+            "create_tfrecord.py -i /d/train2017/ -a x -o /d/tf/train -n 8 --ltrb --ratio --skip-empty --seed 2020",
+            "trainstone data convert /d /d-tfrecord --format tfrecord --skip-empty --shuffle --shards 8",
+        ),
+        (
+            "create_tfrecord.sh --dataset-dir '/my data'",
+            "trainstone data convert '/my data/coco2017' '/my data/coco2017-tfrecord' --format tfrecord "
+            "--skip-empty --shuffle",
+        ),
+        (
+            "scripts/get_resnet34_backbone.sh",
+            "trainstone weights convert resnet34-333f7ec4.pth resnet34.safetensors",
+        ),
+        ("scripts/docker/build.sh", "trainstone doctor"),
+        ("prepare-json.py instances_val2017.json out.json", "trainstone data coco --from COCO --to COCO-checked"),
+        ("prepare-json.py ../annotations/a.json b.json", "trainstone data coco --from COCO --to COCO-checked"),
+        (
+            "create_tfrecord.py -i train2017 -a x.json -o tf/train --ltrb --ratio",
+            "trainstone data convert COCO COCO-tfrecord --format tfrecord",
+        ),
+        (
+            "create_tfrecord.py -i train2017 -o /r/train --ltrb --ratio",
+            "trainstone data convert COCO /r --format tfrecord",
+        ),
+        (
+            "create_tfrecord.py -i=-d/train2017 -o train --ltrb --ratio",
+            "trainstone data convert ./-d ./-d-tfrecord --format tfrecord",
+        ),
+        ("mll-status a.log", "trainstone mlperf summary a.log"),
+        ("./mll-status 'my logs/a.log' 'r s/*.log' | sort", "trainstone mlperf summary 'my logs/a.log' 'r s/'*.log"),
+        ("mll-status", "trainstone mlperf summary LOG"),
+    ],
+)
+def test_ssd_scripts_that_train_nothing(line: str, command: str):
+    told = tell("mlperf-ssd", line)
+    assert (told.command, told.config, told.verb) == (command, None, shlex.split(command)[1])
+    text = write_file(told)
+    assert f"# Command   {command}\n" in text
+    assert all(part.startswith("#") for part in text.splitlines())
+
+
+def test_several_runs_on_several_devices_are_a_loop():
+    told = tell("mlperf-resnet50", [*mlperf_words("dgxa100"), "NEXP=5"])
+    launch = "trainstone launch local --ranks 8 -- train FILE.toml"
+    assert has(told, f"5 runs on 8 devices: for seed in 1 2 3 4 5; do {launch} --seed $seed; done")
+    assert "--runs" not in told.command + told.file_command
+    many = tell("mlperf-resnet50", [*mlperf_words("dgxa100-8x8"), "NEXP=50", "LOGDIR=my log", "SEED=3"])
+    launch = "trainstone launch slurm --nodes 8 --ranks-per-node 8 -- train FILE.toml --out 'my log'"
+    assert has(many, f"for seed in $(seq 3 52); do {launch} --seed $seed; done")
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "with_file"),
+    [
+        ("--mode=evaluate --batch_size 64", " --data /d --set eval.batch_size=64", ""),
+        ("--mode=predict --to_predict a.jpg", " --predict a.jpg", " --predict a.jpg"),
+        ("--mode=inference_benchmark", " --data /d --bench", " --data /d --bench"),
+    ],
+)
+def test_evaluation_has_a_command_for_weights_of_other_tools(line: str, command: str, with_file: str):
+    told = tell("wmlce", f"{line} --data_dir /d --precision fp16")
+    assert told.command == f"trainstone eval CHECKPOINT{command}"
+    assert told.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
+    assert has(told, "--precision=fp16: saved weights bring their own")
+    assert "the second for weights of other tools" in write_file(told)
+
+
+# Notes and mistakes
+
+
+@pytest.mark.parametrize(
+    ("original", "line", "note"),
+    [
+        ("wmlce", "", "--batch_size is not given: auto, what fits this device"),
+        ("wmlce", "", "--data_dir is not given: give --data DIR"),
+        ("wmlce", "'--data_dir=$DATA/x'", "--data_dir $DATA/x: no shell reads this, so give --data DIR"),
+        ("wmlce", "--model_dir m", "--model_dir=m: checkpoints lie in the run folder"),
+        ("wmlce", "'mpirun -n $N python main.py'", f"-n $N: {HINT}"),
+        ("wmlce", "mpirun -n 4 main.py --mode=training_benchmark", "4 worked together: trainstone launch local"),
+        ("tbd", TBD_LINE, "--batch_size=384 is of all GPUs"),
+        ("tbd", "--distribution_strategy multi_worker_mirrored", "--batch_size is of all GPUs; give --num_gpus"),
+        ("mlperf-resnet50", "run_singlenode.sh", "gives 0.52: trainstone train resnet50-mlperf --system backendai-1x2"),
+        ("mlperf-resnet50", "'SEED=$RANDOM'", "SEED=$RANDOM: `$RANDOM` is not drawn"),
+        ("mlperf-resnet50", "OPTIMIZER=sgdwfastlarsv2 E2E_CUDA_GRAPHS=1", "CUDA graphs: not captured with LARS"),
+        ("mlperf-resnet50", "OPTIMIZER=sgdwfastlarsv2", "no formula of it is published"),
+        ("mlperf-ssd", "ssd_main.py", "--pretrained-backbone is not given: it begins with random weights"),
+        ("mlperf-ssd", "ssd_main.py --val-epochs", "no epoch to evaluate after"),
+        ("mlperf-ssd", "ssd_main.py --bn-group 2 --data-layout NCHW", "--bn-group=2 with NCHW or fp32: refused there"),
+        *(
+            ("mlperf-ssd", f"ssd_main.py --{flag.name} {'' if flag.kind == 'switch' else flag.default or '1'}", remark)
+            for flag in ssd.FLAGS
+            if (remark := flag.remark) and not flag.ours
+        ),
+    ],
+)
+def test_notes_of_a_line(original: str, line: str, note: str):
+    assert has(tell(original, line if "|" not in line else [line]), note)
+
+
+def test_interpreter_and_resumed_weights_need_no_note():
+    assert not tell("wmlce", "/usr/bin/python3 -u main.py --batch_size=4 --data_dir=/d").notes
+    assert not has(tell("mlperf-ssd", "ssd_main.py --resume-from a.params"), "random")
+
+
+@pytest.mark.parametrize(
+    ("original", "line", "why"),
+    [
+        ("wmlc", "", "--from wmlc: unknown original, did you mean wmlce"),
+        ("wmlce", "--use_tf_amp --precision=fp16", "--use_tf_amp and --precision=fp16 exclude each other"),
+        ("wmlce", "--batch_size=-1", "--batch_size=-1: input should be greater .*resnet50-wmlce"),
+        ("wmlce", "mpirun -n 99999999999999999999 python main.py", "devices: must be at most 100,000"),
+        ("wmlce", "'python main.py --batch_size=$BS'", r"--batch_size=\$BS: must be a whole number"),
+        (
+            "wmlce",
+            "--bach_size 7 --bogus=1",
+            "flag --bach_size, did you mean --batch_size.; unknown flag --bogus",
+        ),
+        ("wmlce", "--use_xla=maybe", "--use_xla=maybe: must be true or false"),
+        ("wmlce", "--batch_size", "--batch_size: expected one argument"),
+        ("wmlce", f"--batch_size {'9' * 30}", "at most"),
+        ("wmlce", f"--batch_size {'1' * 5000}", "5,000 characters"),
+        ("tbd", "--num_gpu 2", "unknown flag --num_gpu, did you mean --num_gpus"),
+        ("sc22", "", "--kfac-update-freq is 100 unless it is given"),
+        ("sc22", "--kfac-update-freq 500 --damping=0.1", "K-FAC is on.*--kfac-update-freq=500, --damping=0.1"),
+        ("sc22", "--kfac-update-freq 0 --momentum 7", "--momentum=7: input should be .*resnet50-sc22"),
+        ("sc22", "run-resnet-multi.sh one", "it takes RUN NODES BATCH"),
+        ("sc22", "run-resnet-multi.sh 1 0", "NODES=0: must be at least 1"),
+        ("sc22", "run-resnet-multi.sh 1 999999999", "devices: must be at most 100,000"),
+        ("sc22", "'python torch_imagenet_resnet.py $KWARGS'", r"'\$KWARGS' is not a flag of sc22"),
+        ("tbd", "measure_compute_util.sh nsys", "it takes nvprof or ncu"),
+        ("tbd", "measure_throughput.sh 1 2", "it takes"),
+        ("tbd", "measure_throughput.sh x", "it takes"),
+        ("tbd", "--batch_size=32 --num_gpus=3", "does not divide among 3 devices"),
+        ("tbd", "--num_gpus=-1", "--num_gpus=-1: must be at least 0"),
+        ("tbd", "--dtype=fp16 --loss_scale=big", "--loss_scale=big: "),
+        ("tbd", "--dtype=fp16 --loss_scale=nan", "--loss_scale=nan: "),
+        ("tbd", "--train_steps=-1", "--train_steps=-1: input should be"),
+        ("mlperf-resnet50", "NETWORK=resnet-v2", "NETWORK=resnet-v2: it is resnet-v1b, resnet-v1b-fl"),
+        ("mlperf-resnet50", "LRSCHED=cosine", "it is pow2 or a list of epochs"),
+        ("mlperf-resnet50", "OPTIMIZER=adam", "it is sgd, sgdwlars, sgdwfastlars or sgdwfastlarsv2"),
+        ("mlperf-resnet50", "BATCHSIZ=4 LRR=1", "unknown variable BATCHSIZ, did you mean BATCHSIZE.; unknown variable"),
+        ("mlperf-resnet50", "--image-shape 3,224,200", "a square"),
+        ("mlperf-resnet50", "--num-layer 20", "--num-layers=20: it is 18, 34, 50, 101 or 152"),
+        ("mlperf-resnet50", "--wd=-1", "--wd=-1: input should be"),
+        ("mlperf-resnet50", "EVAL_OFFSET=9", "EVAL_OFFSET=9: eval.offset = 9 must be less than eval.every_epochs = 4"),
+        ("mlperf-resnet50", "DGXNGPU=0", "DGXNGPU=0: must be at least 1"),
+        ("mlperf-resnet50", "DGXNGPU=8000 DGXNNODES=900", "900 x 8,000 devices: must be at most 100,000"),
+        ("mlperf-resnet50", "source config_A30.sh", "source config_A30.sh: there is no such file"),
+        ("mlperf-ssd", "ssd_main.py --lr-warmup 5", "could match --lr-warmup-epochs, --lr-warmup-factor"),
+        ("mlperf-ssd", "ssd_main.py --data-shape 512", "--data-shape=512: it is 300"),
+        ("mlperf-ssd", "ssd_main.py --batch-size 0", "--batch-size=0: input should be greater than or equal to 1"),
+        ("mlperf-ssd", "ssd_main.py --resume-from a --pretrained-backbone b", "exclude each other"),
+        ("mlperf-ssd", "ssd_main.py --lr-decay-epochs --async-val", "--lr-decay-epochs: expected at least one"),
+        ("mlperf-ssd", "SYSTEM=C9999", "SYSTEM=C9999: there is no config_C9999.sh here"),
+        ("mlperf-ssd", "config_C9999.sh", "SYSTEM=C9999: there is no config_C9999.sh here"),
+        ("mlperf-ssd", "NGPU=0", "NGPU=0: must be at least 1"),
+        ("mlperf-ssd", "NGPU=4 strange", "nothing here starts the program: strange"),
+        ("mlperf-ssd", "'EXTRA_PARAMS=$(date)' NGPU=4", "only a shell could compute it"),
+        ("mlperf-ssd", "prepare-json.py one", "required: target"),
+        ("mlperf-ssd", "create_tfrecord.py -q 5", "unrecognized arguments: -q"),
+        ("mlperf-ssd", "create_tfrecord.py -n", "-n: expected one argument"),
+        ("mlperf-ssd", "create_tfrecord.py -n 0", "-n 0: must be a whole number of at least 1"),
+        ("mlperf-ssd", "mll-status -v a.log", "mll-status takes LOG..., not -v"),
+    ],
+)
+def test_mistakes_are_named(original: str, line: str, why: str):
+    with pytest.raises(ConfigError, match=why) as err:
+        tell(original, line)
+    assert err.value.exit_code == 2
+    if "$" in why and "shell" not in why:
+        assert err.value.hint == HINT
+    if "input should" in why:
+        assert err.value.hint == f"`trainstone recipes {ORIGINALS[original].recipe}` lists the keys"
+
+
+# File and command
+
+
+LINES = [
+    ("wmlce", WMLCE),
+    ("wmlce", [WMLCE_JOB]),
+    ("wmlce", ["--use_dali", "--data_dir=/with space/'quote", "--iter_unit=batch", "--num_iter=5"]),
+    ("sc22", SC22),
+    ("sc22", ["run-resnet-single.sh", "1"]),
+    ("tbd", ["measure_throughput.sh"]),
+    ("tbd", ["--num_gpus=0", "--dtype=bf16", "--use_synthetic_data"]),
+    ("mlperf-resnet50", mlperf_words("dgxa100-527x8")),
+    ("mlperf-resnet50", ["LRSCHED=10,20", "SYNTH_DATA=1", "NUMEXAMPLES=5000"]),
+    ("mlperf-ssd", ssd_program("4xc4140")),
+    ("mlperf-ssd", ["train_mlperf_dgx1_gbn4_nhwc_amp.sh"]),
+    ("mlperf-ssd", ["SYSTEM=DSS8440", "NEXP=2", "LOGDIR=/l", "CLEAR_CACHES=0"]),
+    ("mlperf-ssd", ["ssd_main.py", "--synthetic", "--val-epochs", "5", "9"]),
+]
+
+
+def run_command(command: str) -> Config:
+    """Load what a command would: recipe, --system, the short flags, each --set."""
+    words = shlex.split(command)
+    keys = {"--data": "data.root", "--seed": "seed", "--device": "device"}
+    keys["--iterations"] = "measure.iterations" if words[1] == "bench" else "stop.steps"
+    flags: dict[str, Any] = {}
+    system, changes = None, []
+    for word, value in zip(words[3:], [*words[4:], ""], strict=True):
+        if word in keys:
+            flags[keys[word]] = int(value) if word in ("--seed", "--iterations") else value
+        elif word == "--set":
+            changes.append(value)
+        elif word == "--system":
+            system = value
+    if "data.root" in flags:
+        flags["data.source"] = "files"
+    return load_config(words[2], system=system, flags=flags, settings=changes)
+
+
+@pytest.mark.parametrize(("original", "words"), LINES)
+def test_file_and_command_are_the_configuration(original: str, words: list[str]):
+    told = tell(original, words)
+    Path("mine.toml").write_text(write_file(told))
+    assert load_config("./mine.toml") == told.config
+    assert run_command(told.command) == told.config
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("--batch_size"), st.integers(1, 512).map(str)),
+            st.tuples(st.just("--lr_init"), st.floats(0.001, 10).map(str)),
+            st.tuples(st.sampled_from(["--use_dali", "--use_xla", "--use_cosine_lr", "--nouse_xla"])),
+            st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="$`")).map("--data_dir=/a".__add__)),
+            st.tuples(st.just("--mode"), st.sampled_from(["train", "training_benchmark"])),
+        )
+    )
+)
+def test_any_line_gives_a_command_that_is_its_configuration(parts: list[tuple[str, ...]]):
+    told = tell_old("wmlce", ["main.py", *(word for part in parts for word in part)])
+    assert run_command(told.command) == told.config
+    assert tomllib.loads(write_file(told))["name"] == "resnet50-wmlce"
+
+
+def test_file_brings_the_defects_back_where_they_are_asked_for():
+    Path("mine.toml").write_text(write_file(tell("wmlce", WMLCE)))
+    assert load_config("./mine.toml").schedule.warm_up_offset
+    wrong = load_config("./mine.toml", settings=["original_defects=true"])
+    assert not wrong.schedule.warm_up_offset
+    assert wrong.eval.drop_rest
+
+
+def test_nothing_of_a_line_gets_out_of_the_comment_or_the_quotes():
+    for words in (
+        [f"--export_dir={EVIL}", "--batch_size", "4"],
+        ["--batch_size 4 # \x1b[31m\n# name = 'x'\r\u2028b = 1"],
+    ):
+        with suppress(ConfigError):
+            text = write_file(tell("wmlce", words))
+            assert not hidden(text)
+            assert tomllib.loads(text)["name"] == "resnet50-wmlce"
+            assert "b" not in tomllib.loads(text)
+    assert not hidden(write_file(tell("mlperf-ssd", ["prepare-json.py", f"/x/{EVIL}/a.json", "b.json"])))
+    told = tell("mlperf-ssd", ["mll-status", "$(date)/*.log", "a'b"])
+    assert shlex.split(told.command)[3:] == ["$(date)/*.log", "a'b"]
+    assert "'$(date)/'*.log" in told.command
+
+
+PIECES = ["main.py", "run_and_time.sh", "--batch_size", "4", "\n", ";", "&&", "$(", ")", "'", '"', "LR=1", "#", "|"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(ORIGINALS)), st.lists(st.sampled_from([*PIECES, EVIL, "source x", "A+=$A", "-p", "> x"])))
+def test_any_text_is_read_or_refused(original: str, pieces: list[str]):
+    for words in ([" ".join(pieces)], pieces):
+        with suppress(ConfigError):
+            assert write_file(tell_old(original, words))
+
+
+@pytest.mark.parametrize("table", [table for tables in TABLES.values() for _, table in tables])
+def test_tables_have_a_reason_or_a_key_for_each_flag(table: tuple[Flag, ...]):
+    names = [flag.name for flag in table]
+    assert len(names) == len(set(names))
+    known = {row[0] for row in list_keys()}
+    for flag in table:
+        assert flag.ours or flag.remark, flag
+        for name in flag.ours.split("`")[1::2]:
+            assert name in known or name.startswith("--") or " " in name or name in ("bench", "profile"), flag

@@ -9,8 +9,7 @@ import pytest
 
 from hostile import EVIL, hidden
 from trainstone.data.generated.source import generate
-from trainstone.data.info import MAX_BAD, share_out, summarise
-from trainstone.data.labels import spread
+from trainstone.data.info import MAX_BAD, summarise
 from trainstone.data.picture.decode import decode, encode_jpeg
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
@@ -191,16 +190,3 @@ def test_an_empty_data_set_is_one():
     assert told.splits[0].records == 0
     assert told.samples == []
     assert summarise(DataSet("detect", "COCO", [], [])).splits == []
-
-
-@pytest.mark.parametrize(("length", "number"), [(0, 5), (1, 5), (5, 5), (10, 3), (1_281_167, 2000)])
-def test_places_are_evenly_spaced_and_differ(length: int, number: int):
-    places = spread(length, number)
-    assert len(set(places)) == min(length, number)
-    assert all(0 <= place < length for place in places)
-    steps = np.diff(places)
-    assert len(steps) == 0 or steps.max() - steps.min() <= 1
-
-
-def test_a_total_is_shared_out_completely():
-    assert [share_out(24, 5, number) for number in range(5)] == [4, 5, 5, 5, 5]

@@ -11,46 +11,38 @@ import pytest
 import torch
 
 from made_pictures import busy, make_samples, save
+from small_loaders import Batch, make_loader, same, take
 from small_sets import CLASSES, Listed, write_set
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.feed import Worker
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.shown import IGNORED
-from trainstone.data.loader import KEEP, STAGES, Loader, open_loader
+from trainstone.data.loader import KEEP, STAGES, Loader
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import DataSet, Sample, Source, Split
-from trainstone.errors import ConfigError, DataError
+from trainstone.errors import DataError
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import Rank
 
 SIZE = 32
 SAMPLES = make_samples(21)
-Batch = tuple[torch.Tensor, torch.Tensor]
+NUMBERED = Listed([Sample(sample.name, sample.image, number) for number, sample in enumerate(SAMPLES)])
 
 
 def make(source: Source | None = None, **wishes: Any) -> Loader:
-    """A loader of few pictures; wishes of the recipe's sections go there."""
-    told = {name: wishes.pop(name) for name in list(wishes) if name in LoaderConfig.model_fields}
-    kinds = {"threads": 2, "prefetch": 2, **told}
-    augment = {name: wishes.pop(name) for name in list(wishes) if name in AugmentConfig.model_fields}
-    return open_loader(
-        Listed(SAMPLES) if source is None else source,
-        augment=AugmentConfig(**augment),
-        loader=LoaderConfig(**kinds),
-        **{"image_size": SIZE, "batch_size": 4, "seed": 3, **wishes},
-    )
+    return make_loader(Listed(SAMPLES) if source is None else source, **{"image_size": SIZE, **wishes})
 
 
-def take(loader: Loader, count: int | None = None) -> list[Batch]:
-    """Copies of the next batches, or of all."""
-    with loader:
-        taken = loader if count is None else (next(loader) for _ in range(count))
-        return [(images.clone(), labels.clone()) for images, labels in taken]
+def join(ranks: list[list[Batch]]) -> list[Batch]:
+    """The batches of all ranks, side by side."""
+    steps = zip(*ranks, strict=True)
+    return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True)) for batches in steps]
 
 
-def same(one: list[Batch], other: list[Batch]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+def wait_for_rest(loader: Loader) -> None:
+    """Until the threads wait for memory."""
+    ring, pause = loader._ring, threading.Event()
+    while len(ring._work_to_do._waiters) < len(ring._threads):  # type: ignore[attr-defined]
+        pause.wait(0.0005)
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +50,14 @@ def two_epochs() -> list[Batch]:
     return take(make(threads=1, prefetch=1), 11)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_threads_and_batches_ahead_change_nothing(two_epochs: list[Batch], threads: int, prefetch: int):
-    assert same(take(make(threads=threads, prefetch=prefetch), 11), two_epochs)
+@pytest.mark.parametrize("how", [{"threads": 5}, {"threads": 2, "prefetch": 4}, {"cache": "files"}])
+def test_threads_batches_ahead_and_kept_files_change_nothing(two_epochs: list[Batch], how: dict[str, Any]):
+    loader = make(**how)
+    assert same(take(loader, 11), two_epochs)
+    assert loader.feed.cache.used_bytes == 0  # let go at the end
 
 
-@pytest.mark.parametrize("first_step", range(11))
+@pytest.mark.parametrize("first_step", [1, 5, 10])
 def test_work_goes_on_from_any_step(two_epochs: list[Batch], first_step: int):
     loader = make(first_step=first_step)
     assert loader.step == first_step
@@ -74,51 +67,34 @@ def test_work_goes_on_from_any_step(two_epochs: list[Batch], first_step: int):
 
 def test_shape_and_type_and_something_to_see(two_epochs: list[Batch]):
     for images, labels in two_epochs:
-        assert images.shape == (4, SIZE, SIZE, 3)
-        assert images.dtype == torch.uint8
+        assert (images.dtype, images.shape) == (torch.uint8, (4, SIZE, SIZE, 3))
         assert labels.dtype == torch.int64
         assert images.float().std(dim=(1, 2, 3)).min() > 5
     assert not same(two_epochs[:1], take(make(seed=4), 1))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("world", [1, 2, 7])
 @pytest.mark.parametrize("last", ["carry", "drop"])
-def test_ranks_together_train_on_what_one_would(world: int, last: str):
+def test_ranks_together_train_on_what_one_would(world: int, last: Any):
     steps = 2 * 21 // (3 * world)
-    alone = take(make(batch_size=3 * world, last=last), steps)
-    ranks = [take(make(batch_size=3, last=last, rank=Rank(number, world)), steps) for number in range(world)]
-    together = [
-        (torch.cat([rank[step][0] for rank in ranks]), torch.cat([rank[step][1] for rank in ranks]))
-        for step in range(steps)
-    ]
-    assert same(together, alone)
-    names = Listed([Sample(sample.name, sample.image, number) for number, sample in enumerate(SAMPLES)])
-    loaders = (make(names, batch_size=3, last=last, rank=Rank(number, world)) for number in range(world))
-    seen = torch.cat([labels for loader in loaders for _, labels in take(loader, 21 // (3 * world))])
-    assert len(set(seen.tolist())) == len(seen) == 21 // (3 * world) * 3 * world
+    ranks = [take(make(NUMBERED, batch_size=3, last=last, rank=Rank(number, world)), steps) for number in range(world)]
+    assert same(join(ranks), take(make(NUMBERED, batch_size=3 * world, last=last), steps))
+    seen = torch.cat([labels for rank in ranks for _, labels in rank[: 21 // (3 * world)]])
+    assert len(set(seen.tolist())) == len(seen)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-@pytest.mark.parametrize("count", [21, 20, 5])
-def test_validation_shows_each_picture_once(world: int, count: int):
-    source = Listed([Sample(sample.name, sample.image, number) for number, sample in enumerate(SAMPLES[:count])])
-    ranks = [take(make(source, train=False, rank=Rank(number, world))) for number in range(world)]
+@pytest.mark.parametrize("world", [1, 3, 7])
+@pytest.mark.parametrize(("count", "parts"), [(21, 1), (5, 1), (21, 4)])
+def test_validation_shows_each_picture_once(world: int, count: int, parts: int):
+    source = Listed(NUMBERED.samples[:count])
+    ranks = [take(make(source, train=False, rank=Rank(number, world), parts=parts)) for number in range(world)]
     assert len({len(rank) for rank in ranks}) == 1
-    labels = torch.cat([labels for rank in ranks for _, labels in rank])
-    images = torch.cat([images for rank in ranks for images, _ in rank])
-    assert sorted(labels[labels != IGNORED].tolist()) == list(range(count))
+    images, labels = (torch.cat([batch[part] for rank in ranks for batch in rank]) for part in (0, 1))
+    shown = count // parts * parts
+    assert sorted(labels[labels != IGNORED].tolist()) == list(range(shown))
     assert not images[labels == IGNORED].any()
     whole = take(make(source, train=False, batch_size=count))[0]
-    order = torch.argsort(labels)[-count:]
-    assert torch.equal(images[order], whole[0])
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_validation_leaves_out_what_fills_no_batch_where_asked(world: int):
-    source = Listed([Sample(sample.name, sample.image, number) for number, sample in enumerate(SAMPLES)])
-    ranks = [take(make(source, train=False, rank=Rank(number, world), parts=4)) for number in range(world)]
-    labels = torch.cat([labels for rank in ranks for _, labels in rank])
-    assert sorted(labels[labels != IGNORED].tolist()) == list(range(20))  # of 21, whatever the ranks
+    assert torch.equal(images[torch.argsort(labels)[-shown:]], whole[0][:shown])
 
 
 def test_rows_that_fill_up_are_clean_when_memory_is_used_again():
@@ -130,26 +106,16 @@ def test_rows_that_fill_up_are_clean_when_memory_is_used_again():
         next(loader)
 
 
-def test_a_batch_stays_until_two_more_were_asked_for():
-    with make(threads=3, prefetch=1, batch_size=2) as loader:
-        held: list[tuple[torch.Tensor, torch.Tensor, Batch]] = []
-        for _ in range(60):
-            images, labels = next(loader)
-            held = [*held, (images, labels, (images.clone(), labels.clone()))][-KEEP:]
+def test_a_batch_stays_until_two_more_were_asked_for_and_memory_comes_round():
+    with make(threads=3, prefetch=3, batch_size=2) as loader:
+        held: list[tuple[Batch, Batch]] = []
+        places = []
+        for _ in range(50):
+            batch = next(loader)
+            places.append(batch[0].data_ptr())
+            held = [*held, (batch, tuple(part.clone() for part in batch))][-KEEP:]
             wait_for_rest(loader)
-            assert all(same([(images, labels)], [copy]) for images, labels, copy in held)
-
-
-def wait_for_rest(loader: Loader) -> None:
-    """Until the threads wait for memory."""
-    ring, pause = loader._ring, threading.Event()
-    while len(ring._work_to_do._waiters) < len(ring._threads):  # type: ignore[attr-defined]
-        pause.wait(0.0005)
-
-
-def test_the_same_tensors_come_round():
-    with make(prefetch=3, batch_size=2) as loader:
-        places = [next(loader)[0].data_ptr() for _ in range(50)]
+            assert all(same([batch], [copy]) for batch, copy in held)
     assert len(set(places)) == 3 + KEEP
     assert places == places[: 3 + KEEP] * 10
 
@@ -164,7 +130,7 @@ def test_memory_does_not_grow():
             for _ in range(20):
                 next(loader)
             before = tracemalloc.get_traced_memory()[0]
-            for _ in range(300):
+            for _ in range(200):
                 next(loader)
             gc.collect()
             assert tracemalloc.get_traced_memory()[0] - before < 100_000
@@ -172,40 +138,16 @@ def test_memory_does_not_grow():
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("keeps", ["files", "pixels"])
-@pytest.mark.parametrize("limit", [0, 100_000, 1 << 30])
-def test_a_cache_changes_nothing_but_what_is_read(keeps: str, limit: int):
-    plain = {"decode": "exact", "shrink": False}
-    expected = take(make(**plain), 15)
-    loader = make(cache=keeps, cache_bytes=limit, threads=3, **plain)
-    assert same(take(loader, 15), expected)
-    assert loader.feed.cache.used_bytes <= limit
-
-
-def test_a_cache_of_files_keeps_the_quick_ways(two_epochs: list[Batch]):
-    assert same(take(make(cache="files"), 11), two_epochs)
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
-    """The same pictures in every storage, in the same order."""
-    root = tmp_path_factory.mktemp("stored")
+@pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
+def test_every_storage_gives_the_same_batches(storage: str, tmp_path):
     pictures = [
         Sample(f"{'ab'[number >= 7]}/{number:04d}.jpg", save(busy(60 + number, 50, number)), int(number >= 7))
         for number in range(13)
     ]
     found = DataSet("classify", "made up", CLASSES, [Split("train", Listed(pictures))], "made-up")
-    sources: dict[str, Source] = {"listed": Listed(pictures)}
-    for storage in ("recordio", "tfrecord", "wds", "folder"):
-        sources[storage] = open_dataset(write_set(root / storage, found, storage)).splits[0].source
-    return sources
-
-
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
-def test_every_storage_gives_the_same_batches(stored: dict[str, Source], storage: str, train: bool):
-    expected = take(make(stored["listed"], train=train), 4)
-    assert same(take(make(stored[storage], train=train, threads=3), 4), expected)
+    stored = open_dataset(write_set(tmp_path, found, storage)).splits[0].source
+    for train, threads in ((True, 8), (False, 3)):
+        assert same(take(make(stored, train=train, threads=threads), 4), take(make(Listed(pictures), train=train), 4))
 
 
 def with_broken(*numbers: int) -> Listed:
@@ -213,7 +155,7 @@ def with_broken(*numbers: int) -> Listed:
     return Listed([broken if number in numbers else sample for number, sample in enumerate(SAMPLES)])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 5])
 def test_the_first_bad_picture_in_order_is_named(threads: int):
     order = [place.picture for place in TrainOrder(21, 4, 3).batch(1)]
     with make(with_broken(order[1], order[3]), threads=threads) as loader:
@@ -223,54 +165,33 @@ def test_the_first_bad_picture_in_order_is_named(threads: int):
         assert loader.step == 1
 
 
-def test_bad_pictures_are_replaced_alike_by_all(caplog: pytest.LogCaptureFixture):
-    source = with_broken(2, 5, 11)
+def test_bad_pictures_are_replaced_alike_by_all(two_epochs: list[Batch], caplog: pytest.LogCaptureFixture):
+    source, order = with_broken(2, 5, 11), TrainOrder(21, 4, 3)
     with caplog.at_level(logging.WARNING):
         first = make(source, threads=1, on_bad="skip")
-        expected = take(first, 12)
+        expected = take(first, 11)
     told = [record.getMessage() for record in caplog.records]
     assert first.skipped >= 6  # three a epoch, and what they were replaced by
     assert len(told) == len(first.bad_pictures)
-    assert told[0].startswith("left out: listed ")
-    for threads in (2, 5):
-        loader = make(source, threads=threads, on_bad="skip")
-        caplog.clear()
-        assert same(take(loader, 12), expected)
-        assert loader.skipped == first.skipped
-        assert [record.getMessage() for record in caplog.records] == told
-    ranks = [make(source, batch_size=2, rank=Rank(number, 2), on_bad="skip") for number in range(2)]
-    halves = [take(rank, 12) for rank in ranks]
-    together = [(torch.cat((a[0], b[0])), torch.cat((a[1], b[1]))) for a, b in zip(*halves, strict=True)]
-    assert same(together, expected)
-    assert sum(rank.skipped for rank in ranks) == first.skipped
-
-
-def test_good_pictures_are_untouched_by_bad_ones(two_epochs: list[Batch]):
-    order = TrainOrder(21, 4, 3)
-    taken = take(make(with_broken(2), on_bad="skip"), 11)
-    for step, (images, _) in enumerate(taken):
+    for step, (images, _) in enumerate(expected):
         for row, place in enumerate(order.batch(step)):
-            assert torch.equal(images[row], two_epochs[step][0][row]) == (place.picture != 2)
+            assert torch.equal(images[row], two_epochs[step][0][row]) == (place.picture not in (2, 5, 11))
+    caplog.clear()
+    loader = make(source, threads=5, on_bad="skip")
+    assert same(take(loader, 11), expected)
+    assert loader.skipped == first.skipped
+    assert [record.getMessage() for record in caplog.records] == told
+    ranks = [make(source, batch_size=2, rank=Rank(number, 2), on_bad="skip") for number in range(2)]
+    assert same(join([take(rank, 11) for rank in ranks]), expected)
+    assert sum(rank.skipped for rank in ranks) == first.skipped
 
 
 def test_bad_pictures_of_validation_do_not_count():
     loader = make(with_broken(2, 5), train=False, on_bad="skip")
-    labels = torch.cat([labels for _, labels in take(loader)])
+    images, labels = (torch.cat(parts) for parts in zip(*take(loader), strict=True))
     assert loader.skipped == 2
-    assert labels[[2, 5]].tolist() == [IGNORED, IGNORED]
-    assert (labels[:21] == IGNORED).sum() == 2
-
-
-def test_a_set_of_bad_pictures_only_is_an_error():
-    with make(with_broken(*range(21)), on_bad="skip") as loader, pytest.raises(DataError, match="in a row"):
-        next(loader)
-
-
-@pytest.mark.parametrize("label", [None, 9])
-def test_labels_that_the_network_does_not_know(label: int | None):
-    source = Listed([Sample("odd.jpg", SAMPLES[0].image, label)] * 4)
-    with make(source, num_classes=9) as loader, pytest.raises(DataError, match=r"odd\.jpg"):
-        next(loader)
+    assert (labels[:21] == IGNORED).nonzero().flatten().tolist() == [2, 5]
+    assert not images[[2, 5]].any()
 
 
 def test_no_picture_at_all():
@@ -279,66 +200,34 @@ def test_no_picture_at_all():
     assert take(make(Listed([]), train=False)) == []
 
 
-def test_a_shorter_side_below_the_picture_is_refused():
-    with pytest.raises(ConfigError, match="val_shorter"):
-        make(val_shorter=32, image_size=64)
-
-
-def test_threads_end_with_the_loader():
+def test_threads_are_the_cores_and_end_with_the_loader():
     before = set(threading.enumerate())
-    loader = make(threads=4)
-    next(loader)
-    assert len(set(threading.enumerate()) - before) == 4
+    with make(threads="auto") as loader:
+        next(loader)
+        assert len(loader._ring.workers) == available_cores().threads
+        assert set(threading.enumerate()) > before
     loader.close()
     assert set(threading.enumerate()) <= before
-    loader.close()
 
 
-def test_batches_taken_outlive_the_loader():
+def test_a_pause_makes_nothing_and_stages_add_up():
     with make() as loader:
-        images, _ = next(loader)
-        copy = images.clone()
-    assert torch.equal(images, copy)
-
-
-def test_auto_is_one_thread_a_core():
-    with make(threads="auto") as loader:
-        assert len(loader._ring.workers) == available_cores().threads
-
-
-def test_a_pause_reads_nothing():
-    class Counting(Listed):
-        reads = 0
-
-        def read(self, index: int) -> Sample:
-            self.reads += 1
-            return super().read(index)
-
-    source = Counting(SAMPLES)
-    with make(source) as loader:
         wait_for_rest(loader)
         loader.pause()
-        reads = source.reads
+        before = loader.stages()
         for _ in range(2):
             next(loader)
         wait_for_rest(loader)
-        assert source.reads == reads
+        assert loader.stages().pictures == before.pictures
         loader.go_on()
         for _ in range(10):
-            next(loader)
-        assert source.reads > reads
-
-
-def test_stages_add_up():
-    with make() as loader:
-        for _ in range(5):
             next(loader)
         wait_for_rest(loader)
         stages = loader.stages()
     assert tuple(stages.seconds) == STAGES
     assert min(stages.seconds.values()) >= 0
-    assert stages.pictures >= 20
-    assert stages.read_bytes > 20 * 500
+    assert stages.pictures >= before.pictures + 32
+    assert stages.read_bytes > stages.pictures * 500
 
 
 def test_pixels_are_those_of_the_transform():
@@ -349,9 +238,3 @@ def test_pixels_are_those_of_the_transform():
             out = np.zeros((SIZE, SIZE, 3), np.uint8)
             assert loader.feed.fill(place, out, Worker(), []).label == labels[row]
             assert np.array_equal(images[row].numpy(), out)
-
-
-def test_sources_survive_many_threads_at_once(stored: dict[str, Source]):
-    for storage in ("recordio", "tfrecord", "wds", "folder"):
-        expected = take(make(stored[storage], threads=1, batch_size=13), 6)
-        assert same(take(make(stored[storage], threads=8, batch_size=13), 6), expected)

@@ -29,11 +29,6 @@ def test_results_come_in_the_order_of_tasks(workers: int):
         assert list(map_in_order(wait_for_the_next, range(30), pool)) == list(range(30))
 
 
-def test_processes_do_the_same():
-    with open_pool(2, processes=True) as pool:
-        assert list(map_in_order(abs, range(-20, 0), pool)) == list(range(20, 0, -1))
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_only_few_results_wait(workers: int):
     taken = 0
@@ -48,11 +43,6 @@ def test_only_few_results_wait(workers: int):
         for done, _ in enumerate(map_in_order(double, tasks(), pool)):
             assert taken <= done + WAITING_PER_WORKER * workers
     assert taken == 1000
-
-
-def test_no_tasks_no_results():
-    with open_pool(2) as pool:
-        assert list(map_in_order(double, [], pool)) == []
 
 
 def test_an_error_comes_in_its_place_and_ends_the_work():

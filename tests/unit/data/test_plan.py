@@ -17,29 +17,16 @@ def make_set(train: int, val: int = 0, name: str = "imagenet", kind: str = "clas
     return DataSet(kind, "made up", found.classes, splits, name)
 
 
-def test_recordio_is_shuffled_as_im2rec_does():
-    listed = [(number, f"file{number}", 0.0) for number in range(100)]
-    random.seed(100)  # im2rec seeds the module and shuffles the list itself
-    random.shuffle(listed)
-    assert draw_order(100, "recordio", "classify") == [number for number, _, _ in listed]
-    assert draw_order(100, "recordio", "classify")[:5] == [57, 76, 27, 11, 17]
-
-
-def test_tfrecord_is_shuffled_as_build_imagenet_data_does():
+@pytest.mark.parametrize(
+    ("storage", "kind", "seed"),
+    [("recordio", "classify", 100), ("tfrecord", "classify", 12345), ("tfrecord", "detect", 2020)],
+    ids=["im2rec", "build_imagenet_data", "create_tfrecord"],
+)
+def test_records_are_shuffled_as_the_original_does(storage: str, kind: str, seed: int):
     shuffled = list(range(100))
-    random.seed(12345)
+    random.seed(seed)
     random.shuffle(shuffled)
-    assert draw_order(100, "tfrecord", "classify") == shuffled
-
-
-def test_detection_is_shuffled_as_create_tfrecord_does():
-    shuffled = list(range(100))
-    random.seed(2020)
-    random.shuffle(shuffled)
-    assert draw_order(100, "tfrecord", "detect") == shuffled
-
-
-def test_a_conversion_keeps_the_order():
+    assert draw_order(100, storage, kind) == shuffled
     assert draw_order(5, "recordio", None) == [0, 1, 2, 3, 4]
     assert draw_order(5, "folder", "classify") == [0, 1, 2, 3, 4]
 

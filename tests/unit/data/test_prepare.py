@@ -1,18 +1,25 @@
-"""Preparation: the same bytes however it is interrupted, shared out or repeated; nothing half-made looks whole."""
+"""Preparation: the same bytes however it is interrupted, shared out or repeated; nothing half-made looks complete."""
 
 import hashlib
 import io
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from PIL import Image
 
-from trainstone.data import partial, prepare
+from small_sets import JPEGS, RECORDS, SHARDS, Listed, check, flip, locate, make_set, to_classify, to_detect
+from trainstone.data import prepare, shardfile
 from trainstone.data.generated.source import GeneratedSource, generate
 from trainstone.data.manifest import read_manifest
+from trainstone.data.parallel import Progress
+from trainstone.data.picture.look import look
 from trainstone.data.plan import Plan, Treatment, make_plan
-from trainstone.data.progress import Progress
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, DataSet, Sample, Split
 from trainstone.errors import DataError
@@ -63,11 +70,6 @@ def digest(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.fixture
-def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial, "JOURNAL_BYTES", 20_000)
-
-
 @pytest.mark.parametrize("storage", STORAGES)
 def test_what_is_written_is_read_back(storage: str, tmp_path: Path):
     run(plan_for(storage, MadeUp(50), shuffle=False), tmp_path / "set")
@@ -79,30 +81,171 @@ def test_what_is_written_is_read_back(storage: str, tmp_path: Path):
     assert [(s.name, s.label, s.image) for s in read] == [(s.name, s.label, s.image) for s in wanted]
 
 
+def test_manifest_has_lengths_and_checksums_of_all_files(tmp_path: Path):
+    for storage in STORAGES:
+        run(plan_for(storage, MadeUp(6)), tmp_path / storage)
+        manifest = read_manifest(tmp_path / storage)
+        assert manifest is not None
+        files = [file for shard in manifest.shards for file in (shard, *shard.sidecars)]
+        for one in files if storage != "folder" else []:
+            data = (tmp_path / storage / one.file).read_bytes()
+            assert (one.bytes, one.crc32c) == (len(data), f"{google_crc32c.value(data):08x}")
+        assert manifest.shards[0].records == 6
+    manifest = read_manifest(tmp_path / "folder")
+    assert manifest is not None
+    pictures = {MadeUp(6).name(n): PICTURES[n].image for n in range(6)}
+    total = sum(google_crc32c.value(name.encode() + data) for name, data in pictures.items()) % (1 << 32)
+    assert manifest.shards[0].crc32c == f"{total:08x}"  # a folder's does not depend on the order
+    assert manifest.shards[0].sidecars == ()  # no boxes, no file of boxes
+
+
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("fail_at", [0, 17, 120, 199])
-def test_interrupted_work_goes_on_to_the_same_bytes(storage: str, fail_at: int, tmp_path: Path, small_journal: None):
+@pytest.mark.parametrize("fail_at", [0, 120])
+def test_interrupted_work_resumes_to_the_same_bytes(
+    storage: str, fail_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shardfile, "SYNC_BYTES", 20_000)
     run(plan_for(storage, MadeUp(200)), tmp_path / "undisturbed")
-    broken = MadeUp(200, fail_at, RuntimeError("killed"))
     with pytest.raises(RuntimeError):
-        run(plan_for(storage, broken), tmp_path / "set")
+        run(plan_for(storage, MadeUp(200, fail_at, RuntimeError("killed"))), tmp_path / "set")
     assert not (tmp_path / "set/manifest.json").exists()
     for path in (tmp_path / "set/.trainstone").glob("*.partial"):
-        if path.is_file():  # what the system had not brought to disk may be anything
-            with path.open("ab") as file:
-                file.write(b"rubbish behind the journal's mark")
+        if path.is_dir():
+            (path / "rubbish.jpg").write_bytes(b"of another time")
     run(plan_for(storage, MadeUp(200)), tmp_path / "set")
     assert digest(tmp_path / "set") == digest(tmp_path / "undisturbed")
 
 
-def test_work_goes_on_from_the_journal_and_not_from_the_start(tmp_path: Path, small_journal: None):
-    with pytest.raises(RuntimeError):
-        run(plan_for("recordio", MadeUp(200, 199, RuntimeError("killed")), shuffle=False), tmp_path / "set")
-    read: list[int] = []
-    source = MadeUp(200)
-    source.read = lambda index: (read.append(index), MadeUp.read(source, index))[1]  # type: ignore[method-assign]
-    run(plan_for("recordio", source, shuffle=False), tmp_path / "set")
-    assert min(read) > 100
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trainstone.data import prepare, shardfile
+from trainstone.data.plan import make_plan
+from trainstone.data.recognise import open_dataset
+from trainstone.machine.ranks import Rank
+when, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+if when == "before its name":
+    shardfile.put_in_place = die
+if when == "before the manifest":
+    prepare.write_manifest = die
+plan = make_plan(open_dataset(source), "wds", shards={"train": 4})
+for step in prepare.prepare(plan, target, Rank(), 1):
+    if when == "in the third file" and step.done > 50:
+        die()
+"""
+
+
+@pytest.mark.parametrize("when", ["in the third file", "before its name", "before the manifest"])
+def test_killed_preparation_resumes_at_a_shard_to_the_same_bytes(tmp_path: Path, when: str):
+    source = make_set(tmp_path / "source", "recordio", "classify", count=80)
+    plan = make_plan(open_dataset(source), "wds", shards={"train": 4})
+    run(plan, tmp_path / "undisturbed")
+    done = subprocess.run([sys.executable, "-c", KILLED, when, source, tmp_path / "set"], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").glob("*.tar")}
+    assert len(made) == {"in the third file": 2, "before its name": 0, "before the manifest": 4}[when]
+    run(plan, tmp_path / "set")
+    assert digest(tmp_path / "set") == digest(tmp_path / "undisturbed")
+    assert {path: path.stat().st_mtime_ns for path in made} == made  # complete ones are not written again
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"file": "../x"}', b"\xff", b"[" * 100_000])
+def test_shard_with_damaged_facts_is_made_again(tmp_path: Path, text: bytes):
+    work, shard = tmp_path / "set/.trainstone", plan_for("recordio", MadeUp(20)).shards[0]
+    prepare.begin(tmp_path / "set", plan_for("recordio", MadeUp(20)).identity())
+    (work / "train.rec.done").write_bytes(text)
+    assert shardfile.find_done(work, tmp_path / "set", shard) is None
+    run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
+    assert check(tmp_path / "set").bad == []
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3, 4, 6, 11, 505])
+def test_system_that_takes_only_a_part_gets_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int):
+    buffers = [b"one", memoryview(b"two"), b"", b"three" * 100, *(bytes([n % 256]) for n in range(2000))]
+    real = os.write
+    monkeypatch.setattr(os, "writev", lambda descriptor, some: real(descriptor, b"".join(some)[:taken]))
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, bytes(data)[:200]))
+    with (tmp_path / "x").open("wb", buffering=0) as file:
+        shardfile.write_all(file, buffers)
+    assert (tmp_path / "x").read_bytes() == b"".join(buffers)
+
+
+def test_full_disk_is_reported_and_work_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(file, buffers) -> None:
+        raise OSError(28, "No space left on device", "train.rec")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shardfile, "write_all", refuse)
+        with pytest.raises(DataError, match=r"the disk is full: train\.rec") as caught:
+            run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
+    assert "give the same command again" in (caught.value.hint or "")
+    assert not (tmp_path / "set/train.rec").exists()
+    run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
+    assert (tmp_path / "set/train.rec").exists()
+
+
+def damage(jpeg: bytes) -> bytes:
+    """A JPEG whose head is sound and whose pixels break off."""
+    return jpeg[: len(jpeg) * 2 // 3]
+
+
+SKIP = Treatment(skip_bad=True)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_skip_drops_damaged_images_and_the_copy_verifies(tmp_path: Path, storage: str):
+    samples = to_classify(8)
+    samples[2] = Sample(samples[2].name, damage(samples[2].image), 0)
+    samples[5] = Sample(samples[5].name, samples[5].image, 7)  # no class has this number
+    found = DataSet("classify", "made up", [ClassName("a"), ClassName("b")], [Split("train", Listed(samples))])
+    if storage in ("recordio", "wds"):  # the others cannot have such a label
+        run(make_plan(found, storage), tmp_path / "as it is")
+        assert len(check(tmp_path / "as it is").bad) == 2
+    run(make_plan(found, storage, treatment=SKIP), tmp_path / "clean")
+    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 6)
+    manifest = read_manifest(tmp_path / "clean")
+    assert manifest is not None
+    assert {name for name, _ in manifest.shards[0].skipped} == {samples[2].name, samples[5].name}
+    with pytest.raises(DataError, match="made with other options"):
+        run(make_plan(found, storage), tmp_path / "clean")
+
+
+def test_skip_drops_damaged_images_that_are_encoded_again(tmp_path: Path):
+    samples = [Sample("a.jpg", damage(JPEGS[0]), 0), Sample("b.jpg", JPEGS[1], 0)]
+    found = DataSet("classify", "made up", [ClassName("a")], [Split("train", Listed(samples))])
+    run(make_plan(found, "recordio", treatment=Treatment(skip_bad=True, resize=16)), tmp_path)
+    assert (check(tmp_path).bad, check(tmp_path).records) == ([], 1)
+
+
+@pytest.mark.parametrize("storage", RECORDS)
+def test_skip_resumes_behind_a_damaged_place_of_a_record_file(tmp_path: Path, storage: str):
+    source = make_set(tmp_path / "source", storage, "classify", count=8)
+    shard = source / SHARDS[storage]
+    places = locate(shard, storage)
+    flip(shard, places[3].offset)
+    with pytest.raises(DataError):
+        run(make_plan(open_dataset(source), "folder"), tmp_path / "set")
+    run(make_plan(open_dataset(source, damaged=True), "folder", treatment=SKIP), tmp_path / "clean")
+    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 7)
+    os.truncate(shard, places[6].offset + 20)
+    run(make_plan(open_dataset(source, damaged=True), "folder", treatment=SKIP), tmp_path / "shorter")
+    assert (check(tmp_path / "shorter").bad, check(tmp_path / "shorter").records) == ([], 5)
+
+
+def test_skip_drops_coco_entries_without_a_file(tmp_path: Path):
+    source = make_set(tmp_path / "source", "folder", "detect", count=8, val=3)
+    (source / "train/0002.jpg").unlink()
+    (source / "train/0004.jpg").write_bytes(damage(JPEGS[4]))
+    (source / "val/0009.jpg").unlink()
+    before = digest(source)
+    run(make_plan(open_dataset(source, damaged=True), "folder", shuffle=False, treatment=SKIP), tmp_path / "clean")
+    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 8)
+    kept = open_dataset(tmp_path / "clean").splits[0].source
+    assert [kept.name(n) for n in range(len(kept))] == [f"{n:04d}.jpg" for n in (0, 1, 3, 5, 6, 7)]
+    assert [kept.read(n).boxes for n in range(6)] == [to_detect(8)[n].boxes for n in (0, 1, 3, 5, 6, 7)]
+    assert digest(source) == before  # a user's data is not changed
 
 
 def test_ranks_share_the_shards_and_the_last_writes_the_manifest(tmp_path: Path):
@@ -121,26 +264,20 @@ def test_a_finished_set_is_recognised(tmp_path: Path):
     assert (tmp_path / "train.rec").stat().st_mtime_ns == before
 
 
-def test_another_set_is_not_touched(tmp_path: Path):
-    run(plan_for("recordio", MadeUp(20)), tmp_path)
+@pytest.mark.parametrize("what", ["another set", "unfinished work of another command", "is not empty"])
+def test_what_is_not_ours_is_not_touched(tmp_path: Path, what: str):
+    if what == "another set":
+        run(plan_for("recordio", MadeUp(20)), tmp_path)
+        what = "with other options: made-up as recordio, 20 records"
+    elif what == "is not empty":
+        (tmp_path / "thesis.tex").write_text("dear")
+    else:
+        with pytest.raises(RuntimeError):
+            run(plan_for("wds", MadeUp(50, 40, RuntimeError("killed"))), tmp_path)
     before = digest(tmp_path)
-    with pytest.raises(DataError, match="or the same made with other options: made-up as recordio, 20 records"):
-        run(plan_for("recordio", MadeUp(21)), tmp_path)
+    with pytest.raises(DataError, match=what):
+        run(plan_for("tfrecord", MadeUp(21)), tmp_path)
     assert digest(tmp_path) == before
-
-
-def test_unfinished_work_of_another_command_is_not_touched(tmp_path: Path):
-    with pytest.raises(RuntimeError):
-        run(plan_for("wds", MadeUp(50, 40, RuntimeError("killed"))), tmp_path)
-    with pytest.raises(DataError, match="unfinished work of another command"):
-        run(plan_for("tfrecord", MadeUp(50)), tmp_path)
-
-
-def test_a_folder_with_other_things_is_refused(tmp_path: Path):
-    (tmp_path / "thesis.tex").write_text("dear")
-    with pytest.raises(DataError, match="is not empty"):
-        run(plan_for("recordio", MadeUp(5)), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_shard_that_somebody_removed_is_made_again(tmp_path: Path):
@@ -168,20 +305,10 @@ def test_a_bad_picture_ends_the_work_and_is_named(tmp_path: Path):
     with pytest.raises(DataError, match="made-up picture 7: no such luck") as caught:
         run(plan_for("recordio", MadeUp(20, 7)), tmp_path)
     assert caught.value.hint is not None
-    assert "--on-bad skip" in caught.value.hint
-
-
-def test_bad_pictures_are_left_out_if_asked_and_counted(tmp_path: Path):
-    run(plan_for("recordio", MadeUp(20, 7), treatment=Treatment(skip_bad=True)), tmp_path)
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    assert manifest.splits[0].records == 19
-    assert manifest.shards[0].skipped == (("b/0007.jpg", "no such luck"),)
+    assert "--on-bad skip, into a new folder" in caught.value.hint
 
 
 def test_pictures_are_resized_and_encoded_anew_if_asked(tmp_path: Path):
-    from trainstone.data.picture.look import look
-
     run(plan_for("recordio", MadeUp(6), treatment=Treatment(resize=20, quality=50)), tmp_path)
     source = open_dataset(tmp_path).splits[0].source
     for number in range(6):
@@ -197,20 +324,6 @@ def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path: Path):
         run(plan_for("recordio", source), tmp_path)
 
 
-def test_a_disk_that_fills_up_is_told_and_work_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(file, buffers) -> None:
-        raise OSError(28, "No space left on device", "train.rec")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(partial, "write_all", refuse)
-        with pytest.raises(DataError, match=r"the disk is full: train\.rec") as caught:
-            run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
-    assert "goes on where it stopped" in (caught.value.hint or "")
-    assert not (tmp_path / "set/train.rec").exists()
-    run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
-    assert (tmp_path / "set/train.rec").exists()
-
-
 def test_two_pictures_with_one_name_do_not_become_one_file(tmp_path: Path):
     source = MadeUp(4)
     source.name = lambda index: f"x/{index % 2}.jpg"  # type: ignore[method-assign]
@@ -218,7 +331,10 @@ def test_two_pictures_with_one_name_do_not_become_one_file(tmp_path: Path):
         run(plan_for("folder", source), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "a//x.jpg", "x\0.jpg", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["", "/x", "../x", "a/../../x", "a//x", "a/", "./x", "a/./x", "x\0", "x" * 256, "..", ".x", "a/.b/c", "\udcff"],
+)
 def test_names_in_records_cannot_lead_out_of_the_folder(name: str, tmp_path: Path):
     class Hostile(MadeUp):
         def read(self, index: int) -> Sample:
@@ -246,19 +362,6 @@ def test_progress_counts_what_was_done_before(tmp_path: Path):
     told = list(steps(MadeUp(40)))
     assert told[0].done > 30
     assert told[-1][1:3] == (40, 40)
-
-
-@pytest.mark.parametrize("storage", ["folder", "wds"])
-def test_two_pictures_of_one_name_are_met_across_an_interruption(storage: str, tmp_path: Path, small_journal: None):
-    def name(index: int) -> str:
-        return f"a/{index % 150:04d}.jpg"
-
-    broken, whole = MadeUp(200, 140, RuntimeError("killed")), MadeUp(200)
-    broken.name = whole.name = name  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError):
-        run(plan_for(storage, broken, shuffle=False), tmp_path)
-    with pytest.raises(DataError, match="two pictures are named"):
-        run(plan_for(storage, whole, shuffle=False), tmp_path)
 
 
 def test_the_second_of_one_name_is_left_out_if_asked(tmp_path: Path):
@@ -305,10 +408,3 @@ def test_what_cannot_even_be_named_is_skipped_by_its_place(tmp_path: Path):
     manifest = read_manifest(tmp_path)
     assert manifest is not None
     assert manifest.shards[0].skipped == (("made-up picture 2", "no such luck"),)
-
-
-def test_work_that_stopped_at_a_bad_picture_goes_on_without_it(tmp_path: Path):
-    with pytest.raises(DataError):
-        run(plan_for("recordio", MadeUp(20, 7)), tmp_path)
-    run(plan_for("recordio", MadeUp(20, 7), treatment=Treatment(skip_bad=True)), tmp_path)
-    assert (tmp_path / "train.rec").exists()

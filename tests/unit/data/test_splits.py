@@ -45,13 +45,6 @@ def test_a_split_that_is_not_there_is_an_error_that_names_the_others(both: Path)
     assert "trainstone data info" in (told.value.hint or "")
 
 
-def test_no_set_at_all(tmp_path: Path):
-    with pytest.raises(DataError):
-        open_split(tmp_path / "nothing", "train")
-    with pytest.raises(DataError):
-        open_split(tmp_path, "train")
-
-
 def test_a_split_without_a_picture(tmp_path: Path):
     for split in ("train", "val"):
         (tmp_path / split / "cat").mkdir(parents=True)

@@ -24,14 +24,12 @@ from small_sets import (
     write_shard,
 )
 from trainstone.data.manifest import read_manifest, write_manifest
-from trainstone.data.picture.look import look
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, DataSet, Sample, Split
 from trainstone.data.storage.recordio import RecordIOEncoder
 from trainstone.data.storage.tfrecord import TFRecordEncoder
 from trainstone.data.storage.wds import WdsEncoder
-from trainstone.data.verify import Bad, Findings, shorten_reason, verify
-from trainstone.formats.span import Span
+from trainstone.data.verify import Findings, verify
 
 
 def records(findings: Findings) -> list[tuple[int | None, int]]:
@@ -262,34 +260,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path):
     assert findings.bad[2].tell().startswith(f"{tmp_path}/b/4.png: not a picture")
 
 
-def test_a_single_picture_and_a_folder_of_pictures_can_be_checked(tmp_path: Path):
-    write_files(tmp_path, {"x.jpg": JPEGS[0], "y.jpg": JPEGS[0][:100]})
-    assert check(tmp_path / "x.jpg").bad == []
-    assert [one.name for one in check(tmp_path).bad] == ["y.jpg"]
-
-
 def test_findings_grow_while_it_looks(tmp_path: Path):
     root = make_set(tmp_path / "set", "recordio", count=40)
     counts = [one.records for one in verify(open_dataset(root), 2, None, root)]
     assert counts == [16, 32, 40, 40]
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ("/d/x.rec, record at byte 5: no picture", "no picture"),
-        ("/d/x.rec, byte 5: flag 3: where 0 is due", "flag 3: where 0 is due"),
-        ("truncated JPEG: half", "truncated JPEG: half"),
-        ("cannot read /d/x.rec", "cannot read /d/x.rec"),
-    ],
-)
-def test_reasons_do_not_repeat_the_place(message: str, reason: str):
-    assert shorten_reason(message, Path("/d/x.rec")) == reason
-
-
-def test_a_bad_file_is_told_without_record():
-    assert Bad("set/train/x.jpg", None, Span(0, 0), "x.jpg", "is empty").tell() == "set/train/x.jpg: is empty"
-
-
-def test_the_made_up_pictures_are_what_these_tests_take_them_for():
-    assert {look(image)[:3] for image in JPEGS} == {("jpeg", 32, 32)}

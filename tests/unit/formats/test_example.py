@@ -1,30 +1,27 @@
+"""tf.train.Example as protocol buffers have it. Files damaged at random: test_damage.py."""
+
 import struct
-from pathlib import Path
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import damaged, quick, read_damaged, real_data
+from damage import quick, real_data
 from trainstone.errors import DataError
 from trainstone.formats.example import (
     Feature,
     bytes_feature,
-    decode_example,
     encode_example,
     float_feature,
     int64_feature,
 )
+from trainstone.formats.example import decode_example as decode_at
 from trainstone.formats.tfrecord import TFRecordFile
 
+decode_example = partial(decode_at, where="a.tfrecord, byte 17")
+
 NONE = Feature("none", [])
-SAMPLE = {
-    "image/encoded": bytes_feature(b"\xff\xd8" + bytes(300)),
-    "label": int64_feature(-1, 0, 127, 128, 1 << 40, -(1 << 63), (1 << 63) - 1),
-    "box": float_feature(0.5, -1.0),
-    "none": float_feature(),
-    "ünï": bytes_feature(b"", b"two"),
-}
 
 
 def entry(name: bytes, feature: bytes) -> bytes:
@@ -46,28 +43,20 @@ def test_known_bytes():
     assert encode_example({"a": int64_feature(-1)}) == message(entry(b"a", b"\x1a\x0c\x0a\x0a" + b"\xff" * 9 + b"\x01"))
 
 
-def test_empty_lists_keep_their_kind():
-    for feature in (bytes_feature(), int64_feature(), float_feature(), NONE):
-        assert decode_example(encode_example({"a": feature})) == {"a": feature}
-
-
-def test_the_order_of_features_does_not_matter():
-    assert encode_example(SAMPLE) == encode_example(dict(reversed(SAMPLE.items())))
-
-
 numbers = st.integers(-(1 << 63), (1 << 63) - 1)
 features = st.one_of(
     st.lists(st.binary(max_size=50)).map(lambda values: bytes_feature(*values)),
     st.lists(numbers | st.integers(0, 300)).map(lambda values: int64_feature(*values)),
     st.lists(st.floats(width=32, allow_nan=False)).map(lambda values: float_feature(*values)),
-    st.just(NONE),
 )
 
 
 @given(st.dictionaries(st.text(max_size=20), features, max_size=5))
 @quick
 def test_any_features_are_read_back(made):
-    assert decode_example(memoryview(encode_example(made))) == made
+    data = encode_example(made)
+    assert decode_example(memoryview(data)) == made
+    assert encode_example(dict(reversed(made.items()))) == data
 
 
 def test_values_that_are_not_packed_are_read():
@@ -107,7 +96,6 @@ def test_unknown_fields_are_skipped_by_their_wire_type():
         + b"\x7a\x02hi"
         + b"\x7d"
         + bytes(4)
-        + b"\x7b\x08\x01\x13\x14\x7c"  # a group with a number and a group in it
     )
     known = message(unknown + entry(b"a", unknown + b"\x1a\x05\x0a\x01\x07\x10\x01"))
     assert decode_example(unknown + known + unknown) == {"a": int64_feature(7)}
@@ -129,9 +117,7 @@ def test_a_known_field_of_another_wire_type_is_unknown():
         (b"\x0a", "cut off or longer than 10 bytes at byte 1"),
         (b"\x00\x00", "field number 0 at byte 0"),
         (b"\x0e\x00", "wire type 6 at byte 0"),
-        (b"\x0c", "an end of a group that was not begun at byte 0"),
-        (b"\x7b", "a group without end at byte 1"),
-        (b"\x7b" * 200, "more than 100 nested groups at byte 100"),
+        (b"\x7b\x08\x01\x7c", "wire type 3 at byte 0"),
         (b"\x79abc", "a field of 8 bytes where 3 are left at byte 0"),
         (message(entry(b"\xff", b"")), "a feature's name that is not UTF-8 at byte 6"),
         (message(entry(b"a", b"\x12\x05\x0a\x03abc")), "floats that are no multiple of 4 bytes at byte 13"),
@@ -139,11 +125,11 @@ def test_a_known_field_of_another_wire_type_is_unknown():
     ],
 )
 def test_damage_names_its_byte(data, what):
-    with pytest.raises(DataError, match=what):
+    with pytest.raises(
+        DataError, match=rf"^a.tfrecord, byte 17: the record is no tf\.train\.Example: .*{what}"
+    ) as told:
         decode_example(data)
-    with pytest.raises(DataError, match=r"^a.tfrecord, byte 17: the record is no tf\.train\.Example: ") as caught:
-        decode_example(data, "a.tfrecord, byte 17")
-    assert caught.value.hint
+    assert told.value.hint
 
 
 def test_cut_off_anywhere_is_an_error():
@@ -153,25 +139,7 @@ def test_cut_off_anywhere_is_an_error():
             decode_example(data[:length])
 
 
-@given(damaged(encode_example(SAMPLE)))
-@quick
-def test_damage_is_told_whatever_it_is(tmp_path, content):
-    def read(path: Path) -> None:
-        decode_example(path.read_bytes(), f"{path}, byte 0")
-
-    read_damaged(tmp_path / "damaged.tfrecord", content, read)
-
-
-@pytest.mark.parametrize(
-    "feature",
-    [
-        int64_feature(1 << 63),
-        int64_feature(-(1 << 63) - 1),
-        float_feature(1e39),
-        Feature("text", ["a"]),
-        Feature("none", [1]),
-    ],
-)
+@pytest.mark.parametrize("feature", [int64_feature(1 << 63), int64_feature(-(1 << 63) - 1), float_feature(1e39)])
 def test_what_no_example_can_hold_is_refused(feature):
     with pytest.raises(DataError, match="feature a cannot be stored"):
         encode_example({"a": feature})

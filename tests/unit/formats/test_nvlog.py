@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainstone.errors import DataError
 from trainstone.formats.nvlog import COLUMNS, MESSAGES, Entry, format_line, parse_lines, read_nvlog
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
@@ -113,11 +112,3 @@ def test_numbers_that_are_none_are_read_as_python_wrote_them():
 def test_anything_is_read_without_an_error(lines: list[str]):
     for entry in parse_lines(lines):
         json.dumps(entry.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"NVLOG\n", b"\xff\x00" * 90, LINE[:60].encode()])
-def test_a_file_without_any_is_refused(tmp_path: Path, content: bytes):
-    file = tmp_path / "x.txt"
-    file.write_bytes(content)
-    with pytest.raises(DataError, match="no :::NVLOG line"):
-        read_nvlog(file)

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from trainstone.errors import DataError
+from trainstone.formats.iterdur import read_iterdur
+from trainstone.formats.mllog import read_mllog
+from trainstone.formats.nvlog import read_nvlog
 from trainstone.formats.timehistory import Interval, format_line, read_timehistory
 
 WHEN = datetime(2026, 11, 6, 14, 5, 3, 1234)
@@ -46,15 +49,22 @@ def test_other_lines_and_prefixes_are_passed_over(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"I1106 nothing here\n", b"\x00" * 100])
-def test_a_file_without_any_is_refused(tmp_path: Path, content: bytes):
+READERS = {
+    read_timehistory: (b"I1106 nothing here\n", "no TimeHistory line"),
+    read_nvlog: (b":::NVLOGv0.2.3 resnet 1605627653.402500391 (training", "no :::NVLOG line"),
+    read_iterdur: (b"Iteration Duration x 0 : 1\nTraining time: 0:00:01\n", "no iteration duration"),
+    read_mllog: (b"MLLOG {}\n", "no MLPerf log line"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_log_of_an_original_without_its_lines_is_refused(tmp_path: Path, reader):
+    nearly, message = READERS[reader]
     file = tmp_path / "x.log"
-    file.write_bytes(content)
-    with pytest.raises(DataError, match="no TimeHistory line"):
-        read_timehistory(file)
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path):
+    for content in (b"", b"\n\n", b"\xff\x00" * 90, nearly):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            reader(file)
     for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(DataError):
-            read_timehistory(path)
+        with pytest.raises(DataError, match=r"it is no file|No such file"):
+            reader(path)

@@ -97,10 +97,6 @@ def test_the_folder_says_what_happened(tmp_path: Path, before: str, after: str):
     assert (run.path / "launch/cause.txt").read_text() == "error: rank 1 on n2 was ended by SIGKILL\n"
 
 
-def test_what_cannot_be_written_is_no_further_error(tmp_path: Path):
-    record_cause(tmp_path / "gone", LaunchError("x"))
-
-
 def test_an_orderly_end_is_no_failure(tmp_path: Path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch/code").write_text("75\n")

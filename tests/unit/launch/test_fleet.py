@@ -5,9 +5,17 @@ from pathlib import Path
 import pytest
 
 from trainstone.errors import LaunchError
-from trainstone.launch import fleet
-from trainstone.launch.fleet import describe_fleet, gather_members, list_nodes, write_submit
-from trainstone.launch.slurm_job import FORGOTTEN, Job, RefusedError, delayed_interrupt, submit
+from trainstone.launch import slurm_job
+from trainstone.launch.slurm_job import (
+    FORGOTTEN,
+    Job,
+    RefusedError,
+    delayed_interrupt,
+    gather_members,
+    list_nodes,
+    submit,
+    write_submit,
+)
 
 SINFO = r"""#!/bin/bash
 case "$*" in
@@ -93,15 +101,8 @@ def test_interrupt_while_submitting_waits_for_the_number(said: Path, script: str
     assert said.read_text().splitlines()[-1] == "release 7"
 
 
-def test_describe_fleet_shows_reasons_once():
-    jobs = [Job("7", "RUNNING"), *(Job("8", "PENDING", "Resources") for _ in range(2))]
-    assert describe_fleet("7", jobs, 1, 4) == (
-        "1 of 4 nodes done, 1 running, 2 pending: Resources (waiting for free nodes); cancel with: scancel 7"
-    )
-
-
 def test_gather_members_keeps_codes_and_names_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fleet, "VISIBLE_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_job, "VISIBLE_SECONDS", 0.0)
     for node, code in (("n1", "8"), ("n2", "75")):
         (tmp_path / node / "launch").mkdir(parents=True)
         (tmp_path / node / "launch/code").write_text(code)

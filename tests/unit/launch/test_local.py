@@ -1,14 +1,12 @@
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from small_training import make_config
-from trainstone.config.system import LaunchConfig, System
+from trainstone.config.system import System
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch import local
-from trainstone.launch.engine import write_script
 from trainstone.launch.local import check_room, choose_ranks, plan_local
 from trainstone.launch.verb import Verb
 from trainstone.machine.cpus import Cores
@@ -17,18 +15,6 @@ from trainstone.machine.cpus import Cores
 def make_verb(device: str = "cpu", *words: str, system: System | None = None) -> Verb:
     config = make_config(device=device)
     return Verb("train", words, config, Path("runs"), None, system, as_json=False, quiet=False, dry_run=False)
-
-
-def test_torchrun_starts_ranks_that_bind_themselves(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "count_cuda_devices", lambda: 0)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    plan = plan_local(make_verb(), Path("/r"), "local-1", ranks=1000, max_restarts=3)
-    words = " ".join(plan.command)
-    assert "torch.distributed.run --standalone --nproc-per-node 1000 --max-restarts 3 --no-python -- " in words
-    assert words.endswith("-m trainstone train")
-    assert plan.environment["OMP_NUM_THREADS"] == "1"
-    assert plan.environment["TRAINSTONE_BIND"] == "cores"
-    assert "1000 ranks share" in plan.notes[0]
 
 
 def test_choose_ranks_takes_one_per_cuda_device(monkeypatch: pytest.MonkeyPatch):
@@ -66,13 +52,6 @@ def test_check_room_refuses_more_ranks_than_cores_or_memory(
     check_room(verb, fitting + 1, oversubscribe=True)
 
 
-def test_check_room_without_memory_for_one_rank_has_no_command_to_paste(monkeypatch: pytest.MonkeyPatch):
-    set_machine(monkeypatch, cores=4, memory_ranks=0)
-    with pytest.raises(MachineError, match=r"cannot start 1 rank on .*; 0 fit") as raised:
-        check_room(make_verb(), 1)
-    assert raised.value.hint == "--oversubscribe starts them nevertheless"
-
-
 def test_check_room_never_gives_two_ranks_one_cuda_device(monkeypatch: pytest.MonkeyPatch):
     set_machine(monkeypatch, cores=1, memory_ranks=100, devices=2)
     check_room(make_verb("auto"), 2)
@@ -81,18 +60,3 @@ def test_check_room_never_gives_two_ranks_one_cuda_device(monkeypatch: pytest.Mo
     assert raised.value.hint == "trainstone launch local --ranks 2 -- train"
     with pytest.raises(MachineError, match="it has 1 CPU and "):
         check_room(make_verb("cpu"), 2)
-
-
-def test_the_script_quotes_and_has_the_prologue(tmp_path: Path):
-    launch = LaunchConfig(prologue=("echo $GREETING",), environment={"GREETING": "a $(touch hacked) 'b'"})
-    system = System(name="s", summary="s", launch=launch)
-    plan = plan_local(make_verb("cpu", "x; touch hacked", system=system), Path("/r"), "x", ranks=2)
-    script = write_script(plan)
-    assert "'x; touch hacked'" in script
-    lines = script.splitlines()
-    assert lines[-2] == "echo $GREETING"
-    told = subprocess.run(
-        ["bash"], input="\n".join(lines[:-1]), cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert told.stdout == "a $(touch hacked) 'b'\n"
-    assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,7 @@ from small_training import make_config
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch import mpi
-from trainstone.launch.hosts import Host, count_slots, read_hostfile, read_hosts
-from trainstone.launch.mpi import Asked, check_programs, plan_mpi
+from trainstone.launch.mpi import Asked, Host, check_programs, count_slots, plan_mpi, read_hostfile, read_hosts
 from trainstone.launch.verb import Verb
 
 

@@ -1,21 +1,21 @@
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from made_ncu import BEFORE, CYCLES, FMA, FP16, SFU, TENSOR, make_long
-from trainstone.errors import DataError, LaunchError, MachineError, RunError, TrainstoneError
+from made_ncu import BEFORE, CYCLES, FMA, FP16, PERCENT, SFU, TENSOR, make_long
+from trainstone.errors import DataError, LaunchError, MachineError, TrainstoneError
 from trainstone.launch import ncu as launch
 from trainstone.launch import supervisor
-from trainstone.launch.ncu import check_permission, choose_metrics, explain_ncu, find_ncu, ncu_command, run_under_ncu
-from trainstone.launch.supervisor import Ended
+from trainstone.launch.ncu import check_permission, choose_metrics, find_ncu, run_under_ncu
 from trainstone.machine.signals import StopSignals
 from trainstone.results.profiled import CoreUse
-from trainstone.results.progress import Progress
 
 LISTING = """Device NVIDIA RTX A4000 (GA104)
 gpc__cycles_elapsed                Counter  cycle   # of cycles elapsed on GPC
@@ -26,74 +26,71 @@ sm__inst_executed_pipe_xu          Counter  inst    # of ...
 """
 # Stands for the real one, which is not here: lists metrics, writes the given CSV, prints, ends with the given code.
 FAKE = """#!{python}
-import json, os, pathlib, subprocess, sys, time
+import json, os, pathlib, subprocess, sys
 if "--query-metrics" in sys.argv:
     print({listing!r})
     sys.exit(0)
-pathlib.Path({arguments!r}).write_text(json.dumps(sys.argv[1:]))
-log = sys.argv[sys.argv.index("--log-file") + 1]
+folder = pathlib.Path({folder!r})
+(folder / "arguments.json").write_text(json.dumps([os.environ["LC_ALL"], *sys.argv[1:]]))
 if {csv!r} is not None:
-    pathlib.Path(log).write_text({csv!r})
-print({output!r})
+    pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1]).write_text({csv!r})
+print({output!r}, flush=True)
 if {failure!r}:
-    place = pathlib.Path(os.environ["TRAINSTONE_RUN"]) / "launch/failed-rank0000.json"
-    place.write_text(json.dumps({failure!r}))
-sys.stdout.flush()
+    (pathlib.Path(os.environ["TRAINSTONE_RUN"]) / "launch/failed-rank0000.json").write_text(json.dumps({failure!r}))
 if {sleep}:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    pathlib.Path({pid!r}).write_text(str(child.pid))
+    (folder / "pid").write_text(str(child.pid))
     child.wait()
-    pathlib.Path({pid!r} + ".waited").write_text("")
+    (folder / "waited").write_text("")
+if {code} < 0:
+    os.kill(os.getpid(), -({code}))
 sys.exit({code})
 """
 
 
 class Fake:
-    """A fake ncu in a folder."""
+    """A fake ncu on PATH, and the folder of a run that it is for."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.path = folder, folder / "ncu"
-        self.arguments, self.pid, self.csv = folder / "arguments.json", folder / "pid", folder / "trace/cores.csv"
+        self.folder, self.path = folder, folder / "bin/ncu"
+        self.pid, self.csv = folder / "pid", folder / "trace/ncu.csv"
+        self.path.parent.mkdir()
+        monkeypatch.setenv("PATH", str(self.path.parent))
+        monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
         monkeypatch.setattr(launch, "check_permission", lambda: None)
         monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.05)
 
-    def write(
-        self,
-        csv: str | None,
-        *,
-        code: int = 0,
-        output: str = "",
-        failure: dict | None = None,
-        listing: str = LISTING,
-        sleep: bool = False,
-    ) -> None:
-        text = FAKE.format(
-            python=sys.executable,
-            csv=csv,
-            code=code,
-            output=output,
-            failure=failure,
-            listing=listing,
-            sleep=sleep,
-            arguments=str(self.arguments),
-            pid=str(self.pid),
-        )
-        self.path.write_text(text)
+    def write(self, csv: str | None, **changes: Any) -> None:
+        given = {"python": sys.executable, "csv": csv, "folder": str(self.folder), "listing": LISTING}
+        given |= {"code": 0, "output": "", "failure": None, "sleep": False}
+        self.path.write_text(FAKE.format(**(given | changes)))
         self.path.chmod(0o755)
 
-    def run(self) -> tuple[list[Progress], CoreUse]:
-        progress: list[Progress] = []
+    def run(self) -> CoreUse:
         with StopSignals() as signals:
-            running = self.start(signals, start=5, iterations=2)
+            running = run_under_ncu(self.folder, 5, 2, signals)
             while True:
                 try:
-                    progress.append(next(running))
+                    next(running)
                 except StopIteration as done:
-                    return progress, done.value
+                    return done.value
 
-    def start(self, signals: StopSignals, *, start: int = 0, iterations: int = 1):
-        config, out, tool = self.folder / "config.toml", self.folder / "out", str(self.path)
-        return run_under_ncu(config, out, self.csv, start=start, iterations=iterations, signals=signals, ncu=tool)
+    def wait_for_child(self) -> None:
+        while not (self.pid.exists() and self.pid.read_text()):
+            time.sleep(0.02)
+
+    def check_ended(self) -> None:
+        """Check that the child is gone: it was ended, and did not end by itself."""
+        assert not (self.folder / "waited").exists()
+        for _ in range(100):
+            try:
+                state = Path(f"/proc/{self.pid.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+            except FileNotFoundError:
+                return
+            if state == "Z":  # dead; its new parent has not looked yet
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"process {self.pid.read_text()} lives")
 
 
 @pytest.fixture
@@ -101,33 +98,21 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return Fake(tmp_path, monkeypatch)
 
 
-def test_the_command_line_argument_for_argument():
-    command = ncu_command(
-        "/opt/ncu",
-        Path("runs/x/config.toml"),
-        Path("runs/x/points"),
-        Path("runs/x/trace/cores.csv"),
-        start=10,
-        iterations=3,
-        metrics=[CYCLES, FMA],
-    )
-    assert command == [
-        "/opt/ncu",
-        *("--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"),
-        *("--metrics", f"{CYCLES},{FMA}", "--log-file", "runs/x/trace/cores.csv"),
-        *(sys.executable, "-P", "-m", "trainstone", "bench", "runs/x/config.toml"),
-        *("--iterations", "13", "--set", "measure.profiler_range=[10,3]"),
-        *("--quiet", "--out", "runs/x/points"),
-    ]
-
-
 def test_a_run_gives_the_use_of_the_cores(fake: Fake):
     fake.write(BEFORE + make_long(), output='{"run_id": "x"}')
-    progress, use = fake.run()
+    use = fake.run()
     assert use.pipes_percent["fma"] == pytest.approx((1016888 * 40.25 + 3000 * 1.5) / 1020000)
-    assert (use.kernels, use.file) == (3, str(fake.csv))
-    assert progress[0].phase == "asking ncu which metrics this GPU has"
-    assert f"{CYCLES},{FMA},sm__inst_executed_pipe_fma_type_fp16.avg" in fake.arguments.read_text()
+    assert (use.kernels, use.file) == (3, "trace/ncu.csv")
+    metrics = (
+        f"{CYCLES},{FMA},sm__inst_executed_pipe_fma_type_fp16{PERCENT},sm__pipe_tensor_cycles_active{PERCENT},{SFU}"
+    )
+    assert json.loads((fake.folder / "arguments.json").read_text()) == [
+        *("C", "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"),
+        *("--metrics", metrics, "--log-file", str(fake.csv)),
+        *(sys.executable, "-P", "-m", "trainstone", "bench", str(fake.folder / "config.toml")),
+        *("--iterations", "7", "--set", "measure.profiler_range=[5,2]"),
+        *("--quiet", "--out", str(fake.folder / "points")),
+    ]
 
 
 def test_an_old_file_does_not_pass_for_the_runs(fake: Fake):
@@ -138,55 +123,38 @@ def test_an_old_file_does_not_pass_for_the_runs(fake: Fake):
         fake.run()
 
 
+DENIED = "==ERROR== ERR_NVGPUCTRPERM - The user ...\n"
+
+
 @pytest.mark.parametrize(
-    ("csv", "output", "code", "kind", "message"),
+    ("csv", "output", "code", "kind", "message", "hint"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM - The user ...\n", "", 1, MachineError, r"\(ERR_NVGPUCTRPERM\)"),
-        ("==ERROR== ERR_NVGPUCTRPERM - The user ...\n", "", 0, MachineError, r"\(ERR_NVGPUCTRPERM\)"),
-        (None, "==ERROR== ERR_NVGPUCTRPERM - The user ...\n", 1, MachineError, r"\(ERR_NVGPUCTRPERM\)"),
-        ("==WARNING== No kernels were profiled.\n", "", 0, MachineError, "has seen no kernel in steps 5 to 6"),
-        ("==ERROR== Failed to find metric regex:^sm__x\n", "", 1, MachineError, "ncu: Failed to find metric regex"),
-        (None, "==ERROR== Failed to profile: a driver resource was unavailable", 9, MachineError, "driver resource"),
-        ("==PROF== Connected\n", "", 0, DataError, "no kernel in .*cores.csv: it says '==PROF== Connected'"),
-        (None, "", 3, DataError, "profiling under ncu: ended with exit code 3"),
-        (None, "", 77, LaunchError, "profiling under ncu: ended with exit code 77"),
+        (DENIED, "", 1, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
+        (DENIED, "", 0, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
+        (None, DENIED, 1, MachineError, r"\(ERR_NVGPUCTRPERM\)", "run as root"),
+        ("==WARNING== No kernels were profiled.\n", "", 0, MachineError, "no kernel in steps 5 to 6", "CUDA device"),
+        ("==ERROR== Failed to find metric regex:^sm__x\n", "", 1, MachineError, "ncu: Failed to find", "CUDA toolkit"),
+        (None, "==ERROR== a driver resource was unavailable", 9, MachineError, "resource", "dcgmi profile --pause"),
+        ("==PROF== Connected\n", "", 0, DataError, "no kernel in .*ncu.csv: it says '==PROF== Connected'", "ncu --csv"),
+        (None, "", 3, DataError, "profiling under ncu: ended with exit code 3", ""),
+        (None, "", 77, LaunchError, "profiling under ncu: ended with exit code 77", ""),
+        (None, "==ERROR== The application was killed", -9, LaunchError, "SIGKILL", "memory"),
     ],
 )
 def test_failures_are_explained(
-    fake: Fake, csv: str | None, output: str, code: int, kind: type[TrainstoneError], message: str
+    fake: Fake, csv: str | None, output: str, code: int, kind: type[TrainstoneError], message: str, hint: str
 ):
     fake.write(csv, output=output, code=code)
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as caught:
         fake.run()
-
-
-def test_what_bench_says_is_passed_on(fake: Fake, tmp_path: Path):
-    told = "==ERROR== The application returned an error code (6).\n"
-    failure = {"rank": 0, "host": "x", "exit_code": 6, "message": "out of memory: 3 GB", "hint": "take less"}
-    fake.write(told, failure=failure | {"time_seconds": 1.0, "echo": False}, code=6)
-    with pytest.raises(RunError, match="profiling under ncu: out of memory: 3 GB") as caught:
-        fake.run()
-    assert caught.value.hint == "take less"
-    killed = explain_ncu(Ended(-9, ""), tmp_path, "==ERROR== The application was killed")
-    assert isinstance(killed, LaunchError)
-    assert "SIGKILL" in killed.message
-
-
-def test_hints_lead_on(tmp_path: Path):
-    metric = explain_ncu(Ended(1, ""), tmp_path, "==ERROR== Failed to find metric regex:^x")
-    assert "CUDA toolkit" in (metric.hint or "")
-    taken = explain_ncu(Ended(1, ""), tmp_path, "==ERROR== Profiling failed because a driver resource was unavailable.")
-    assert "dcgmi profile --pause" in (taken.hint or "")
+    assert hint in (caught.value.hint or "")
 
 
 def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
     fake.write(make_long(), sleep=True)
 
     def ask() -> None:
-        for _ in range(200):
-            if fake.pid.exists() and fake.pid.read_text():
-                break
-            time.sleep(0.05)
+        fake.wait_for_child()
         os.kill(os.getpid(), signal.SIGTERM)
 
     asking = threading.Thread(target=ask)
@@ -194,40 +162,24 @@ def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
     with pytest.raises(KeyboardInterrupt):
         fake.run()
     asking.join()
-    assert_gone(int(fake.pid.read_text()))
-    assert not Path(f"{fake.pid}.waited").exists()  # it was ended, and did not end by itself
+    fake.check_ended()
 
 
-def test_nothing_is_left_behind_when_nobody_listens_any_more(fake: Fake):
+def test_nothing_is_left_behind_when_the_caller_stops_listening(fake: Fake):
+    def write_progress() -> None:
+        """As the bench under ncu does, when the fake has begun."""
+        fake.wait_for_child()
+        (folder,) = (fake.folder / "points").glob("*/launch")
+        (folder / "progress.txt").write_text("step 1\n")
+
     fake.write(make_long(), sleep=True)
-    running = fake.start(StopSignals())
+    running = run_under_ncu(fake.folder, 0, 1, StopSignals())
     next(running)
     next(running)
-    threading.Timer(0.5, lambda: write_progress(fake)).start()
+    threading.Timer(0.2, write_progress).start()
     assert "step 1" in next(running)
     running.close()
-    assert_gone(int(fake.pid.read_text()))
-    assert not Path(f"{fake.pid}.waited").exists()  # it was ended, and did not end by itself
-
-
-def write_progress(fake: Fake) -> None:
-    """As the bench under ncu does, when the fake has begun."""
-    while not (fake.pid.exists() and fake.pid.read_text()):
-        time.sleep(0.05)
-    (folder,) = (fake.folder / "out").glob("*/launch")
-    (folder / "progress.txt").write_text("step 1\n")
-
-
-def assert_gone(pid: int) -> None:
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return
-        if state == "Z":  # dead; whoever adopted it has not looked yet
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {pid} lives")
+    fake.check_ended()
 
 
 def test_ncu_is_found_on_the_path_then_at_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -285,24 +237,14 @@ def write_lines(path: Path, first: str, second: str | None) -> None:
 
 
 def test_metrics_are_chosen_that_this_gpu_has():
-    percent = ".avg.pct_of_peak_sustained_elapsed"
-    assert choose_metrics(LISTING) == [
-        CYCLES,
-        FMA,
-        f"sm__inst_executed_pipe_fma_type_fp16{percent}",
-        f"sm__pipe_tensor_cycles_active{percent}",
-        SFU,
-    ]
-    assert choose_metrics("") == [CYCLES, FMA, FP16, TENSOR, SFU]
-    assert choose_metrics("==ERROR== No devices\n\n") == [CYCLES, FMA, FP16, TENSOR, SFU]
+    for listing in ("", "==ERROR== No devices\n\n"):
+        assert choose_metrics(listing) == [CYCLES, FMA, FP16, TENSOR, SFU]
     without_sfu = "".join(line for line in LISTING.splitlines(keepends=True) if "_xu" not in line)
-    assert choose_metrics(without_sfu)[-1] == f"sm__pipe_tensor_cycles_active{percent}"
+    assert choose_metrics(without_sfu)[-1] == f"sm__pipe_tensor_cycles_active{PERCENT}"
 
 
-def test_what_cannot_be_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch, "check_permission", lambda: None)
-    place, tool = (tmp_path / "c.toml", tmp_path, tmp_path / "cores.csv"), str(tmp_path / "none")
-    running = run_under_ncu(*place, start=0, iterations=1, signals=StopSignals(), ncu=tool)
-    next(running)
-    with pytest.raises(MachineError, match=r"cannot run .*none: No such file"):
-        next(running)
+def test_an_ncu_that_cannot_be_run_is_reported(fake: Fake):
+    fake.path.write_text("#!/nowhere/python\n")
+    fake.path.chmod(0o755)
+    with pytest.raises(MachineError, match=r"cannot run .*ncu: No such file"):
+        fake.run()

@@ -16,7 +16,6 @@ from trainstone.launch.slurm import (
     count_devices,
     read_directives,
     read_time,
-    signal_seconds,
     write_directive,
     write_script,
 )
@@ -57,60 +56,6 @@ def directives(script: str) -> list[str]:
 
 def check_syntax(script: str) -> None:
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
-
-
-def test_a_script_without_a_system():
-    script = script_of("demo-classify")
-    assert directives(script) == [
-        "--job-name=trainstone-demo-classify",
-        "--nodes=1",
-        "--ntasks-per-node=1",
-        "--signal=USR1@90",
-        "--chdir=/home/me/work",
-        "--output=/shared/runs/one/launch/engine-%j.log",
-        "--open-mode=append",
-        "--no-requeue",
-    ]
-    check_syntax(script)
-    assert 'export TRAINSTONE_RUN="$run"' in script
-    assert 'export TRAINSTONE_LAUNCH="slurm-$SLURM_JOB_ID"' in script
-    assert "scontrol requeue" not in script
-    assert "srun --kill-on-bad-exit=1 " in script
-    assert script.splitlines()[1] == "# trainstone train demo-classify"
-
-
-def test_the_system_file_says_the_rest_and_the_command_line_goes_before_it():
-    theirs = directives(script_of("resnet50", system=BEDE))
-    assert {"--nodes=4", "--ntasks-per-node=4", "--partition=gpu", "--account=bench01", "--time=4:20:00"} < set(theirs)
-    assert {"--gres=gpu:4", "--exclusive", "--mem=0"} < set(theirs)
-    ours = script_of("resnet50", system=BEDE, nodes=1, partition="test", time="10", sbatch=("mem=8G",))
-    assert {"--nodes=1", "--ntasks-per-node=4", "--partition=test", "--time=10", "--mem=8G"} < set(directives(ours))
-    assert "module load cuda\n" in ours
-    assert "export NCCL_DEBUG=WARN\n" in ours
-    assert "export ODD='a b; touch hacked'\n" in ours
-
-
-def test_one_node_or_four_is_one_option():
-    one, four = (script_of("resnet50", nodes=nodes, gres="gpu:4") for nodes in (1, 4))
-    changed = [(a, b) for a, b in zip(one.splitlines(), four.splitlines(), strict=True) if a != b]
-    assert [b for _, b in changed if b.startswith("#SBATCH")] == ["#SBATCH --nodes=4"]
-    assert all(b.startswith("#") for _, b in changed)
-
-
-def test_a_job_that_may_go_back_into_the_queue():
-    script = script_of("demo-classify", requeue=True, max_restarts=3)
-    assert "--requeue" in directives(script)
-    assert 'scontrol requeue "$id" && exit 0' in script
-    assert "\nrestarts=3\n" in script
-    check_syntax(script)
-
-
-def test_a_fleet_has_a_task_for_each_node():
-    script = script_of("demo-classify", fleet=("n1", "n2", "n7"), system=BEDE)
-    assert {"--array=0-2", "--nodes=1", "--ntasks-per-node=4"} < set(directives(script))
-    assert "nodes=(n1 n2 n7)" in script
-    assert "--output=/shared/runs/one/launch/engine-%A_%a.log" in directives(script)
-    check_syntax(script)
 
 
 def test_a_container_sees_the_folders_of_the_job():
@@ -243,15 +188,6 @@ def test_a_rank_that_said_why_it_failed_is_no_stop(tmp_path: Path):
     assert run_job(tmp_path, left.replace("false", "true"))[0] == 0
 
 
-def test_srun_passes_the_environment_on_where_sbatch_does_not():
-    script = script_of("demo-classify", sbatch=("export=NONE",))
-    assert script.index("\nexport SLURM_EXPORT_ENV=ALL\n") < script.index("    srun ")
-
-
-def test_a_fleet_may_be_told_how_many_tasks_run_at_once():
-    assert "--array=0-1%4" in directives(script_of("demo-classify", fleet=("n1", "n2"), sbatch=("array=%4",)))
-
-
 def test_options_of_sbatch_are_quoted_as_it_reads_them():
     assert write_directive("mem", "0") == "--mem=0"
     assert write_directive("exclusive", None) == "--exclusive"
@@ -285,10 +221,6 @@ def test_a_fleet_takes_a_limit_and_no_array():
 )
 def test_time_limits(time: str, seconds: int | None):
     assert read_time(time) == seconds
-
-
-def test_signal_seconds_of_short_job_is_a_quarter_of_its_time():
-    assert [signal_seconds(time) for time in (None, "4:20:00", "2", "0:02")] == [90, 90, 30, 1]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from trainstone.launch.slurm_job import (
     explain_refusal,
     follow_job,
     read_job,
-    read_jobs,
     require_slurm,
 )
 
@@ -64,12 +63,6 @@ def test_read_job_takes_the_first_value_of_a_name():
     assert read_job(LINE) == Job("12", "PENDING", "Resources", 2, 0, "n[1-2]", 1)
     killed = read_job("JobId=3 JobState=FAILED ExitCode=0:9 NodeList=(null)")
     assert (killed.exit_code, killed.task, killed.nodes) == (137, None, "")
-
-
-def test_read_jobs_of_unknown_job_reports_it_as_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said = "slurm_load_jobs error: Invalid job id specified"
-    place_scontrol(tmp_path, monkeypatch, f"#!/bin/bash\necho '{said}' >&2; exit 1\n")
-    assert [job.state for job in read_jobs("3")] == [FORGOTTEN]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A sweep with real child processes that need no torch: rows, failures, memory, profiles."""
 
+import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -8,11 +9,14 @@ import pytest
 
 from command import ROOT
 from made_sweep import count_points, plan_small, run_fake, statuses
-from trainstone.errors import ConfigError, DataError, LaunchError, MachineError, RunError
+from trainstone.cli.sweep import check_unfinished
+from trainstone.errors import ConfigError, DataError, LaunchError, MachineError, ResultError, RunError
 from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
 from trainstone.launch import sweep as launch_sweep
-from trainstone.launch.sweep import find_due, is_own_fault, make_command
-from trainstone.results.store import read_result
+from trainstone.launch.points import Plan, resume_plan
+from trainstone.launch.sweep import find_due, is_own_fault
+from trainstone.results.schema import Result
+from trainstone.results.store import RunFolder, read_result, reopen_run
 
 
 def test_a_whole_sweep(monkeypatch, tmp_path: Path):
@@ -55,18 +59,6 @@ def test_out_of_memory_is_a_result_and_larger_ones_are_not_tried(monkeypatch, tm
     assert [f.code for f in result.findings] == ["out-of-memory"]
 
 
-def test_memory_ends_each_curve_by_itself(monkeypatch, tmp_path: Path):
-    plan = plan_small("1,64", "engine.channels_last=true,false")
-    run = run_fake(monkeypatch, plan, tmp_path, batch_64="memory")
-    rows = read_result(run.path).sweep.rows
-    assert [(row.curve, row.value, row.status) for row in rows] == [
-        (True, 1, "ok"),
-        (True, 64, "out_of_memory"),
-        (False, 1, "ok"),
-        (False, 64, "out_of_memory"),
-    ]
-
-
 @pytest.mark.parametrize(("rises", "status"), [(True, "out_of_memory"), (False, "failed"), (None, "out_of_memory")])
 def test_a_sigkill_is_memory_where_the_kernel_says_so_or_cannot_be_asked(monkeypatch, tmp_path, rises, status):
     counted = iter(range(100))
@@ -80,7 +72,7 @@ def test_a_sigkill_is_memory_where_the_kernel_says_so_or_cannot_be_asked(monkeyp
 
 
 def test_the_real_counters_clear_the_kernel(monkeypatch, tmp_path: Path):
-    from trainstone.machine.oom import count_kills
+    from trainstone.machine.cpus import count_kills
 
     if not count_kills():
         pytest.skip("needs readable oom_kill counters")
@@ -135,12 +127,6 @@ def test_a_fault_of_all_points_ends_a_sweep_over_any_key_at_its_first_point(monk
     assert count_points(path) == 1
 
 
-@pytest.mark.parametrize("key", ["train.precision=bf16,fp32", "train.precision=fp32,bf16"])
-def test_a_precision_that_this_machine_lacks_is_its_points_fault(monkeypatch, tmp_path: Path, key: str):
-    run = run_fake(monkeypatch, plan_small(None, key), tmp_path, bf16="machine")
-    assert statuses(read_result(run.path)) == {"fp32": "ok", "bf16": "failed"}
-
-
 @pytest.mark.parametrize(
     ("over", "exit_code", "message", "own"),
     [
@@ -177,24 +163,6 @@ def test_memory_skips_what_is_larger_only_where_larger_takes_memory(
         run_fake(monkeypatch, rising, tmp_path, batch_auto="memory")
     (path,) = tmp_path.iterdir()
     assert statuses(read_result(path)) == found
-
-
-def test_a_real_time_signal_has_a_number_only(monkeypatch, tmp_path: Path):
-    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path, batch_2="real-time")
-    row = read_result(run.path).sweep.rows[1]
-    assert (row.status, row.note) == ("failed", "ended by signal 40")
-
-
-def test_core_counters_that_could_not_be_read_leave_a_word(monkeypatch, tmp_path: Path):
-    run = run_fake(monkeypatch, plan_small("1,2", cores=True), tmp_path, profile_2="no counters")
-    result = read_result(run.path)
-    assert [(row.note, row.cores_percent) for row in result.sweep.rows] == [
-        ("", {"fma": 17.5}),
-        ("no core counters: forbidden", {}),
-    ]
-    assert [(f.code, f.message) for f in result.findings] == [
-        ("not-measured", "1 of 2 profiles: core utilisation: forbidden")
-    ]
 
 
 def test_profiles_are_taken_right_after_their_bench(monkeypatch, tmp_path: Path):
@@ -241,8 +209,120 @@ def test_the_line_in_the_docs_is_as_the_code_writes_it():
     assert line == format_line(interval, when, 4711)
 
 
-def test_commands_argv_for_argv():
-    plan = plan_small(cores=True, strict=True)
-    tail = ["x.toml", "--out", "points", "--strict"]
-    assert make_command("bench", Path("x.toml"), Path("points"), plan)[-5:] == ["bench", *tail]
-    assert make_command("profile", Path("x.toml"), Path("points"), plan)[-6:] == ["profile", *tail, "--cores"]
+def change_result(path: Path, **changes: object) -> None:
+    document = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(document | changes))
+
+
+def change_sweep(path: Path, **changes: object) -> None:
+    change_result(path, sweep=json.loads((path / "result.json").read_text())["sweep"] | changes)
+
+
+def stop(run: RunFolder, keep: int = 1) -> Result:
+    """Make a finished sweep one that was stopped after some points."""
+    rows = json.loads((run.path / "result.json").read_text())["sweep"]["rows"]
+    change_sweep(run.path, rows=sorted(rows, key=lambda row: row["order"])[:keep])
+    change_result(run.path, status="interrupted")
+    return read_result(run.path)
+
+
+def plan_resumed(path: Path) -> Plan:
+    """Plan as `sweep --resume` does."""
+    check_unfinished(path, read_result(path))
+    return resume_plan(path, read_result(path))
+
+
+def test_resumed_sweep_runs_only_what_is_due(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2,4", profile=True)
+    run = run_fake(monkeypatch, plan, tmp_path)
+    # As a kill after the bench of the second point leaves it.
+    second, third = plan.points[1].value, plan.points[2].value
+    rows = json.loads((run.path / "result.json").read_text())["sweep"]["rows"]
+    rows = [row for row in rows if row["value"] != third]
+    row = next(row for row in rows if row["value"] == second)
+    for key in ("profile", "profile_run", "compute_utilisation"):
+        del row[key]
+    change_sweep(run.path, rows=rows)
+    change_result(run.path, status="interrupted")
+    left = read_result(run.path)
+    assert find_due(run.path, left, plan) == {f"batch {second}": ["profile"], f"batch {third}": ["bench", "profile"]}
+    again = plan_resumed(run.path)
+    assert [point.label for point in again.points] == [point.label for point in plan.points]
+    before = {path.name for path in (run.path / "points").iterdir()}
+    run_fake(monkeypatch, again, tmp_path, reopen_run(run.path, "sweep", "x"))
+    result = read_result(run.path)
+    assert result.status == "ok"
+    assert len(result.sweep.rows) == 3
+    assert all(row.compute_utilisation for row in result.sweep.rows)
+    new = [path for path in (run.path / "points").iterdir() if path.name not in before]
+    assert sorted(read_result(path).kind for path in new) == ["bench", "profile", "profile"]
+    assert result.process.starts == 2
+
+
+def test_resumed_sweep_runs_failed_and_lost_points_again(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2,4")
+    run = run_fake(monkeypatch, plan, tmp_path, batch_2="loss")
+    gone = next(row.run for row in read_result(run.path).sweep.rows if row.value == 4)
+    (run.path / gone / "result.json").unlink()
+    change_result(run.path, status="interrupted")
+    assert find_due(run.path, read_result(run.path), plan) == {"batch 2": ["bench"], "batch 4": ["bench"]}
+    run_fake(monkeypatch, plan, tmp_path, reopen_run(run.path, "sweep", "x"))
+    assert statuses(read_result(run.path)) == {1: "ok", 2: "ok", 4: "ok"}
+    assert count_points(run.path) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "has come to its end: its status is ok"),
+        ({"status": "running"}, "is still running: process"),
+        ({"status": "interrupted", "kind": "bench"}, "is a bench run, not a sweep"),
+        (
+            {"status": "interrupted", "software": {"trainstone": "0.0.1", "torch": "1.0"}},
+            r"cannot resume .*: trainstone 0\.0\.1 there, .*; torch 1\.0 there",
+        ),
+    ],
+)
+def test_resume_refuses_what_is_not_an_unfinished_sweep_of_here(monkeypatch, tmp_path: Path, changes: dict, message):
+    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path)
+    change_result(run.path, **changes)
+    with pytest.raises(ResultError, match=message):
+        plan_resumed(run.path)
+
+
+def test_resume_refuses_a_changed_configuration(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2")
+    run = run_fake(monkeypatch, plan, tmp_path)
+    stop(run)
+    assert plan_resumed(run.path).points == plan.points
+    file = run.path / "config.toml"
+    before = file.read_text()
+    for old, new, message in (
+        ("image_size = 224", "image_size = 64", "data.image_size was 224, is 64"),
+        ("seed = 0", "seed = 7", "seed was 0, is 7"),
+        ('precision = "fp32"', 'precision = "auto"', "train.precision was fp32, is auto"),
+    ):
+        assert old in before
+        file.write_text(before.replace(old, new))
+        with pytest.raises(ResultError, match="is not what the points of this sweep were run with") as caught:
+            plan_resumed(run.path)
+        assert message in caught.value.message
+        assert caught.value.hint.startswith("restore it, or start again: ")
+
+
+def test_resume_after_a_kill_while_the_first_point_settled_the_configuration(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2")
+    run = run_fake(monkeypatch, plan, tmp_path)
+    # config.toml is written before result.json, which then has no machine
+    change_result(run.path, config=plan.config.model_dump(mode="json", exclude_none=True), machine={})
+    stop(run, keep=0)
+    assert plan_resumed(run.path).config.train.precision == "fp32"
+
+
+@pytest.mark.parametrize("damage", [{"values": []}, {"curve_key": "seed", "curves": []}])
+def test_resume_refuses_a_plan_without_points(monkeypatch, tmp_path: Path, damage: dict):
+    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path)
+    stop(run)
+    change_sweep(run.path, **damage)
+    with pytest.raises(ResultError, match="names no values to sweep"):
+        plan_resumed(run.path)

@@ -176,14 +176,6 @@ def test_torchrun_of_a_system_of_one_node(system: str):
     assert [line for line in script.splitlines() if line.startswith("module")] == list(starts.prologue)
 
 
-def test_one_node_to_four_is_one_option():
-    one = dry_run("slurm", "--system", "bede-1x4", "--", "train", "resnet50-wmlce")
-    four = dry_run("slurm", "--system", "bede-1x4", "--nodes", "4", "--", "train", "resnet50-wmlce")
-    differing = [pair for pair in zip(one.splitlines(), four.splitlines(), strict=True) if pair[0] != pair[1]]
-    assert ("#SBATCH --nodes=1", "#SBATCH --nodes=4") in differing
-    assert all(new.startswith("#") for _, new in differing)
-
-
 def test_options_go_before_the_system_file():
     options = ["--partition", "short", "--time", "10", "--gres", "gpu:2", "--ranks-per-node", "2", "--account", "ab1"]
     script = dry_run("slurm", "--system", "c4140", *options, "--sbatch", "mem=8G", "--", "bench", "resnet50")
@@ -220,23 +212,6 @@ def noted(stubs: Path, name: str) -> list[str]:
 
 def assert_unhacked(here: Path) -> None:
     assert not [path for path in here.rglob("*") if path.name.startswith("hacked")]
-
-
-def test_hostile_names_stay_words_in_a_slurm_job(here: Path, hostile_words: list[str], tmp_path: Path):
-    script = dry_run("slurm", "--requeue", "--container", "i $(touch hacked).sif", "--", *hostile_words)
-    stubs = tmp_path / "stubs"
-    place_stub(stubs, "srun", 'echo 75 > "$TRAINSTONE_RUN/launch/code"')
-    place_stub(stubs, "squeue", "echo RUNNING")
-    place_stub(stubs, "scontrol")
-    run = here / hostile_words[3] / "RUN"
-    (run / "launch").mkdir(parents=True)
-    assert run_script(script, stubs, SLURM_JOB_ID="7") == 0
-    words = noted(stubs, "srun")
-    assert words[-len(hostile_words) :] == hostile_words
-    assert words == find_words(script, "srun")[1:]
-    assert "i $(touch hacked).sif" in words
-    assert noted(stubs, "scontrol") == ["requeue", "7"]
-    assert_unhacked(here)
 
 
 def test_hostile_names_stay_words_for_mpirun(here: Path, hostile_words: list[str], tmp_path: Path):

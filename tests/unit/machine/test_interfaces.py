@@ -4,7 +4,7 @@ import pytest
 
 from trainstone.errors import LaunchError
 from trainstone.machine import interfaces
-from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_named, find_route, find_wished, is_loopback
+from trainstone.machine.interfaces import GLOO, NCCL, Interface, find_named, find_route, find_wished
 
 MADE = [Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface("eth0", "fd00::1")]
 
@@ -23,12 +23,6 @@ def test_loopback_is_found_and_leads_to_this_host():
     assert find_named(loopback.name, "parallel.interface") == loopback
     assert find_route("127.8.9.1") == loopback
     assert find_route("no such host.invalid") is None
-
-
-def test_addresses_of_this_host_are_known():
-    assert is_loopback("127.3.0.1")
-    assert is_loopback("::1")
-    assert not is_loopback("fe80::1%eth0")
 
 
 @pytest.mark.usefixtures("made")

@@ -1,11 +1,22 @@
-"""Which rank this is and where ranks meet, as each launcher tells it."""
+"""Which rank this is, where ranks meet and which cores each takes, as each launcher tells it."""
 
+import os
 import zlib
 
 import pytest
 
 from trainstone.errors import LaunchError
-from trainstone.machine.ranks import Meeting, Rank, read_first_host, read_meeting, read_rank
+from trainstone.machine import ranks
+from trainstone.machine.ranks import (
+    Meeting,
+    Rank,
+    bind_cores,
+    expand_hosts,
+    read_first_host,
+    read_meeting,
+    read_rank,
+    share_cores,
+)
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
@@ -61,19 +72,17 @@ def test_a_rank_is_read_from_the_environment(environment: dict[str, str], rank: 
 
 
 @pytest.mark.parametrize(
-    ("rank", "world"),
-    [("8", "8"), ("-1", "8"), ("", "8"), ("x", "8"), ("0", "0"), ("0", ""), ("1.0", "8"), (" 1", "8")],
+    "wrong",
+    [
+        *({"RANK": rank} for rank in ("8", "-1", "", "x", "1.0", " 1")),
+        {"RANK": "0", "WORLD_SIZE": "0"},
+        {"WORLD_SIZE": ""},
+        {"LOCAL_RANK": "-1"},
+    ],
 )
-def test_a_place_that_cannot_be_is_told(rank: str, world: str, monkeypatch: pytest.MonkeyPatch):
-    launch({"RANK": rank, "WORLD_SIZE": world}, monkeypatch)
-    with pytest.raises(LaunchError) as caught:
-        read_rank()
-    assert caught.value.message == f"RANK={rank} of WORLD_SIZE={world} is no place among processes"
-
-
-def test_a_local_number_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch):
-    launch({**TORCHRUN, "LOCAL_RANK": "-1"}, monkeypatch)
-    with pytest.raises(LaunchError, match="LOCAL_RANK=-1 is no number of a process on its host"):
+def test_a_place_that_cannot_be_is_told(wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    launch({**TORCHRUN, **wrong}, monkeypatch)
+    with pytest.raises(LaunchError, match=" ".join(f"{name}={value}" for name, value in list(wrong.items())[:1])):
         read_rank()
 
 
@@ -99,48 +108,75 @@ def test_where_ranks_meet(environment: dict[str, str], meeting: Meeting, monkeyp
     assert read_meeting() == meeting
 
 
-def test_ports_lie_below_those_that_the_system_hands_out():
-    assert all(20000 <= port_of(str(job)) < 32000 for job in range(1000))
-    assert len({port_of(str(job)) for job in range(1000)}) > 900
-
-
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("environment", "message", "hint"),
     [
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "nothing says where the ranks meet: MASTER_ADDR is not set"),
-        (PMI, "nothing says where the ranks meet: MASTER_ADDR is not set"),
-        (HERE, "nothing says at which port of 127.0.0.1 the ranks meet"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "head"}, "nothing says at which port of head the ranks meet"),
-        ({**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT=65536 is no port: 1 to 65535 are"),
-        ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT=http is no port: 1 to 65535 are"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR is not set", "MASTER_ADDR"),
+        (PMI, "MASTER_ADDR is not set", "MASTER_ADDR"),
+        (HERE, "at which port of 127.0.0.1", "MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "head"}, "at which port of head", "MASTER_PORT"),
+        ({**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT=65536", ""),
+        ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT=http", ""),
     ],
 )
-def test_no_place_to_meet_is_told(environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch):
+def test_no_place_to_meet_is_told(
+    environment: dict[str, str], message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+):
     launch(environment, monkeypatch)
-    with pytest.raises(LaunchError) as caught:
+    with pytest.raises(LaunchError, match=message) as caught:
         read_meeting()
-    assert caught.value.message == message
-    if message.startswith("nothing"):
-        assert "MASTER_ADDR" in (caught.value.hint or "")
+    assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
-    ("nodes", "host"),
+    ("nodes", "hosts"),
     [
-        ("n[01-03,7],gpu5", "n01"),
-        ("gpu5,n[01-03]", "gpu5"),
-        ("gpu5", "gpu5"),
-        ("n[7]", "n7"),
-        ("n[3,5-9]", "n3"),
-        ("rack[2-3]-n[010-012]", "rack2-n010"),
-        ("n[1-2].example.org,x", "n1.example.org"),
+        ("n[01-03,7],gpu5", ["n01", "n02", "n03", "n7", "gpu5"]),
+        ("gpu5,n[01-02]", ["gpu5", "n01", "n02"]),
+        ("n[3,5-6]", ["n3", "n5", "n6"]),
+        ("rack[2-3]-n[010-011]", ["rack2-n010", "rack2-n011", "rack3-n010", "rack3-n011"]),
+        ("n[1-2].example.org,x", ["n1.example.org", "n2.example.org", "x"]),
     ],
 )
-def test_the_first_host_of_a_slurm_list(nodes: str, host: str):
-    assert read_first_host("SLURM_JOB_NODELIST", nodes) == host
+def test_hosts_of_a_slurm_list(nodes: str, hosts: list[str]):
+    assert expand_hosts(nodes) == hosts
+    assert read_first_host("SLURM_JOB_NODELIST", nodes) == hosts[0]
 
 
 @pytest.mark.parametrize("nodes", [",n1", "n[1-", "n[a-b]", "n[]", "n]1", "n 1", "[", "n[1-2]]"])
 def test_a_list_of_hosts_that_is_none_is_told(nodes: str):
     with pytest.raises(LaunchError, match="is no list of hosts such as"):
         read_first_host("SLURM_JOB_NODELIST", nodes)
+
+
+CORES = [frozenset({n, n + 7}) for n in range(7)]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+def test_shares_of_cores_are_fair_whole_and_apart(number: int):
+    shares = [share_cores(CORES, number, one) for one in range(number)]
+    assert sorted(cpu for share in shares for cpu in share) == list(range(14))
+    assert max(map(len, shares)) - min(map(len, shares)) in (0, 2)  # a core has two threads here
+    assert shares[0] >= {0, 7}
+
+
+def test_more_ranks_than_cores_share_in_turn():
+    assert [share_cores(CORES[:2], 5, number) for number in range(5)] == [*CORES[:2], *CORES[:2], CORES[0]]
+
+
+def test_a_rank_takes_its_share_once_and_only_if_asked(monkeypatch: pytest.MonkeyPatch):
+    taken: list[frozenset[int]] = []
+    monkeypatch.setattr(ranks, "list_cores", lambda _cpus: CORES)
+    monkeypatch.setattr(ranks, "remember_affinity", lambda: None)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: taken.append(cpus))
+    launch({"RANK": "1", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "7(x2)"}, monkeypatch)
+    bind_cores(Rank(1, 7, 1))
+    assert taken == []
+    monkeypatch.setenv("TRAINSTONE_BIND", "cores")
+    bind_cores(Rank(1, 7, 1))
+    bind_cores(Rank(1, 7, 1))
+    assert taken == [CORES[1]]
+    monkeypatch.setenv("TRAINSTONE_BIND", "cores")
+    monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu:")
+    bind_cores(Rank(1, 7, 1))
+    assert len(taken) == 1

@@ -1,31 +1,17 @@
+import itertools
+
 import torch
 
 from trainstone.measure.clock import HostTimer, choose_timer
 
 
-class FakeClock:
-    """Ticks one second at each look."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        self.seconds += 1.0
-        return self.seconds
-
-
-def test_marks_are_host_time():
-    timer = HostTimer(now=FakeClock())
+def test_a_device_without_events_is_waited_for_at_each_mark():
+    waits: list[int] = []
+    times = itertools.count(1.0)
+    timer = HostTimer(now=lambda: next(times), synchronize=lambda: waits.append(1))
     first, second = timer.mark(), timer.mark()
     timer.wait(second)
     assert timer.seconds(first, second) == 1.0
-
-
-def test_a_device_without_events_is_waited_for_at_each_mark():
-    waits = []
-    timer = HostTimer(now=FakeClock(), synchronize=lambda: waits.append(1))
-    timer.mark()
-    timer.mark()
     assert len(waits) == 2
 
 

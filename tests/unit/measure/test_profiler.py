@@ -1,14 +1,22 @@
 import gzip
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from trainstone.config.load import hash_config, load_config
+from trainstone.errors import ConfigError
 from trainstone.machine.ranks import Rank
-from trainstone.measure.profiler import Capture, Window, choose_activities
+from trainstone.measure.clock import HostTimer
+from trainstone.measure.profiler import Capture, ProfilerRange, Window
+from trainstone.train.fit import fit_to_machine
+from trainstone.train.loop import train_steps
+from trainstone.train.task import build_task
 
 CPU = torch.device("cpu")
+TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "device=cpu"]
 
 
 def capture_steps(target: Path, window: Window, *, fail_at: int | None = None) -> None:
@@ -22,32 +30,22 @@ def capture_steps(target: Path, window: Window, *, fail_at: int | None = None) -
             capture.step(number)
 
 
-def read_trace(path: Path) -> dict:
-    return json.loads(gzip.decompress(path.read_bytes()))
-
-
 @pytest.mark.parametrize("window", [Window(7, 8, 10), Window(0, 0, 2), Window(41, 44, 45)])
-def test_the_trace_holds_the_steps_of_the_window_by_their_own_numbers(tmp_path: Path, window: Window):
+def test_the_trace_holds_the_steps_of_the_window_by_their_own_numbers(
+    tmp_path: Path, window: Window, capfd: pytest.CaptureFixture[str]
+):
     target = tmp_path / "trace" / "rank0003.json.gz"
     capture_steps(target, window)
-    events = [event for event in read_trace(target)["traceEvents"] if event["ph"] == "X"]
+    assert list(target.parent.iterdir()) == [target]
+    assert capfd.readouterr() == ("", "")
+    trace = json.loads(gzip.decompress(target.read_bytes()))
+    assert trace["distributedInfo"] == {"rank": 3, "world_size": 8}
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep#")]
     assert steps == [f"ProfilerStep#{number}" for number in range(window.first, window.end)]
-    assert sum(event["name"] == "aten::mm" for event in events) == window.end - window.first
-    assert sum(event["name"] == "forward" for event in events) == window.end - window.first
-
-
-def test_the_trace_names_its_rank_and_the_shapes(tmp_path: Path):
-    capture_steps(tmp_path / "t.json.gz", Window(1, 2, 3))
-    trace = read_trace(tmp_path / "t.json.gz")
-    assert trace["distributedInfo"] == {"rank": 3, "world_size": 8}
-    (product,) = (event for event in trace["traceEvents"] if event["name"] == "aten::mm")
-    assert product["args"]["Input Dims"] == [[8, 8], [8, 8]]
-
-
-def test_nothing_but_the_trace_is_left(tmp_path: Path):
-    capture_steps(tmp_path / "t.json.gz", Window(1, 2, 3))
-    assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
+    products = [event["args"]["Input Dims"] for event in events if event["name"] == "aten::mm"]
+    assert products == [[[8, 8], [8, 8]]] * len(steps)
+    assert sum(event["name"] == "forward" for event in events) == len(steps)
 
 
 def test_a_failure_leaves_no_trace_and_profiling_works_again(tmp_path: Path):
@@ -58,12 +56,63 @@ def test_a_failure_leaves_no_trace_and_profiling_works_again(tmp_path: Path):
     assert (tmp_path / "t.json.gz").is_file()
 
 
-def test_it_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    capture_steps(tmp_path / "t.json.gz", Window(1, 2, 3))
-    assert capfd.readouterr() == ("", "")
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((2, 1), [0, 1, "start", 2, "stop", 3]),
+        ((1, 2), [0, "start", 1, 2, "stop", 3]),
+        ((0, 1), ["start", 0, "stop", 1, 2, 3]),
+        ((3, 1), [0, 1, 2, "start", 3, "stop"]),
+        ((0, 9), ["start", 0, 1, 2, 3, "stop"]),
+        ((7, 1), [0, 1, 2, 3]),
+        (None, [0, 1, 2, 3]),
+    ],
+)
+def test_only_the_steps_of_the_range_are_between_start_and_stop(
+    steps: tuple[int, int] | None, expected: list[int | str]
+):
+    seen: list[int | str] = []
+    with ProfilerRange(steps, lambda: seen.append("start"), lambda: seen.append("stop")) as profiled:
+        for step in range(4):
+            assert step == 0 or profiled.pass_to_next_step()
+            seen.append(step)
+    assert seen == expected
 
 
-def test_only_known_devices_have_activities_of_their_own():
-    assert [activity.name for activity in choose_activities(CPU)] == ["CPU"]
-    assert [activity.name for activity in choose_activities(torch.device("cuda"))] == ["CPU", "CUDA"]
-    assert [activity.name for activity in choose_activities(torch.device("mps"))] == ["CPU"]
+def test_a_device_in_error_does_not_hide_the_first_error():
+    stops: list[str] = []
+
+    def fail() -> None:
+        stops.append("stop")
+        raise RuntimeError("CUDA error")
+
+    with pytest.raises(ZeroDivisionError), ProfilerRange((0, 5), lambda: None, fail):
+        _ = 1 / 0
+    assert stops == ["stop"]
+    with pytest.raises(RuntimeError, match="CUDA error"), ProfilerRange((0, 5), lambda: None, fail):
+        pass
+
+
+def test_the_key_takes_two_integers_and_is_no_part_of_what_is_executed():
+    plain = load_config("resnet50")
+    ranged = load_config("resnet50", settings=["measure.profiler_range=[3, 2]", "measure.iterations=5"])
+    assert ranged.measure.profiler_range == (3, 2)
+    assert plain.measure.profiler_range is None
+    assert hash_config(plain) == hash_config(load_config("resnet50", settings=["measure.profiler_range=[3, 2]"]))
+    for value in ("[3, 0]", "[-1, 2]", "[1.5, 2]", "3", "[3]", "[1, 2, 3]", "true"):
+        with pytest.raises(ConfigError, match=r"measure\.profiler_range"):
+            load_config("resnet50", settings=[f"measure.profiler_range={value}"])
+    with pytest.raises(ConfigError, match=r"measure.profiler_range needs 5 steps, but measure.iterations is 4"):
+        load_config("resnet50", settings=["measure.profiler_range=[3, 2]", "measure.iterations=4"])
+
+
+def test_the_loop_asks_before_every_step_but_the_first():
+    """What ProfilerRange relies on: train_steps counts with it."""
+    fitted = fit_to_machine(load_config("resnet50", settings=TINY), strict=False)
+    seen: list[str] = []
+    task = build_task(fitted.config, fitted.device)
+    with ProfilerRange((1, 2), lambda: seen.append("start"), lambda: seen.append("stop")) as profiled:
+        steps = train_steps(task, HostTimer(), num_steps=4, go_on=profiled.pass_to_next_step)
+        for record in itertools.islice(steps, 4):
+            seen.append(str(record.step))
+    assert seen == ["0", "start", "1", "2", "stop", "3"]

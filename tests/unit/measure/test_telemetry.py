@@ -1,6 +1,7 @@
 """The sampler and its file, with made-up readers and an injected clock."""
 
 import logging
+import platform
 import threading
 import time
 
@@ -8,14 +9,6 @@ import pytest
 
 from trainstone.measure.telemetry import Telemetry
 from trainstone.results.samples import HEADER, Reading, read_samples
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 class FakeReader:
@@ -38,79 +31,45 @@ class FakeReader:
         self.closed = True
 
 
-# The sampler
-
-
-def test_file_of_a_run(tmp_path):
-    clock = FakeClock()
+def test_file_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "node/7")
+    now = [100.0]
     reader = FakeReader(Reading(clock_mhz=1410.0, energy_joules=5.5, mem_used_bytes=7, throttle="none"))
-    telemetry = Telemetry(
-        tmp_path, "cuda:0", reader, lambda: 12, interval_seconds=60, now=clock, started=98.5, host="node/7"
-    )
+    telemetry = Telemetry(tmp_path, "cuda:0", reader, lambda: 12, 60.0, now=lambda: now[0], started=98.5)
     with telemetry:
-        while telemetry.latest is None:
+        while not read_samples(telemetry.path):
             time.sleep(0.001)
-        clock.seconds = 102.0
+        now[0] = 102.0
     assert telemetry.path == tmp_path / "telemetry-node_7-cuda_0.csv"
     line = "12,1410.000,,,5.500,,,7,none\n"
     assert telemetry.path.read_text() == f"{HEADER}\n1.500,{line}3.500,{line}"
     assert reader.closed
-    assert read_samples(telemetry.path)[-1] == telemetry.latest
-    assert telemetry.latest.time_seconds == 3.5
-
-
-def test_samples_keep_coming_and_leaving_does_not_wait(tmp_path):
-    telemetry = Telemetry(tmp_path, "cpu", FakeReader(), lambda: 0, interval_seconds=0.01)
-    entering = time.perf_counter()
-    with telemetry:
-        time.sleep(0.15)
-        num_samples = len(read_samples(telemetry.path))  # on disk at once: it is the heart-beat
-        assert 3 <= num_samples <= 2 + (time.perf_counter() - entering) / 0.01
-        telemetry._interval_seconds = 60.0
-        time.sleep(0.03)
-        leaving = time.perf_counter()
-    assert time.perf_counter() - leaving < 1.0
-    assert 0 < telemetry.cpu_seconds < 0.2
-    assert not [thread for thread in threading.enumerate() if thread.name == "telemetry-cpu"]
 
 
 def test_reader_error_is_logged_once_and_the_heart_beats_on(tmp_path, caplog):
-    reader = FakeReader(RuntimeError("driver gone"))
-    telemetry = Telemetry(tmp_path, "cpu", reader, lambda: 4, interval_seconds=0.005)
-    with caplog.at_level(logging.WARNING), telemetry:
-        time.sleep(0.05)
-    assert [record.getMessage() for record in caplog.records] == [
+    gone = RuntimeError("driver gone")
+    telemetry = Telemetry(tmp_path, "cpu", FakeReader(gone, gone, Reading(temp_celsius=50.0)), lambda: 4)
+    with caplog.at_level(logging.WARNING):
+        telemetry.path.touch()
+        telemetry._file = telemetry.path.open("ab", buffering=0)
+        telemetry._file.write(f"{HEADER}\n".encode())
+        for _ in range(3):
+            telemetry.sample()
+    assert [one.getMessage() for one in caplog.records] == [
         "telemetry: cannot read the device: RuntimeError: driver gone"
     ]
     samples = read_samples(telemetry.path)
-    assert len(samples) >= 2
-    assert {sample.step for sample in samples} == {4}
-    assert {sample.clock_mhz for sample in samples} == {None}
-
-
-def test_reader_that_recovers_is_recorded_again(tmp_path):
-    reader = FakeReader(RuntimeError("once"), Reading(temp_celsius=50.0))
-    telemetry = Telemetry(tmp_path, "cpu", reader, lambda: 1)
-    telemetry.sample()
-    assert telemetry.latest is not None
-    assert telemetry.latest.temp_celsius is None
-    telemetry.sample()
-    assert telemetry.latest.temp_celsius == 50.0
+    assert [(sample.step, sample.temp_celsius) for sample in samples] == [(4, None), (4, None), (4, 50.0)]
+    telemetry._file.close()
 
 
 def test_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    with Telemetry(tmp_path / "file", "cpu", FakeReader(), lambda: 1, interval_seconds=0.005) as telemetry:
-        time.sleep(0.02)
-    assert telemetry.latest is not None
-    assert [record.getMessage()[:23] for record in caplog.records] == ["telemetry: cannot write"]
-
-
-def test_exception_of_the_run_passes_through(tmp_path):
     reader = FakeReader()
-    with pytest.raises(KeyError), Telemetry(tmp_path, "cpu", reader, lambda: 1):
-        raise KeyError("step")
+    with Telemetry(tmp_path / "file", "cpu", reader, lambda: 1, interval_seconds=0.005):
+        time.sleep(0.02)
     assert reader.closed
+    assert [record.getMessage()[:23] for record in caplog.records] == ["telemetry: cannot write"]
 
 
 def test_machine_that_gives_no_thread_does_not_end_the_run(tmp_path, caplog, monkeypatch):
@@ -140,7 +99,7 @@ def test_driver_that_hangs_is_left_behind(tmp_path, caplog, monkeypatch):
 
 @pytest.mark.parametrize("torn", ["", "0.5", "time_sec", f"{HEADER}\n", f"{HEADER}\n1.000,3,,,,,,,,none\n2.0,4,,"])
 def test_resumed_run_goes_on_after_the_last_whole_line(tmp_path, torn):
-    telemetry = Telemetry(tmp_path, "cpu", FakeReader(), lambda: 9, interval_seconds=60, host="h")
+    telemetry = Telemetry(tmp_path, "cpu", FakeReader(), lambda: 9, interval_seconds=60)
     telemetry.path.write_text(torn)
     with telemetry:
         pass

@@ -1,4 +1,4 @@
-"""Default boxes against the original's numbers; encoding, decoding and overlap against plain arithmetic."""
+"""Default boxes against the original's numbers, arithmetic of boxes and matching against plain loops."""
 
 import math
 
@@ -6,16 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from trainstone.models.boxes import (
-    decode,
-    default_boxes,
-    encode,
-    list_levels,
-    overlap,
-    to_centres,
-    to_edges,
-)
+from trainstone.models import boxes as boxes_module
+from trainstone.models.boxes import decode, default_boxes, encode, list_levels, match, overlap, to_centres, to_edges
 
 # MLPerf's SSD300, as its paper and its reference tell them.
 CELLS, STEPS = (38, 19, 10, 5, 3, 1), (8, 16, 32, 64, 100, 300)
@@ -46,14 +40,6 @@ def test_boxes_for_300_pixels_are_the_originals_in_their_order():
     assert boxes.shape == (8732, 4)
     assert boxes.dtype == torch.float32
     assert torch.allclose(boxes, torch.tensor(list_originals_boxes()), rtol=0, atol=1e-7)
-
-
-def test_levels_for_300_pixels_are_the_originals():
-    levels = list_levels(300)
-    assert tuple(level.cells for level in list_levels(300)) == CELLS
-    assert tuple(level.step for level in levels) == STEPS
-    assert tuple(level.boxes_per_cell for level in levels) == (4, 6, 6, 6, 4, 4)
-    assert [level.padded for level in levels] == [True, True, True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -93,10 +79,9 @@ def test_an_object_of_30_pixels_overlaps_a_default_box_by_half_wherever_it_lies(
     assert best.min() > 0.5
 
 
-@pytest.mark.parametrize("image_size", [0, 32, 63])
-def test_a_picture_too_small_is_refused_with_what_is_needed(image_size):
-    with pytest.raises(ValueError, match=f"at least 64 pixels, not {image_size}"):
-        default_boxes(image_size)
+def test_a_picture_too_small_is_refused_with_what_is_needed():
+    with pytest.raises(ValueError, match="at least 64 pixels, not 63"):
+        default_boxes(63)
 
 
 shares = st.floats(0, 1, width=32)
@@ -120,15 +105,18 @@ def test_offsets_are_the_originals():
     assert encode(box, default).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def overlap_of_two(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+Box = tuple[float, ...]
+
+
+def measure_overlap(a: Box, b: Box) -> float:
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     shared = max(width, 0.0) * max(height, 0.0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
     return shared / union if union > 0 else 0.0
 
 
-cells = st.integers(0, 16).map(lambda number: number / 16)
-any_boxes = st.tuples(cells, cells, cells, cells).map(
+sixteenths = st.integers(0, 16).map(lambda number: number / 16)
+any_boxes = st.tuples(sixteenths, sixteenths, sixteenths, sixteenths).map(
     lambda b: (min(b[0], b[2]), min(b[1], b[3]), max(b[0], b[2]), max(b[1], b[3]))
 )
 
@@ -137,10 +125,114 @@ any_boxes = st.tuples(cells, cells, cells, cells).map(
 @settings(deadline=None)
 def test_overlap_is_intersection_over_union_of_each_with_each(first, second):
     together = overlap(torch.tensor([first, first]), torch.tensor([second, second]))
-    expected = torch.tensor([[overlap_of_two(a, b) for b in second] for a in first])
+    expected = torch.tensor([[measure_overlap(a, b) for b in second] for a in first])
     assert torch.allclose(together, expected.expand_as(together), atol=1e-6)
 
 
-def test_default_boxes_themselves_are_coded_as_nothing():
-    defaults = default_boxes(64)
-    assert encode(to_edges(defaults), defaults).abs().max() < 1e-4
+def match_slowly(boxes: list[Box], labels: list[int], defaults: list[Box], min_overlap: float) -> list[int]:
+    """Return for each default box, as edges, the object that it learns, or -1."""
+    real = [o for o, (b, label) in enumerate(zip(boxes, labels, strict=True)) if label >= 0 and is_real(b)]
+    overlaps = {o: [measure_overlap(boxes[o], default) for default in defaults] for o in real}
+    for row in overlaps.values():
+        best = max(range(len(row)), key=lambda place: (row[place], place))
+        row[best] = 2.0
+    learnt = [-1] * len(defaults)
+    for place in range(len(defaults)):
+        best = max(real, key=lambda o: (overlaps[o][place], o), default=-1)
+        if best >= 0 and overlaps[best][place] > min_overlap:
+            learnt[place] = best
+    return learnt
+
+
+def is_real(box: Box) -> bool:
+    return box[2] > box[0] and box[3] > box[1]
+
+
+def check(boxes: Tensor, labels: Tensor, defaults: Tensor, min_overlap: float = 0.5) -> None:
+    targets, offsets = match(boxes, labels, defaults, min_overlap=min_overlap)
+    assert (targets.dtype, offsets.dtype) == (torch.int64, torch.float32)
+    edges = to_edges(defaults.double()).tolist()
+    for row in range(len(boxes)):
+        learnt = match_slowly(boxes[row].double().tolist(), labels[row].tolist(), edges, min_overlap)
+        assert targets[row].tolist() == [0 if o < 0 else int(labels[row, o]) + 1 for o in learnt]
+        meant = decode(offsets[row], defaults)
+        for place, o in enumerate(learnt):
+            if o < 0:
+                assert not offsets[row, place].any()
+            else:
+                assert torch.allclose(meant[place], boxes[row, o], atol=1e-5)
+
+
+# On a grid of sixteenths all overlaps are quotients of small whole numbers: equals are equal in every precision.
+cells = st.integers(-2, 18).map(lambda number: number / 16)
+grid_boxes = st.tuples(cells, cells, cells, cells)  # also empty and inside out
+sides = st.integers(1, 16).map(lambda number: number / 16)
+real_boxes = st.tuples(cells, cells, sides, sides).map(lambda b: (b[0], b[1], b[0] + b[2], b[1] + b[3]))
+
+
+@given(
+    objects=st.lists(st.tuples(real_boxes | grid_boxes, st.integers(-1, 3)), min_size=1, max_size=8),
+    defaults=st.lists(real_boxes, min_size=1, max_size=10),
+    min_overlap=st.sampled_from([0.1, 0.25, 0.5, 0.9]),
+)
+@settings(deadline=None, max_examples=120)
+def test_matching_follows_the_originals_words(objects, defaults, min_overlap):
+    boxes, labels = torch.tensor([[box for box, _ in objects]]), torch.tensor([[label for _, label in objects]])
+    both = torch.cat([boxes, boxes.flip(1)]), torch.cat([labels, labels.flip(1)])
+    check(*both, to_centres(torch.tensor(defaults)), min_overlap)
+
+
+def make_boxes(number: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.rand(number, 2, generator=generator)
+    sizes = torch.rand(number, 2, generator=generator).pow(2) * 0.6 + 0.01
+    edges = to_edges(torch.cat([centres, sizes], dim=1)).clamp(0, 1)
+    return edges, torch.randint(80, (number,), generator=generator)
+
+
+def pad(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    most = max(len(labels) for _, labels in rows)
+    boxes, labels = torch.zeros(len(rows), most, 4), torch.full((len(rows), most), -1)
+    for row, (edges, classes) in enumerate(rows):
+        boxes[row, : len(edges)], labels[row, : len(edges)] = edges, classes
+    return boxes, labels
+
+
+def test_300_objects_on_the_originals_boxes_are_matched_as_one_by_one(monkeypatch):
+    crowded, few = make_boxes(300, seed=1), make_boxes(3, seed=2)
+    boxes, labels = pad([crowded, few])
+    together = match(boxes, labels, default_boxes(300), min_overlap=0.5)
+    monkeypatch.setattr(boxes_module, "MAX_PAIRS", 1)  # a picture at a time
+    apart = match(boxes, labels, default_boxes(300), min_overlap=0.5)
+    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+    alone, _ = match(few[0][None], few[1][None], default_boxes(300), min_overlap=0.5)
+    assert torch.equal(together[0][1:], alone)
+    assert torch.equal(together[0].count_nonzero(1) > 0, torch.tensor([True, True]))
+
+
+@pytest.mark.parametrize(
+    "box", [(0.5, 0.5, 0.5, 0.9), (0.9, 0.1, 0.1, 0.9), (math.nan, 0.0, 1.0, 1.0), (0.0, 0.0, math.inf, 1.0)]
+)
+def test_a_box_without_an_area_is_no_object(box):
+    boxes = torch.tensor([[box, (0.1, 0.1, 0.6, 0.6)], [box, box]])
+    targets, offsets = match(boxes, torch.tensor([[5, 2], [5, 5]]), default_boxes(96), min_overlap=0.5)
+    assert set(targets[0].unique().tolist()) == {0, 3}
+    assert not targets[1].any()
+    assert not offsets[1].any()
+    assert bool(offsets.isfinite().all())
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
+def test_nothing_to_match_is_all_background(shape):
+    boxes, labels = torch.zeros(*shape, 4), torch.zeros(shape, dtype=torch.int64)
+    targets, offsets = match(boxes, labels, default_boxes(96), min_overlap=0.5)
+    assert targets.shape == (shape[0], 832)
+    assert offsets.shape == (shape[0], 832, 4)
+    assert not targets.any()
+
+
+def test_nothing_waits_for_the_device():
+    """The meta device has no content: whatever looks at one fails there."""
+    boxes, labels = torch.zeros(2, 8, 4, device="meta"), torch.zeros(2, 8, dtype=torch.int64, device="meta")
+    targets, offsets = match(boxes, labels, default_boxes(300).to("meta"), min_overlap=0.5)
+    assert (targets.shape, offsets.shape) == ((2, 8732), (2, 8732, 4))

@@ -78,12 +78,6 @@ def test_tensors_are_found_under_all_usual_wrappings(tmp_path: Path, content: An
     assert same(read_weights(tmp_path / "w.pth"), SMALL)
 
 
-def test_a_prefix_of_some_names_alone_is_theirs(tmp_path: Path):
-    mixed = {"module.weight": torch.zeros(1), "fc.weight": torch.ones(1)}
-    save_file(mixed, tmp_path / "w.safetensors")
-    assert same(read_weights(tmp_path / "w.safetensors"), mixed)
-
-
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], **document: int) -> None:
     write_tensors(path, tensors, seal(document, tensors))
 
@@ -173,14 +167,6 @@ def test_what_is_more_or_less_than_tensors_by_name_is_refused(tmp_path: Path, co
         read_weights(tmp_path / "w.pth")
 
 
-def test_a_dict_that_holds_itself_ends(tmp_path: Path):
-    content: dict[str, Any] = {}
-    content["model"] = content
-    torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(DataError, match=r"1 other \(model\)"):
-        read_weights(tmp_path / "w.pth")
-
-
 def test_a_file_that_would_swell_is_refused(tmp_path: Path):
     torch.save({"a": torch.zeros(100_000)}, tmp_path / "w.pth")
     with zipfile.ZipFile(tmp_path / "w.pth") as plain, zipfile.ZipFile(tmp_path / "z.pth", "w", 8) as small:
@@ -204,20 +190,15 @@ def test_a_file_that_would_swell_is_refused(tmp_path: Path):
         (b"\x80", "cut off, damaged|is damaged"),
         (struct.pack("<Q", 2**62) + b"{}", "the length of its header makes no sense"),
         (struct.pack("<Q", 99_999_999) + b"{}", "ends within its header"),
+        (b"version 1\xff\x1b[31m", "neither safetensors"),
     ],
 )
-@pytest.mark.parametrize("name", ["w.pth", "w"])
-def test_foreign_files_are_named(tmp_path: Path, name: str, data: bytes, words: str):
-    (tmp_path / name).write_bytes(data)
+def test_foreign_files_are_named(tmp_path: Path, data: bytes, words: str):
+    (tmp_path / "w.pth").write_bytes(data)
     with pytest.raises(DataError, match=words) as caught:
-        read_weights(tmp_path / name)
-    assert str(tmp_path / name) in caught.value.message
-
-
-def test_an_absurd_header_length_is_refused_whatever_follows(tmp_path: Path):
-    (tmp_path / "w.safetensors").write_bytes(b"\xff" * 40)
-    with pytest.raises(DataError, match="the length of its header makes no sense"):
-        read_weights(tmp_path / "w.safetensors")
+        read_weights(tmp_path / "w.pth")
+    assert str(tmp_path / "w.pth") in caught.value.message
+    assert caught.value.message.isprintable()
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path):
@@ -252,27 +233,33 @@ def test_bytes_changed_at_random_give_tensors_or_a_data_error(tmp_path: Path, fo
     read_damaged(path, data.draw(damaged(path.read_bytes())), read_weights, place="")
 
 
-def test_weights_must_fit_the_model(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("change", "words", "hint"),
+    [
+        ({}, r"2 of another shape \(fc.weight is \(7, 512\), the model's \(3, 512\)", "--set model.num_classes=7"),
+        (
+            {f"extra.{n}": torch.zeros(1) for n in range(5)},
+            r"5 unknown \(extra.0, extra.1, extra.2, \.\.\.\); 2 of",
+            None,
+        ),
+        ({"bn1.bias": None}, r"does not fit the model: 1 missing \(bn1\.bias\)", None),
+        (
+            {"fc.bias": torch.zeros(3, dtype=torch.int8)},
+            r"1 of another type \(fc.bias is torch.int8, the model's",
+            None,
+        ),
+        ({"\x1b[31m": torch.zeros(1)}, r"unknown \(\\x1b", None),
+    ],
+)
+def test_weights_must_fit_the_model(change: dict[str, Any], words: str, hint: str | None):
     model = build_resnet(18, num_classes=3)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    weights = {name: torch.zeros_like(tensor) for name, tensor in before.items() if not name.startswith("layer4")}
-    weights |= {f"extra.{n}": torch.zeros(1) for n in range(5)} | {"conv1.weight": torch.zeros(64, 3, 3, 3)}
-    with pytest.raises(DataError) as caught:
-        load_weights(model, weights, "w.pth")
-    assert caught.value.message.startswith("w.pth does not fit the model: 25 missing (layer4.0.conv1.weight, ")
-    assert "; 5 unknown (extra.0, extra.1, extra.2, ...); 1 of another shape (conv1.weight is (64, 3, 3, 3), " in str(
-        caught.value
-    )
-    assert "the model's (64, 3, 7, 7))" in caught.value.message
-    assert caught.value.hint is None
+    weights = {**build_resnet(18, num_classes=7).state_dict(), **change}
+    with pytest.raises(DataError, match=words) as caught:
+        load_weights(model, {name: tensor for name, tensor in weights.items() if tensor is not None}, "w.pth")
+    assert caught.value.hint == hint
+    assert caught.value.message.isprintable()
     assert same(model.state_dict(), before)
-
-
-def test_another_number_of_classes_is_hinted_at():
-    weights = build_resnet(18, num_classes=7).state_dict()
-    with pytest.raises(DataError, match=r"2 of another shape \(fc.weight is \(7, 512\)") as caught:
-        load_weights(build_resnet(18, num_classes=3), weights, "w.pth")
-    assert caught.value.hint == "--set model.num_classes=7"
 
 
 def test_counters_of_batches_may_be_missing_and_types_follow_the_model():
@@ -285,19 +272,6 @@ def test_counters_of_batches_may_be_missing_and_types_follow_the_model():
     assert torch.equal(model.fc.weight, source.fc.weight.half().float())
 
 
-def test_whole_numbers_are_not_taken_for_weights():
-    weights = build_resnet(18, num_classes=3).state_dict()
-    weights["fc.bias"] = torch.zeros(3, dtype=torch.int8)
-    with pytest.raises(DataError, match=r"1 of another type \(fc.bias is torch.int8, the model's torch.float32\)"):
-        load_weights(build_resnet(18, num_classes=3), weights, "w.pth")
-
-
-def test_names_from_a_file_cannot_steer_the_terminal():
-    with pytest.raises(DataError) as caught:
-        load_weights(torch.nn.Linear(1, 1), {"\x1b[31m": torch.zeros(1)}, "w.pth")
-    assert caught.value.message.isprintable()
-
-
 def test_weights_are_written_for_other_tools(tmp_path: Path):
     model = build_resnet(18, num_classes=3).to(memory_format=torch.channels_last)
     write_weights(tmp_path / "new" / "w.safetensors", model.state_dict(), {"recipe": "demo"})
@@ -305,38 +279,3 @@ def test_weights_are_written_for_other_tools(tmp_path: Path):
     with safe_open(tmp_path / "new" / "w.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt", "recipe": "demo"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["w.safetensors"]
-
-
-def test_a_file_of_torch_cut_in_half_is_told_in_whole_words(tmp_path: Path):
-    path = tmp_path / "w.pth"
-    torch.save(SMALL, path)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError) as caught:
-        read_weights(path)
-    assert caught.value.message == (
-        f"{path} is cut off, damaged or no file of torch.save: "
-        "it begins as a zip file, but the list of contents at its end is not there"
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (RuntimeError("failed finding central directory. This is an internal error. If you are"), "central directory"),
-        (RuntimeError("file 1.5 of v2.0 is odd.\nMore."), "file 1.5 of v2.0 is odd"),
-        (EOFError(), "it ends too early"),
-        (KeyError(), "KeyError"),
-        (RuntimeError("a" * 300), "a" * 197 + r"\.\.\."),
-    ],
-)
-def test_of_what_torch_says_the_first_sentence_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
-):
-    torch.save(SMALL, tmp_path / "w.pth")
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(torch, "load", fail)
-    with pytest.raises(DataError, match=rf"no file of torch\.save: .*{words}$"):
-        read_weights(tmp_path / "w.pth")

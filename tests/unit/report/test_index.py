@@ -42,7 +42,7 @@ def test_what_was_run_twice_has_its_trend_by_machine(golden, tmp_path: Path):
     shutil.copytree(golden("throttled"), tmp_path / "runs/other")
     page = build_index(read_entries(find_runs(tmp_path / "runs")), tmp_path)
     (trend,) = page.figures
-    rows = trend.spec["data"]["values"]
+    rows = trend.spec["layer"][0]["data"]["values"]
     assert len(rows) == 3
     assert len({row["machine"] for row in rows}) == 2
     assert all(row["low"] <= row["rate"] <= row["high"] * 1.05 for row in rows)

@@ -11,8 +11,7 @@ import pytest
 from made_boxes import ask_pycocotools, draw_boxes
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
-from trainstone.results.detection import METRICS, Found, Truth, match_boxes, score_boxes
-from trainstone.results.evaluators import EVALUATORS
+from trainstone.results.detection import EVALUATORS, METRICS, Found, Truth, match_boxes, score_boxes
 
 BOTH = sorted(EVALUATORS)
 
@@ -74,10 +73,10 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
 
 @pytest.mark.parametrize("evaluator", BOTH)
 @pytest.mark.parametrize("added_pixels", [0, 1])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, evaluator: str):
     random = np.random.default_rng(seed)
-    sizes = {"num_pictures": (3, 12)[seed % 2], "num_classes": (1, 2, 5)[seed % 3]}
+    sizes = {"num_pictures": (3, 12, 3)[seed], "num_classes": (1, 2, 5)[seed]}
     # Few pictures and classes: far more than 100 found boxes in one of them, and equal scores beyond the hundredth.
     truth, found = draw_boxes(random, **sizes, true=40, found=600)
     theirs = ask_pycocotools(truth, found, **sizes, added_pixels=added_pixels)
@@ -99,7 +98,7 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
-def test_what_has_no_true_box_has_no_metric(evaluator: str):
+def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.CaptureFixture[str]):
     truth = truth_of((0, 0, 50, 50))
     nothing = score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
     assert nothing.metrics == {name: 0.0 for name in METRICS if name[-5:] not in ("small", "large")}
@@ -110,6 +109,7 @@ def test_what_has_no_true_box_has_no_metric(evaluator: str):
     assert set(right.metrics) == set(nothing.metrics)
     assert right.curves["map"] == pytest.approx(np.ones(101))
     assert len(right.classes) == 1
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
@@ -131,22 +131,9 @@ def test_without_a_box_to_find_there_is_one_clear_error():
 
 def test_boxes_that_are_no_numbers_are_left_out():
     found = found_of((0, 0, 50, 50, 0.4), (0, np.nan, 50, 50, 0.9), (0, 0, np.inf, 50, 0.9), (0, 0, 50, 50, np.nan))
+    found = Found(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
     scores = score_boxes(truth_of((0, 0, 50, 50)), found, pictures=np.arange(1), num_classes=1)
     assert (scores.metrics["map"], scores.num_found) == (pytest.approx(1.0), 1)
-
-
-def test_float32_boxes_are_taken():
-    truth, found = truth_of((0.1, 0.2, 50.3, 50.4)), found_of((0.1, 0.2, 50.3, 50.4, 0.9))
-    found = Found(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
-    assert score_boxes(truth, found, pictures=np.arange(1), num_classes=1).metrics["map"] == pytest.approx(1.0)
-
-
-def test_a_box_of_a_picture_or_class_that_is_not_there_is_our_mistake():
-    truth = truth_of((0, 0, 50, 50))
-    with pytest.raises(AssertionError, match="picture"):
-        score_boxes(truth, found_of((0, 0, 9, 9, 0.5), picture=3), pictures=np.arange(2), num_classes=1)
-    with pytest.raises(AssertionError, match="class"):
-        score_boxes(truth, found_of((0, 0, 9, 9, 0.5), label=1), pictures=np.arange(2), num_classes=1)
 
 
 def test_the_next_library_counts_where_the_first_is_missing(monkeypatch: pytest.MonkeyPatch):
@@ -161,51 +148,6 @@ def test_the_next_library_counts_where_the_first_is_missing(monkeypatch: pytest.
     with pytest.raises(MachineError, match="hotcoco and faster-coco-eval cannot be imported") as caught:
         score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
     assert caught.value.hint == "pip install hotcoco"
-
-
-@pytest.mark.parametrize("evaluator", BOTH)
-def test_nothing_is_printed(evaluator: str, capfd: pytest.CaptureFixture[str]):
-    score_boxes(
-        truth_of((0, 0, 50, 50)), found_of((0, 0, 9, 9, 1)), pictures=np.arange(1), num_classes=1, evaluator=evaluator
-    )
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_surest_box_takes_the_true_one_and_a_second_is_wrong():
-    truth = truth_of((0, 0, 10, 10), (100, 0, 110, 10))
-    found = found_of((0, 0, 10, 9, 0.3), (0, 0, 10, 8, 0.8), (200, 0, 210, 10, 0.9), (100, 0, 110, 4.9, 0.9))
-    is_right, is_found = match_boxes(truth, found)
-    assert is_right.tolist() == [False, True, False, False]
-    assert is_found.tolist() == [True, False]
-    assert match_boxes(truth, found, overlap=0.4)[1].tolist() == [True, True]
-
-
-def test_a_found_box_takes_the_true_one_it_overlaps_most():
-    truth = truth_of((0, 0, 10, 10), (0, 2, 10, 12))
-    is_right, is_found = match_boxes(truth, found_of((0, 2, 10, 12, 0.9)))
-    assert (is_right.tolist(), is_found.tolist()) == ([True], [False, True])
-
-
-def test_boxes_of_another_picture_or_class_do_not_match():
-    truth = truth_of((0, 0, 10, 10), picture=3, label=2)
-    for place in ({"picture": 3, "label": 1}, {"picture": 2, "label": 2}):
-        assert not match_boxes(truth, found_of((0, 0, 10, 10, 0.9), **place))[0].any()
-    assert match_boxes(truth, found_of((0, 0, 10, 10, 0.9), picture=3, label=2))[0].all()
-
-
-def test_crowds_hold_many_but_a_thing_of_its_own_comes_first():
-    truth = join(truth_of((0, 0, 100, 100), crowd=True), truth_of((0, 0, 10, 10)))
-    found = found_of((0, 0, 10, 10, 0.9), (50, 50, 60, 60, 0.8), (70, 70, 80, 80, 0.7), (95, 95, 115, 115, 0.6))
-    is_right, is_found = match_boxes(truth, found)
-    assert is_right.tolist() == [True, True, True, False]
-    assert is_found.tolist() == [True, True]
-    assert match_boxes(truth, found_of((0, 0, 10, 10, 0.9)))[1].tolist() == [False, True]
-
-
-def test_empty_and_flat_boxes_match_nothing():
-    assert [flags.tolist() for flags in match_boxes(truth_of(), found_of())] == [[], []]
-    assert not match_boxes(truth_of((5, 5, 5, 9)), found_of((5, 5, 5, 9, 0.9)))[0].any()
-    assert match_boxes(truth_of((0, 0, 9, 9)), found_of())[1].tolist() == [False]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -18,8 +18,8 @@ from trainstone.results.feeding import (
     largest_stage,
     rate_per_core,
     widest_point,
-    write_verdict,
 )
+from trainstone.results.verdicts import write_data_verdict
 
 
 def test_records_survive_json():
@@ -61,7 +61,7 @@ def test_the_largest_stage():
 
 
 def test_too_few_cores_for_eight_gpus():
-    assert write_verdict(make_feeding(demand=A100), "ResNet-50") == (
+    assert write_data_verdict(make_feeding(demand=A100), "ResNet-50") == (
         "1,190 images/s with 2 threads on 2 cores (595 a core); decoding takes 78 % of the time; "
         "feeding ResNet-50 on 8 x NVIDIA A100 at 20,000 images/s would take 34 cores: there are 2 here"
     )
@@ -69,7 +69,7 @@ def test_too_few_cores_for_eight_gpus():
 
 def test_enough_for_one_gpu():
     demand = A100.model_copy(update={"devices": 1, "images_per_second": 950.0})
-    told = write_verdict(make_feeding(demand=demand), "ResNet-50")
+    told = write_data_verdict(make_feeding(demand=demand), "ResNet-50")
     assert told.endswith("; enough: ResNet-50 on NVIDIA A100 takes 950 images/s, which 1.6 cores feed")
 
 
@@ -83,33 +83,33 @@ def test_enough_for_one_gpu():
 )
 def test_cores_of_a_cpu_that_trains_are_the_same(rate: float, told: str):
     demand = HERE.model_copy(update={"images_per_second": rate})
-    assert write_verdict(make_feeding(demand=demand), "ResNet-50").endswith(f"{told} (there are 2 here)")
+    assert write_data_verdict(make_feeding(demand=demand), "ResNet-50").endswith(f"{told} (there are 2 here)")
 
 
 def test_one_core_is_not_many():
-    told = write_verdict(make_feeding([make_point(1, 600, cores=1)], cores=1, demand=A100, stages=[]))
+    told = write_data_verdict(make_feeding([make_point(1, 600, cores=1)], cores=1, demand=A100, stages=[]))
     assert told.startswith("600 images/s with 1 thread on 1 core (600 a core); feeding 8 x NVIDIA A100 at")
     assert told.endswith("would take 34 cores: there is 1 here")
 
 
 def test_a_verdict_says_only_what_is_known():
-    assert write_verdict(make_feeding(stages=[])) == "1,190 images/s with 2 threads on 2 cores (595 a core)"
+    assert write_data_verdict(make_feeding(stages=[])) == "1,190 images/s with 2 threads on 2 cores (595 a core)"
     nameless = A100.model_copy(update={"device": ""})
-    assert "; feeding training at 20,000 images/s" in write_verdict(make_feeding(demand=nameless))
+    assert "; feeding training at 20,000 images/s" in write_data_verdict(make_feeding(demand=nameless))
     odd = make_feeding(stages=[Stage(name="warp", seconds_per_image=1e-3, share=1)])
-    assert write_verdict(odd).endswith("; warp takes 100 % of the time")
+    assert write_data_verdict(odd).endswith("; warp takes 100 % of the time")
 
 
 def test_cores_that_wait_are_told():
     waiting = make_feeding([make_point(2, 1190, 1.2)], demand=A100)
-    assert "; only 1.2 of 2 cores busy; " in write_verdict(waiting)
-    assert "busy" not in write_verdict(make_feeding([make_point(2, 1190, 1.9)]))
-    assert "busy" not in write_verdict(make_feeding([make_point(8, 1190, 1.9)]))
+    assert "; only 1.2 of 2 cores busy; " in write_data_verdict(waiting)
+    assert "busy" not in write_data_verdict(make_feeding([make_point(2, 1190, 1.9)]))
+    assert "busy" not in write_data_verdict(make_feeding([make_point(8, 1190, 1.9)]))
 
 
 def test_enough_is_only_what_was_reached():
     waiting = make_feeding([make_point(2, 1000, 0.5)], demand=A100.model_copy(update={"images_per_second": 1100.0}))
-    told = write_verdict(waiting)
+    told = write_data_verdict(waiting)
     assert cores_needed(waiting) == pytest.approx(0.55)
     assert "not enough" in told
     assert "were not reached" in describe_cores(waiting)

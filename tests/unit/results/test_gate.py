@@ -1,8 +1,7 @@
 import pytest
 
 from made_results import make_result, write_run, write_runs
-from trainstone.results.compare import compare
-from trainstone.results.gate import check_gate
+from trainstone.results.compare import check_gate, compare
 from trainstone.results.schema import Comparison, ComparisonRow, Side
 
 
@@ -66,13 +65,3 @@ def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
         f"{b}/b-broken: no throughput, its status is failed",
         "resnet50 v2 · bf16 · batch 8: only in A, 1 run",
     ]
-
-
-def test_what_is_only_left_out_passes():
-    comparison = make_comparison(1.2, (1.1, 1.3), "faster").model_copy(update={"left_out": ["x: only in A, 1 run"]})
-    assert check_gate(comparison, 0.95) == ([], [])
-
-
-def test_small_ratios_are_told():
-    gate = check_gate(make_comparison(0.0004, (0.00038, 0.00042), "slower"), 0.95)
-    assert gate.failed == ["what: 0.000400 (0.000380 … 0.000420) is below 0.950, slower"]

@@ -26,12 +26,6 @@ def test_an_interval_lasts_from_its_first_step_s_beginning_to_its_last_s_end():
     ]
 
 
-def test_intervals_end_at_multiples_wherever_they_begin():
-    intervals = Intervals(4, first_step=6)
-    found = [intervals.add(float(step), 1.0, 1) for step in range(6, 15)]
-    assert [(one.first_step, one.last_step) for one in found if one] == [(6, 8), (8, 12)]
-
-
 def test_an_interval_without_any_time_is_passed_over():
     intervals = Intervals(1)
     assert intervals.add(0.0, 0.0, 1) is None

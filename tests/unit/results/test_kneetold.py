@@ -3,8 +3,8 @@
 import pytest
 
 from made_sweep import make_row, make_sweep, steps_of
-from trainstone.results.kneetold import write_sweep_verdict
 from trainstone.results.sweep import Sweep
+from trainstone.results.verdicts import write_sweep_verdict
 
 FULL = make_row(4, status="out_of_memory", note="out of memory")
 UNTRIED = make_row(8, status="not_tried")

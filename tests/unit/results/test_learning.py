@@ -4,6 +4,7 @@ import pytest
 
 from made_learning import make_evaluations, make_phases, make_quality
 from trainstone.results.learning import (
+    describe_split,
     find_best,
     find_reached,
     format_epochs,
@@ -11,11 +12,10 @@ from trainstone.results.learning import (
     format_target,
     list_facts,
     split_time,
-    tell_split,
     thin_history,
-    write_learning_verdict,
 )
 from trainstone.results.schema import Phases
+from trainstone.results.verdicts import write_learning_verdict
 
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
 
@@ -111,7 +111,7 @@ def test_no_part_is_negative(phases: Phases):
 
 
 def test_nothing_measured_is_no_split():
-    assert tell_split(Phases(), 0.0) == ""
+    assert describe_split(Phases(), 0.0) == ""
 
 
 def test_the_best_and_the_one_that_reached_it_are_found():

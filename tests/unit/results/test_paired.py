@@ -31,21 +31,12 @@ def test_a_known_answer():
     assert paired.num_rounds == 6
 
 
-def test_the_other_way_round_is_slower():
-    paired = rounds_of(*(-0.01 * n for n in range(1, 7)))
-    assert paired.ratio == pytest.approx(math.exp(-0.035))
-    assert paired.judgement == "slower"
-
-
-def test_the_same_is_no_difference():
-    paired = rounds_of(*[0.0] * 8)
-    assert (paired.ratio, paired.p_value, paired.judgement) == (1.0, 1.0, "no difference shown")
-
-
-def test_a_constant_difference_is_certain():
-    paired = rounds_of(*[0.1] * 8)
-    assert paired.p_value == pytest.approx(0.0, abs=1e-12)
-    assert paired.judgement == "faster"
+@pytest.mark.parametrize(
+    ("ratio", "p_value", "judgement"), [(0.1, 0.0, "faster"), (-0.1, 0.0, "slower"), (0.0, 1.0, "no difference shown")]
+)
+def test_a_constant_difference_is_certain(ratio: float, p_value: float, judgement: str):
+    paired = rounds_of(*[ratio] * 8)
+    assert (paired.p_value, paired.judgement) == (pytest.approx(p_value, abs=1e-12), judgement)
 
 
 def test_the_noise_floor_is_known_and_holds_a_claim_back():
@@ -68,12 +59,6 @@ def test_an_even_drift_cancels_also_with_blocks_of_unlike_length():
     paired = compare_blocks(images, seconds)
     assert seconds[-1] > 2 * seconds[0]
     assert paired.ratio == pytest.approx(1.0, abs=1e-12)
-
-
-def test_speeds_are_images_a_second_not_steps():
-    paired = compare_blocks([[2, 8, 8, 2]] * 6, [[1.0, 2.0, 2.0, 1.0]] * 6)
-    assert paired.rates == {"A": 2.0, "B": 4.0}
-    assert paired.ratio == 0.5
 
 
 @pytest.mark.parametrize(("num_rounds", "told"), [(1, "1 complete round"), (MIN_ROUNDS - 1, "5 complete rounds")])
@@ -123,14 +108,6 @@ def test_the_row_and_its_verdict():
     assert comparison.geometric_mean is None
     assert comparison.verdict == (
         "A (x=1) is 1.036 times as fast as B (x=2) (1.015 … 1.056; 95 %, interleaved blocks): faster"
-    )
-
-
-def test_a_verdict_without_an_interval():
-    comparison = write_comparison(rounds_of(math.log(20)), "resnet50", LABELS, RUNS, [])
-    assert comparison.verdict == (
-        "A (x=1) is 20.0 times as fast as B (x=2) "
-        "(interval not established: 1 complete round A B B A, 6 needed): not judged"
     )
 
 

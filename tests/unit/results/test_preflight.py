@@ -1,8 +1,9 @@
 """The pre-flight in a line of the terminal and on the page."""
 
 from made_results import make_result
-from trainstone.report.sections.ranks import build
-from trainstone.results.preflight import AllReduce, Host, Preflight, describe_preflight
+from trainstone.report.sections.facts import build_ranks
+from trainstone.results.schema import AllReduce, Host, Preflight
+from trainstone.results.summary import describe_preflight
 
 
 def make_preflight(all_reduce: AllReduce | None) -> Preflight:
@@ -23,7 +24,7 @@ def test_page_shows_hosts_and_all_reduce_by_size():
             "x", preflight=make_preflight(AllReduce(bytes=[1024, 2**24], seconds=[1e-4, 0.016], bytes_per_second=1e9))
         )
 
-    section = build(View())
+    section = build_ranks(View())
     assert section is not None
     hosts, timed = section.blocks
     assert [row[:2] for row in hosts.rows] == [["n1", "2"], ["n2", "2"]]

@@ -3,7 +3,7 @@ import pytest
 from trainstone.machine.health import Noise
 from trainstone.results import schema
 from trainstone.results.checks import finding
-from trainstone.results.repeat import combine_runs
+from trainstone.results.repeated import combine_runs
 
 
 def make_child(rate: float, grade: str = "A", findings=()) -> schema.Result:

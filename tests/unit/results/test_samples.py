@@ -1,12 +1,8 @@
 """Telemetry files read back, and their summary."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trainstone.errors import ResultError
 from trainstone.results.samples import HEADER, Sample, format_sample, read_samples, summarise
@@ -30,15 +26,9 @@ SAMPLES = [
 TEXT = f"{HEADER}\n" + "".join(map(format_sample, SAMPLES))
 
 
-def test_samples_come_back_as_written(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text(TEXT)
-    assert read_samples(path) == SAMPLES
-
-
 def test_killed_at_any_byte_costs_at_most_the_last_line(tmp_path):
     path = tmp_path / "t.csv"
-    for length in range(len(TEXT)):
+    for length in range(len(TEXT) + 1):
         path.write_bytes(TEXT.encode()[:length])
         assert read_samples(path) == SAMPLES[: max(0, TEXT[:length].count("\n") - 1)]
 
@@ -55,26 +45,8 @@ def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ResultError, match="not a telemetry file"):
         read_samples(tmp_path / "t.csv")
-
-
-def test_missing_file_is_a_result_error(tmp_path):
     with pytest.raises(ResultError, match="cannot read telemetry"):
         read_samples(tmp_path / "none.csv")
-
-
-finite = st.none() | st.floats(min_value=0, max_value=1e12).map(lambda value: round(value, 3))
-
-
-@given(finite, finite, st.none() | st.integers(0, 1 << 45), st.none() | st.just("none"), st.none() | st.integers())
-def test_any_sample_survives_the_file(clock, joules, used, throttle, step):
-    values: dict[str, Any] = {"clock_mhz": clock, "energy_joules": joules, "mem_used_bytes": used}
-    sample = Sample(time_seconds=1.5, step=step, throttle=throttle, **values)
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"trainstone-telemetry-{os.getpid()}.csv"
-    try:
-        path.write_text(f"{HEADER}\n{format_sample(sample)}")
-        assert read_samples(path) == [sample]
-    finally:
-        path.unlink()
 
 
 def test_not_a_number_becomes_not_measured():
@@ -101,21 +73,16 @@ def test_summary_of_the_steady_window():
     assert summary["mem_used_bytes"] is None
 
 
-def test_bytes_stay_whole():
-    samples = [Sample(time_seconds=float(i), step=i, mem_used_bytes=value) for i, value in enumerate((100, 201))]
-    summary = summarise(samples, 0.0, 1.0)
-    assert (repr(summary["mem_used_bytes"]), summary["max_mem_used_bytes"]) == ("150", 201)
-
-
-def test_edges_between_two_samples_count_their_part():
-    summary = summarise(make_samples(21), 2.1, 7.9)
-    assert summary["joules"] == pytest.approx(580.0)
-    assert summary["energy_seconds"] == pytest.approx(5.8)
-
-
-def test_window_beyond_the_samples_counts_only_what_was_seen():
-    summary = summarise(make_samples(11), 3.0, 100.0)  # the samples end at 5 s
-    assert summary["energy_seconds"] == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("count", "begin", "end", "joules", "seconds"),
+    [
+        (21, 2.1, 7.9, 580.0, 5.8),  # edges between two samples count their part
+        (11, 3.0, 100.0, 200.0, 2.0),  # the samples end at 5 s
+    ],
+)
+def test_energy_is_that_of_the_part_of_the_window_that_was_seen(count, begin, end, joules, seconds):
+    summary = summarise(make_samples(count), begin, end)
+    assert (summary["joules"], summary["energy_seconds"]) == (pytest.approx(joules), pytest.approx(seconds))
     assert summary["average_watts"] == pytest.approx(100.0)
 
 
@@ -139,9 +106,3 @@ def test_throttling_is_shared_out_by_reason():
     assert summary["throttle_percent"] == {"sw_power_cap": 40.0, "hw_thermal_slowdown": 10.0}
     assert summary["throttled"] is True
     assert summarise(samples, 0.0, 8.0)["throttled"] is False  # a power cap alone is how big GPUs work
-
-
-def test_summary_of_nothing():
-    summary = summarise([], 0.0, 1.0, meter="m")
-    assert summary.pop("num_samples") == 0
-    assert set(summary.values()) == {None}

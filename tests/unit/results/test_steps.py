@@ -17,15 +17,10 @@ def write(path: Path, records=RECORDS, *, split: bool = False) -> None:
             writer.add(record)
 
 
-def test_header_is_the_contract(tmp_path: Path):
-    write(tmp_path / "s.csv")
-    header = (tmp_path / "s.csv").read_text().splitlines()[0]
-    assert header == "step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr"
-    assert ",".join(COLUMNS) == header
-
-
 def test_what_is_written_is_read(tmp_path: Path):
     write(tmp_path / "s.csv")
+    header = (tmp_path / "s.csv").read_text().splitlines()[0]
+    assert header == ",".join(COLUMNS) == "step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr"
     columns = read_columns(tmp_path / "s.csv")
     assert tuple(columns) == COLUMNS
     first, second = zip(*columns.values(), strict=True)
@@ -34,28 +29,16 @@ def test_what_is_written_is_read(tmp_path: Path):
     assert second[6] != second[6]  # a NaN stays one
 
 
-def test_phases_have_columns_on_demand(tmp_path: Path):
-    record = StepRecord(0, 0, 0.0, 0.0, 1.0, 4, 1.0, 0.1, 0.3, 0.6, 0.1)
-    write(tmp_path / "s.csv", [record], split=True)
-    assert tuple(float(column[0]) for column in read_columns(tmp_path / "s.csv").values()) == record[:-1]
-
-
-@pytest.mark.parametrize("cut", range(1, 30))
-def test_a_torn_last_line_is_dropped(tmp_path: Path, cut: int):
+def test_a_torn_last_line_is_dropped(tmp_path: Path):
     path = tmp_path / "s.csv"
     write(path)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-cut])
-    assert read_columns(path)["step"].tolist() == [0]
-
-
-def test_a_file_without_a_whole_step_is_empty(tmp_path: Path):
-    path = tmp_path / "s.csv"
-    write(path)
-    header = path.read_bytes().index(b"\n") + 1
-    for length in (0, 5, header - 1, header, header + 7):
-        (tmp_path / "cut.csv").write_bytes(path.read_bytes()[:length])
-        assert read_columns(tmp_path / "cut.csv") == {}
+    header, first = (place + 1 for place, byte in enumerate(whole[:-1]) if byte == ord("\n"))
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        columns = read_columns(path)
+        assert columns == {} if length < first else columns["step"].tolist() == [0]
+    assert header < first
 
 
 def test_blocks_hold_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -79,18 +62,20 @@ def test_flushed_at_least_once_a_second(tmp_path: Path):
         assert len(path.read_text().splitlines()) == 3
 
 
-def test_other_files_are_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a,b\n1,2\n", "not a step file"),
+        *((f"{bad}\n1,0,0,0,1,4,1,1\n", "line 3 is not a step record") for bad in ("1,2,3", "", "1,2,3,4,5,6,7,é")),
+        ("1,2,x,4,5,6,7,8\n", "line 3 is not a step record"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, match: str):
     path = tmp_path / "s.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ResultError, match="not a step file"):
+    begin = "" if text.startswith("a") else f"{','.join(COLUMNS)}\n0,0,0,0,1,4,1,1\n"
+    path.write_text(begin + text)
+    with pytest.raises(ResultError, match=match):
         read_columns(path)
-    path.write_text(",".join(COLUMNS) + "\n1,2,x,4,5,6,7,8\n")
-    with pytest.raises(ResultError, match="line 2"):
-        read_columns(path)
-    for bad in ("1,2,3", "", "1,2,3,4,5,6,7,é"):
-        path.write_text(f"{','.join(COLUMNS)}\n0,0,0,0,1,4,1,1\n{bad}\n1,0,0,0,1,4,1,1\n")
-        with pytest.raises(ResultError, match="line 3 is not a step record"):
-            read_columns(path)
     with pytest.raises(ResultError, match="cannot read"):
         read_columns(tmp_path / "absent.csv")
 
@@ -110,12 +95,10 @@ def test_steps_before_one_are_kept_where_they_are_all_there(tmp_path: Path, begi
         assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[: kept + 1])
 
 
-def test_a_step_that_is_no_number_is_no_beginning(tmp_path: Path):
+def test_what_cannot_be_gone_on_with(tmp_path: Path):
     path = tmp_path / "s.csv"
+    set_aside(path)  # there is none
     path.write_text(",".join(COLUMNS) + "\nnan,0,0,0,1,4,1,1\n")
     assert cut_steps(path, 1, split_phases=False) is None
-
-
-def test_nothing_can_be_set_aside(tmp_path: Path):
-    set_aside(tmp_path / "s.csv")
-    assert list(tmp_path.iterdir()) == []
+    set_aside(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["s.csv.before-1"]

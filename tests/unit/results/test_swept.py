@@ -7,7 +7,7 @@ from trainstone.results.profiled import Timeline
 from trainstone.results.schema import Memory, Utilisation
 from trainstone.results.sweep import label_point, name_file, write_setting
 from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, find_faults
-from trainstone.results.sweptcells import describe_cells
+from trainstone.results.tables import describe_point
 
 
 def test_a_row_takes_what_its_run_measured():
@@ -60,7 +60,7 @@ def test_core_counters_that_were_asked_for_and_lack_are_noted():
     assert told == {"compute_utilisation": 0.9, "note": "no core counters: no permission"}
     assert describe_profiled(make_result("a"), cores=True) == {"note": "no core counters"}
     row = make_row(1, 1.0, profile="ok", **told)
-    assert describe_cells(make_sweep(row, profile=True, cores=True), row)["note"] == "no core counters: no permission"
+    assert describe_point(make_sweep(row, profile=True, cores=True), row)["note"] == "no core counters: no permission"
 
 
 def test_faults_are_named():
@@ -87,7 +87,7 @@ def test_cells():
         make_row(3, 2.0),
     ]
     sweep = make_sweep(*rows, profile=True, cores=True)
-    cells = [describe_cells(sweep, row) for row in sweep.rows]
+    cells = [describe_point(sweep, row) for row in sweep.rows]
     assert len({tuple(line) for line in cells}) == 1
     assert cells[0]["note"] == "no interval; not steady"
     assert cells[1] | {"MFU": "50.0 %", "memory": "1 GiB", "fp16": ""} == cells[1]

@@ -10,24 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from damage import damaged, quick, read_damaged, real_data
+from damage import quick, read_damaged, real_data
 from made_traces import call, document, host, kernel, mark, small_trace, step, thread_name, write_trace
 from trainstone.errors import DataError
 from trainstone.results.profiled import StepParts, Timeline
 from trainstone.results.timeline import TraceReport, analyse_trace
 
 Events = list[dict[str, Any]]
-PARTS = (
-    "compute",
-    "optimizer",
-    "communication",
-    "copy",
-    "data_wait",
-    "synchronisation",
-    "launch",
-    "host",
-    "unaccounted",
-)
+DEVICE_ORDER = ("compute", "optimizer", "communication", "copy", "data_wait", "synchronisation", "launch", "host")
+PROCESSOR_ORDER = ("data_wait", *DEVICE_ORDER[:4], *DEVICE_ORDER[5:])
+COUNTED = ["aten::conv2d", "aten::convolution", "aten::convolution_backward"]
 
 
 def analyse(folder: Path, events: Events, **options: Any) -> TraceReport:
@@ -46,7 +38,7 @@ def parts(told: StepParts) -> dict[str, float]:
 
 def check_sums(timeline: Timeline) -> None:
     for told in timeline.steps:
-        assert sum(getattr(told, f"{part}_seconds") for part in PARTS) == pytest.approx(
+        assert sum(getattr(told, f"{part}_seconds") for part in (*DEVICE_ORDER, "unaccounted")) == pytest.approx(
             told.seconds, rel=1e-9, abs=1e-15
         )
         assert told.busy_seconds <= told.seconds * (1 + 1e-12)
@@ -56,48 +48,25 @@ def check_sums(timeline: Timeline) -> None:
 
 
 def test_every_part_of_a_device_s_step(tmp_path: Path):
-    report = analyse(
-        tmp_path, small_trace(), counted=["aten::conv2d", "aten::convolution", "aten::convolution_backward"]
-    )
-    timeline = report.timeline
+    timeline = look(tmp_path, small_trace())
     assert [told.step for told in timeline.steps] == [5, 6]
     for told in timeline.steps:
         assert told.seconds == pytest.approx(990e-6)
         assert parts(told) == {
-            "compute": 350,
-            "optimizer": 60,
-            "communication": 50,
-            "copy": 30,
-            "data_wait": 60,
-            "synchronisation": 60,
-            "launch": 120,
-            "host": 160,
-            "unaccounted": 100,
-            "busy": 490,
-            "kernel_running": 460,
-            "kernel": 510,
-            "communication_total": 100,
-            "overlap": 50,
-            "copy_total": 30,
-            "data_wait_total": 90,
-            "optimizer_total": 200,
-        }
+            "compute": 350, "optimizer": 60, "communication": 50, "copy": 30, "data_wait": 60, "synchronisation": 60,
+            "launch": 120, "host": 160, "unaccounted": 100, "busy": 490, "kernel_running": 460, "kernel": 510,
+            "communication_total": 100, "overlap": 50, "copy_total": 30, "data_wait_total": 90, "optimizer_total": 200,
+        }  # fmt: skip
     check_sums(timeline)
     assert (timeline.device, timeline.rank, timeline.trace, timeline.events) == ("cuda", 3, "made.json", 45)
     assert timeline.compute_utilisation == pytest.approx(460 / 990)
     assert timeline.accounted_share == pytest.approx(890 / 990)
-    assert timeline.told == [
-        "The device is idle for 51 % of the step: 12 % launch-bound (the host is not fast enough in giving out work: "
-        "larger batches, engine.compile or engine.cuda_graphs help), 6.1 % waiting for data, 6.1 % synchronising (the "
-        "host waits for the device before it gives out more), 16 % Python between operators, 10 % not accounted for.",
-        "50 % of communication is hidden behind compute; the rest takes 5.1 % of the step.",
-    ]
+    assert timeline.told[0].startswith("The device is idle for 51 % of the step: 12 % launch-bound")
+    assert timeline.told[1].startswith("50 % of communication is hidden behind compute; the rest takes 5.1 %")
 
 
 def test_operators_kernels_lanes_and_calls_of_a_device(tmp_path: Path):
-    report = analyse(
-        tmp_path, small_trace(), counted=["aten::conv2d", "aten::convolution", "aten::convolution_backward"]
-    )
+    report = analyse(tmp_path, small_trace(), counted=COUNTED)
     shapes = ((8, 3, 32, 32), (16, 3, 3, 3), ())
     calls = {each.name: each for each in report.calls}
     assert calls["aten::conv2d"][1:3] == (shapes, 2)
@@ -150,32 +119,16 @@ def test_every_part_of_a_processor_s_step(tmp_path: Path):
     timeline = look(tmp_path, events)
     assert timeline.device == "cpu"
     assert parts(timeline.steps[0]) == {
-        "data_wait": 100,
-        "compute": 420,
-        "optimizer": 70,
-        "communication": 80,
-        "copy": 50,
-        "host": 180,
-        "unaccounted": 100,
-        "busy": 650,
-        "kernel_running": 650,
-        "kernel": 760,
-        "communication_total": 180,
-        "overlap": 100,
-        "copy_total": 50,
-        "data_wait_total": 100,
-        "optimizer_total": 100,
-    }
+        "data_wait": 100, "compute": 420, "optimizer": 70, "communication": 80, "copy": 50, "host": 180,
+        "unaccounted": 100, "busy": 650, "kernel_running": 650, "kernel": 760, "communication_total": 180,
+        "overlap": 100, "copy_total": 50, "data_wait_total": 100, "optimizer_total": 100,
+    }  # fmt: skip
     check_sums(timeline)
     assert timeline.kernels == []
     assert timeline.operators[0].name == "aten::mul"
     assert timeline.operators[0].device_seconds is None
     assert timeline.operators[0].share == pytest.approx(0.19)
-    assert timeline.told == [
-        "Operators run for 65.0 % of the step; 18 % is Python between them; 10 % is waiting for data; "
-        "10 % is not accounted for.",
-        "56 % of communication is hidden behind compute; the rest takes 8.0 % of the step.",
-    ]
+    assert timeline.told[0].startswith("Operators run for 65.0 % of the step; 18 % is Python between them; 10 %")
 
 
 def test_torch_s_own_marks_mean_the_same(tmp_path: Path):
@@ -187,19 +140,6 @@ def test_torch_s_own_marks_mean_the_same(tmp_path: Path):
     assert parts(one.steps[0]) == parts(other.steps[0])
     assert parts(one.steps[0])["optimizer"] == 10
     assert parts(one.steps[0])["data_wait"] == 50
-
-
-def test_streams_side_by_side_count_once_and_a_busy_device_waits_for_nothing(tmp_path: Path):
-    events = [step(0, 0, 100), mark("data", 0, 100), kernel(10, 50), kernel(30, 60, stream=8)]
-    told = look(tmp_path, events).steps[0]
-    assert parts(told) == {
-        "compute": 80,
-        "data_wait": 20,
-        "busy": 80,
-        "kernel_running": 80,
-        "kernel": 110,
-        "data_wait_total": 100,
-    }
 
 
 def test_of_several_devices_the_one_that_works_most_is_judged(tmp_path: Path):
@@ -287,54 +227,111 @@ def test_a_trace_without_work_is_refused(tmp_path: Path, events: Events, told: s
         look(tmp_path, events)
 
 
-def test_begins_without_ends_are_told(tmp_path: Path):
-    begin = {"ph": "B", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 5}
-    assert "1 event without beginning or end left out." in look(tmp_path, [step(0, 0, 9), host("a", 0, 9), begin]).told
-
-
 times = st.tuples(st.integers(0, 60), st.integers(0, 40))
-some_events = st.one_of(
+host_events = st.one_of(
     st.builds(
-        lambda at, name, tid, number: host(name, *at, tid=tid, External_id=number),
+        lambda at, name, tid: host(name, *at, tid=tid),
         times,
         st.sampled_from(["aten::mm", "aten::copy_", "aten::item", "c10d::send", "aten::mm2"]),
         st.integers(100, 102),
-        st.integers(1, 9999),
     ),
     st.builds(
         lambda at, name, tid: mark(name, *at, tid=tid),
         times,
-        st.sampled_from(["data", "forward", "backward", "optimizer", "gloo:all_reduce", "ProfilerStep#4", "else"]),
+        st.sampled_from(["data", "forward", "backward", "optimizer", "gloo:all_reduce", "else"]),
         st.integers(100, 101),
     ),
 )
 device_events = st.one_of(
-    some_events,
+    host_events,
     st.builds(
-        lambda at, name, stream, device, number: kernel(*at, number, name=name, stream=stream, device=device),
+        lambda at, name, stream, number: kernel(*at, number, name=name, stream=stream),
         times,
         st.sampled_from(["gemm", "ncclKernel", "relu"]),
         st.integers(7, 8),
-        st.integers(0, 1),
         st.integers(0, 20),
     ),
     st.builds(lambda at: kernel(*at, name="Memset", cat="gpu_memset"), times),
 )
 
 
-@settings(quick, max_examples=60)
+def count_moments(events: Events, window: tuple[int, int], *, on_device: bool) -> dict[str, float]:
+    """The parts of a step from sets of whole microseconds, each judged by itself; zeros left out."""
+
+    def cover(cat: str, *names: str, tid: int | None = None) -> set[int]:
+        wanted = [event for event in events if event["cat"] == cat and tid in (None, event["tid"])]
+        spans = [(event["ts"], event["dur"]) for event in wanted if not names or event["name"] in names]
+        return {moment for start, dur in spans for moment in range(start, start + dur)}
+
+    def marks(*names: str) -> set[int]:
+        return cover("user_annotation", *names, tid=100)
+
+    sets = {part: set[int]() for part in DEVICE_ORDER}
+    sets |= {"data_wait": marks("data"), "host": marks("forward", "backward", "optimizer")}
+    in_optimizer, running = marks("optimizer"), []
+    if on_device:
+        launches = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"] == "cuda_runtime"}
+        for event in events:
+            if event["cat"] == "kernel":
+                part = "optimizer" if launches.get(event["args"]["correlation"]) in in_optimizer else "compute"
+                part = "communication" if "nccl" in event["name"] else part
+                running.append(set(range(event["ts"], event["ts"] + event["dur"])))
+                sets[part] |= running[-1]
+        sets["copy"] = cover("gpu_memset")
+        sets["synchronisation"] = cover("cpu_op", "aten::item")
+        sets["launch"] = cover("cpu_op") | cover("cuda_runtime")
+    else:
+        for tid in (100, 101, 102):
+            talks = cover("cpu_op", "c10d::send", tid=tid) | cover("user_annotation", "gloo:all_reduce", tid=tid)
+            alone = cover("cpu_op", tid=tid) - talks
+            of_optimizer = alone & in_optimizer if tid == 100 else set()
+            moves = (alone - of_optimizer) & cover("cpu_op", "aten::copy_", tid=tid)
+            sets["communication"] |= talks
+            sets["optimizer"] |= of_optimizer
+            sets["copy"] |= moves
+            sets["compute"] |= alone - of_optimizer - moves
+            running.append(alone | talks)
+    step = set(range(*window))
+    anything = set().union(*running)
+    found = {
+        "busy": anything | (sets["copy"] if on_device else set()),
+        "kernel_running": anything,
+        "communication_total": sets["communication"],
+        "overlap": sets["communication"] & (sets["compute"] | sets["optimizer"]),
+        "copy_total": sets["copy"],
+        "data_wait_total": sets["data_wait"],
+        "optimizer_total": in_optimizer,
+    }
+    left = step
+    for part in DEVICE_ORDER if on_device else PROCESSOR_ORDER:
+        found[part], left = left & sets[part], left - sets[part]
+    counts = {name: len(moments & step) for name, moments in found.items()}
+    counts |= {"unaccounted": len(left), "kernel": sum(len(each & step) for each in running)}
+    return {name: count for name, count in counts.items() if count}
+
+
+@settings(quick, max_examples=100)
 @given(st.booleans(), st.data())
-def test_parts_add_up_and_order_does_not_matter(tmp_path: Path, on_device: bool, data: st.DataObject):
-    events = data.draw(st.lists(device_events if on_device else some_events, max_size=25))
+def test_parts_and_own_times_are_those_of_plain_counting_in_any_order(
+    tmp_path: Path, on_device: bool, data: st.DataObject
+):
+    events = data.draw(st.lists(device_events if on_device else host_events, max_size=25))
     events += [call(3 * number, 2, number + 1) for number in range(20)] if on_device else []
-    events += [host("aten::mm", 1, 1, External_id=10_000), step(1, 0, 37), step(2, 40, 50)]
-    counted = ["aten::mm", "aten::item"]
-    report = analyse(tmp_path, events, counted=counted)
+    events += [host("aten::mm", 1, 1), step(1, 0, 37), step(2, 40, 50)]
+    events += [kernel(0, 1)] if on_device else []
+    operators = [event for event in events if event["cat"] == "cpu_op"]
+    for number, event in enumerate(operators):
+        event["args"]["External id"] = number + 1
+    report = analyse(tmp_path, events, counted=["aten::mm", "aten::item"])
     check_sums(report.timeline)
-    assert all(each.self_seconds <= each.total_seconds + 1e-12 or each.calls > 1 for each in report.timeline.operators)
+    windows = [(1_000_000, 1_000_037), (1_000_040, 1_000_090)]
+    for told, window in zip(report.timeline.steps, windows, strict=True):
+        assert parts(told) == count_moments(events, window, on_device=on_device)
+    own = own_by_stack(operators, windows)
+    for each in report.timeline.operators:
+        assert each.self_seconds * 1e6 == pytest.approx(own[each.name])
     data.draw(st.randoms(use_true_random=False)).shuffle(events)
-    again = analyse(tmp_path, events, counted=counted)
-    assert again == report
+    assert analyse(tmp_path, events, counted=["aten::mm", "aten::item"]) == report
 
 
 SOUND = json.dumps(document(small_trace()), indent=1).encode()
@@ -342,12 +339,6 @@ SOUND = json.dumps(document(small_trace()), indent=1).encode()
 
 def check_file(path: Path) -> None:
     check_sums(analyse_trace(path, counted=["aten::conv2d"]).timeline)
-
-
-@quick
-@given(damaged(SOUND))
-def test_damage_gives_a_result_or_a_data_error(tmp_path: Path, content: bytes):
-    read_damaged(tmp_path / "trace.json", content, check_file, place="trace.json")
 
 
 def test_numbers_and_words_exchanged_at_random_give_a_result_or_a_data_error(tmp_path: Path):
@@ -432,20 +423,23 @@ def check_real(timeline: Timeline, events: Events, windows: list[tuple[int, int]
 def test_a_real_trace_of_resnet50_on_a_v100_against_plain_counting():
     timeline, events = read_real("resnet50_v100_num_workers_0.pt.trace.json.gz")
     marks = [event for event in events if event["name"].startswith("ProfilerStep#")]
-    check_real(timeline, events, [(event["ts"], event["ts"] + event["dur"]) for event in marks], old=True)
+    windows = [(event["ts"], event["ts"] + event["dur"]) for event in marks]
+    check_real(timeline, events, windows, old=True)
     assert [told.step for told in timeline.steps] == [5, 6, 7, 8, 9, 10]
     assert timeline.operators[0].name == "aten::cudnn_convolution_backward_weight"
     assert 0.54 < timeline.compute_utilisation < 0.56
     data = [event for event in events if event["name"].startswith("enumerate(DataLoader)")]
-    told = timeline.steps[2]
-    mark_of_step = next(event for event in marks if event["name"] == "ProfilerStep#7")
-    window = (mark_of_step["ts"], mark_of_step["ts"] + mark_of_step["dur"])
-    assert told.data_wait_total_seconds == pytest.approx(run_length(data, *window) / 1e6)
+    for told, window in zip(timeline.steps, windows, strict=True):
+        assert told.data_wait_total_seconds == pytest.approx(run_length(data, *window) / 1e6)
 
 
-def test_launches_of_a_real_trace_against_plain_counting():
-    """Device time of the operators that launched kernels themselves, by correlation and a search through all."""
+def test_a_real_trace_of_alexnet_on_an_a100_against_plain_counting():
     timeline, events = read_real("alexnet_a100_trace.json.gz")
+    events = [event for event in events if event["cat"] != "Trace"]
+    window = (min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events))
+    check_real(timeline, events, [window], old=False)
+    assert timeline.rank == 0
+    # Device time of the operators that launched kernels themselves, by correlation and a search through all
     operators = [event for event in events if event["cat"] == "cpu_op"]
     calls = {event["args"]["correlation"]: event for event in events if event["cat"] == "cuda_runtime"}
     found: dict[str, int] = {}
@@ -458,11 +452,3 @@ def test_launches_of_a_real_trace_against_plain_counting():
                 found[inner["name"]] = found.get(inner["name"], 0) + event["dur"]
     told = {each.name: each.device_seconds for each in timeline.operators if each.device_seconds}
     assert told == pytest.approx({name: dur / 1e6 for name, dur in found.items()}, rel=1e-6)
-
-
-def test_a_real_trace_of_alexnet_on_an_a100_against_plain_counting():
-    timeline, events = read_real("alexnet_a100_trace.json.gz")
-    events = [event for event in events if event["cat"] != "Trace"]
-    window = (min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events))
-    check_real(timeline, events, [window], old=False)
-    assert timeline.rank == 0

@@ -7,14 +7,20 @@ import pytest
 import torch
 
 import flows
-from flows import follow
+from flows import LateTimer, follow
 from trainstone.config.load import load_config
-from trainstone.measure.clock import HostTimer
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError, RunError
 from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
-from trainstone.train import against
-from trainstone.train.against import run_against
+from trainstone.train import against, fit
+from trainstone.train.against import (
+    fit_pair,
+    list_differences,
+    run_against,
+    tell_unasked,
+)
 from trainstone.train.lifecycle import Lifecycle
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "device=cpu"]
@@ -44,14 +50,8 @@ def read_all(path: Path) -> tuple[Result, Result, Result]:
     return read_result(path), read_result(path / "points/a"), read_result(path / "points/b")
 
 
-class LaggingTimer(HostTimer):
-    """Reads marks two steps late, as CUDA events are read."""
-
-    lag = 2
-
-
 def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(against, "choose_timer", lambda _device: LaggingTimer())
+    monkeypatch.setattr(against, "choose_timer", lambda _device: LateTimer())
     path, _ = compare("train.batch_size=4")
     steps = {name: read_columns(path / "points" / name / "steps-rank0000.csv") for name in "ab"}
     starts = [(start, name) for name in "ab" for start in steps[name]["start_seconds"]]
@@ -59,25 +59,6 @@ def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch:
     assert "".join(name for _, name in sorted(starts)) == "bbbaaababa" + "abbbaa" * 6
     (row,) = read_result(path).comparison.rows  # type: ignore[union-attr]
     assert row.ci95 is not None
-
-
-def test_phases_name_the_arm_and_the_pair(compare):
-    _, phases = compare("seed=1", iterations=9)
-    assert phases[3:] == ["warming up"] * 12 + [
-        "comparing: A, pair 1", "comparing: B, pair 1", "comparing: B, pair 1",
-        "comparing: B, pair 2", "comparing: A, pair 2", "comparing: A, pair 2",
-    ]  # fmt: skip
-
-
-def test_what_the_machine_adapted_is_told_with_the_arms_name(compare):
-    path, _ = compare("engine.nvtx=true", iterations=9)
-    parent, a, b = read_all(path)
-    message = "engine.nvtx needs CUDA; this run is on cpu: switched off"
-    assert message in [found.message for found in b.findings]
-    assert f"B: {message}" in [found.message for found in parent.findings]
-    assert message not in [found.message for found in a.findings]
-    assert parent.comparison is not None
-    assert parent.comparison.rows[0].differences == ["in nothing: fitted to this machine, both come to the same"]
 
 
 class StoppedAtOnce:
@@ -103,12 +84,6 @@ def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch)
         assert result.comparison is None
 
 
-def test_stopped_between_two_phases(compare, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(flows, "StopSignals", StoppedAtOnce)
-    with pytest.raises(KeyboardInterrupt):
-        compare("seed=1")
-
-
 def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.MonkeyPatch):
     class StoppedLate(StoppedAtOnce):
         received = None  # type: ignore[assignment]
@@ -128,3 +103,62 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
     assert parent.comparison is not None
     assert parent.comparison.rows[0].judgement != "not judged"
     assert parent.findings[-1].message == "stopped by SIGTERM after 6 complete rounds"
+
+
+UNFITTED = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu", "engine.threads=1"]
+
+
+@pytest.fixture(autouse=True)
+def own_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def make(*settings: str, recipe: str = "resnet50") -> Config:
+    return load_config(recipe, settings=[*UNFITTED, *settings])
+
+
+def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fit, "_fits_time", lambda config, device, batch: config.model.depth > 18 or batch <= 2)
+    a = make("train.batch_size=auto", "engine.threads=4")
+    pair = fit_pair(a, make("train.batch_size=auto", "engine.threads=1"), same_recipe=True, strict=False)
+    assert {name: one.config.train.batch_size for name, one in pair.items()} == {"A": 2, "B": 2}
+    assert [key for key, _, _ in list_differences(pair["A"].config, pair["B"].config)] == ["engine.threads"]
+
+
+def test_errors_of_fitting_name_their_variant():
+    with pytest.raises(ConfigError, match=r"^B: train.batch_size = 1 with data.image_size = 32"):
+        fit_pair(make("train.batch_size=2"), make("train.batch_size=1"), same_recipe=True, strict=False)
+    with pytest.raises(ConfigError, match=r"^B: --strict: engine.nvtx needs CUDA"):
+        fit_pair(
+            make("train.batch_size=2"), make("train.batch_size=2", "engine.nvtx=true"), same_recipe=True, strict=True
+        )
+
+
+def test_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(against, "choose_device", torch.device)
+    with pytest.raises(ConfigError, match="A asks for cpu, B for cuda:1"):
+        fit_pair(make(), make("device=cuda:1"), same_recipe=True, strict=False)
+
+
+def test_both_must_fit_into_memory_together(monkeypatch: pytest.MonkeyPatch):
+    """ResNet-18 has 11.7 million parameters: the other one's weights and momentum are 94 MB more."""
+    a = make("train.batch_size=2")
+    alone = fit.needed_bytes(a, torch.device("cpu"), 2)
+    monkeypatch.setattr(against, "free_bytes", lambda _device: alone + 90 * 10**6)
+    with pytest.raises(RunError, match="out of memory: both in one process"):
+        fit_pair(a, a, same_recipe=True, strict=False)
+    monkeypatch.setattr(against, "free_bytes", lambda _device: alone + 100 * 10**6)
+    fit_pair(a, a, same_recipe=True, strict=False)
+
+
+def test_what_the_machine_made_of_it_is_told():
+    asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=auto", "model.depth=34")}
+    fitted = {"A": make("train.batch_size=4"), "B": make("train.batch_size=2", "model.depth=34")}
+    assert tell_unasked(asked, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]
+    asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=2")}
+    same = make("train.batch_size=2")
+    (told,) = tell_unasked(asked, {"A": same, "B": same})
+    assert told.startswith("in nothing")
+    assert tell_unasked({"A": same, "B": same}, {"A": same, "B": same}) == []

@@ -79,12 +79,3 @@ def test_a_document_that_does_not_say_how_far_it_was_is_refused(change: dict[str
     document = {**make_course(judged(10, 0.5)).document(), **change}
     with pytest.raises(ResultError, match=r"^there does not say how far the run was"):
         Course("top1", 100, 10).go_on_from(document, "there")
-
-
-def test_the_first_step_of_a_start_does_not_slow_the_estimate():
-    course = make_course()
-    course.add_step(record(0, 10.0))
-    course.add_step(record(1, 0.1))
-    assert course.seconds_per_step == pytest.approx(0.1)
-    course.add_step(record(2, 0.12))
-    assert course.seconds_per_step == pytest.approx(0.101)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -9,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainstone.config.learning import CheckpointConfig, EvalConfig, StopConfig
-from trainstone.train.cadence import Cadence
-from trainstone.train.decision import Action, Agreed, Decision, State, decide
+from trainstone.train.decision import Action, Agreed, Cadence, Decision, State, decide
 
 STOP, TIME, SECONDS, NAN = Agreed(stop=1), Agreed(time_over=1), Agreed(checkpoint=1), Agreed(nan_step=8)
 END = {reason: Decision("end", reason) for reason in ("target", "stop", "time", "last step")}
@@ -230,24 +230,6 @@ def test_a_run_ends_with_everything_that_was_due_and_nothing_twice(run: Run):
 
 
 @settings(max_examples=50, deadline=None)
-@given(runs(disturbed=True))
-def test_the_best_has_a_checkpoint_and_no_later_one_lacks_its_scores(run: Run):
-    """A run killed after a checkpoint that lacks earlier scores would never make that evaluation again."""
-    run.go()
-    if run.cadence.checkpoint.best and run.history:
-        best = max(run.history, key=lambda step: run.history[step])
-        assert best in run.steps_of("checkpoint")
-    waiting: int | None = None
-    for action, done in run.log:
-        if action == "evaluate" and run.late and done not in run.broken_off:
-            waiting = done
-        elif action == "collect":
-            waiting = None
-        elif action == "checkpoint":
-            assert waiting in (None, done)
-
-
-@settings(max_examples=50, deadline=None)
 @given(runs(disturbed=False), st.integers(0, 40))
 def test_a_run_killed_after_any_action_comes_to_the_same_end(run: Run, actions: int):
     killed = replace(run, history={}, log=[]).go(actions)
@@ -259,11 +241,101 @@ def test_a_run_killed_after_any_action_comes_to_the_same_end(run: Run, actions: 
     assert resumed.checkpoint == run.checkpoint or resumed.done == run.done == killed.checkpoint[0]
 
 
-@settings(max_examples=50, deadline=None)
-@given(runs(disturbed=True), st.integers(1, 28))
-def test_a_run_stopped_by_a_signal_makes_up_for_what_it_lost(run: Run, step: int):
-    undisturbed = replace(run, events={}, broken_off=frozenset(), history={}, log=[]).go()
-    stopped = replace(run, events={step: STOP}, history={}, log=[]).go()
-    resumed = stopped.resume().go()
-    assert resumed.history == undisturbed.history
-    assert resumed.ended == undisturbed.ended
+PARTS = (0.0, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0)
+
+
+def make_rhythm(pictures: int, batch: int, *, epochs: float = 3.0, steps: int = 0, **others) -> Cadence:
+    evaluation = EvalConfig(
+        every_epochs=others.pop("every", 1), offset=others.pop("offset", None), at_epochs=others.pop("at", ())
+    )
+    checkpoint = CheckpointConfig(every_epochs=others.pop("saved", 1.0), every_steps=others.pop("saved_steps", 0))
+    assert not others
+    return Cadence(pictures, batch, evaluation, StopConfig(epochs=epochs, steps=steps), checkpoint)
+
+
+@st.composite
+def cadences(draw: st.DrawFn) -> Cadence:
+    every = draw(st.integers(1, 4))
+    return make_rhythm(
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 60)),
+        epochs=draw(st.sampled_from((0.1, 0.5, 1.0, 2.7, 5.0))),
+        steps=draw(st.integers(0, 30)),
+        every=every,
+        offset=draw(st.none() | st.integers(0, every - 1)),
+        saved=draw(st.sampled_from(PARTS)),
+        saved_steps=draw(st.integers(0, 7)),
+        at=sorted(draw(st.sets(st.sampled_from((0.1, 0.5, 1.0, 1.3, 2.0, 3.0, 9.0)), max_size=3))),
+    )
+
+
+def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
+    """Take picture after picture; return the last step, and the steps after which is evaluated and saved."""
+    evaluation, checkpoint = cadence.eval, cadence.checkpoint
+    offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
+    part = Fraction(str(checkpoint.every_epochs)) * cadence.pictures
+    wanted = Fraction(str(cadence.stop.epochs)) * cadence.pictures
+    listed = [Fraction(str(epoch)) * cadence.pictures for epoch in evaluation.at_epochs]
+    evaluated, saved = set(), set()
+    taken, epochs, parts, step = 0, 0, 0, 0
+    while True:
+        step += 1
+        for _ in range(cadence.global_batch):
+            taken += 1
+            if taken % cadence.pictures == 0:
+                if not listed and epochs % evaluation.every_epochs == offset:
+                    evaluated.add(step)
+                epochs += 1
+            evaluated |= {step for due in listed if taken - 1 < due <= taken}
+            while part and (parts + 1) * part <= taken:
+                parts += 1
+                saved.add(step)
+        if checkpoint.every_steps and step % checkpoint.every_steps == 0:
+            saved.add(step)
+        if taken >= wanted or step == cadence.stop.steps:
+            return step, evaluated | {step}, saved | {step}
+
+
+@given(cadences())
+def test_it_agrees_with_counting_picture_by_picture(cadence: Cadence):
+    last, evaluated, saved = simulate(cadence)
+    assert cadence.last_step == last
+    steps = range(1, last + 1)
+    assert {step for step in steps if cadence.evaluates_after(step)} == evaluated
+    assert {step for step in steps if cadence.checkpoints_after(step)} == saved
+
+
+@given(cadences())
+def test_the_next_evaluation_is_the_first_that_is_due_after_so_many_epochs(cadence: Cadence):
+    """Go through hundredths of an epoch: which are due, and the first step that has all of its pictures."""
+    last, evaluated, _ = simulate(cadence)
+    evaluation = cadence.eval
+    offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
+    listed = [round(100 * epoch) for epoch in evaluation.at_epochs]
+    rhythm = [100 * epoch + 100 for epoch in range(20) if epoch % evaluation.every_epochs == offset]
+    for epochs in range(4):
+        due = min((part for part in (listed or rhythm) if part > 100 * epochs), default=10**6)
+        steps = (step for step in range(1, last) if 100 * step * cadence.global_batch >= due * cadence.pictures)
+        assert cadence.next_evaluation(epochs) == next(steps, last)
+        assert cadence.next_evaluation(epochs) in evaluated
+
+
+RHYTHM, LISTED = {"every_epochs": 4, "offset": 2}, {"every_epochs": 2, "offset": 0, "at_epochs": (4.0, 7.0)}
+
+
+@pytest.mark.parametrize(
+    ("when", "how", "expected"),
+    [
+        (RHYTHM, {"epochs": 9.0}, [3, 7]),
+        (RHYTHM, {"epochs": 7.0}, [3, 7]),
+        (RHYTHM, {"epochs": 9.0, "steps": 5}, [3, 5]),  # cut short: as it is then
+        (RHYTHM, {"epochs": 2.0}, [2]),  # or never
+        (LISTED, {"epochs": 9.0}, [4, 7]),
+        (LISTED, {"epochs": 7.0}, [4, 7]),
+        (LISTED, {"epochs": 9.0, "steps": 5}, [4, 5]),
+        (LISTED, {"epochs": 3.0}, [3]),
+    ],
+)
+def test_the_end_is_left_out_only_of_a_whole_run_that_was_judged(when: dict, how: dict, expected: list[int]):
+    cadence = Cadence(10, 10, EvalConfig(**when, at_end=False), StopConfig(**how), CheckpointConfig())
+    assert [done for done in range(1, cadence.last_step + 1) if cadence.evaluates_after(done)] == expected

@@ -2,10 +2,7 @@
 
 import json
 import os
-import socket
-from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ranks import find_free_port, join_world, run_ranks
+from ranks import join_world, run_ranks
 from trainstone.config.learning import ParallelConfig
-from trainstone.errors import ConfigError, LaunchError, MachineError
-from trainstone.machine.launched import name_host
+from trainstone.errors import MachineError
 from trainstone.machine.ranks import Rank
 from trainstone.train.distributed import (
     Agreement,
@@ -32,7 +28,6 @@ from trainstone.train.distributed import (
     sum_over,
     wrap_model,
 )
-from trainstone.train.preflight.roll import choose_backend
 
 CPU = torch.device("cpu")
 SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
@@ -240,12 +235,6 @@ def resumed(folder: Path, answers: list[Any]) -> list[Any]:
     return run_ranks(3, resume, folder / "resumed", str(folder))
 
 
-@pytest.fixture
-def alone() -> Iterator[World]:
-    with join_world(ParallelConfig()) as world:
-        yield world
-
-
 def test_ranks_sum_gather_and_hear(answers: list[Any]):
     talks = [answer["talk"] for answer in answers]
     assert [talk["place"] for talk in talks] == [[[number, 3, number], "cpu", False] for number in range(3)]
@@ -319,76 +308,6 @@ def test_errors_of_peers_are_told_from_our_own(text: str, recognised: bool):
     assert (explained is not None) == recognised
 
 
-def test_an_error_of_gloo_is_told_in_short():
-    explained = explain_peer_error(
-        RuntimeError(
-            "[/__w/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:42375: Connection reset by peer. This is "
-            "typically caused by a remote worker hanging or bugs in the application.\nException raised from x"
-        )
-    )
-    assert explained is not None
-    assert explained.message == (
-        "another rank died or does not answer: Read error [127.0.0.1]:42375: Connection reset by peer"
-    )
-
-
-def test_alone_nothing_is_opened_or_sent(alone: World):
-    assert alone == World(Rank(), CPU)
-    assert alone.alone
-    assert not torch.distributed.is_initialized()
-    model = nn.BatchNorm2d(2)
-    assert wrap_model(model, alone, ParallelConfig(compression="bf16")) is model
-    settle_buckets(model, pytest.fail)
-    average_buffers(model.buffers(), alone)
-    barrier(alone)
-    assert sum_over(alone, torch.tensor([3])).tolist() == [3]
-    assert gather(alone, {"a": 1}) == [{"a": 1}]
-    assert gather_rows(alone, torch.ones(2, 1)).tolist() == [[1.0], [1.0]]
-    assert broadcast_dict(alone, {"a": 1}) == {"a": 1}
-    agreement = Agreement(alone, 2)
-    assert agreement.take() == [0, 0]
-    agreement.post([3, 0])
-    assert agreement.take() == [3, 0]
-    assert agreement.take() == [0, 0]
-
-
-def start_world(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> LaunchError:
-    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(LaunchError) as caught, join_world(ParallelConfig(meeting_seconds=1.0)):
-        pass
-    assert not torch.distributed.is_initialized()
-    return caught.value
-
-
-def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        error = start_world(monkeypatch, 0, port)
-    assert error.message == f"rank 0 on {name_host()} cannot listen at 127.0.0.1:{port}: another program uses this port"
-    assert "MASTER_PORT to a free port" in (error.hint or "")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_do_not_come_are_told(rank: int, monkeypatch: pytest.MonkeyPatch):
-    port = find_free_port()
-    error = start_world(monkeypatch, rank, port)
-    here, place = name_host(), f"127.0.0.1:{port}"
-    told = [
-        f"rank 1 did not connect to {place} within 1 s; connected: {here} (0)",
-        f"rank 1 on {here} cannot reach rank 0 at {place} within 1 s: Connection refused",
-    ]
-    assert error.message == told[rank]
-
-
-def test_nccl_is_refused_where_it_cannot_work():
-    assert choose_backend(ParallelConfig(), CPU) == "gloo"
-    with pytest.raises(ConfigError, match=r"parallel\.backend = nccl is for CUDA devices, not for cpu"):
-        choose_backend(ParallelConfig(backend="nccl"), CPU)
-
-
 def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
     cuda, rank = torch.device("cuda"), Rank(5, 8, 1)
     assert place_device(CPU, rank) == CPU
@@ -399,12 +318,3 @@ def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(MachineError, match="rank 6 is number 2 on its host, which has 2 CUDA devices"):
         place_device(cuda, Rank(6, 8, 2))
-
-
-def test_posting_twice_or_too_much_is_our_own_mistake(alone: World):
-    agreement = Agreement(replace(alone), 1)
-    with pytest.raises(AssertionError):
-        agreement.post([1, 2])
-    agreement.post([1])
-    with pytest.raises(AssertionError):
-        agreement.post([1])

@@ -1,24 +1,36 @@
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from flows import follow
 from made_saved import RUN_ID, make_checkpoint, make_config
 from ranks import run_ranks
+from small_training import make_config as make_small
 from trainstone.config.load import load_config
-from trainstone.data.generated.stored import find_stored, provide_stored
-from trainstone.errors import ConfigError, DataError
-from trainstone.machine.ranks import read_rank
-from trainstone.results.quality import Evaluation
+from trainstone.config.schema import Config
+from trainstone.errors import ConfigError
+from trainstone.machine.ranks import ALONE, read_rank
+from trainstone.machine.signals import StopSignals
+from trainstone.measure.clock import choose_timer
 from trainstone.results.schema import Result
 from trainstone.results.store import create_run, read_result
-from trainstone.train.evaluation import open_pictures, run_eval, tell_left_out, write_eval_verdict
+from trainstone.train.distributed import World
+from trainstone.train.evaluate import judge, judge_network
+from trainstone.train.evaluation import open_pictures, run_eval, tell_left_out
+from trainstone.train.loop import train_steps
 from trainstone.train.saved import open_saved, resolve_config
+from trainstone.train.start import open_both
+from trainstone.train.task import Task, build_network, build_task, provide_data
+from trainstone.workloads.classify import CLASSIFY
+from trainstone.workloads.workload import Scored
 
 
-def judge(checkpoint: str, out: str, *settings: str) -> str | None:
+def evaluate_here(checkpoint: str, out: str, *settings: str) -> str | None:
     """Evaluate as the command does; the first rank returns where."""
     saved = open_saved(Path(checkpoint))
     config = resolve_config(saved, None, ["device=cpu", "engine.threads=1", "loader.threads=1", *settings], {})
@@ -35,7 +47,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINSTONE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         checkpoint = make_checkpoint(folder)
-        told = judge(str(checkpoint), str(folder))
+        told = evaluate_here(str(checkpoint), str(folder))
     return checkpoint, read_result(Path(str(told)))
 
 
@@ -62,7 +74,7 @@ def count_parameters() -> list[torch.nn.Parameter]:
 @pytest.mark.parametrize("world", [2, 3])
 def test_any_number_of_ranks_counts_the_same(alone, tmp_path: Path, world: int):
     checkpoint, one = alone
-    answers = run_ranks(world, judge, tmp_path, str(checkpoint), str(tmp_path / "runs"))
+    answers = run_ranks(world, evaluate_here, tmp_path, str(checkpoint), str(tmp_path / "runs"))
     assert answers[1:] == [None] * (world - 1)
     many = read_result(Path(answers[0]))
     assert (many.world.ranks, [device.rank for device in many.devices]) == (world, list(range(world)))
@@ -74,21 +86,6 @@ def test_any_number_of_ranks_counts_the_same(alone, tmp_path: Path, world: int):
     )
     assert theirs.metrics["loss"] == pytest.approx(ours.metrics["loss"], rel=1e-6)
     assert many.verdict == one.verdict
-
-
-def test_the_average_is_judged_not_the_weights_themselves(alone, tmp_path: Path):
-    _, averaged = alone
-    own = judge(str(make_checkpoint(tmp_path, average=False)), str(tmp_path / "runs"))
-    losses = [result.quality.history[0].metrics["loss"] for result in (averaged, read_result(Path(str(own))))]
-    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
-
-
-def test_damaged_pictures_are_left_out_and_told():
-    config = load_config("demo-classify", settings=["eval.batch_size=256"])
-    opened = SimpleNamespace(source=range(1000))
-    (found,) = tell_left_out(opened, 997, config)
-    assert (found.code, found.message) == ("pictures-skipped", "3 damaged pictures not judged; log.txt names them")
-    assert tell_left_out(opened, 1000, config) == []
 
 
 def test_a_rest_left_out_is_told_and_not_taken_for_damaged():
@@ -105,39 +102,74 @@ def test_synthetic_data_cannot_be_judged_by():
     assert "--data DIR" in str(refused.value.hint)
 
 
-def test_a_data_set_that_is_gone_asks_for_data():
-    with pytest.raises(DataError, match="/nowhere") as refused:
-        open_pictures(make_config("data.source=files", "data.root=/nowhere"))
-    assert "--data DIR" in str(refused.value.hint)
+CPU = torch.device("cpu")
+WORLD = World(ALONE, CPU)
 
 
-def test_more_classes_than_the_network_has_ask_for_other_data():
-    larger = make_config("model.num_classes=12")
-    for _ in provide_stored(larger, 1):
+def finish(going: Generator[Any, None, Tensor | None], config: Config) -> Scored:
+    while True:
+        try:
+            next(going)
+        except StopIteration as end:
+            rows: Tensor = end.value
+            return CLASSIFY.finish_eval(config, open_both(config).validation, rows)
+
+
+def provide(**changes: Any) -> Config:
+    config = make_small(**changes)
+    for _ in provide_data(config):
         pass
-    with pytest.raises(DataError, match="12 classes, the network 10") as refused:
-        open_pictures(make_config("data.source=files", f"data.root={find_stored(larger).target}"))
-    assert "--data DIR" in str(refused.value.hint)
+    return config
 
 
-def test_the_pictures_are_those_for_validation():
-    config = make_config()
-    for _ in provide_stored(config, 1):
+def trained(config: Config, steps: int) -> Task:
+    task = build_task(config, CPU, open_both(config).training)
+    for _ in train_steps(task, choose_timer(CPU), num_steps=steps):
         pass
-    opened = open_pictures(config)
-    assert (opened.name, len(opened.source)) == ("val", 31)
+    return task
 
 
-def test_verdict():
-    found = Evaluation(
-        epoch=8,
-        step=1250,
-        seconds=9,
-        eval_seconds=8,
-        metrics={"top1": 0.924, "top5": 0.9911, "loss": 0.3},
-        images=1000,
-    )
-    told = write_eval_verdict("ResNet-18", found, "top1", "step 1,250 of RUN")
-    assert told == "ResNet-18: 92.4 % top-1, 99.1 % top-5 on 1,000 pictures (from step 1,250 of RUN)"
-    told = write_eval_verdict("ResNet-18", found, "top5", "w.pth")
-    assert told == "ResNet-18: 99.1 % top-5, 92.4 % top-1 on 1,000 pictures (from w.pth)"
+def test_the_average_is_judged_where_there_is_one():
+    config = provide(train__ema=0.9)
+    task = trained(config, 3)
+    validation = open_both(config).validation
+    try:
+        assert task.average is not None
+        averaged = finish(judge(task, config, validation, WORLD, StopSignals()), config)
+        plain = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
+        task.plain.load_state_dict(task.average.state())
+        again = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
+    finally:
+        task.close()
+    assert averaged == again
+    assert averaged.metrics["loss"] != plain.metrics["loss"]
+
+
+def test_the_size_of_a_batch_changes_no_count():
+    config = provide()
+    model, validation = build_network(config, CPU), open_both(config).validation
+    found = []
+    for size in (1, 7, 43, 64):
+        sized = config.model_copy(update={"eval": config.eval.model_copy(update={"batch_size": size})})
+        found.append(finish(judge_network(model, sized, CPU, validation, WORLD, StopSignals()), config))
+    assert {one.images for one in found} == {43}
+    assert len({(one.metrics["top1"], one.metrics["top5"]) for one in found}) == 1
+    losses = [one.metrics["loss"] for one in found]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_who_asks_for_the_end_is_heard_before_the_next_batch(ema: float):
+    config = provide(train__ema=ema, eval__batch_size=1)
+    task, signals, seen = trained(config, 1), StopSignals(), []
+    try:
+        before = {name: tensor.clone() for name, tensor in task.plain.state_dict().items()}
+        going = judge(task, config, open_both(config).validation, WORLD, signals)
+        for progress in going:
+            seen.append(progress.images)
+            signals.received = "SIGTERM" if len(seen) == 3 else None
+        assert seen == [1, 2, 3]
+        assert all(tensor.equal(before[name]) for name, tensor in task.plain.state_dict().items())
+        assert task.plain.training
+    finally:
+        task.close()

@@ -12,21 +12,14 @@ from trainstone.data.splits import open_split
 from trainstone.machine.signals import StopSignals
 from trainstone.results.steps import read_columns
 from trainstone.results.summary import summarise_steps
-from trainstone.train.feeding import FILE_NAME, count_share, judge_feeding, measure_after, measure_before, open_alone
-from trainstone.train.fit import fit_to_machine
-from trainstone.train.fit_batch import CPU
+from trainstone.train.feeding import FILE_NAME, judge_feeding, measure_after, measure_before, open_alone
+from trainstone.train.fit import CPU, fit_to_machine
 from trainstone.train.task import build_task
 
 TINY = [
     *("device=cpu", "model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32"),
     *("engine.threads=1", "loader.threads=1", "measure.iterations=12"),
 ]
-
-
-def test_a_share_of_steps_is_never_too_few():
-    assert count_share(None, 1 / 6) is None
-    assert count_share(12, 1 / 6) == 6
-    assert count_share(600, 1 / 6) == 100
 
 
 def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
@@ -53,18 +46,3 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     assert judged.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())
     assert (judged.storage, judged.pictures, judged.threads) == ("RecordIO", 10, 1)
     assert read_columns(tmp_path / FILE_NAME)["step"].tolist() == list(range(12))
-
-
-def test_a_run_stopped_before_anything_was_measured_is_not_judged(tmp_path: Path):
-    data = make_set(tmp_path / "set", "folder", count=4)
-    config = load_config("resnet50", settings=TINY, flags={"data.source": "files", "data.root": str(data)})
-    opened = open_split(data, "train")
-    with ExitStack() as files, build_loader(config, opened) as loader:
-        alone = open_alone(opened, tmp_path, config, files)
-        assert judge_feeding(config, loader, alone, None) is None  # type: ignore[arg-type]  (not looked at)
-
-
-def build_loader(config, opened):
-    task = build_task(config, CPU, opened)
-    assert task.loader is not None
-    return task.loader

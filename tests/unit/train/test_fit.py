@@ -4,11 +4,10 @@ import torch
 from trainstone.config.learning import OptimizerConfig
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, MachineError, RunError
-from trainstone.train import fit_batch, fit_precision
+from trainstone.train import fit, trial
 from trainstone.train.fit import fit_to_machine
-from trainstone.train.fit_batch import count_step_work
 from trainstone.train.schedule import tell_rate
-from trainstone.train.trial import Trial
+from trainstone.train.trial import Trial, fastest, try_precisions
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu"]
 CPU = torch.device("cpu")
@@ -23,18 +22,16 @@ def test_no_auto_is_left():
     assert torch.get_num_threads() == fitted.config.engine.threads
 
 
-def test_resnet50_counts_what_is_published():
-    work = count_step_work(load_config("resnet50"), 4)
-    assert work.flops == pytest.approx(4 * 24.3e9, rel=0.01)
-
-
-@pytest.mark.parametrize("setting", ["engine.cuda_graphs=true", "engine.nvtx=true", "train.precision=tf32"])
+@pytest.mark.parametrize(
+    "setting", ["engine.cuda_graphs=true", "engine.nvtx=true", "train.precision=tf32", "measure.profiler_range=[1, 1]"]
+)
 def test_what_a_cpu_has_not_is_adapted_or_refused(setting: str):
     config = load_config("resnet50", settings=[*TINY, "train.batch_size=2", setting])
     fitted = fit_to_machine(config, strict=False)
     assert [found.code for found in fitted.findings] == ["engine-adapted"]
     assert not fitted.config.engine.cuda_graphs
     assert not fitted.config.engine.nvtx
+    assert fitted.config.measure.profiler_range is None
     assert fitted.config.train.precision == "fp32"
     with pytest.raises(ConfigError, match="--strict"):
         fit_to_machine(config, strict=True)
@@ -72,52 +69,47 @@ def test_a_batch_is_halved_until_enough_steps_fit(monkeypatch: pytest.MonkeyPatc
         tried.append(batch)
         return batch <= 4
 
-    monkeypatch.setattr(fit_batch, "_fits_time", fits)
+    monkeypatch.setattr(fit, "_fits_time", fits)
     config = load_config("resnet50", settings=[*TINY, "engine.threads=16"])
-    config, found = fit_batch.fit_batch(config, CPU)
+    config, found = fit.fit_batch(config, CPU)
     assert config.train.batch_size == 4
     assert tried == [16, 8, 4]
     assert [f.code for f in found] == ["batch-fitted"]
 
 
-def try_with(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], asked: str):
-    monkeypatch.setattr(fit_precision, "try_precisions", lambda *_: trials)
-    monkeypatch.setattr(fit_precision, "candidate_precisions", lambda _: [trial.precision for trial in trials])
-    return fit_precision.fit_precision(load_config("resnet50", settings=[f"train.precision={asked}"]), CPU, 2)
-
-
-def test_auto_avoids_a_precision_that_is_emulated(monkeypatch: pytest.MonkeyPatch):
-    config, (found,) = try_with(monkeypatch, [Trial("fp32", 1.0), Trial("bf16", 13.0)], "auto")
-    assert config.train.precision == "fp32"
-    assert "bf16 takes 13.00 times as long" in found.message
-
-
-def test_a_slow_precision_asked_for_is_told(monkeypatch: pytest.MonkeyPatch):
-    config, (found,) = try_with(monkeypatch, [Trial("fp32", 1.0), Trial("bf16", 13.0)], "bf16")
-    assert config.train.precision == "bf16"
-    assert found.code == "precision-slow"
-    assert "13.0 times as long as fp32" in found.message
+@pytest.mark.parametrize(
+    ("trials", "asked", "taken", "code", "words"),
+    [
+        (
+            [Trial("fp32", 1.0), Trial("bf16", 13.0)],
+            "auto",
+            "fp32",
+            "precision-chosen",
+            "bf16 takes 13.00 times as long",
+        ),
+        ([Trial("fp32", 1.0), Trial("bf16", 13.0)], "bf16", "bf16", "precision-slow", "13.0 times as long as fp32"),
+        ([Trial("fp32", 1.0)], "auto", "fp32", "precision-chosen", "no 16-bit arithmetic"),
+    ],
+)
+def test_a_precision_is_chosen_or_its_trouble_told(monkeypatch, trials: list[Trial], asked, taken, code, words):
+    monkeypatch.setattr(fit, "try_precisions", lambda *_: trials)
+    monkeypatch.setattr(fit, "candidate_precisions", lambda _: [trial.precision for trial in trials])
+    config, (found,) = fit.fit_precision(load_config("resnet50", settings=[f"train.precision={asked}"]), CPU, 2)
+    assert (config.train.precision, found.code) == (taken, code)
+    assert words in found.message
 
 
 def test_a_precision_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch):
+    trials = [Trial("fp32", 1.0), Trial("bf16", None, "crashed: Illegal instruction")]
+    monkeypatch.setattr(fit, "try_precisions", lambda *_: trials)
     with pytest.raises(MachineError, match="bf16 does not run on this device: crashed"):
-        try_with(monkeypatch, [Trial("fp32", 1.0), Trial("bf16", None, "crashed: Illegal instruction")], "bf16")
-
-
-def test_a_cpu_without_sixteen_bit_units_takes_fp32_untried(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit_precision, "candidate_precisions", lambda _: ["fp32"])
-    monkeypatch.setattr(fit_precision, "try_precisions", lambda *_: pytest.fail("nothing to try"))
-    config, (found,) = fit_precision.fit_precision(load_config("resnet50"), CPU, 2)
-    assert config.train.precision == "fp32"
-    assert found.code == "precision-chosen"
+        fit.fit_precision(load_config("resnet50", settings=["train.precision=bf16"]), CPU, 2)
 
 
 def adapt_with(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], candidates: list[str]):
-    monkeypatch.setattr(
-        fit_precision, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked]
-    )
-    monkeypatch.setattr(fit_precision, "candidate_precisions", lambda _: candidates)
-    return fit_precision.fit_precision(load_config("resnet50-wmlce"), CPU, 2)
+    monkeypatch.setattr(fit, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked])
+    monkeypatch.setattr(fit, "candidate_precisions", lambda _: candidates)
+    return fit.fit_precision(load_config("resnet50-wmlce"), CPU, 2)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +137,8 @@ ORIGINAL = ["model.depth=18", "data.image_size=32", "device=cpu", "engine.thread
 
 def fit_original(monkeypatch: pytest.MonkeyPatch, seconds_an_image: float, *settings: str, system="bede-1x4", **how):
     """Fit WMLCE's recipe as if an image took so long."""
-    monkeypatch.setattr(fit_batch, "_try_steps", lambda config, device, batch: batch * seconds_an_image)
-    monkeypatch.setattr(fit_precision, "try_precisions", lambda *_: [Trial("fp32", 1.0), Trial("fp16", 2.0)])
+    monkeypatch.setattr(fit, "_try_steps", lambda config, device, batch: batch * seconds_an_image)
+    monkeypatch.setattr(fit, "try_precisions", lambda *_: [Trial("fp32", 1.0), Trial("fp16", 2.0)])
     config = load_config("resnet50-wmlce", system=system, settings=[*ORIGINAL, *settings])
     return fit_to_machine(config, **{"strict": False} | how)
 
@@ -186,7 +178,7 @@ def test_train_takes_the_rate_by_the_recipes_rule_and_says_so(monkeypatch: pytes
 
 
 def test_train_halves_a_batch_that_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit_batch, "_fits_memory", lambda config, device, batch: batch <= 40)
+    monkeypatch.setattr(fit, "_fits_memory", lambda config, device, batch: batch <= 40)
     fitted = fit_original(monkeypatch, 1.0, system="bede-1x1", measured=False)
     assert fitted.config.train.batch_size == 32
     assert [found.code for found in fitted.findings] == ["engine-adapted", "batch-fitted", "rate-derived"]
@@ -209,6 +201,49 @@ def test_how_a_rate_follows_a_step_of_other_images(changes: dict, told: str):
     assert tell_rate(optimizer, meant=(1024, 4), now=(1024, 4), where="system x") is None
 
 
-def test_what_a_recipe_notes_every_run_says(monkeypatch: pytest.MonkeyPatch):
-    fitted = fit_original(monkeypatch, 1e-6, 'notes=["the moon is not round"]', system="bede-1x1")
-    assert ("recipe-note", "the moon is not round") in [(found.code, found.message) for found in fitted.findings]
+@pytest.mark.parametrize(
+    ("seconds", "choice"),
+    [
+        ({"fp32": 1.0}, "fp32"),
+        ({"fp32": 1.0, "bf16": 13.0}, "fp32"),  # emulated
+        ({"fp32": 1.0, "bf16": 0.95}, "fp32"),  # not clearly faster
+        ({"fp32": 1.0, "bf16": 0.3}, "bf16"),
+        ({"fp32": 1.0, "bf16": 0.30, "fp16": 0.29}, "bf16"),  # equals: the one without a loss scale
+        ({"fp32": 1.0, "tf32": 0.5, "bf16": 0.3, "fp16": 0.2}, "fp16"),
+        ({"fp32": 1.0, "bf16": None}, "fp32"),  # crashed
+        ({"fp32": None, "bf16": 0.3}, "bf16"),
+    ],
+)
+def test_the_fastest_that_works_is_taken(seconds: dict, choice: str):
+    assert fastest([Trial(precision, value) for precision, value in seconds.items()]) == choice
+
+
+def test_fp32_runs_here():
+    (done,) = try_precisions("cpu", ["fp32"], threads=1)
+    assert done.failure is None
+    assert done.seconds is not None
+    assert 0 < done.seconds < 10
+
+
+def test_a_crash_costs_only_the_precision_that_crashed(monkeypatch: pytest.MonkeyPatch):
+    script = (
+        "import json, os, signal, sys\n"
+        "for name in sys.argv[2].split(','):\n"
+        "    if name == 'bf16': os.kill(os.getpid(), signal.SIGILL)\n"
+        "    print(json.dumps({'precision': name, 'seconds': 0.5, 'failure': None}), flush=True)\n"
+    )
+    real_run = trial.subprocess.run
+
+    def run_script(command, **options):
+        return real_run([command[0], "-c", script, *command[4:]], **options)
+
+    monkeypatch.setattr(trial.subprocess, "run", run_script)
+    fp32, bf16, fp16 = try_precisions("cpu", ["fp32", "bf16", "fp16"], threads=1)
+    assert (fp32.seconds, fp16.seconds) == (0.5, 0.5)
+    assert bf16.failure == "crashed: Illegal instruction"
+
+
+def test_a_device_that_is_not_here_fails_in_words():
+    (done,) = try_precisions("cuda:77", ["fp32"], threads=1)
+    assert done.seconds is None
+    assert done.failure

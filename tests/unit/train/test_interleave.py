@@ -1,12 +1,10 @@
 import itertools
-import math
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 
 from trainstone.config.load import load_config
-from trainstone.config.schema import Config, MeasureConfig
+from trainstone.config.schema import MeasureConfig
 from trainstone.errors import RunError
 from trainstone.results.paired import compare_blocks
 from trainstone.results.steps import StepRecord
@@ -21,7 +19,6 @@ from trainstone.train.interleave import (
     plan_iterations,
     sum_blocks,
 )
-from trainstone.train.network import apply_process_settings
 
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
 OTHER = load_config("resnet50", settings=["train.batch_size=4"])
@@ -103,11 +100,6 @@ def test_blocks_take_the_same_time_not_the_same_steps():
     assert MAX_ROUNDS - 2 <= len(done.blocks) / 4 <= MAX_ROUNDS
 
 
-def test_a_slow_arm_makes_the_other_ones_blocks_longer():
-    done = Bench({"A": constant(0.1), "B": constant(2.0)}).run(seconds=20.0)
-    assert done.steps_per_block == {"A": 20, "B": 1}
-
-
 def test_the_same_configuration_gets_the_same_steps():
     done = Bench({"A": constant(0.010), "B": constant(0.013)}, same=True).run(seconds=60.0)
     assert done.steps_per_block == {"A": 30, "B": 30}
@@ -128,14 +120,6 @@ def test_iterations_are_exact_for_each_arm(iterations: int, lag: int):
     assert [len(arm.seconds) for arm in bench.arms.values()] == [iterations] * 2
     assert len(done.blocks) == 4 * plan_iterations(iterations).num_rounds
     assert len(set(done.steps_per_block.values())) == 1
-
-
-def test_iterations_are_laid_out_in_whole_rounds():
-    assert plan_iterations(120)[:2] == (38, {"A": 1, "B": 1})
-    assert plan_iterations(120).num_warm_up_steps == 120 - 38 * 3
-    assert plan_iterations(500)[:2] == (45, {"A": 5, "B": 5})
-    assert plan_iterations(WARM_UP_STEPS + 2).num_rounds == 0
-    assert plan_iterations(10**6).num_rounds <= MAX_ROUNDS
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -179,65 +163,6 @@ def test_a_stop_is_heard_between_steps_and_leaves_whole_blocks(after: int, lag: 
     assert len(done.whole_rounds()) % 4 == 0
     for block in done.blocks:
         assert block.first_step + block.num_steps <= len(bench.arms[block.arm].seconds)
-
-
-def test_a_stop_before_the_first_step_runs_none():
-    bench = Bench({"A": constant(1.0), "B": constant(1.0)}, lag=2)
-    assert bench.run(stopped=lambda: "SIGINT").blocks == []
-    assert bench.taken == []
-
-
-def test_half_a_round_does_not_count():
-    blocks = [Block(name, 0, 1) for name in "ABBAABB"]
-    assert [block.arm for block in Interleaved(blocks=blocks).whole_rounds()] == list("ABBA")
-
-
-def test_each_turn_begins_with_its_own_settings():
-    """What the process has only once is set anew when the arm changes: the fake loop asserts it, step by step."""
-    bench = Bench({"A": constant(0.1), "B": constant(0.1)})
-    bench.run(seconds=10.0)
-    changed = [name for name, _ in itertools.groupby(bench.taken)]
-    assert [name for name, _ in itertools.groupby(bench.entered)] == changed
-
-
-def fitted(**engine: object) -> Config:
-    values = {"threads": 1} | engine
-    return CONFIG.model_copy(update={"engine": CONFIG.engine.model_copy(update=values)})
-
-
-def test_process_settings_follow_the_arms():
-    seen: dict[str, set[tuple[int, bool, bool]]] = {"A": set(), "B": set()}
-
-    def steps(name: str) -> Iterator[StepRecord]:
-        for step in itertools.count():
-            state = (
-                torch.get_num_threads(),
-                torch.are_deterministic_algorithms_enabled(),
-                torch.backends.cudnn.benchmark,
-            )
-            seen[name].add(state)
-            yield StepRecord(step, 0, 0.0, 0.0, 1.0, 2, 1.0, 0.1)
-
-    configs = {"A": fitted(threads=1), "B": fitted(threads=2, deterministic=True)}
-    threads = torch.get_num_threads()
-    arms = {
-        name: Arm(name, config, steps(name), enter=lambda config=config: apply_process_settings(config))
-        for name, config in configs.items()
-    }
-    try:
-        list(interleave(arms, MeasureConfig(iterations=20), Interleaved(), stopped=lambda: None))
-    finally:
-        apply_process_settings(fitted(threads=threads))
-    assert seen == {"A": {(1, False, True)}, "B": {(2, True, False)}}
-
-
-def test_a_loss_that_is_no_number_names_its_arm():
-    record = StepRecord(0, 0, 0.0, 0.0, 1.0, 2, math.nan, 0.1)
-    kept = []
-    arm = Arm("B", CONFIG, iter([record]), keep=kept.append)
-    with pytest.raises(RunError, match=r"^B: the loss of step 0 is nan"):
-        arm.advance()
-    assert kept == [record]  # it is in the file all the same
 
 
 def test_errors_name_their_arm_and_bugs_stay_bugs():

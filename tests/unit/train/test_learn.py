@@ -1,8 +1,6 @@
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +8,20 @@ import pytest
 import torch
 
 from small_training import Learned, assert_same, make_config, read_learned, train_here
-from trainstone.errors import DataError, RunError
+from trainstone.errors import RunError
 from trainstone.formats.mllog import parse_line
 from trainstone.measure.sink import Sink
 from trainstone.results import schema
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation
+from trainstone.results.samples import Sample
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import RunFolder, read_result
-from trainstone.train import judging, learn, meeting, to_target
+from trainstone.train import learn, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
-from trainstone.train.distributed import World
+from trainstone.train.course import Course
 from trainstone.train.precision import LossScale
-from trainstone.workloads.classify import CLASSIFY
-from trainstone.workloads.registry import WORKLOADS
+from trainstone.train.to_target import has_one_clock
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
 
@@ -98,14 +96,6 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
     assert_same(read_learned(run.path), read_learned(whole.path))
 
 
-def test_a_signal_at_the_very_end_leaves_the_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 24)
-    assert stopped.document["step"] == 24
-    assert stopped.result.status == "interrupted"
-    assert_same(resumed, whole)
-    assert resumed.result.status == "target_missed"
-
-
 def test_lars_with_corrected_momentum_is_resumed_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lars = {"optimizer.name": "lars", "optimizer.learning_rate": 2.0, "train.mixup": 0.2, "train.accumulate": 2}
     whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 4, **lars)
@@ -115,7 +105,7 @@ def test_lars_with_corrected_momentum_is_resumed_bit_for_bit(tmp_path: Path, mon
 
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
-    monkeypatch.setattr(judging, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(learn, "judge", lambda *_: pretend(next(found))())
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
     run = train(tmp_path, monkeypatch, **changes)
     folder = run.path / "checkpoints"
@@ -123,17 +113,6 @@ def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monk
     assert read_checkpoint(folder / "best.safetensors").document["step"] == 6
     assert run.result.quality is not None
     assert run.result.quality.value == 0.4
-
-
-def test_who_wants_no_best_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written = []
-    write = learn.write_checkpoint
-    monkeypatch.setattr(learn, "write_checkpoint", lambda *a: (written.append(a[1]), write(*a))[1])
-    monkeypatch.setattr(judging, "judge", pretend(0.5))
-    changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.best": False, "checkpoint.every_epochs": 2.0}
-    run = train(tmp_path, monkeypatch, **changes)
-    assert written == [6, 12]
-    assert not (run.path / "checkpoints/best.safetensors").exists()
 
 
 def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -146,23 +125,9 @@ def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(judging, "judge", pretend(0.0, float("nan")))
+    monkeypatch.setattr(learn, "judge", pretend(0.0, float("nan")))
     learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
     assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 1.0}]
-
-
-def test_a_long_evaluation_may_use_up_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(judging, "judge", pretend(0.5))
-    config = make_config(**(QUICK | {"stop.seconds": 1e6, "stop.epochs": 5.0}))
-    clock = learn.Course.clock
-
-    def late(course: Any) -> float:
-        return clock(course) + (1e6 if course.history else 0)
-
-    monkeypatch.setattr(learn.Course, "clock", late)
-    run = train_here(config, tmp_path, monkeypatch)
-    assert evaluated_steps(run) == [12]
-    assert run.result.status == "target_missed"
 
 
 def test_more_epochs_go_on_where_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -181,32 +146,6 @@ def test_divergence_names_the_loss_scale_where_there_is_one(tmp_path: Path, monk
         train(tmp_path, monkeypatch, **{"optimizer.learning_rate": 1e12})
     (run,) = tmp_path.iterdir()
     assert read_result(run).status == "failed"
-
-
-def test_a_folder_with_a_space_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    changes = {"optimizer.learning_rate": 1e12, "checkpoint.every_steps": 1}
-    with pytest.raises(RunError) as failed:
-        train(tmp_path / "my runs", monkeypatch, **changes)
-    (run,) = (tmp_path / "my runs").iterdir()
-    assert f"trainstone train --resume '{run}' --set" in str(failed.value.hint)
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_steps_are_on_disk_where_another_host_is_to_read_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
-):
-    synced: list[str] = []
-    share_run = meeting.share_run
-
-    def share(run: RunFolder | None, world: World) -> RunFolder:
-        shared = share_run(run, world)
-        shared.update(world=schema.World(nodes=nodes))
-        return shared
-
-    monkeypatch.setattr(meeting, "share_run", share)
-    monkeypatch.setattr(learn, "sync_path", lambda path: synced.append(path.name))
-    train(tmp_path, monkeypatch, stop__steps=2)
-    assert synced == (["steps-rank0000.csv"] if nodes > 1 else [])
 
 
 class EventLog(Sink):
@@ -275,7 +214,7 @@ def test_scores_that_come_later_are_the_same(tmp_path: Path, monkeypatch: pytest
 
 def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.6, 0.9, 0.9])
-    monkeypatch.setattr(judging, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(learn, "judge", lambda *_: pretend(next(found))())
     run = train(tmp_path, monkeypatch, **(ASYNC | {"eval.target": 0.5}))
     quality = run.result.quality
     assert quality is not None
@@ -300,23 +239,68 @@ def test_a_run_is_resumed_whose_scores_were_still_to_come(tmp_path: Path, monkey
     assert_same(resumed, whole)
 
 
-def test_an_error_in_scoring_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def judge(*_: Any) -> Any:
-        yield Progress("evaluating")
-        return torch.zeros(1, 4)  # no picture could be judged
-
-    monkeypatch.setattr(judging, "judge", judge)
-    with pytest.raises(DataError, match="no validation picture could be judged"):
-        train(tmp_path, monkeypatch, **ASYNC)
+ONE_EPOCH = {"stop.epochs": 1.0, "data.generated_val": 11}
 
 
-def test_scoring_counts_as_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    finish = CLASSIFY.finish_eval
+def pretend_damaged(*_: Any) -> Any:
+    """Two of eleven pictures could not be read."""
+    yield Progress("evaluating")
+    return torch.tensor([[4.5, 9.0, 0.0, 9.0]])
 
-    def slowly(*what: Any) -> Any:
-        time.sleep(0.3)
-        return finish(*what)
 
-    monkeypatch.setitem(WORKLOADS, "classify", replace(CLASSIFY, finish_eval=slowly))
-    run = train(tmp_path, monkeypatch, **{"stop.epochs": 1.0})
-    assert run.result.quality.history[0].eval_seconds > 0.3
+def test_pictures_that_were_not_judged_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learn, "judge", pretend_damaged)
+    run = train_here(make_config(**ONE_EPOCH), tmp_path, monkeypatch)
+    told = [found.message for found in run.result.findings if found.code == "pictures-skipped"]
+    assert told == ["2 damaged pictures not judged; log.txt names them"]
+
+
+def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learn, "judge", pretend_damaged)
+    run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
+    phases, quality = run.result.phases, run.result.quality
+    assert run.result.status == "target_reached"
+    assert phases.checkpoint_seconds == 0
+    assert phases.train_seconds + phases.eval_seconds <= quality.seconds_to_target < phases.program_seconds
+    assert (run.path / "checkpoints/best.safetensors").exists()
+
+
+def test_the_end_is_written_before_the_peak_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+
+    def act(progress: Progress) -> None:
+        if progress.phase == "measuring this device's peak":
+            (run,) = tmp_path.iterdir()
+            seen.append(read_result(run))
+
+    train_here(make_config(**ONE_EPOCH, eval__target=1.0), tmp_path, monkeypatch, act=act)
+    (early,) = seen
+    assert early.status == "target_missed"
+    assert early.verdict is not None
+    assert early.throughput is None
+    assert len(early.quality.history) == 1
+
+
+def test_a_start_without_a_step_is_judged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its step file is lost, and it was stopped in the evaluation that it owed."""
+    config = make_config(**ONE_EPOCH, eval__batch_size=1)
+
+    def act(progress: Progress) -> None:
+        if progress.phase == "evaluating":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = train_here(config, tmp_path, monkeypatch, act=act)
+    (run.path / "steps-rank0000.csv").unlink()
+    again = train_here(config, run.path, monkeypatch, resume=True, act=act)
+    assert again.result.status == "interrupted"
+    assert again.result.throughput is None
+    assert [device.rank for device in again.result.devices] == [0]
+    assert "interrupted" in [found.code for found in again.result.findings]
+
+
+@pytest.mark.parametrize(
+    ("starts", "times", "counted"), [(1, (0, 1, 2), True), (2, (0, 1, 2), False), (1, (0, 2, 1), False)]
+)
+def test_energy_is_that_of_a_single_start(starts: int, times: tuple[float, ...], counted: bool):
+    samples = [Sample(time_seconds=t, step=0, energy_joules=10.0 * n) for n, t in enumerate(times)]
+    assert has_one_clock(Course("top1", 96, 8, starts=starts), samples) == counted

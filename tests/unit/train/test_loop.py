@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from flows import LateTimer
 from trainstone.config.learning import OptimizerConfig
 from trainstone.measure.clock import HostTimer
 from trainstone.train.loop import train_steps
@@ -75,81 +76,32 @@ def test_a_step_is_timed_from_its_wait_for_data_to_its_end():
     assert records[0].forward_seconds is None
 
 
-def test_phases_are_named_in_order_for_who_records_them():
-    named: list[str] = []
-
-    def mark(name: str) -> nullcontext[None]:
-        named.append(name)
-        return nullcontext()
-
-    clock = ScriptedClock()
-    task = replace(make_task(clock), mark=mark)
-    list(train_steps(task, HostTimer(now=clock), num_steps=2))
-    assert named == ["data", "forward", "backward", "optimizer"] * 2
-
-
 def test_phases_on_demand():
     clock = ScriptedClock()
     (record,) = train_steps(make_task(clock, split=True), HostTimer(now=clock), num_steps=1)
     assert (record.forward_seconds, record.backward_seconds, record.optimizer_seconds) == (1.0, 2.0, 0.5)
 
 
-def test_pauses_between_steps_do_not_count():
-    clock = ScriptedClock()
-    steps = train_steps(make_task(clock), HostTimer(now=clock))
-    next(steps)
-    clock.seconds += 60.0  # an evaluation, a checkpoint
-    assert next(steps).step_seconds == 3.75
-
-
-def test_start_counts_from_the_given_origin():
-    clock = ScriptedClock()
-    (record,) = train_steps(make_task(clock), HostTimer(now=clock), num_steps=1, origin=90.0)
-    assert record.start_seconds == 10.0
-
-
-def test_it_trains():
-    clock = ScriptedClock()
-    losses = [record.loss for record in train_steps(make_task(clock), HostTimer(now=clock), num_steps=30)]
-    assert losses[-1] < 0.1 * losses[0]
-
-
-class LaggingTimer(HostTimer):
-    """Reads marks two steps late, as CUDA events are read."""
-
-    lag = 2
-
-
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
 def test_late_records_all_come_in_order(num_steps: int):
-    clock = ScriptedClock()
-    records = list(train_steps(make_task(clock), LaggingTimer(now=clock), num_steps=num_steps))
-    assert [record.step for record in records] == list(range(num_steps))
-    expected = [r.loss for r in train_steps(_same_weights(clock), HostTimer(now=clock), num_steps=num_steps)]
-    torch.manual_seed(0)
-    task = make_task(clock)
-    assert [r.loss for r in train_steps(task, LaggingTimer(now=clock), num_steps=num_steps)] == expected
-
-
-def _same_weights(clock: ScriptedClock) -> Task:
-    torch.manual_seed(0)
-    return make_task(clock)
+    clock, losses = ScriptedClock(), []
+    for timer in (HostTimer(now=clock), LateTimer(now=clock)):
+        torch.manual_seed(0)
+        records = list(train_steps(make_task(clock), timer, num_steps=num_steps))
+        assert [record.step for record in records] == list(range(num_steps))
+        losses.append([record.loss for record in records])
+    assert losses[0] == losses[1]
 
 
 def test_a_late_record_is_yielded_only_after_its_lag():
     clock = ScriptedClock()
-    steps = train_steps(make_task(clock), LaggingTimer(now=clock))
+    steps = train_steps(make_task(clock), LateTimer(now=clock))
     assert next(steps).step == 0
     assert clock.seconds == 100.0 + 3 * 3.75  # three steps were launched before the first came out
 
 
-@pytest.mark.parametrize("lag", [0, 2])
-def test_decay_that_is_part_of_the_loss_is_recorded_by_itself(lag: int):
-    class LateTimer(HostTimer):
-        pass
-
-    timer = LateTimer()
-    timer.lag = lag
+@pytest.mark.parametrize("timer", [HostTimer(), LateTimer()])
+def test_decay_that_is_part_of_the_loss_is_recorded_by_itself(timer: HostTimer):
     task = make_task(ScriptedClock())
     weights = [parameter.detach().clone() for parameter in task.plain.parameters()]
     decayed = DecayedLoss(task.loss, task.plain, OptimizerConfig(weight_decay=0.5, decay_in="loss"))

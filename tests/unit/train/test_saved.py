@@ -1,13 +1,20 @@
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
 
+from made_pictures import busy, save
 from made_saved import RUN_ID, STEP, make_checkpoint, make_config, make_document, make_network
+from trainstone.data.generated.stored import find_stored, provide_stored
+from trainstone.data.splits import open_split
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.train.checkpoint import keep_best
-from trainstone.train.saved import check_weights, load_network, open_saved, resolve_config
+from trainstone.train.predict import export_weights, predict
+from trainstone.train.saved import Saved, check_weights, load_network, open_saved, resolve_config
+from trainstone.workloads.classify import CLASSIFY
 
 CPU = torch.device("cpu")
 
@@ -30,25 +37,11 @@ def test_a_checkpoint_gives_its_average_and_where_it_comes_from(tmp_path: Path):
     assert all(torch.equal(tensor, network.state_dict()[name]) for name, tensor in of_seed(1).items())
 
 
-def test_without_an_average_the_weights_themselves_are_taken(tmp_path: Path):
-    saved = open_saved(make_checkpoint(tmp_path, average=False))
-    assert not saved.averaged
-    assert all(torch.equal(tensor, saved.weights[name]) for name, tensor in of_seed(0).items())
-
-
 def test_of_a_run_folder_the_best_is_taken_else_the_latest(tmp_path: Path):
     path = make_checkpoint(tmp_path / "checkpoints")
     assert open_saved(tmp_path).path == path
-    keep_best(tmp_path / "checkpoints", path)
+    keep_best(tmp_path / "checkpoints", int(path.stem[5:]))
     assert open_saved(tmp_path).path == path.with_name("best.safetensors")
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path):
-    path = make_checkpoint(tmp_path)
-    path.with_name("step-00000099.safetensors").write_bytes(path.read_bytes()[:-9])
-    saved = open_saved(tmp_path)
-    assert saved.path == path
-    assert "step-00000099" in saved.doubts[0]
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path: Path):
@@ -113,16 +106,70 @@ def test_weights_of_other_tools_need_a_recipe_and_checkpoints_none(tmp_path: Pat
         resolve_config(open_saved(make_checkpoint(tmp_path)), "resnet50", [], {})
 
 
-def test_plain_safetensors_may_name_their_recipe(tmp_path: Path):
-    contiguous = {name: tensor.contiguous() for name, tensor in of_seed(0).items()}
-    save_file(contiguous, tmp_path / "w.safetensors", {"recipe": "demo-classify"})
-    with pytest.raises(ConfigError) as refused:
-        resolve_config(open_saved(tmp_path / "w.safetensors"), None, [], {})
-    assert "--recipe demo-classify" in str(refused.value.hint)
+@pytest.fixture
+def saved() -> Saved:
+    return Saved(Path("w.pth"), make_network(make_config(), 5).state_dict())
 
 
-def test_an_open_number_of_classes_is_that_of_the_weights(tmp_path: Path):
-    torch.save(of_seed(0), tmp_path / "w.pth")
-    settings = ["model.width=24", 'model.num_classes="auto"']
-    found = resolve_config(open_saved(tmp_path / "w.pth"), "demo-classify", settings, {})
-    assert found.model.num_classes == 10
+def test_damaged_pictures_are_told_and_others_go_on(tmp_path: Path, saved: Saved):
+    good = save(busy(60, 50))
+    files = {"a.jpg": good, "cut.jpg": good[: len(good) // 2], "b.png": save(busy(40, 70), "PNG"), "text.jpg": b"hello"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    asked = [tmp_path / name for name in (*files, "nowhere.jpg")]
+    found = list(predict(make_config(), saved, asked, 3))
+    assert [one.image for one in found] == asked
+    assert [bool(one.error) for one in found] == [False, True, False, True, True]
+    assert "truncated" in str(found[1].error)
+    for one in (found[0], found[2]):
+        scores = [guess.score for guess in one.guesses]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+        assert 0 < sum(scores) <= 1
+
+
+def test_a_picture_is_seen_as_evaluation_sees_it(tmp_path: Path, saved: Saved):
+    config = make_config()
+    for _ in provide_stored(config, 1):
+        pass
+    opened = open_split(find_stored(config).target, "val")
+    with CLASSIFY.open_validation(config, opened, CPU) as loader:
+        images, _ = next(loader)
+        mean = torch.tensor([0.485, 0.456, 0.406]) * 255
+        deviation = torch.tensor([0.229, 0.224, 0.225]) * 255
+        seen = ((images.float() - mean) / deviation).permute(0, 3, 1, 2)
+    network = make_network(config, 5).eval()
+    with torch.no_grad():
+        shares = network(seen).softmax(1)
+    paths = []
+    for index in range(len(images)):
+        paths.append(tmp_path / f"{index}.jpg")
+        paths[-1].write_bytes(opened.source.read(index).image)
+    for share, found in zip(shares, predict(config, saved, paths, 10), strict=True):
+        ours = np.zeros(10)
+        for guess in found.guesses:
+            ours[guess.number] = guess.score
+        assert ours == pytest.approx(share.numpy(), abs=1e-5)
+
+
+def test_exported_weights_are_the_average_and_open_again(tmp_path: Path):
+    target = tmp_path / "new" / "w.safetensors"
+    saved = open_saved(make_checkpoint(tmp_path))
+    made = export_weights(resolve_config(saved, None, [], {}), saved, target)
+    assert (made.averaged, made.bytes) == (True, target.stat().st_size)
+    with safe_open(target, framework="pt") as file:
+        metadata = file.metadata()
+    assert (metadata["recipe"], metadata["run_id"], metadata["step"]) == ("demo-classify", RUN_ID, "12")
+    assert len(json.loads(metadata["classes"])) == 10
+    again = open_saved(target)
+    check_weights(make_config(), again)
+    wanted = make_network(make_config(), 1).state_dict()
+    assert all(torch.equal(tensor, again.weights[name]) for name, tensor in wanted.items())
+
+
+def test_an_existing_file_is_not_written_over(tmp_path: Path, saved: Saved):
+    target = tmp_path / "w.safetensors"
+    target.write_text("precious")
+    with pytest.raises(ConfigError, match="not written over"):
+        export_weights(make_config(), saved, target)
+    assert target.read_text() == "precious"

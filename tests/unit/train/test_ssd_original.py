@@ -7,9 +7,8 @@ import pytest
 from trainstone.config.load import list_shipped, load_config, load_system
 from trainstone.config.schema import Config
 from trainstone.machine.ranks import Rank
-from trainstone.train.cadence import Cadence
+from trainstone.train.decision import Cadence
 from trainstone.train.original.mllog_open import measure_sizes
-from trainstone.train.schedule import tell_rate
 from trainstone.train.task import order_pictures, plan_rate
 
 RECIPE = "ssd300-mlperf"
@@ -88,14 +87,6 @@ def test_other_batches_have_the_rate_of_the_rule(batch: int, ranks: int, peak: f
     assert measure_sizes(config, *COCO, Rank(0, ranks)).peak_rate == pytest.approx(peak)
 
 
-def test_what_is_said_of_another_batch():
-    told = tell_rate(load()[0].optimizer, meant=(512, 4), now=(64, 1), where="c4140")
-    assert told == (
-        "a step has 64 images where c4140 has 512: the peak learning rate is 0.005 instead of 0.0475, "
-        "in proportion to the images and a multiple of 0.0025"
-    )
-
-
 KNOWN = {
     "workload": "detect",
     "model": {"name": "ssd", "depth": 34, "width": 64, "num_classes": 80, "norm": "batch"},
@@ -126,8 +117,3 @@ def test_every_other_key_that_is_known():
             assert {key: config[section][key] for key in keys} == keys
         else:
             assert config[section] == keys
-
-
-def test_only_one_system_says_how_many_threads_decode():
-    threads = {system: load(system)[0].loader.threads for system in TABLE}
-    assert threads == dict.fromkeys(TABLE, "auto") | {"4xc4140": 3}

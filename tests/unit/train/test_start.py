@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from made_coco import make_instances
-from made_coco import make_set as make_coco
-from small_sets import CLASSES, Listed, make_set, to_classify, write_set
+from small_sets import CLASSES, Listed, to_classify, write_set
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.data.sample import DataSet, Split
 from trainstone.errors import DataError
-from trainstone.machine.ranks import ALONE, Rank
+from trainstone.machine.ranks import Rank
 from trainstone.train import start
 from trainstone.train.distributed import World
 from trainstone.train.original.facts import Seat
@@ -56,30 +54,9 @@ def test_it_is_refused_where_it_is_to_be_judged(tmp_path: Path, setting: str, na
         open_both(config)
 
 
-@pytest.mark.parametrize("lacking", ["train2017", "val2017"])
-def test_a_split_of_coco_without_its_folder_is_named(tmp_path: Path, lacking: str):
-    root = make_coco(tmp_path / "coco", train2017=make_instances(3), val2017=make_instances(3))
-    (root / lacking).rename(root / "elsewhere")
-    config = load_config(
-        "ssd300-mlperf", settings=["model.num_classes=3", "eval.every_epochs=1"], flags={"data.root": str(root)}
-    )
-    with pytest.raises(DataError, match=f"annotations/instances_{lacking}.json is there, {lacking}/ is not"):
-        open_both(config)
-
-
-def test_a_split_to_validate_with_is_taken(tmp_path: Path):
-    config = make_config(make_set(tmp_path / "set", "recordio", val=3))
-    pictures = open_both(config)
-    assert (pictures.num_validation, tell_unjudged(pictures, config)) == (3, [])
-
-
 def test_devices_are_counted_on_each_host(monkeypatch: pytest.MonkeyPatch):
     told: list[Any] = [[{"host": host} for host in ("a", "a", "b", "b", "a")], None]
     monkeypatch.setattr(start, "gather", lambda _world, _mine: told.pop(0))
     seats = (Seat("a", 0), Seat("a", 1), Seat("b", 0), Seat("b", 1), Seat("a", 2))
     assert find_seats(World(Rank(0, 5), CPU, control="others")) == seats
     assert find_seats(World(Rank(1, 5), CPU, control="others")) == ()
-
-
-def test_one_rank_has_no_seats():
-    assert find_seats(World(ALONE, CPU)) == ()

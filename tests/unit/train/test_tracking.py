@@ -17,7 +17,7 @@ from trainstone.config.learning import TrackingConfig
 from trainstone.errors import MachineError
 from trainstone.results.steps import StepRecord
 from trainstone.train import tracking
-from trainstone.train.tracking import Tracker, flatten, open_trackers
+from trainstone.train.tracking import Mlflow, Tracker, open_trackers
 
 PARAMS = {"name": "demo", "train": {"batch_size": 64}, "tracking": {"mlflow": "http://me:secret@host/"}}
 NEEDS = "needs the extra tracking"
@@ -65,22 +65,6 @@ def test_quick_steps_are_averaged_between_points():
     assert tracker.points[1][1]["train/images_per_second"] == 8 * 1024
 
 
-def test_slow_steps_are_all_written():
-    tracker = Memory()
-    for record in quick_steps(5, 1.0):
-        tracker.step(record)
-    assert [step for step, _ in tracker.points] == [1, 2, 3, 4, 5]
-
-
-def test_an_evaluation_is_written_at_its_step():
-    tracker = Memory()
-    tracker.evaluation(make_evaluations()[1])
-    ((step, values),) = tracker.points
-    assert step == 100
-    assert values["val/top1"] == 0.405
-    assert values["val/epoch"] == 2
-
-
 def test_a_full_disk_ends_tracking_and_not_training(caplog: pytest.LogCaptureFixture):
     tracker = FullDisk()
     for record in quick_steps(3, 1.0):
@@ -88,12 +72,6 @@ def test_a_full_disk_ends_tracking_and_not_training(caplog: pytest.LogCaptureFix
     assert len(tracker.points) == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "FullDisk takes no more points, training goes on" in caplog.text
-
-
-def test_no_tracker_is_opened_unless_configured(tmp_path: Path):
-    with tracking_to(tmp_path, TrackingConfig()) as trackers:
-        assert trackers == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def fail_within(tracker: Tracker, error: type[BaseException]) -> None:
@@ -136,12 +114,53 @@ def test_a_missing_library_is_told_with_what_to_install(
     assert caught.value.hint == "pip install 'trainstone[tracking]'"
 
 
-def test_params_are_flat_and_hold_no_password():
-    assert dict(flatten(PARAMS)) == {
-        "name": "demo",
-        "train.batch_size": "64",
-        "tracking.mlflow": "http://...@host/",
-    }
+class Client:
+    """An MLflow client that takes nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def log_batch(self, run_id: str, *, metrics: list[Any], synchronous: bool) -> "Client":
+        self.calls.append(f"{run_id} {metrics} {synchronous}")
+        return self
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self.calls.append(f"{run_id} {status}")
+
+
+def open_fake(monkeypatch: pytest.MonkeyPatch) -> tuple[Client, Mlflow]:
+    class Entities:
+        @staticmethod
+        def Metric(name: str, value: float, _now: int, step: int) -> str:  # noqa: N802  MLflow's name
+            return f"{name}={value}@{step}"
+
+    monkeypatch.setattr(tracking, "import_module", lambda _name: Entities)
+    client = Client()
+    return client, Mlflow(client, "r1")
+
+
+def test_mlflow_points_go_into_its_queue_and_the_end_waits_for_them(monkeypatch: pytest.MonkeyPatch):
+    client, tracker = open_fake(monkeypatch)
+    with tracker:
+        tracker.add(7, {"train/loss": 0.5})
+        tracker.finish("target_reached")
+    assert client.calls == ["r1 ['train/loss=0.5@7'] False", "wait", "r1 FINISHED"]
+
+
+def test_mlflow_that_goes_away_is_one_warning_without_password(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    client, tracker = open_fake(monkeypatch)
+    with tracker:
+        for _ in range(3):
+            logging.getLogger(tracking.QUEUE_LOGGER).error("Failed to log: http://me:secret@host/ is gone")
+        tracker.evaluation(make_evaluations()[0])
+    assert client.calls == []
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "//...@host/ is gone" in caplog.text
 
 
 def read_events(folder: Path) -> Any:
@@ -198,6 +217,7 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path: Path):
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["train.batch_size"] == "64"
+    assert "secret" not in run.data.params["tracking.mlflow"]
     assert [found.value for found in client.get_metric_history(run_id, "val/top1")] == [0.212, 0.405]
 
 

@@ -3,7 +3,6 @@ import torch
 from trainstone.config.load import load_config
 from trainstone.models.pixels import NORMALISATIONS
 from trainstone.workloads.classify import CLASSIFY
-from trainstone.workloads.registry import WORKLOADS
 
 CPU = torch.device("cpu")
 
@@ -33,7 +32,3 @@ def test_the_loss_of_a_guess_is_log_of_the_classes():
     config = load_config("resnet50", settings=["model.num_classes=10", "data.image_size=32"])
     batch = CLASSIFY.synthetic_batches(config, 4)[0]
     assert abs(float(CLASSIFY.build_loss(config, CPU)(Seeing(), batch)) - 2.302585) < 1e-5
-
-
-def test_the_names_of_the_registry_are_the_workloads():
-    assert all(name == workload.name for name, workload in WORKLOADS.items())

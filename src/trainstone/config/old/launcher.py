@@ -4,19 +4,27 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trainstone.config.old.line import VALUES_HINT, Line
+
 RANKS = ("-n", "-np", "--np", "--ntasks", "--num-proc")
 NODES = ("-N", "--nodes", "--nnodes")
 EACH = (
     *("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--gpus-per-node"),
     *("-npernode", "--npernode", "--gres"),
 )
+KINDS = dict.fromkeys(RANKS, "ranks") | dict.fromkeys(NODES, "nodes") | dict.fromkeys(EACH, "each")
 HOSTS = ("-H", "-host", "--host", "--hosts")
 DDL_MODE = re.compile(r".*\bp:(\d+)x(\d+)x1x1\s*")  # GPUs a node x nodes
+DDL_GPUS = 4
+"""GPUs of a host of ddlrun, which starts one process for each: an AC922 has four."""
 MOST_DEVICES = 100_000
+MOST_SHOWN = 200
+INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|sh|bash|source|\.)|-u")
+"""Words that start a program and ask for nothing."""
 
 
 class Geometry(NamedTuple):
-    """Devices; None where nobody said it."""
+    """Devices; None where the line does not say."""
 
     nodes: int | None = None
     each: int | None = None
@@ -34,19 +42,20 @@ def read_launcher(words: Sequence[str]) -> Geometry:
     """Return what the words say; of contradictions the last counts."""
     found: dict[str, int] = {}
     under_mpi = any(word.endswith("mpirun") for word in words)
-    for place, word in enumerate(words):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if mode := DDL_MODE.fullmatch(word):
             found |= {"each": int(mode[1][:12]), "nodes": int(mode[2][:12])}
             continue
-        name, text = split_option(word, words[place + 1] if place + 1 < len(words) else "")
+        name, text = split_option(word, following)
         if name in HOSTS and text:
             found |= read_hosts(text)
             continue
-        kind = next((kind for kind, names in (("ranks", RANKS), ("nodes", NODES), ("each", EACH)) if name in names), "")
-        kind = "each" if name == "-N" and under_mpi else kind
+        kind = "each" if name == "-N" and under_mpi else KINDS.get(name)
         number = text.rpartition(":")[2]  # --gres=gpu:v100:4
         if kind and number.isdecimal() and int(number[:12]) > 0:
             found[kind] = int(number[:12])
+    if "nodes" in found and not {"each", "ranks"} & set(found) and any(word.endswith("ddlrun") for word in words):
+        found["each"] = DDL_GPUS
     return settle(Geometry(**found))
 
 
@@ -76,3 +85,21 @@ def settle(seen: Geometry) -> Geometry:
     if nodes is None and each and ranks and ranks % each == 0:
         nodes = ranks // each
     return Geometry(nodes, each, ranks)
+
+
+def describe_launcher(line: Line) -> tuple[str, ...]:
+    """Say what becomes of the words before a program."""
+    words = line.launcher
+    if all(INTERPRETER.fullmatch(word) for word in words):
+        return ()
+    shown = " ".join(words)
+    if len(shown) > MOST_SHOWN:
+        shown = f"{shown[:MOST_SHOWN]}…"
+    notes = [f"{shown}: left out but for the number of devices; `trainstone launch` starts ranks here"]
+    if any(word.endswith(("nvprof", "ncu", "nsys")) for word in words):
+        notes.append("the profiler: `trainstone profile` records steps, telemetry is in every run")
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, text = split_option(word, following)
+        if name in KINDS and "$" in text:
+            notes.append(f"{word if '=' in word else f'{word} {text}'}: {VALUES_HINT}")
+    return tuple(notes)

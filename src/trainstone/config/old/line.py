@@ -1,194 +1,267 @@
-"""A pasted command line or job script -> what starts the program, the program, its words. Nothing is executed."""
+"""An old command line, as words or as pasted text, or a script file: variables, launcher, program and arguments.
+
+Nothing is executed. `shlex` splits text; assignments, `export`, `source FILE`, `$NAME` and `${NAME:-default}` are
+understood. What else a shell would do is skipped, and a value that it would have to compute counts as unknown.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from trainstone.config.old.commands import (
-    ENDS,
-    NAME,
-    Command,
-    fill_commands,
-    match_assignment,
-    split_commands,
-    split_words,
-)
-from trainstone.config.old.flag import VALUES_HINT
 from trainstone.errors import ConfigError
 
+VALUES_HINT = "no shell is started: give its value, or the script's name"
+PROGRAM = r"[\w.-]+\.py"
+NONE = r"(?!)"
+LONGEST_TEXT = 1_000_000
+LONGEST_VALUE = 10_000
+MOST_SHOWN = 3
+NAME = r"[A-Za-z_]\w*"
+ASSIGNMENT = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
+USED = re.compile(rf"\$(?:({NAME})|\{{({NAME})(?::?-([^$`{{}}]*))?\}})")
+SCRIPT = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|sub)")
 REDIRECTION = re.compile(r"(?:\d?>>?|&>>?|<)(.*)")
-MOST_TOLD = 3
-MOST_SHOWN = 200
-BARE = ("if", "then", "else", "fi", "do", "done", "esac", "{", "}")
-SECOND = "a second command, not translated: give it by itself"
+COMMENT = re.compile(r"(?<!\S)#[^\n]*")
+EXPORTS = ("export", "readonly", "local", "declare")
+KEYWORDS = ("do", "then", "else", "{", "!", "time", "exec", "nohup")
+SILENT = ("echo", "set", "true", "fi", "done", "esac", "}", ")")
+BEGINS, FINISHES = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
 
 
-class Line(NamedTuple):
-    """A command line, taken apart."""
+@dataclass
+class Line:
+    """An old command line, taken apart."""
 
-    before: tuple[str, ...]
-    """What starts the program: launchers, variables, what #SBATCH lines ask for."""
-    path: str
-    """The program as it was written; empty where flags stand alone."""
-    after: tuple[str, ...]
-    """Its flags and arguments."""
-    notes: tuple[str, ...] = ()
-    earlier: tuple[str, ...] = ()
-    """Commands before it that the caller reads itself."""
+    programs: re.Pattern[str]
+    """Names that end the search: a program, or a script that is known without its file."""
+    scripts: re.Pattern[str]
+    """Scripts that are known without their file, and read where it is there."""
+    values: dict[str, str] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+    """Variables with values that only a shell could compute."""
+    typed: set[str] = field(default_factory=set)
+    """Variables that were given themselves, not in a file or a script."""
+    files: list[Path] = field(default_factory=list)
+    """Files that were read."""
+    batch: list[str] = field(default_factory=list)
+    """Options of #SBATCH lines."""
+    before: list[str] = field(default_factory=list)
+    """What starts the program."""
+    path: str = ""
+    """The program as it was written; empty where flags are given alone."""
+    after: list[str] = field(default_factory=list)
+    """Its arguments."""
+    notes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Commands that mean nothing here, of a script."""
+    strange: list[str] = field(default_factory=list)
+    """And of what was typed."""
 
     @property
     def program(self) -> str:
         """Return the program's file without its folder."""
         return self.path.rpartition("/")[2]
 
-
-class Reading(NamedTuple):
-    """What is looked for in a line."""
-
-    programs: tuple[str, ...]
-    """Patterns of file names; the first that is found counts."""
-    kept: re.Pattern[str] | None = None
-    """Commands before the program that go into `earlier`."""
-    known: Mapping[str, str] = {}
-    """Values of variables."""
-    started: tuple[str, ...] = ()
-    """Words that started the script which the text is of."""
+    @property
+    def launcher(self) -> list[str]:
+        """Return all words that say how many devices; of contradictions the last counts."""
+        return [*self.batch, *self.before]
 
 
-def read_line(words: Sequence[str], reading: Reading) -> Line:
-    """Take the words of a line apart, or one word that is a text of several."""
-    if is_text(words):
-        return read_commands(split_commands(words[0]), reading)
-    commands: list[tuple[str, list[str]]] = [("\n", [])]
-    for word in words:
-        if not word.strip(" \t\r\n\\"):
-            continue
-        ended = word if word in ENDS else ";" if re.fullmatch(r"[^=\s]+;", word) else ""
-        if word not in ENDS:
-            commands[-1][1].append(word.removesuffix(";") if ended else word)
-        if ended:
-            commands.append((ended, []))
-    split = [part for _, part in commands if part]
-    if reading.kept and find_command(split, reading.programs)[1] is None:
-        after, notes = strip_output([word for part in split for word in part])
-        return Line(reading.started, "", tuple(after), tuple(notes))
-    texts = [Command(" ".join(part), joint) for joint, part in commands if part]
-    return choose(texts, split, reading, list(reading.started))
-
-
-def is_text(words: Sequence[str]) -> bool:
-    """Tell a pasted text from words that a shell has split."""
-    return len(words) == 1 and any(char.isspace() for char in words[0])
-
-
-def read_commands(commands: Sequence[Command], reading: Reading) -> Line:
-    """Find the command in a text: the line with the program, and those after it that begin with a flag."""
-    batch = [command.text for command in commands if command.text.startswith("#SBATCH")]
-    asked = [word for text in batch for word in split_words(text.removeprefix("#SBATCH"))]
-    commands = [command for command in commands if not command.text.startswith("#SBATCH")]
-    split = [split_words(text) or [""] for text in fill_commands(commands, reading.known)]
-    used = {name for command in commands for name in re.findall(rf"\$\{{?({NAME})", command.text)}
-    kept = [not ((match := match_assignment(command.text)) and match[1] in used) for command in commands]
-    if reading.kept is None:
-        commands = [command for command, keep in zip(commands, kept, strict=True) if keep]
-        split = [words for words, keep in zip(split, kept, strict=True) if keep]
-    return choose(commands, split, reading, [*asked, *reading.started])
-
-
-def choose(commands: Sequence[Command], split: Sequence[list[str]], reading: Reading, asked: list[str]) -> Line:
-    """Take the command with the program, and lines of flags that follow it; say what is left."""
-    pattern, start = find_command(split, reading.programs)
-    if start is None:
-        return take_flags(commands, split, reading, asked)
-    before = [command.text for command in commands[:start]]
-    earlier = [text for text in before if reading.kept and reading.kept.fullmatch(text)]
-    left = [text for text in before if not (reading.kept and reading.kept.fullmatch(text))]
-    taken, notes = strip_output(split[start])
-    second = ""
-    beside = True  # still on the program's line
-    for command, words in zip(commands[start + 1 :], split[start + 1 :], strict=True):
-        beside = beside and command.joint in ENDS
-        if command.joint == "\n" and words[0].startswith("-"):
-            more, told = strip_output(words)
-            taken, notes = [*taken, *more], [*notes, *told]
-        elif beside or (not second and find_program(words, pattern) is not None):
-            second += f" {command.joint} {command.text}" if len(second) < MOST_SHOWN else ""
-        else:
-            left.append(command.text)
-    notes = [*tell_left(left), *notes, *([f"{second.strip()}: {SECOND}"] if second else [])]
-    place = find_program(taken, pattern) or 0
-    return Line((*asked, *taken[:place]), taken[place], tuple(taken[place + 1 :]), tuple(notes), tuple(earlier))
-
-
-def find_command(split: Sequence[list[str]], programs: Sequence[str]) -> tuple[str, int | None]:
-    """Return the pattern that is found first, and the place of the command that has it; flags start nothing."""
-    for pattern in programs:
-        for place, words in enumerate(split):
-            if not words[0].startswith("-") and find_program(strip_output(words)[0], pattern) is not None:
-                return pattern, place
-    return "", None
-
-
-def find_program(words: Sequence[str], program: str) -> int | None:
-    """Return the place of the program's file among the words."""
-    pattern = re.compile(rf"(.*/)?({program})")
-    return next((place for place, word in enumerate(words) if pattern.fullmatch(word)), None)
-
-
-def take_flags(commands: Sequence[Command], split: Sequence[list[str]], reading: Reading, asked: list[str]) -> Line:
-    """Read commands none of which has a program: flags alone, or what the caller reads itself."""
-    if reading.kept is not None:
-        return keep_commands(commands, split, reading.kept, asked)
-    if split and not split[0][0].startswith("-"):
-        shown = "; ".join(command.text[:80] for command in commands[:MOST_TOLD])
-        hint = VALUES_HINT if any("$" in command.text for command in commands) else "give flags alone, or its line"
+def read_line(words: Sequence[str], programs: str, scripts: str = NONE) -> Line:
+    """Read words that a shell has split, or one word that is text of one or several lines."""
+    line = Line(re.compile(rf"(?:.*/)?(?:{programs})"), re.compile(rf"(?:.*/)?(?:{scripts})"))
+    if len(words) == 1 and any(char.isspace() for char in words[0]):
+        read_text(line, words[0], None, typed="\n" not in words[0].strip())
+    else:
+        read_commands(line, split_commands(word for word in words if word.strip(" \t\r\n\\")), None, typed=True)
+    nothing = not (line.path or line.after or line.values or line.computed)
+    skipped = [*line.strange, *line.skipped]
+    shown = "; ".join(text[:80] for text in skipped[:MOST_SHOWN])
+    if (nothing and skipped) or (line.strange and not (line.path or line.after)):
+        hint = VALUES_HINT if "$" in shown else "give flags, NAME=value, or the line that starts the program"
         raise ConfigError(f"nothing here starts the program: {shown}", hint=hint)
-    after: list[str] = []
-    notes: list[str] = []
-    for command, words in zip(commands, split, strict=True):
-        if command.joint in ENDS and after:
-            notes.append(f"{command.joint} {command.text}: {SECOND}")
-        elif not words[0].startswith("-"):
-            notes += tell_left([command.text])
+    if skipped:
+        more = f" and {len(skipped) - MOST_SHOWN} more" if len(skipped) > MOST_SHOWN else ""
+        line.notes.insert(0, f"skipped: {shown}{more}")
+    return line
+
+
+def read_text(line: Line, text: str, file: Path | None, *, typed: bool = False) -> None:
+    """Read the lines of a script, or of pasted text (file: None)."""
+    if len(text) > LONGEST_TEXT:
+        raise ConfigError(f"a command line of {len(text):,} characters", hint="give the line itself")
+    for options in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        line.batch += split_words(COMMENT.sub("", options))
+    joined = re.sub(r"\\[ \t]*\r?\n", " ", COMMENT.sub("", text))
+    read_commands(line, split_commands(split_tokens(joined)), file, typed=typed)
+
+
+def split_tokens(text: str) -> list[str]:
+    """Split text as a shell does; ends of commands and pipes become tokens of their own."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";|\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    try:
+        return list(lexer)
+    except ValueError as err:
+        raise ConfigError(f"cannot read {text[:80]!r}: {str(err).lower()}", hint="close the quotes") from err
+
+
+def split_words(text: str) -> list[str]:
+    """Split the words of one command."""
+    return [token for token in split_tokens(text) if token.strip(";|\n")]
+
+
+def split_commands(tokens: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the words of each command."""
+    words: list[str] = []
+    for token in tokens:
+        if token in ("&&", "||") or not token.strip(";\n"):
+            if words:
+                yield words
+            words = []
         else:
-            taken, told = strip_output(words)
-            after += taken
-            notes += told
-    return Line(tuple(asked), "", tuple(after), tuple(notes))
+            words.append(token)
+    if words:
+        yield words
 
 
-def keep_commands(
-    commands: Sequence[Command], split: Sequence[list[str]], kept: re.Pattern[str], asked: list[str]
-) -> Line:
-    """Leave commands to the caller where one of them is for it, else their words."""
-    files = [words for words in split if words[0] not in ("source", ".") and words[-1].endswith(".sh")]
-    if not files and any(kept.fullmatch(command.text) for command in commands):
-        return Line(tuple(asked), "", (), (), tuple(command.text for command in commands))
-    after, notes = strip_output([word for words in split for word in words])
-    return Line(tuple(asked), "", tuple(after), tuple(notes))
+def read_commands(line: Line, commands: Iterable[list[str]], file: Path | None, *, typed: bool) -> None:
+    """Read commands one after the other; what a condition or a loop sets is unknown."""
+    depth = 0
+    for command in commands:
+        depth = max(0, depth + (command[0] in BEGINS) - (command[0] in FINISHES))
+        words = list(command)
+        while words and words[0] in KEYWORDS:
+            words.pop(0)
+        read_command(line, words, file, typed=typed, sure=depth == 0)
 
 
-def strip_output(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take out where output goes, and what it is piped to; say so."""
+def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool, sure: bool) -> None:
+    """Read one command: assignments, then a sourced file, a script or the program."""
+    while words and (words[0] in EXPORTS or ASSIGNMENT.fullmatch(words[0])):
+        assign(line, words[0], typed=typed, sure=sure)
+        words = [] if re.search(r"\$\(|`", words[0]) else words[1:]  # the rest is computed, too
+    words, output = split_output([part for word in words for part in expand_word(word, line.values)])
+    if not words:
+        return
+    place = next((number for number, word in enumerate(words) if is_started(line, word, typed=typed)), len(words))
+    started = words[place] if place < len(words) else ""
+    sources = words[0] in ("source", ".") and len(words) > 1
+    if words[0].startswith("-"):
+        line.after += words
+        line.notes += output
+    elif line.path and started:
+        line.notes.append(f"{' '.join(words)}: a second command, not translated: give it by itself")
+    elif line.programs.fullmatch(started) or (line.scripts.fullmatch(started) and not Path(started).is_file()):
+        line.before += [word for word in words[:place] if word not in ("source", ".")]
+        line.path = started
+        line.after += words[place + 1 :]
+        line.notes += output
+    elif sources and place >= len(words) - 1:
+        read_sourced(line, words[-1], file, typed=typed)
+    elif started:
+        read_script(line, words, place, file)
+    elif words[0] not in SILENT:
+        (line.strange if typed else line.skipped).append(" ".join(words))
+
+
+def is_started(line: Line, word: str, *, typed: bool) -> bool:
+    """Tell the program, or a script that leads to it, from other words; scripts within a script lead elsewhere."""
+    known = line.programs.fullmatch(word) or line.scripts.fullmatch(word)
+    return bool(known or (typed and SCRIPT.fullmatch(word)))
+
+
+def read_script(line: Line, words: list[str], place: int, file: Path | None) -> None:
+    """Read a script that a command names; variables that were given before it stay as they are."""
+    path, rest = Path(words[place]), words[place + 1 :]
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", hint=f'give its text: "$(cat {shlex.quote(str(path))})"')
+    given = {name: line.values[name] for name in line.typed if name in line.values}
+    line.before += words[:place]
+    open_file(line, path)
+    line.values |= given
+    if line.path:
+        line.notes.append(f"{path}: read as text, not executed")
+        line.after += rest if " ".join(rest).startswith("-") else []
+    else:
+        read_command(line, rest, file, typed=True, sure=True)
+
+
+def read_sourced(line: Line, written: str, file: Path | None, *, typed: bool) -> None:
+    """Read a sourced file: beside the one that sources it, or where the user's own words say."""
+    beside = file is not None or "$" in written
+    path = Path(file or "").parent / written.rpartition("/")[2] if beside else Path(written)
+    if path.is_file():
+        open_file(line, path)
+    elif typed:
+        raise ConfigError(f"source {written}: there is no such file", hint="what it sets is needed: give its path")
+    else:
+        line.notes.append(f"source {written}: there is no {path.name} here; what it sets is not known")
+
+
+def open_file(line: Line, path: Path) -> None:
+    """Read a file once, if it is not too large to be a script."""
+    if path in line.files:
+        return
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_TEXT + 1)
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"cannot read {path}: {err}") from err
+    line.files.append(path)
+    read_text(line, text, path)
+
+
+def assign(line: Line, word: str, *, typed: bool, sure: bool) -> None:
+    """Set a variable; one that a shell would have to compute is not known."""
+    match = ASSIGNMENT.fullmatch(word)
+    if match is None:  # export
+        return
+    name, added, text = match.groups()
+    value = (line.values.get(name, "") if added else "") + expand(text, line.values)
+    if not sure or re.search(r"[$`]", value) or len(value) > LONGEST_VALUE:
+        line.values.pop(name, None)
+        line.computed[name] = text
+    else:
+        line.computed.pop(name, None)
+        line.values[name] = value
+    if typed:
+        line.typed.add(name)
+
+
+def expand_word(word: str, values: dict[str, str]) -> list[str]:
+    """Return a word with its variables filled in; one that is nothing but a variable may be several words."""
+    expanded = expand(word, values)
+    return split_words(expanded) if USED.fullmatch(word) and expanded != word else [expanded]
+
+
+def expand(text: str, values: dict[str, str]) -> str:
+    """Write known values for $NAME and ${NAME}, and the default of ${NAME:-default}; leave others as they are."""
+    if text.count("$") * LONGEST_VALUE > LONGEST_TEXT:
+        return text
+
+    def replace(match: re.Match[str]) -> str:
+        value = values.get(match[1] or match[2])
+        if not value and match[3] is not None:
+            value = match[3]
+        return match[0] if value is None else value
+
+    return USED.sub(replace, text)
+
+
+def split_output(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take out where output goes, and what it is piped to; return the rest, and a note."""
+    pipe = words.index("|") if "|" in words else len(words)
     kept: list[str] = []
     gone: list[str] = []
-    pipe = next((place for place, word in enumerate(words) if word in ("|", "|&")), len(words))
     target = False
     for word in words[:pipe]:
         redirection = None if target else REDIRECTION.fullmatch(word)
         (gone if target or redirection else kept).append(word)
         target = redirection is not None and not redirection[1]
     gone += words[pipe:]
-    notes = [f"{' '.join(gone)}: output lies in the run folder"] if gone else []
-    if "&" in kept:
-        notes.append("&: put it behind the new command")
-    return [word for word in kept if word != "&"], notes
-
-
-def tell_left(left: Sequence[str]) -> list[str]:
-    """Say which lines mean nothing here."""
-    left = [line for line in left if line not in BARE]
-    if not left:
-        return []
-    more = f" and {len(left) - MOST_TOLD} more" if len(left) > MOST_TOLD else ""
-    return [f"lines left out: {'; '.join(' '.join(line.split()) for line in left[:MOST_TOLD])}{more}"]
+    note = [f"{' '.join(gone)}: the output is in the run folder"] if gone else []
+    return [word for word in kept if word != "&"], note

@@ -1,14 +1,12 @@
 """torch_imagenet_resnet.py of the SC22 study of GPU variability, and the scripts that start it. K-FAC only when off."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from trainstone.config.old.asked import Asked, set_data, set_out, tell_launcher, trace_flags
-from trainstone.config.old.flag import Flag
-from trainstone.config.old.launcher import Geometry, read_launcher
-from trainstone.config.old.line import Line
-from trainstone.config.old.reading import Given, Grammar, read_flags
-from trainstone.config.old.script import read_started, tell_own
+from trainstone.config.old.flag import Asked, Flag, Given, Grammar, idle, set_data, set_out
+from trainstone.config.old.launcher import Geometry, describe_launcher, read_launcher
+from trainstone.config.old.line import PROGRAM, Line, read_line
 from trainstone.errors import ConfigError
 
 OFF = "K-FAC is off (--kfac-update-freq 0)"
@@ -34,19 +32,13 @@ FLAGS = (
     Flag("label-smoothing", "number", "0.1", "`train.label_smoothing`"),
     Flag("checkpoint-freq", "integer", "5", "", "bench keeps no checkpoints; train: `checkpoint.every_epochs`"),
     Flag("kfac-update-freq", "integer", "100", "0 alone", "0 is off; K-FAC is not here"),
-    Flag("kfac-cov-update-freq", "integer", "10", "", OFF),
-    Flag("kfac-update-freq-alpha", "number", "10", "", OFF),
-    Flag("kfac-update-freq-decay", "epochs", "", "", OFF),
-    Flag("use-inv-kfac", "switch", "false", "", OFF),
-    Flag("stat-decay", "number", "0.95", "", OFF),
-    Flag("damping", "number", "0.001", "", OFF),
-    Flag("damping-alpha", "number", "0.5", "", OFF),
-    Flag("damping-decay", "epochs", "", "", OFF),
-    Flag("kl-clip", "number", "0.001", "", OFF),
+    *idle(OFF, "integer", "kfac-cov-update-freq=10"),
+    *idle(OFF, "number", "kfac-update-freq-alpha=10 stat-decay=0.95 damping=0.001 damping-alpha=0.5 kl-clip=0.001"),
+    *idle(OFF, "number", "kfac-grad-worker-fraction=0.25"),
+    *idle(OFF, "epochs", "kfac-update-freq-decay damping-decay"),
+    *idle(OFF, "switch", "use-inv-kfac=false coallocate-layer-factors=true"),
     Flag("skip-layers", "words", "", "", OFF),
-    Flag("coallocate-layer-factors", "switch", "true", "", OFF),
     Flag("kfac-comm-method", "text", "comm-opt", "", OFF, ("comm-opt", "mem-opt", "hybrid-opt")),
-    Flag("kfac-grad-worker-fraction", "number", "0.25", "", OFF),
     Flag("backend", "text", "nccl", "`parallel.backend`", "not given: the recipe's, auto", ("nccl", "gloo")),
     Flag("local_rank", "integer", "0", "`--device`", "a launcher sets it; by hand it names the GPU"),
 )
@@ -64,43 +56,43 @@ SCRIPT_ARGUMENTS = {
     "run-resnet-single.sh": ("DEVICE", "RUN"),
     "run-resnet-multi.sh": ("RUN", "NODES", "BATCH"),
 }
-SCRIPTS = "|".join(name.replace(".", r"\.") for name in SCRIPT_ARGUMENTS)
+SCRIPTS = "|".join(map(re.escape, SCRIPT_ARGUMENTS))
 
 
 def understand(words: Sequence[str]) -> Asked:
     """Read a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
-    line, geometry = expand_script(read_started(words, SCRIPTS))
-    given = read_flags(GRAMMAR, line.after)
+    line = read_line(words, PROGRAM, SCRIPTS)
+    geometry = expand_script(line) if line.program in SCRIPT_ARGUMENTS else read_launcher(line.launcher)
+    given = GRAMMAR.read_flags(line.after)
     refuse_kfac(given)
-    keys = read_keys(given)
-    notes = [*line.notes, *tell_launcher(line), *given.notes]
+    keys = list_keys(given)
+    notes = [*line.notes, *describe_launcher(line), *given.notes]
     if "train-dir" in given.asked:
         notes += set_data(keys, given.values["train-dir"], "--train-dir")
     else:
         notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
     options = set_out(given.values["log-dir"] if "log-dir" in given.asked else None)
-    return Asked("bench", keys, options, geometry, tuple(notes), trace_flags(FLAGS, given.asked))
+    return Asked("bench", keys, options, geometry, notes, said=given.trace())
 
 
-def expand_script(line: Line) -> tuple[Line, Geometry]:
-    """Write out what a script of the study passes on, and on how many devices."""
-    if line.program not in SCRIPT_ARGUMENTS:
-        return line, read_launcher(line.before)
+def expand_script(line: Line) -> Geometry:
+    """Write out what a script of the study passes on; return on how many devices."""
     names = SCRIPT_ARGUMENTS[line.program]
     if len(line.after) > len(names) or not all(word.isdecimal() for word in line.after):
         taken = " ".join(names) or "no arguments"
         raise ConfigError(f"{line.program} {' '.join(line.after)}: it takes {taken}", hint="numbers, in this order")
-    given = dict(zip(names, line.after, strict=False))
-    if int(given.get("NODES", "1")[:9]) < 1:
+    given = {name: int(word[:9]) for name, word in zip(names, line.after, strict=False)}
+    if given.get("NODES", 1) < 1:
         raise ConfigError(f"{line.program}: NODES={given['NODES']}: must be at least 1")
-    line = line._replace(notes=(*line.notes, tell_own(line, "study")))
+    line.notes.append(f"{line.program}: what the study's own script ran; a file of that name would be read")
+    line.after = list(SCRIPT)
     if line.program == "run-resnet-single.sh":
-        alone = ("--batch-size", "16", "--local_rank", given.get("DEVICE", "0"))
-        return line._replace(after=(*SCRIPT, *alone)), Geometry(1, 1)
+        line.after += ["--batch-size", "16", "--local_rank", str(given.get("DEVICE", 0))]
+        return Geometry(1, 1)
     if line.program == "run-resnet-multi.sh":
-        batch = ("--batch-size", given.get("BATCH", "64"))
-        return line._replace(after=(*SCRIPT, *batch)), Geometry(int(given.get("NODES", "1")[:9]), 3)
-    return line._replace(after=SCRIPT), Geometry(1, 4)
+        line.after += ["--batch-size", str(given.get("BATCH", 64))]
+        return Geometry(given.get("NODES", 1), 3)
+    return Geometry(1, 4)
 
 
 def refuse_kfac(given: Given) -> None:
@@ -114,22 +106,12 @@ def refuse_kfac(given: Given) -> None:
     )
 
 
-def read_keys(given: Given) -> dict[str, Any]:
+def list_keys(given: Given) -> dict[str, Any]:
     """Return the keys that the flags set."""
     values = given.values
-    keys: dict[str, Any] = {
-        "seed": values["seed"],
-        "model.depth": int(values["model"].lower().removeprefix("resnet")),
-        "train.batch_size": values["batch-size"],
-        "train.accumulate": values["batches-per-allreduce"],
-        "train.label_smoothing": values["label-smoothing"],
-        "train.precision": "fp16" if values["fp16"] else "fp32",
-        "optimizer.learning_rate": values["base-lr"],
-        "optimizer.momentum": values["momentum"],
-        "optimizer.weight_decay": values["weight-decay"],
-        "schedule.warm_up_epochs": values["warmup-epochs"],
-        "schedule.decay_epochs": list(values["lr-decay"]),
-    }
+    keys = given.list_keys(("backend", "model", "fp16"))
+    keys["model.depth"] = int(values["model"].lower().removeprefix("resnet"))
+    keys["train.precision"] = "fp16" if values["fp16"] else "fp32"
     if values["batches-per-allreduce"] > 1:
         keys["engine.split_phases"] = False  # phases alternate within a step
     if "backend" in given.asked:

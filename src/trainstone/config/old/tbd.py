@@ -1,17 +1,12 @@
 """resnet_ctl_imagenet_main.py of the TBD suite (TensorFlow 2), and the suite's scripts."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher, trace_flags
-from trainstone.config.old.flag import Flag
-from trainstone.config.old.launcher import Geometry
-from trainstone.config.old.line import Line, Reading, read_line
-from trainstone.config.old.reading import Given, Grammar, read_flags
-from trainstone.config.old.script import ANY_SCRIPT, PROGRAM, read_started, read_text, tell_own
+from trainstone.config.old.flag import Asked, Flag, Given, Grammar, Verb, idle, set_data, set_out
+from trainstone.config.old.launcher import Geometry, describe_launcher
+from trainstone.config.old.line import PROGRAM, Line, read_line
 from trainstone.errors import ConfigError
 
 EXECUTION = "how TensorFlow executes; torch has one way, and `engine.compile`"
@@ -24,7 +19,7 @@ FLAGS = (
     Flag("epochs_between_evals", "integer", "1", "`eval.every_epochs`"),
     Flag("batch_size", "integer", "32", "`train.batch_size`", "of all devices there, of one here: divided by num_gpus"),
     Flag("num_gpus", "integer", "1", "`devices_per_node`", "0: `--device cpu`"),
-    Flag("run_eagerly", "switch", "false", "", EXECUTION),
+    *idle(EXECUTION, "switch", "run_eagerly=false use_tf_while_loop=true use_tf_function=true"),
     Flag("distribution_strategy", "text", "mirrored", "", "ranks are started by trainstone launch"),
     Flag("use_synthetic_data", "switch", "false", "`data.source`", "then it is `bench`"),
     Flag("dtype", "text", "fp32", "`train.precision`", "", ("fp32", "fp16", "bf16")),
@@ -33,8 +28,7 @@ FLAGS = (
     Flag("all_reduce_alg", "text", "", "", "`parallel.backend` is found"),
     Flag("num_packs", "integer", "1", "", "`parallel.bucket_bytes` is the size of a parcel of gradients"),
     Flag("tf_gpu_thread_mode", "text", "", "", THREADS),
-    Flag("per_gpu_thread_count", "integer", "0", "", THREADS),
-    Flag("datasets_num_private_threads", "integer", "", "", THREADS),
+    *idle(THREADS, "integer", "per_gpu_thread_count=0 datasets_num_private_threads"),
     Flag("training_dataset_cache", "switch", "false", "`loader.cache`", "files"),
     Flag("tf_data_experimental_slack", "switch", "false", "", "the loader works ahead (`loader.prefetch`)"),
     Flag("enable_xla", "switch", "false", "`engine.compile`"),
@@ -46,8 +40,6 @@ FLAGS = (
     Flag("skip_eval", "switch", "false", "the verb", "then it is `bench`"),
     Flag("train_steps", "integer", "", "`--iterations`", "and one epoch at most, as there"),
     Flag("steps_per_loop", "integer", "500", "`profile --iterations`", "with profile_step; else nothing"),
-    Flag("use_tf_while_loop", "switch", "true", "", EXECUTION),
-    Flag("use_tf_function", "switch", "true", "", EXECUTION),
     Flag("single_l2_loss_op", "switch", "false", "", "the same sum"),
     Flag("enable_checkpoint_and_export", "switch", "false", "", "every training run has checkpoints"),
     Flag("enable_tensorboard", "switch", "false", "`tracking.tensorboard`"),
@@ -58,29 +50,30 @@ FLAGS = (
     Flag("task_index", "integer", "-1", "", "a launcher numbers the ranks"),
     Flag("benchmark_log_dir", "path", "", "`--out`"),
 )
-GRAMMAR = Grammar("tbd", FLAGS, negated=True, single_dash=True, shortened=False)
+GRAMMAR = Grammar("tbd", FLAGS, negated=True, absl=True)
+SPECIAL = (
+    *("batch_size", "use_synthetic_data", "loss_scale", "training_dataset_cache", "data_format"),
+    *("log_steps", "train_epochs"),
+)
+"""Flags whose value is not the key's."""
 BATCH_SIZES = "1,2,4,8,16,32,64,96,128"
 MOST_PROFILED = 200
-SCRIPTS = r"run_train\.sh|measure_throughput\.sh|measure_compute_util\.sh"
 SUITE_BATCH, SUITE_DEVICES = 384, 4
 """What run_train.sh passes, and on how many GPUs the suite ran it."""
-NO_DATA = ("its pictures lay in the container: give --data TFRECORDS, or the batches are synthetic",)
+OWN = "{}: what the suite's own script ran"
+NO_DATA = "its pictures lay in the container: give --data TFRECORDS"
 
 
 def understand(words: Sequence[str]) -> Asked:
     """Read a line of the program, or one of the suite's scripts with its arguments."""
-    line = read_line(words, Reading((PROGRAM, SCRIPTS, ANY_SCRIPT)))
+    line = read_line(words, rf"{PROGRAM}|measure_throughput\.sh|measure_compute_util\.sh", r"run_train\.sh")
     if line.program == "measure_throughput.sh":
         return read_throughput(line)
     if line.program == "measure_compute_util.sh":
         return read_utilisation(line)
-    if line.program == "run_train.sh" and line.after:
-        return read_program(line)  # it passes its own words where there are none alone
-    line = read_started(words, SCRIPTS)
-    if line.program == "run_train.sh":
+    if line.program == "run_train.sh" and not line.after:
         keys = {"train.batch_size": 96, "train.precision": "fp32", "stop.epochs": 90.0}
-        needed = "its pictures lay in the container: give --data TFRECORDS"
-        notes = (*line.notes, *tell_launcher(line), tell_own(line, "suite"), needed)
+        notes = (*line.notes, *describe_launcher(line), OWN.format(line.program), NO_DATA)
         return Asked("train", keys, (), Geometry(1, 4), notes)
     return read_program(line)
 
@@ -89,9 +82,7 @@ def read_throughput(line: Line) -> Asked:
     """measure_throughput.sh [stop]: so many steps of each batch size."""
     (steps,) = read_numbers(line, line.after, (1000,), "[STOP]")
     told = "every batch size runs its steps; --seconds N instead of measure.iterations ends when the interval is narrow"
-    keys = {"measure.iterations": steps, "train.precision": "fp32"}
-    sizes, source = find_sizes(line)
-    return Asked("sweep", keys, ("--batch-sizes", sizes), notes=(*line.notes, source, told, *NO_DATA))
+    return make_sweep(line, {"measure.iterations": steps}, (), told)
 
 
 def read_utilisation(line: Line) -> Asked:
@@ -104,20 +95,13 @@ def read_utilisation(line: Line) -> Asked:
         f"start {start}, {count} iterations: each point is profiled when it is steady, for some steps; "
         f"of one batch size: trainstone profile resnet50-tbd --start {start} --iterations {min(count, MOST_PROFILED)}"
     )
-    option = "--profile" if tool == "nvprof" else "--cores"
-    keys = {"train.precision": "fp32"}
-    sizes, source = find_sizes(line)
-    return Asked("sweep", keys, ("--batch-sizes", sizes, option), notes=(*line.notes, source, told, *NO_DATA))
+    return make_sweep(line, {}, ("--profile",) if tool == "nvprof" else ("--cores",), told)
 
 
-def find_sizes(line: Line) -> tuple[str, str]:
-    """Return the batch sizes of a script's loop where it is there, else the suite's, and what to say of it."""
-    if not Path(line.path).is_file():
-        return BATCH_SIZES, tell_own(line, "suite")
-    found = re.search(r"^\s*for\s+\w+\s+in\s+([\d \t]{1,500}?)\s*(?:;.*)?$", read_text(Path(line.path)), re.MULTILINE)
-    if found is None or not found[1].split() or "0" in found[1].split():
-        return BATCH_SIZES, f"{line.path}: no loop over batch sizes in it; the suite's are taken"
-    return ",".join(found[1].split()), f"{line.path}: the batch sizes of its loop are taken, nothing else of it"
+def make_sweep(line: Line, keys: Mapping[str, Any], options: tuple[str, ...], note: str) -> Asked:
+    """Return a sweep over the suite's batch sizes."""
+    notes = (*line.notes, OWN.format(line.program), note, f"{NO_DATA}, or the batches are synthetic")
+    return Asked("sweep", {**keys, "train.precision": "fp32"}, ("--batch-sizes", BATCH_SIZES, *options), notes=notes)
 
 
 def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], taken: str) -> tuple[int, ...]:
@@ -129,7 +113,7 @@ def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], ta
 
 def read_program(line: Line) -> Asked:
     """Read the program's flags."""
-    given = read_flags(GRAMMAR, line.after)
+    given = GRAMMAR.read_flags(line.after)
     values = given.values
     verb = choose_verb(values)
     hosts = [host for host in values.get("worker_hosts", "").split(",") if host]
@@ -141,8 +125,8 @@ def read_program(line: Line) -> Asked:
     every_gpu = () if known else tell_every_gpu(values)
     if every_gpu and values["batch_size"] == SUITE_BATCH:
         geometry = Geometry(1, SUITE_DEVICES)
-    keys = read_keys(given, geometry) | read_length(values, verb) | ({"device": "cpu"} if on_cpu else {})
-    notes = [*line.notes, *tell_launcher(line), *given.notes, *every_gpu]
+    keys = list_keys(given, geometry) | read_length(values, verb) | ({"device": "cpu"} if on_cpu else {})
+    notes = [*line.notes, *describe_launcher(line), *given.notes, *every_gpu]
     if values["use_synthetic_data"]:
         keys["data.source"] = "synthetic"
     elif verb == "train" or "data_dir" in given.asked:
@@ -153,7 +137,7 @@ def read_program(line: Line) -> Asked:
         options = ("--start", str(values["profile_step"]), "--iterations", str(count), *options)
     elif verb == "bench":
         notes.append("speed alone is asked for: trainstone bench")
-    return Asked(verb, keys, options, geometry, tuple(notes), trace_flags(FLAGS, given.asked))
+    return Asked(verb, keys, options, geometry, notes, said=given.trace())
 
 
 def tell_every_gpu(values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -181,19 +165,15 @@ def read_length(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
     return {"stop.epochs": 1.0} | ({ending: values["train_steps"]} if ending else {})
 
 
-def read_keys(given: Given, geometry: Geometry) -> dict[str, Any]:
+def list_keys(given: Given, geometry: Geometry) -> dict[str, Any]:
     """Return the keys that the flags set."""
     values = given.values
-    keys: dict[str, Any] = {
-        "train.batch_size": divide_batch(values["batch_size"], geometry.devices() or 1),
-        "train.precision": values["dtype"],
-        "eval.every_epochs": values["epochs_between_evals"],
-        "engine.compile": values["enable_xla"],
-        "loader.cache": "files" if values["training_dataset_cache"] else "off",
-        "tracking.tensorboard": values["enable_tensorboard"],
-    }
+    keys = given.list_keys(SPECIAL)
+    keys["train.batch_size"] = divide_batch(values["batch_size"], geometry.devices() or 1)
+    keys["loader.cache"] = "files" if values["training_dataset_cache"] else "off"
     if values["dtype"] == "fp16":
-        keys["train.loss_scale"] = read_scale(values.get("loss_scale", "128"))
+        scale = values.get("loss_scale", "128")
+        keys["train.loss_scale"] = float(scale) if re.fullmatch(r"\d+(\.\d*)?(e-?\d+)?", scale) else scale
     if "data_format" in given.asked:
         keys["engine.channels_last"] = values["data_format"] == "channels_last"
     if values["log_steps"] != 100:
@@ -206,14 +186,3 @@ def divide_batch(images: int, devices: int) -> int:
     if images % devices:
         raise ConfigError(f"--batch_size={images} does not divide among {devices} devices", hint="nor did it there")
     return images // devices
-
-
-def read_scale(text: str) -> float | str:
-    """Return a loss scale."""
-    try:
-        scale = 1.0 if text == "dynamic" else float(text)
-    except ValueError as err:
-        raise ConfigError(f"--loss_scale={text}: must be a number or dynamic") from err
-    if not math.isfinite(scale):
-        raise ConfigError(f"--loss_scale={text}: must be a finite number or dynamic")
-    return "dynamic" if text == "dynamic" else scale

@@ -5,14 +5,13 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
 
 from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
 from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
-from trainstone.config.old.asked import Asked
+from trainstone.config.old.flag import Asked
 from trainstone.config.old.launcher import MOST_DEVICES, Geometry
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
@@ -57,10 +56,10 @@ class Told(NamedTuple):
     file_command: str
     """With the file that write_file gives."""
     config: Config | None
-    """None: it is no run of a recipe, and there is no file."""
+    """None: it is not a run of a recipe, and there is no file."""
     defects: Mapping[str, Any]
     """What original_defects = true would bring back."""
-    notes: tuple[str, ...]
+    notes: Sequence[str]
 
 
 def tell_old(original: str, words: Sequence[str]) -> Told:
@@ -77,21 +76,20 @@ def tell_old(original: str, words: Sequence[str]) -> Told:
         return Told(old, asked.command.split()[1], asked.command, "", None, {}, asked.notes)
     check_geometry(asked.geometry)
     try:
-        system, changes = fit_system(recipe, make_absolute(asked))
+        system, changes = fit_system(recipe, asked)
         config = load_config(recipe, system=system, flags=changes)
     except ConfigError as err:
         raise say_in_old_words(err, asked, recipe) from err
     several = (asked.geometry.devices() or 1) > 1
-    runs, options = split_runs(asked.options) if several else (1, asked.options)
-    plain = asked._replace(options=options)
-    command = write_command(plain, recipe, system, changes)
-    notes = (*asked.notes, *tell_ranks(plain, config, runs))
-    file_command = write_file_command(plain, changes)
+    if asked.runs > 1 and not several:  # several devices repeat by a loop over seeds
+        asked = asked._replace(options=("--runs", str(asked.runs), *asked.options))
+    command, file_command = write_commands(asked, recipe, system, changes)
+    notes = [*asked.notes, *tell_ranks(asked, config)] if several else asked.notes
     return Told(old, asked.verb, command, file_command, config, read_defects(recipe, system), notes)
 
 
 def check_geometry(geometry: Geometry) -> None:
-    """Refuse numbers of devices that nobody has."""
+    """Refuse numbers of devices that no machine has."""
     if (count := geometry.devices() or 1) > MOST_DEVICES or (geometry.nodes or 1) > MOST_DEVICES:
         shown = f"{geometry.nodes or 1:,} x {geometry.each:,}" if geometry.each else f"{count:,}"
         raise ConfigError(f"{shown} devices: must be at most {MOST_DEVICES:,}", hint="see the words that start it")
@@ -109,31 +107,6 @@ def say_in_old_words(err: ConfigError, asked: Asked, recipe: str) -> ConfigError
     return ConfigError(f"{old}: {told} ({recipe})" if old else f"{recipe}: {told}", hint=hint)
 
 
-def split_runs(options: Sequence[str]) -> tuple[int, tuple[str, ...]]:
-    """Take --runs N out: one device alone starts several runs by itself."""
-    if "--runs" not in options:
-        return 1, tuple(options)
-    place = options.index("--runs")
-    return int(options[place + 1]), (*options[:place], *options[place + 2 :])
-
-
-def write_file_command(asked: Asked, changes: Mapping[str, Any]) -> str:
-    """Return the command with the file; saved weights of trainstone bring their own, those of others need it."""
-    if asked.verb != "eval":
-        return shlex.join(["trainstone", asked.verb, FILE, *asked.options])
-    measured = "--bench" in asked.options and "data.root" in changes  # synthetic but for --data, whatever the file says
-    data = ["--data", str(changes["data.root"])] if measured else []
-    return shlex.join(["trainstone", "eval", "WEIGHTS", "--recipe", FILE, *data, *asked.options])
-
-
-def make_absolute(asked: Asked) -> Asked:
-    """Let the pictures lie where they lie from here, as --data does."""
-    if "data.root" not in asked.keys:
-        return asked
-    root = str(Path(asked.keys["data.root"]).absolute())
-    return asked._replace(keys={**asked.keys, "data.root": root, "data.source": "files"})
-
-
 def fit_system(recipe: str, asked: Asked) -> tuple[str | None, dict[str, Any]]:
     """Return the shipped system that is what the line asks for, or none, and the keys that differ from it."""
     nodes, each, _ = asked.geometry
@@ -144,14 +117,14 @@ def fit_system(recipe: str, asked: Asked) -> tuple[str | None, dict[str, Any]]:
             continue
         if (nodes or system.nodes) != system.nodes or (each or system.devices_per_node) != system.devices_per_node:
             continue
-        changes = differ(asked.keys, load_config(recipe, system=name))
+        changes = find_changes(asked.keys, load_config(recipe, system=name))
         if all(key.startswith(BESIDE) for key in changes):
             return name, changes
     geometry = {} if count is None else {"nodes": nodes or 1, "devices_per_node": each or count}
-    return None, differ({**asked.keys, **geometry}, load_config(recipe))
+    return None, find_changes({**asked.keys, **geometry}, load_config(recipe))
 
 
-def differ(keys: Mapping[str, Any], config: Config) -> dict[str, Any]:
+def find_changes(keys: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Return the keys whose values are others in a configuration."""
     return {key: value for key, value in keys.items() if read_key(config, key) != value}
 
@@ -164,12 +137,13 @@ def read_key(config: Config, dotted_key: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def write_command(asked: Asked, recipe: str, system: str | None, changes: Mapping[str, Any]) -> str:
-    """Return the command with the shipped recipe, quoted for a shell."""
+def write_commands(asked: Asked, recipe: str, system: str | None, changes: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the command with the shipped recipe, and with the file, quoted for a shell.
+
+    Saved weights of trainstone bring their own recipe, those of others need the file.
+    """
     evaluates = asked.verb == "eval"
-    words = ["trainstone", asked.verb, "CHECKPOINT" if evaluates else recipe]
-    if system is not None and not evaluates:
-        words += ["--system", system]
+    words = [asked.verb, "CHECKPOINT"] if evaluates else [asked.verb, recipe, *(["--system", system] if system else [])]
     for key, value in changes.items():
         if evaluates and not key.startswith(EVALUATED):
             continue
@@ -177,7 +151,11 @@ def write_command(asked: Asked, recipe: str, system: str | None, changes: Mappin
             continue
         option = "--iterations" if (asked.verb, key) in STEPS else OPTIONS.get(key)
         words += [option, str(value)] if option else ["--set", f"{key}={write_value(value)}"]
-    return shlex.join([*words, *asked.options])
+    file_words = ["eval", "WEIGHTS", "--recipe", FILE] if evaluates else [asked.verb, FILE]
+    if "--bench" in asked.options and "data.root" in changes:  # synthetic but for --data, whatever the file says
+        file_words += ["--data", str(changes["data.root"])]
+    command, file_command = (shlex.join(["trainstone", *line, *asked.options]) for line in (words, file_words))
+    return command, file_command
 
 
 def write_value(value: Any) -> str:
@@ -187,26 +165,24 @@ def write_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # of texts, numbers and lists TOML has the same
 
 
-def tell_ranks(asked: Asked, config: Config, runs: int) -> tuple[str, ...]:
-    """Say how many devices are started, and how a run is repeated on them."""
-    count = asked.geometry.devices() or 1
-    if count == 1:
-        return ()
+def tell_ranks(asked: Asked, config: Config) -> list[str]:
+    """Say how several devices are started, and how a run is repeated on them."""
     if asked.verb not in ("bench", "train"):
-        return ()
-    one_node = config.nodes == 1
+        return []
+    count = config.nodes * config.devices_per_node
     places = f"--nodes {config.nodes} --ranks-per-node {config.devices_per_node}"
-    launcher = f"local --ranks {count}" if one_node else f"slurm {places}"
+    launcher = f"local --ranks {count}" if config.nodes == 1 else f"slurm {places}"
     line = f"trainstone launch {launcher} -- {shlex.join([asked.verb, FILE, *asked.options])}"
     if asked.verb == "bench":
-        return (f"bench by itself measures one device; the original's {count:,} worked together: {line}",)
-    where = f"{count} devices" if one_node else f"{config.nodes} x {config.devices_per_node} devices"
-    if runs == 1:
-        return (f"on {where}: {line}",)
-    last = config.seed + runs - 1
-    listed = " ".join(str(seed) for seed in range(config.seed, last + 1))
-    seeds = listed if runs <= MOST_SEEDS else f"$(seq {config.seed} {last})"
-    return (f"{runs} runs on {where}: for seed in {seeds}; do {line} --seed $seed; done",)
+        return [f"bench by itself measures one device; the original's {count:,} worked together: {line}"]
+    where = f"{count} devices" if config.nodes == 1 else f"{config.nodes} x {config.devices_per_node} devices"
+    if asked.runs == 1:
+        return [f"on {where}: {line}"]
+    last = config.seed + asked.runs - 1
+    seeds = f"$(seq {config.seed} {last})"
+    if asked.runs <= MOST_SEEDS:
+        seeds = " ".join(str(seed) for seed in range(config.seed, last + 1))
+    return [f"{asked.runs} runs on {where}: for seed in {seeds}; do {line} --seed $seed; done"]
 
 
 def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:

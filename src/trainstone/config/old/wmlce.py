@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainstone.config.old.asked import Asked, Verb, set_data, set_out, tell_launcher, trace_flags
-from trainstone.config.old.flag import Flag
-from trainstone.config.old.launcher import read_launcher
-from trainstone.config.old.reading import Given, Grammar, read_flags
-from trainstone.config.old.script import read_started
+from trainstone.config.old.flag import Asked, Flag, Given, Grammar, Verb, set_data, set_out
+from trainstone.config.old.launcher import describe_launcher, read_launcher
+from trainstone.config.old.line import PROGRAM, read_line
 from trainstone.errors import ConfigError
 
 MODES = ("train", "train_and_evaluate", "evaluate", "predict", "training_benchmark", "inference_benchmark")
@@ -17,27 +15,19 @@ DECAY_EPOCHS = [30.0, 60.0, 80.0, 90.0]
 BATCH_UNIT_EPOCHS = 90.0
 """Length of the schedule where --iter_unit=batch."""
 DALI = {
-    "loader.engine": "dali",
     "augment.crop": "area",
     "augment.area": [0.1, 1.0],
     "augment.aspect": [0.8, 1.25],
     "augment.normalise": "wmlce_dali",
 }
 
-MEANT_BY_PREDICT = ("mode", "to_predict", "gpu_id")
-MEANT_BY_EVAL = ("mode", "data_dir", "batch_size", "results_dir", "gpu_id")
-OWN = "the checkpoint's own; `--set {}` for another"
-LENGTH = "left out: every picture is judged once, --bench has --seconds N"
-DROPPED = {
-    "precision": OWN.format("train.precision=fp16"),
-    "use_tf_amp": OWN.format("train.precision=fp16"),
-    "use_xla": OWN.format("engine.compile=true"),
-    "data_format": OWN.format("engine.channels_last=true"),
-    "use_dali": OWN.format("loader.engine=dali"),
-    **dict.fromkeys(("num_iter", "iter_unit", "warmup_steps", "display_every"), LENGTH),
-    **dict.fromkeys(("data_dir", "batch_size", "results_dir"), "left out: single pictures need none"),
-    "to_predict": "left out: --mode=predict takes it",
-}
+EVALUATED = ("mode", "data_dir", "batch_size", "results_dir", "gpu_id")
+PREDICTED = ("mode", "to_predict", "gpu_id")
+SPECIAL = (
+    *("precision", "loss_scale", "use_static_loss_scaling", "use_tf_amp", "use_cosine_lr"),
+    *("data_format", "display_every"),
+)
+"""Flags whose value is not the key's."""
 
 FLAGS = (
     Flag("mode", "text", "train_and_evaluate", "the verb", "see the table of modes", MODES),
@@ -63,7 +53,7 @@ FLAGS = (
     Flag("mixup", "number", "0.0", "`train.mixup`"),
     Flag("use_static_loss_scaling", "switch", "false", "`train.loss_scale`", "false: `dynamic`"),
     Flag("use_xla", "switch", "false", "`engine.compile`"),
-    Flag("use_dali", "switch", "false", "`loader.engine`", "with DALI's own crop and normalisation, as there"),
+    Flag("use_dali", "switch", "false", "`augment.crop`, `augment.normalise`", "DALI's own; our loader decodes"),
     Flag("use_tf_amp", "switch", "false", "`train.precision`", "fp16; refused beside `--precision=fp16`, as there"),
     Flag("use_cosine_lr", "switch", "false", "`schedule.name`", "false: a tenth at epochs 30, 60, 80, 90"),
     Flag("seed", "integer", "1", "`seed`"),
@@ -75,58 +65,41 @@ GRAMMAR = Grammar("wmlce", FLAGS, negated=True)
 
 def understand(words: Sequence[str]) -> Asked:
     """Read main.py's flags, with or without what starts it."""
-    line = read_started(words)
-    given = read_flags(GRAMMAR, line.after)
-    values = given.values
+    line = read_line(words, PROGRAM)
+    given = GRAMMAR.read_flags(line.after)
+    values, mode = given.values, given.values["mode"]
     if values["use_tf_amp"] and values["precision"] == "fp16":
         raise ConfigError(
             "--use_tf_amp and --precision=fp16 exclude each other, as they did there",
             hint="both are train.precision=fp16 here: give one",
         )
-    verb: Verb = VERBS.get(values["mode"], "eval")
-    keys = read_keys(given)
-    notes = [*line.notes, *tell_launcher(line), *given.notes]
-    if values["mode"] in NEED_DATA or ("data_dir" in values and values["mode"] != "predict"):
+    verb: Verb = VERBS.get(mode, "eval")
+    keys = list_keys(given)
+    notes = [*line.notes, *describe_launcher(line), *given.notes]
+    if mode in NEED_DATA or ("data_dir" in values and mode != "predict"):
         notes += set_data(keys, values.get("data_dir"), "--data_dir")
     if verb == "eval":
-        if "batch_size" in values and values["mode"] != "predict":
+        if "batch_size" in values and mode != "predict":
             keys["eval.batch_size"] = values["batch_size"]
-        notes += [*tell_dropped(given), "TensorFlow's checkpoints are not read"]
-    elif values["mode"] == "train":
-        notes.append("--mode=train: here training ends with an evaluation, too")
-    if verb != "eval":
-        keys |= read_length(values, verb)
-    geometry = read_launcher(line.before)
-    if verb != "eval" and "batch_size" not in values:
-        notes.append("--batch_size is not given: auto, what fits this device")
-    return Asked(verb, keys, read_options(given), geometry, tuple(notes), trace_flags(FLAGS, given.asked))
+        used = PREDICTED if mode == "predict" else EVALUATED
+        rows = [flag for flag in FLAGS if flag.ours and flag.name in given.asked and flag.name not in used]
+        notes += [f"{given.asked[row.name]}: saved weights bring their own, or need none" for row in rows]
+        notes.append("TensorFlow's checkpoints are not read")
+    else:
+        keys |= list_lengths(values, verb)
+        notes += ["--mode=train: here training ends with an evaluation, too"] * (mode == "train")
+        notes += ["--batch_size is not given: auto, what fits this device"] * ("batch_size" not in values)
+    geometry = read_launcher(line.launcher)
+    return Asked(verb, keys, list_options(values), geometry, notes, said=given.trace())
 
 
-def tell_dropped(given: Given) -> list[str]:
-    """Say of flags of training why saved weights are judged without them."""
-    meant = MEANT_BY_PREDICT if given.values["mode"] == "predict" else MEANT_BY_EVAL
-    rows = [flag for flag in FLAGS if flag.name in given.asked and flag.ours and flag.name not in meant]
-    return [
-        f"{given.asked[flag.name]}: {DROPPED.get(flag.name, 'of training; saved weights need none')}" for flag in rows
-    ]
-
-
-def read_keys(given: Given) -> dict[str, Any]:
+def list_keys(given: Given) -> dict[str, Any]:
     """Return the keys that flags of every mode set."""
     values = given.values
-    keys = {
-        "seed": values["seed"],
-        "train.batch_size": values.get("batch_size", "auto"),
-        "train.label_smoothing": values["label_smoothing"],
-        "train.mixup": values["mixup"],
-        "optimizer.learning_rate": values["lr_init"],
-        "optimizer.momentum": values["momentum"],
-        "optimizer.weight_decay": values["weight_decay"],
-        "schedule.warm_up_epochs": values["lr_warmup_epochs"],
-        "original.warm_up_steps": values["warmup_steps"],
-        "engine.compile": values["use_xla"],
-    }
-    keys |= read_precision(values)
+    keys = {"train.batch_size": "auto", **given.list_keys(SPECIAL), "train.precision": "fp32"}
+    if values["precision"] == "fp16" or values["use_tf_amp"]:  # fp32 has no loss scale, so the recipe's stays
+        scale = values["loss_scale"] if values["use_static_loss_scaling"] else "dynamic"
+        keys |= {"train.precision": "fp16", "train.loss_scale": scale}
     if not values["use_cosine_lr"]:
         keys |= {"schedule.name": "steps", "schedule.decay_epochs": DECAY_EPOCHS, "schedule.decay_late": True}
     if values["use_dali"]:
@@ -140,15 +113,7 @@ def read_keys(given: Given) -> dict[str, Any]:
     return keys
 
 
-def read_precision(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return precision and loss scale; fp32 has none, so the recipe's stays."""
-    if values["precision"] == "fp32" and not values["use_tf_amp"]:
-        return {"train.precision": "fp32"}
-    scale = values["loss_scale"] if values["use_static_loss_scaling"] else "dynamic"
-    return {"train.precision": "fp16", "train.loss_scale": scale}
-
-
-def read_length(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
+def list_lengths(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
     """Return how long a run is: epochs, or batches of a schedule of 90 epochs."""
     if values["iter_unit"] == "batch":
         ending = {"measure.iterations" if verb == "bench" else "stop.steps": values["num_iter"]}
@@ -157,9 +122,8 @@ def read_length(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
     return epochs | ({"measure.max_epochs": values["num_iter"]} if verb == "bench" else {})
 
 
-def read_options(given: Given) -> tuple[str, ...]:
+def list_options(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return flags of the command."""
-    values = given.values
     if values["mode"] == "predict":
         return ("--predict", values.get("to_predict", "IMAGE"))
     options = ("--bench",) if values["mode"] == "inference_benchmark" else ()

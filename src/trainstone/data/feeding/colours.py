@@ -38,15 +38,13 @@ PLAIN = Colours(1.0, 0.0, 1.0, 1.0)
 
 def may_change(augment: AugmentConfig) -> bool:
     """Say whether a recipe changes colours at all."""
-    ranges = (augment.saturation, augment.hue_degrees, augment.contrast, augment.brightness)
-    return any(ends != (plain, plain) for ends, plain in zip(ranges, PLAIN, strict=True))
+    return any(getattr(augment, name) != (plain, plain) for name, plain in PLAIN._asdict().items())
 
 
 def draw_colours(augment: AugmentConfig, key: int) -> Colours:
     """Draw saturation, hue, contrast and brightness, in this order."""
     draws = Draws(make_key(key, STREAM))
-    ranges = (augment.saturation, augment.hue_degrees, augment.contrast, augment.brightness)
-    return Colours(*(draws.between(*ends) for ends in ranges))
+    return Colours(*(draws.between(*getattr(augment, name)) for name in Colours._fields))
 
 
 def change_colours(out: Pixels, colours: Colours) -> None:

@@ -4,8 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trainstone.config.pictures import AugmentConfig
 from trainstone.data.feeding.draws import Draws
 from trainstone.data.sample import Box
+
+MAX_OPTIONS = 1000
+"""Crop overlap: so many options are drawn before the picture stays whole; the original's seven never get there."""
 
 
 class Crop(NamedTuple):
@@ -34,36 +38,22 @@ class Window(NamedTuple):
     bottom: float
 
 
-def crop_area(
-    width: int,
-    height: int,
-    draws: Draws,
-    *,
-    area: tuple[float, float],
-    aspect: tuple[float, float],
-    log_aspect: bool,
-    attempts: int,
-) -> Crop:
+def crop_area(width: int, height: int, draws: Draws, augment: AugmentConfig) -> Crop:
     """Draw share of the area and aspect until a crop fits; else the largest in the middle whose aspect is allowed.
 
     torchvision's RandomResizedCrop; DALI's and MXNet's random crops are the same, MXNet's with even aspects.
     """
-    for _ in range(attempts):
-        pixels = width * height * draws.between(*area)
+    low, high = augment.aspect
+    for _ in range(augment.attempts):
+        pixels = width * height * draws.between(*augment.area)
         ratio = draws.uniform()
-        low, high = aspect
-        ratio = low * (high / low) ** ratio if log_aspect else low + (high - low) * ratio
+        ratio = low * (high / low) ** ratio if augment.aspect_law == "log" else low + (high - low) * ratio
         crop_width, crop_height = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
         if 0 < crop_width <= width and 0 < crop_height <= height:
             top = draws.below(height - crop_height + 1)
             left = draws.below(width - crop_width + 1)
             return Crop(left, top, crop_width, crop_height)
-    return crop_middle(width, height, aspect)
-
-
-def crop_middle(width: int, height: int, aspect: tuple[float, float]) -> Crop:
-    """Return the largest rectangle in the middle whose aspect is allowed."""
-    low, high = aspect
+    # The largest rectangle in the middle whose aspect is allowed.
     crop_width, crop_height = width, height
     if width / height < low:
         crop_height = max(1, min(height, round(width / low)))
@@ -72,17 +62,7 @@ def crop_middle(width: int, height: int, aspect: tuple[float, float]) -> Crop:
     return Crop((width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height)
 
 
-def crop_boxes(
-    width: int,
-    height: int,
-    boxes: Sequence[Box],
-    draws: Draws,
-    *,
-    area: tuple[float, float],
-    aspect: tuple[float, float],
-    min_object_covered: float,
-    attempts: int,
-) -> Crop:
+def crop_boxes(width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig) -> Crop:
     """Draw crops until one holds enough of any box; the whole picture after so many attempts.
 
     TensorFlow's sample_distorted_bounding_box: an even aspect, then an even height among those whose area is allowed.
@@ -90,9 +70,9 @@ def crop_boxes(
     """
     objects = [_edges(box, width, height) for box in boxes if all(map(math.isfinite, box[1:5]))]
     objects = objects or [Window(0, 0, width, height)]
-    for _ in range(attempts):
-        crop = _draw_by_height(width, height, draws, area, draws.between(*aspect))
-        if crop is not None and _holds_any(crop, objects, min_object_covered):
+    for _ in range(augment.attempts):
+        crop = _draw_by_height(width, height, draws, augment.area, draws.between(*augment.aspect))
+        if crop is not None and _holds_any(crop, objects, augment.min_object_covered):
             return crop
     return Crop(0, 0, width, height)
 
@@ -128,16 +108,68 @@ def _edges(box: Box, width: int, height: int) -> Window:
     return Window(int(box.left * width), int(box.top * height), int(box.right * width), int(box.bottom * height))
 
 
+def _shared(one: Crop | Window, other: Window | Box) -> float:
+    """Return the area of both rectangles' intersection."""
+    across = min(one.right, other.right) - max(one.left, other.left)
+    down = min(one.bottom, other.bottom) - max(one.top, other.top)
+    return max(0.0, across) * max(0.0, down)
+
+
 def _holds_any(crop: Crop, objects: Sequence[Window], share: float) -> bool:
-    for one in objects:
-        whole = (one.right - one.left) * (one.bottom - one.top)
-        if whole < 1:
-            continue
-        across = min(crop.right, one.right) - max(crop.left, one.left)
-        down = min(crop.bottom, one.bottom) - max(crop.top, one.top)
-        if max(0, across) * max(0, down) >= share * whole:
-            return True
-    return False
+    wholes = [(one.right - one.left) * (one.bottom - one.top) for one in objects]
+    return any(whole >= 1 and _shared(crop, one) >= share * whole for one, whole in zip(objects, wholes, strict=True))
+
+
+def crop_overlap(
+    width: int, height: int, boxes: Sequence[Box], draws: Draws, augment: AugmentConfig
+) -> tuple[Crop, tuple[Box, ...]]:
+    """Return a crop in whole pixels and the boxes whose centre lies in it (edges are still the whole picture's).
+
+    SSD's, by the rule of DALI's RandomBBoxCrop: every box overlaps the crop by a drawn share. One of the overlaps, or
+    that the picture stays whole, is drawn, each as likely; after so many attempts that failed another one is. A crop
+    without any box is no good: a picture that has none stays whole.
+    """
+    overlaps = augment.overlaps
+    for _ in range(MAX_OPTIONS if boxes else 0):
+        option = draws.below(len(overlaps) + 1)
+        if option == len(overlaps):
+            break
+        for _ in range(augment.attempts):
+            part = _draw_part(draws, augment.sides, augment.aspect)
+            if part is None or not all(_overlap(part, box) >= overlaps[option] for box in boxes):
+                continue
+            kept = tuple(box for box in boxes if _holds_centre(part, box))
+            if kept:
+                return _to_pixels(part, width, height), kept
+    return Crop(0, 0, width, height), tuple(boxes)
+
+
+def _overlap(part: Window, box: Box) -> float:
+    """Return intersection over union."""
+    shared = _shared(part, box)
+    both = (part.right - part.left) * (part.bottom - part.top) + (box.right - box.left) * (box.bottom - box.top)
+    return shared / (both - shared)
+
+
+def _draw_part(draws: Draws, sides: tuple[float, float], aspect: tuple[float, float]) -> Window | None:
+    """Draw width, height and place as shares of the picture's; None where the aspect is not allowed."""
+    width, height = draws.between(*sides), draws.between(*sides)
+    if not aspect[0] <= width / height <= aspect[1]:
+        return None
+    left, top = draws.between(0, 1 - width), draws.between(0, 1 - height)
+    return Window(left, top, left + width, top + height)
+
+
+def _holds_centre(part: Window, box: Box) -> bool:
+    across, down = (box.left + box.right) / 2, (box.top + box.bottom) / 2
+    return part.left <= across < part.right and part.top <= down < part.bottom
+
+
+def _to_pixels(part: Window, width: int, height: int) -> Crop:
+    """Move edges to the nearest pixel's; at least one pixel is left."""
+    left, top = min(round(part.left * width), width - 1), min(round(part.top * height), height - 1)
+    right, bottom = min(round(part.right * width), width), min(round(part.bottom * height), height)
+    return Crop(left, top, max(1, right - left), max(1, bottom - top))
 
 
 def window_centre(width: int, height: int, size: int, shorter: int) -> Window:

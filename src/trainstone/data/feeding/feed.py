@@ -3,23 +3,84 @@
 Called by many threads at once; what it does depends on seed, epoch and picture alone.
 """
 
+import threading
 import time
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
-from trainstone.data.feeding.cache import Cache
 from trainstone.data.feeding.crops import Crop
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.order import Place
 from trainstone.data.feeding.shown import IGNORED, NOTHING, Holds, Shown, list_boxes
 from trainstone.data.feeding.transform import Transform, find_part
 from trainstone.data.picture.decode import Pixels, decode, look_sized
+from trainstone.data.picture.look import Look
 from trainstone.data.picture.region import Region, Scratch, decode_upper
 from trainstone.data.sample import Box, Sample, Source, clip_box
 from trainstone.errors import DataError
 
 SUBSTITUTES = 100
 """So many other pictures are tried in the place of a damaged one."""
+OVERHEAD_BYTES = 400
+"""Of a sample's objects, about."""
+BOX_BYTES = 250
+"""Of each of its boxes, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A picture in memory; with pixels its stored bytes are gone."""
+
+    sample: Sample
+    seen: Look
+    stored_bytes: int
+    pixels: Pixels | None = None
+
+
+@dataclass
+class Cache:
+    """Pictures kept in memory up to a limit, as they are stored or decoded; the rest is read each time.
+
+    Nothing is thrown out: in a shuffled epoch the oldest is as likely to come again as any other.
+    """
+
+    keeps: Literal["off", "files", "pixels"] = "off"
+    limit_bytes: int = 0
+    used_bytes: int = 0
+    _kept: dict[int, Kept] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, index: int) -> Kept | None:
+        """Return a picture that is kept."""
+        return self._kept.get(index)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._kept.clear()
+            self.used_bytes = 0
+
+    def wants_pixels(self, seen: Look) -> bool:
+        """Say whether this picture should be decoded whole, to be kept."""
+        size = seen.width * seen.height * 3 + OVERHEAD_BYTES
+        return self.keeps == "pixels" and self.used_bytes + size <= self.limit_bytes
+
+    def put(self, index: int, sample: Sample, seen: Look, region: Region) -> None:
+        """Keep a picture if there is room; of pixels only those of a whole picture that nobody writes over."""
+        if self.keeps == "off":
+            return
+        if self.keeps == "pixels":
+            if not region.owned:
+                return
+            kept, size = Kept(replace(sample, image=b""), seen, len(sample.image), region.pixels), region.pixels.nbytes
+        else:
+            kept, size = Kept(sample, seen, len(sample.image)), len(sample.image)
+        size += OVERHEAD_BYTES + BOX_BYTES * len(sample.boxes)
+        with self._lock:
+            if index in self._kept or self.used_bytes + size > self.limit_bytes:
+                return
+            self._kept[index] = kept
+            self.used_bytes += size
 
 
 class Bad(NamedTuple):
@@ -136,31 +197,28 @@ class Feed:
 
     def check_label(self, sample: Sample) -> int:
         """Return the class; DataError for a picture that has none the network knows."""
-        label = sample.label
         if self.num_classes is None:
-            return IGNORED if label is None else label
-        if label is None:
+            return IGNORED if sample.label is None else sample.label
+        if sample.label is None:
             raise DataError(f"{sample.name} has no class", hint="this recipe needs pictures with one class each")
-        if not 0 <= label < self.num_classes:
-            raise DataError(
-                f"class {label} of {sample.name}: the network has classes 0 to {self.num_classes - 1}",
-                hint=f"--set model.num_classes={label + 1} or more" if label >= 0 else "trainstone data verify",
-            )
-        return label
+        self.check_class(sample.label, sample.name)
+        return sample.label
 
     def check_boxes(self, index: int, sample: Sample, worker: Worker) -> tuple[Box, ...]:
         """Return the boxes that have an area in their picture; DataError for a class the network does not know."""
-        found = []
         for box in sample.boxes:
-            if self.num_classes is not None and not 0 <= box.label < self.num_classes:
-                raise DataError(
-                    f"class {box.label} of a box in {sample.name}: the network has classes 0 to {self.num_classes - 1}",
-                    hint=f"--set model.num_classes={box.label + 1} or more" if box.label >= 0 else None,
-                )
-            clipped = clip_box(box)
-            if clipped is not None:
-                found.append(clipped)
+            self.check_class(box.label, f"a box in {sample.name}")
+        found = tuple(clipped for box in sample.boxes if (clipped := clip_box(box)) is not None)
         if len(found) < len(sample.boxes):
             worker.boxes_left_out_of = worker.boxes_left_out_of or self.source.where(index)
             worker.boxes_left_out += len(sample.boxes) - len(found)
-        return tuple(found)
+        return found
+
+    def check_class(self, label: int, of: str) -> None:
+        if self.num_classes is None:
+            return
+        if not 0 <= label < self.num_classes:
+            raise DataError(
+                f"class {label} of {of}: the network has classes 0 to {self.num_classes - 1}",
+                hint=f"--set model.num_classes={label + 1} or more" if label >= 0 else "trainstone data verify",
+            )

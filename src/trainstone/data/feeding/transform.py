@@ -14,9 +14,8 @@ from PIL import Image
 
 from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.colours import Colours, change_colours, draw_colours, may_change
-from trainstone.data.feeding.crops import Crop, Window, crop_area, crop_boxes, window_centre
+from trainstone.data.feeding.crops import Crop, Window, crop_area, crop_boxes, crop_overlap, window_centre
 from trainstone.data.feeding.draws import Draws
-from trainstone.data.feeding.overlap import crop_overlap
 from trainstone.data.picture.decode import Pixels, resize_shorter
 from trainstone.data.picture.look import Look
 from trainstone.data.picture.region import Region, choose_shrink
@@ -74,30 +73,12 @@ class Transform:
 
     def _draw_crop(self, width: int, height: int, boxes: tuple[Box, ...], draws: Draws) -> tuple[Crop, tuple[Box, ...]]:
         """Return a crop by the recipe's rule and the boxes that it keeps, which is known of overlap and whole only."""
-        augment = self.augment
-        attempts, aspect = augment.attempts, augment.aspect
-        if augment.crop == "overlap":
-            sides, overlaps = augment.sides, augment.overlaps
-            return crop_overlap(
-                width, height, boxes, draws, sides=sides, aspect=aspect, overlaps=overlaps, attempts=attempts
-            )
-        if augment.crop == "area":
-            log_aspect = augment.aspect_law == "log"
-            return crop_area(
-                width, height, draws, area=augment.area, aspect=aspect, log_aspect=log_aspect, attempts=attempts
-            ), ()
-        if augment.crop == "boxes":
-            covered = augment.min_object_covered
-            return crop_boxes(
-                width,
-                height,
-                boxes,
-                draws,
-                area=augment.area,
-                aspect=aspect,
-                min_object_covered=covered,
-                attempts=attempts,
-            ), ()
+        if self.augment.crop == "overlap":
+            return crop_overlap(width, height, boxes, draws, self.augment)
+        if self.augment.crop == "area":
+            return crop_area(width, height, draws, self.augment), ()
+        if self.augment.crop == "boxes":
+            return crop_boxes(width, height, boxes, draws, self.augment), ()
         return Crop(0, 0, width, height), boxes
 
     def rows_needed(self, view: View, seen: Look) -> int:
@@ -158,12 +139,10 @@ def cut(region: Region, crop: Crop) -> Pixels:
     return region.pixels[top:bottom, left:right]
 
 
-def scale_edges(crop: Crop, shrink: int) -> tuple[int, int, int, int]:
+def scale_edges(crop: Crop, shrink: int) -> list[int]:
     """Return left, top, right and bottom in a picture that is so many times smaller."""
-    if shrink == 1:
-        return crop.left, crop.top, crop.right, crop.bottom
-    left, top, right, bottom = (round(edge / shrink) for edge in (crop.left, crop.top, crop.right, crop.bottom))
-    return left, top, right, bottom
+    edges = [crop.left, crop.top, crop.right, crop.bottom]
+    return edges if shrink == 1 else [round(edge / shrink) for edge in edges]
 
 
 def find_part(region: Region, view: View) -> Crop | Window:
@@ -177,36 +156,24 @@ def find_part(region: Region, view: View) -> Crop | Window:
 
 def describe_transform(transform: Transform) -> str:
     """Say in words what is done: random crop of 8 to 100 % of the area, aspect 0.75 to 1.33, bilinear, mirrored."""
-    augment = transform.augment
-    told = describe_part(transform)
-    told.append("antialiased" if transform.antialias else "bilinear")
+    augment, size = transform.augment, transform.size
+    crop = augment.crop if transform.train else augment.val_crop
+    (low, high), (narrow, wide) = augment.sides if crop == "overlap" else augment.area, augment.aspect
+    by_area = f"random crop of {low:.0%} to {high:.0%} of the area, aspect {narrow:.2f} to {wide:.2f}"
+    overlaps = ", ".join(f"{share:g}" for share in augment.overlaps)
+    parts = {
+        "centre": f"shorter side {transform.shorter}, the middle {size} x {size}",
+        "whole": "the whole picture",
+        "area": by_area,
+        "boxes": f"{by_area}, with {augment.min_object_covered:.0%} of an object",
+        "overlap": f"the whole picture or a random crop of {low:.0%} to {high:.0%} of each side, width to height "
+        f"{narrow:.2f} to {wide:.2f} in shares, overlap with each box at least one of {overlaps}",
+    }
+    told = [parts[crop], "antialiased" if transform.antialias else "bilinear"]
     if transform.train and augment.flip:
         told.append(f"mirrored {augment.flip:.0%}")
     if transform.may_colour:
-        for name in ("saturation", "hue_degrees", "contrast", "brightness"):
+        for name in Colours._fields:
             low, high = getattr(augment, name)
             told.append(f"{name.replace('_', ' in ')} {low:g} to {high:g}")
     return ", ".join(told).replace("%", " %")
-
-
-def describe_part(transform: Transform) -> list[str]:
-    """Say which part of a picture is taken."""
-    augment = transform.augment
-    crop = augment.crop if transform.train else augment.val_crop
-    (low, high), (narrow, wide) = augment.area, augment.aspect
-    if crop == "centre":
-        return [f"shorter side {transform.shorter}, the middle {transform.size} x {transform.size}"]
-    if crop == "whole":
-        return ["the whole picture"]
-    if crop == "overlap":
-        low, high = augment.sides
-        shares = ", ".join(f"{share:g}" for share in augment.overlaps)
-        return [
-            f"the whole picture or a random crop of {low:.0%} to {high:.0%} of each side",
-            f"width to height {narrow:.2f} to {wide:.2f} in shares",
-            f"overlap with each box at least one of {shares}",
-        ]
-    told = [f"random crop of {low:.0%} to {high:.0%} of the area", f"aspect {narrow:.2f} to {wide:.2f}"]
-    if crop == "boxes":
-        told.append(f"with {augment.min_object_covered:.0%} of an object")
-    return told

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from trainstone.config.schema import Config
 from trainstone.data.generated.source import generate
 from trainstone.data.manifest import Storage, read_manifest
+from trainstone.data.parallel import Progress
 from trainstone.data.plan import Plan, make_plan
 from trainstone.data.prepare import prepare
-from trainstone.data.progress import Progress
 from trainstone.errors import ConfigError
-from trainstone.machine.cache import cache_folder
+from trainstone.files import cache_folder
 from trainstone.machine.ranks import ALONE
 
 MARGIN = 8 / 7

@@ -4,10 +4,8 @@ Pixels are uint8, height x width x 3, RGB. A picture's size is looked at before 
 """
 
 import io
-import struct
 import threading
 import warnings
-import zlib
 from typing import Any
 
 import cv2
@@ -23,11 +21,6 @@ Pixels = npt.NDArray[np.uint8]
 
 # Twice Pillow's MAX_IMAGE_PIXELS, where it calls a picture a bomb: half a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
-# What Pillow's readers raise on damaged files; it has no error of its own.
-PILLOW_ERRORS = (
-    *(OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, AttributeError),
-    *(RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning),
-)
 # Filters for warnings belong to the whole process: only one thread changes them at a time.
 _warnings_lock = threading.Lock()
 
@@ -39,31 +32,22 @@ def decode(data: Bytes) -> Pixels:
         return _decode_by_pillow(data, seen)
     try:
         return _decode_jpeg(data, strict=True)
-    except ValueError as err:
-        if "extraneous bytes" not in str(err):
-            raise _bad_jpeg(err) from err
-    try:
-        return _decode_jpeg(data, strict=False)
-    except ValueError as err:
-        raise _bad_jpeg(err) from err
+    except DataError as err:
+        if "extraneous bytes" not in err.message:
+            raise
+    return _decode_jpeg(data, strict=False)
 
 
 def decode_strict(data: Bytes) -> Pixels:
     """Return the pixels if every one of them is sound; DataError with the reason otherwise."""
     seen = look_sized(data)
     if seen.kind == "jpeg":
-        try:
-            pixels = _decode_jpeg(data, strict=True)
-        except ValueError as err:
-            raise _bad_jpeg(err) from err
+        pixels = _decode_jpeg(data, strict=True)
         if seen.colour != "cmyk":
             return pixels
     with _warnings_lock, warnings.catch_warnings():
         warnings.filterwarnings("error", module=r"PIL\.")
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # look_sized has the limit
-        if seen.kind == "png":
-            _check_png(data)
-        return _decode_by_pillow(data, seen)
+        return _decode_by_pillow(data, seen, strict=True)
 
 
 def look_sized(data: Bytes) -> Look:
@@ -75,24 +59,30 @@ def look_sized(data: Bytes) -> Look:
 
 
 def _decode_jpeg(data: Bytes, *, strict: bool) -> Pixels:
-    pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=strict)
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=strict)
+    except ValueError as err:
+        raise bad_jpeg(err) from err
     return pixels
 
 
-def _bad_jpeg(err: ValueError) -> DataError:
-    reason = str(err)
-    if "Premature end" in reason:
+def bad_jpeg(err: ValueError) -> DataError:
+    """Return the error for what simplejpeg says."""
+    if "Premature end" in str(err):
         return DataError("truncated JPEG: the data ends before the picture does")
-    return DataError(f"corrupt JPEG: {reason}")
+    return DataError(f"corrupt JPEG: {err}")
 
 
-def _decode_by_pillow(data: Bytes, seen: Look) -> Pixels:
+def _decode_by_pillow(data: Bytes, seen: Look, *, strict: bool = False) -> Pixels:
     """Return the first picture in the file; only the reader for what was seen may open it."""
     try:
+        if strict and seen.kind == "png":  # checksums and the last chunk: decoding passes over both
+            with Image.open(io.BytesIO(data), formats=[seen.kind]) as image:
+                image.verify()
         with Image.open(io.BytesIO(data), formats=[seen.kind]) as image:
             image.load()
             return _to_rgb(image)
-    except PILLOW_ERRORS as err:
+    except Exception as err:  # Pillow's readers raise anything on damaged files
         truncated = "truncated" in str(err).lower() or isinstance(err, EOFError)
         raise DataError(f"{'truncated' if truncated else 'corrupt'} {seen.kind.upper()}: {err}") from err
 
@@ -105,22 +95,6 @@ def _to_rgb(image: Image.Image) -> Pixels:
     if "transparency" in image.info:
         image = image.convert("RGBA")
     return np.array(image.convert("RGB"))
-
-
-def _check_png(data: Bytes) -> None:
-    """Check every chunk's CRC and that the last one is there: Pillow's decoder passes over both."""
-    place, end = 8, len(data)
-    while place + 12 <= end:
-        length, kind = struct.unpack_from(">I4s", data, place)
-        crc_at = place + 8 + length
-        if crc_at + 4 > end:
-            break
-        if zlib.crc32(data[place + 4 : crc_at]) != struct.unpack_from(">I", data, crc_at)[0]:
-            raise DataError(f"corrupt PNG: wrong checksum of the chunk at byte {place}")
-        if kind == b"IEND":
-            return
-        place = crc_at + 4
-    raise DataError("truncated PNG: the data ends before the picture does")
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:

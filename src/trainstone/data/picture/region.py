@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
-from trainstone.data.picture.decode import Pixels, decode, encode_jpeg, look_sized
+from trainstone.data.picture.decode import Pixels, bad_jpeg, decode, encode_jpeg, look_sized
 from trainstone.data.picture.look import LONE_MARKERS, Bytes, Look
-from trainstone.errors import DataError
 
 # Rows of a block with its colours at half size; and how far below a row its colours reach.
 BLOCK_ROWS, REACH_ROWS = 16, 2
@@ -70,12 +69,9 @@ def decode_upper(
     try:
         simplejpeg.decode_jpeg(stored, "RGB", fast, False, *room.shape[:2], shrink, room)
     except ValueError as err:
-        reason = str(err)
-        if "extraneous bytes" in reason:  # the rows left out; else bytes astray, perhaps before any pixel was written
+        if "extraneous bytes" in str(err):  # the rows left out; else bytes astray, perhaps before any pixel was written
             return Region(room, shrink) if stops_early else Region(decode(data), owned=True)
-        if "Premature end" in reason:
-            raise DataError("truncated JPEG: the data ends before the picture does") from err
-        raise DataError(f"corrupt JPEG: {reason}") from err
+        raise bad_jpeg(err) from err
     return Region(room, shrink)
 
 

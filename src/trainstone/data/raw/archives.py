@@ -1,30 +1,59 @@
-"""Tars and zips from outside: listed in place, or read member by member. Nothing in them is trusted.
+"""Tars and zips from outside: listed in place, read member by member, or extracted to a new folder.
 
-An archive with a link, a device, a sparse or encrypted member, a name that leads out of the folder, a name twice or
-content out of all proportion is refused as a whole. (extract.py extracts them.)
+Nothing in them is trusted. An archive with a link, a device, a sparse or encrypted member, a name that leads out of the
+folder, a name twice or content out of all proportion is refused as a whole. An extracted folder gets its name when it
+is complete and on disk; killed at any time, only a folder *.partial is left.
 """
 
+import bz2
+import gzip
+import io
+import logging
+import lzma
 import os
+import re
+import secrets
+import shutil
 import stat
-import struct
+import tarfile
+import threading
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple, TypeVar
 
-from trainstone.data.raw.safenames import NameBook, clean_name, refuse
-from trainstone.data.raw.tarwalk import CHUNK_BYTES, MAX_RATIO, MAX_RATIO_FREE_BYTES, TarBytes, walk_tar
+from trainstone.data.parallel import Progress, map_in_order, open_pool
 from trainstone.errors import DataError
+from trainstone.files import sync_path
+from trainstone.formats.files import MappedFile
+from trainstone.formats.names import find_escape, find_odd_character
+from trainstone.formats.tarmember import read_members
 from trainstone.text import printable
 from trainstone.units import format_bytes
 
-# What `read_tar` returns whole: annotations and lists, and a class's packed annotations. Pictures are not read so.
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+CHUNK_BYTES = 2**20
+CHUNK = 64
+"""Files that a thread takes at once."""
+SYNC_THREADS = 8
+"""Waiting for a disk takes no core."""
+# What `read_tar` returns whole: annotations and lists, and a class's packed annotations. Images are not read so.
 MAX_READ_BYTES = 64 * 2**20
-_LOCAL_HEADER = struct.Struct("<4s2xHH16xHH")
-_ENCRYPTED_FLAGS = 0x2041
-_MAX_DEFLATE_RATIO = 1032
-_BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, ValueError, OverflowError)
+# What an archive may unpack to: text packs about 10 times, tars of many small XML files 50 times, a bomb 1000 times.
+MAX_RATIO = 200
+MAX_RATIO_FREE_BYTES = 64 * 2**20
+MAX_NAME_BYTES = 4096
+MAX_PART_BYTES = 255
+_AGAIN = "it is damaged or was not downloaded whole; get it again"
+_BROKEN_TAR = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
+_BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
 
 
 class Member(NamedTuple):
@@ -35,172 +64,339 @@ class Member(NamedTuple):
     size: int
 
 
-class ZipMember(NamedTuple):
-    """A file in a zip."""
+def refuse(archive: str, name: str, problem: str) -> DataError:
+    """Return the error for a member that must not be used."""
+    shown = printable(name if len(name) <= 200 else name[:200] + "...")
+    return DataError(
+        f"{archive}: member '{shown}' {problem}; the archive is refused",
+        hint="get the archive from its publisher again, or unpack it by hand and give the folder",
+    )
 
-    name: str
-    offset: int
-    """Of its local header."""
-    size: int
-    packed: int
-    """Bytes it takes in the zip."""
-    crc: int
+
+def clean_name(name: str, archive: str) -> str:
+    """Return a relative name without "." and doubled slashes; DataError where it would lead out of a folder."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    problem = find_odd_character(name) or find_escape(name)
+    if problem is None and ("\\" in name or re.match("[A-Za-z]:", name)):
+        problem = "has a name with a drive or a backslash, which is a path on Windows"
+    longest = max((len(part.encode()) for part in parts), default=0) if problem is None else 0
+    if longest > MAX_PART_BYTES or (problem is None and len(name.encode()) > MAX_NAME_BYTES):
+        problem = f"has a name longer than {MAX_NAME_BYTES} bytes, or {MAX_PART_BYTES} between slashes"
+    if problem is not None:
+        raise refuse(archive, name, problem)
+    return "/".join(parts)
 
 
 def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[Member]:
     """Yield the files in a tar that is not compressed, or in one that lies at `start` in another file."""
-    with open_file(path) as file:
-        stream = TarBytes(file, tell_archive(path, start), start=start, size=size)
-        if stream.is_packed:
-            raise DataError(
-                f"{tell_archive(path)}: compressed, so that nothing can be read in place", hint="decompress it first"
-            )
-        for entry in walk_tar(stream):
-            if not entry.is_folder:
-                yield Member(entry.name, entry.offset, entry.size)
+    title = printable(str(path)) + (f", the tar at byte {start}" if start else "")
+    with MappedFile(path, random=True) as file:
+        at, end = start, file.size if size is None else start + size
+        names: set[str] = set()
+        for member in read_members(file, start, end):
+            at = member.span.end
+            if at > end:
+                left = end - member.data.offset
+                raise refuse(title, member.name, f"claims {member.data.size:,} bytes, {left:,} are left")
+            if member.is_file:
+                name = _add_name(names, member.name, title, is_folder=False)
+                yield Member(name, member.data.offset, member.data.size)
+        if at >= end:
+            raise file.damaged(at, "the tar ends without its end mark, a block of zeros", _AGAIN)
 
 
 def read_tar(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files in a tar, compressed or not. For many small ones: each is read whole."""
-    with open_file(path) as file:
-        yield from read_tar_file(file, tell_archive(path))
+    with _open_file(path) as file:
+        yield from read_tar_file(file, printable(str(path)))
 
 
 def read_tar_file(file: BinaryIO, title: str) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files in a tar that is open already, such as one from another tar."""
-    stream = TarBytes(file, title)
-    for entry in walk_tar(stream):
-        if entry.size > MAX_READ_BYTES:
-            raise refuse(
-                title, entry.name, f"is {format_bytes(entry.size)} large, {format_bytes(MAX_READ_BYTES)} allowed"
-            )
-        if not entry.is_folder:
-            content = stream.take(entry.size)
-            if len(content) < entry.size:
-                raise refuse(title, entry.name, f"claims {entry.size:,} bytes, {len(content):,} are left")
-            yield entry.name, content
+    for tar, member in _walk_tar(file, title):
+        if member.size > MAX_READ_BYTES:
+            large = f"is {format_bytes(member.size)} large, {format_bytes(MAX_READ_BYTES)} allowed"
+            raise refuse(title, member.name, large)
+        if member.isfile():
+            with _tar_errors(title):
+                content = tar.extractfile(member)
+                assert content is not None  # a plain file has content
+                data = content.read()
+            yield member.name, data
+
+
+def extract_tar(path: Path, target: Path) -> Iterator[Progress]:
+    """Extract a tar, compressed (gz, bz2, xz) or not, to a new folder; yields how much of the tar is done."""
+    phase, title = f"unpack {path.name}", printable(str(path))
+    with _open_file(path) as file, _new_folder(path, target) as folder:
+        room, total, written = shutil.disk_usage(folder).free, path.stat().st_size, 0
+        for tar, member in _walk_tar(file, title):
+            written += member.size
+            _check_room(path, written, room)
+            with _tar_errors(title):
+                # Python 3.11.2, Debian 12's, has no filters; _check_member lets nothing through that they would stop.
+                if hasattr(tarfile, "data_filter"):
+                    tar.extract(member, folder, set_attrs=False, filter="data")
+                else:
+                    tar.extract(member, folder, set_attrs=False)
+            yield Progress(phase, file.tell(), total, "bytes")
+        yield Progress(phase, total, total, "bytes")
+        yield from sync_folder(folder, path.name)
+
+
+def unpack_once(path: Path, work: Path) -> Path:
+    """Extract a tar below a work folder, or find it there from an earlier time; a changed tar is another one."""
+    facts = path.stat()
+    target = work / f"{path.name}-{facts.st_size}-{facts.st_mtime_ns}"
+    if not target.is_dir():
+        log.info("unpacking %s", printable(str(path)))
+        for _ in extract_tar(path, target):
+            pass
+    return target
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    """Open a zip all of whose members are safe. The caller closes it."""
-    title = tell_archive(path)
+    """Open a zip all of whose members are safe, their names cleaned. The caller closes it."""
+    title = printable(str(path))
     if not path.is_file():
         raise DataError(f"{title}: no such file")
     try:
         archive = zipfile.ZipFile(path)
-    except (*_BAD_ZIP, OSError) as err:
-        raise DataError(
-            f"{title}: cannot be read as zip: {printable(str(err))}",
-            hint="it is damaged or was not downloaded whole; get it again",
-        ) from err
+    except (*_BROKEN_ZIP, OSError) as err:
+        raise DataError(f"{title}: cannot be read as zip: {printable(str(err))}", hint=_AGAIN) from err
     try:
-        _judge_zip(archive, title, path.stat().st_size)
+        total, names, limit = 0, set[str](), MAX_RATIO * path.stat().st_size + MAX_RATIO_FREE_BYTES
+        for info in archive.infolist():
+            total += info.file_size
+            _check_zip_member(info, title)
+            if total > limit:
+                raise refuse(title, info.filename, f"brings the content to over {MAX_RATIO} times the zip's size")
+            is_folder = info.filename.endswith("/")
+            info.filename = _add_name(names, info.orig_filename, title, is_folder=is_folder) + "/" * is_folder
     except BaseException:
         archive.close()
         raise
     return archive
 
 
-def list_zip(path: Path) -> list[ZipMember]:
-    """Return the files in a zip, in the order of its directory."""
-    return list_zip_tree(path)[0]
-
-
-def list_zip_tree(path: Path) -> tuple[list[ZipMember], list[str]]:
-    """Return the files in a zip and the names of its folders."""
-    files: list[ZipMember] = []
-    folders: list[str] = []
+def list_zip(path: Path) -> dict[str, int]:
+    """Return name and size of the files in a zip, in the order of its directory."""
     with open_zip(path) as archive:
-        for info in archive.infolist():
-            name = clean_name(info.filename, "")
-            if info.is_dir():
-                folders.append(name)
-            else:
-                files.append(ZipMember(name, info.header_offset, info.file_size, info.compress_size, info.CRC))
-    return files, folders
+        return {info.filename: info.file_size for info in archive.infolist() if not info.is_dir()}
 
 
-def read_zip_member(descriptor: int, offset: int, size: int, packed: int, crc: int) -> bytes | None:
-    """Return a member's content by what `list_zip` said of it, from any thread; None where that is not there."""
-    found = _find_content(descriptor, offset)
-    if found is None:
+def read_zip_member(archive: zipfile.ZipFile, lock: threading.Lock, info: zipfile.ZipInfo) -> bytes | None:
+    """Return a member's content, from any thread; None where it is damaged."""
+    try:
+        with _open_member(archive, lock, info) as member:
+            return member.read()
+    except _BROKEN_ZIP:
         return None
-    method, start = found
-    content = os.pread(descriptor, packed, start)
-    if len(content) < packed:
-        return None
-    if method == zipfile.ZIP_DEFLATED:
+
+
+def extract_zip(path: Path, target: Path, workers: int = 1) -> Iterator[Progress]:
+    """Extract a zip to a new folder, several files at a time; yields how many bytes are unpacked."""
+    with open_zip(path) as archive, _new_folder(path, target) as folder:
+        members = archive.infolist()
+        total, done = sum(info.file_size for info in members), 0
+        _check_room(path, total, shutil.disk_usage(folder).free)
+        for name in {info.filename.rpartition("/")[0] for info in members}:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        files = [info for info in members if not info.is_dir()]
+        with open_pool(workers) as pool:
+            unpack = partial(_unpack_members, path, archive, threading.Lock(), folder)
+            for size in map_in_order(unpack, _cut(files), pool):
+                done += size
+                yield Progress(f"unpack {path.name}", done, total, "bytes")
+        yield from sync_folder(folder, path.name)
+
+
+def sync_folder(folder: Path, title: str) -> Iterator[Progress]:
+    """Bring all files of a folder to disk, then the names of its folders."""
+    files, folders = [], []
+    for parent, _, names in os.walk(folder):
+        folders.append(Path(parent))
+        files += [Path(parent) / name for name in names]
+    with open_pool(SYNC_THREADS) as pool:
+        done = 0
+        for count in map_in_order(_sync_all, [*_cut(files), *_cut(folders)], pool):
+            done += count
+            yield Progress(f"bring {title} to disk", min(done, len(files)), len(files), "files")
+
+
+class _StrictInfo(tarfile.TarInfo):
+    """A member whose damaged header is an error: tarfile takes it for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_StrictInfo":
         try:
-            content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
-        except zlib.error:
-            return None
-    return content if len(content) == size and zlib.crc32(content) == crc else None
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as err:
+            raise tarfile.ReadError(str(err)) from err
 
 
-def stream_zip_member(descriptor: int, member: ZipMember) -> Iterator[bytes]:
-    """Yield a member's content in pieces, from any thread; where it breaks off, or goes on, is for others to see."""
-    found = _find_content(descriptor, member.offset)
-    if found is None:
-        return
-    method, at = found
-    end = at + member.packed
-    decoder = zlib.decompressobj(-zlib.MAX_WBITS)
-    while at < end and not decoder.eof and (content := os.pread(descriptor, min(CHUNK_BYTES, end - at), at)):
-        at += len(content)
-        if method == zipfile.ZIP_STORED:
-            yield content
-            continue
-        while unpacked := decoder.decompress(content, CHUNK_BYTES):
-            yield unpacked
-            content = decoder.unconsumed_tail
+class _LimitedFile:
+    """The bytes that a tar unpacks to, up to a limit: a PAX header, too, may claim any size."""
+
+    def __init__(self, file: BinaryIO, archive: str) -> None:
+        num_bytes = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        unpacked = _open_packed(file)
+        self._file = unpacked or file
+        self._archive = archive
+        self._done = 0
+        self.limit = num_bytes if unpacked is None else MAX_RATIO * num_bytes + MAX_RATIO_FREE_BYTES
+
+    def read(self, size: int) -> bytes:
+        content = self._file.read(size)
+        self._done += len(content)
+        if self._done > self.limit:
+            raise DataError(
+                f"{self._archive}: unpacks to more than {format_bytes(self.limit)}, over {MAX_RATIO} times its size; "
+                "it is taken for a compression bomb and refused",
+                hint="if you trust it, unpack it by hand and give the folder",
+            )
+        return content
 
 
-def _find_content(descriptor: int, offset: int) -> tuple[int, int] | None:
-    """Return how a member is packed and its first byte, by its local header; None where there is none."""
-    head = os.pread(descriptor, _LOCAL_HEADER.size, offset)
-    if len(head) < _LOCAL_HEADER.size:
-        return None
-    magic, _, method, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(head)
-    if magic != b"PK\3\4" or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return None
-    return method, offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+def _walk_tar(file: BinaryIO, title: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield files and folders, checked and with clean names; each can be read before the next is asked for."""
+    names: set[str] = set()
+    with _tar_errors(title):
+        stream = _LimitedFile(file, title)
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictInfo) as tar:  # type: ignore[call-overload]
+            while (member := tar.next()) is not None:
+                tar.members = []  # else it keeps all
+                _check_member(member, title, stream.limit)
+                member.name = _add_name(names, member.name, title, is_folder=member.isdir()) or "."
+                yield tar, member
+            while stream.read(CHUNK_BYTES):  # to its end, where its checksum is
+                pass
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Open a plain file for reading; DataError where there is none."""
+@contextmanager
+def _tar_errors(title: str) -> Iterator[None]:
+    try:
+        yield
+    except _BROKEN_TAR as err:
+        if isinstance(err, OSError) and err.filename:  # of a file that is written
+            raise
+        reason = printable(str(err)) or "it ends early"
+        raise DataError(f"{title}: cannot be read as tar: {reason}", hint=_AGAIN) from err
+
+
+def _check_member(member: tarfile.TarInfo, title: str, limit: int) -> None:
+    if not (member.isfile() or member.isdir()) or member.issparse():
+        what = "a link, a device or a sparse file"
+        raise refuse(title, member.name, f"is {what}; only plain files and folders are allowed")
+    if not 0 <= member.size <= limit:
+        raise refuse(title, member.name, f"claims {member.size:,} bytes, at most {limit:,} are believed")
+
+
+def _check_zip_member(info: zipfile.ZipInfo, title: str) -> None:
+    if info.flag_bits & 0x2041:  # encrypted, strongly encrypted, with an encrypted directory
+        raise refuse(title, info.orig_filename, "is encrypted")
+    if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise refuse(title, info.orig_filename, "is a link or a device; only files and folders are allowed")
+
+
+def _add_name(names: set[str], name: str, title: str, *, is_folder: bool) -> str:
+    """Return a name in its clean form; of a file, one that no file before has."""
+    clean = clean_name(name, title)
+    if not is_folder and (not clean or clean in names):
+        raise refuse(title, clean, "is there twice" if clean else "is a file without a name")
+    if not is_folder:
+        names.add(clean)
+    return clean
+
+
+def _open_packed(file: BinaryIO) -> io.BufferedIOBase | None:
+    """Return the unpacked bytes of a gzip, bzip2 or xz file; None for any other."""
+    magic = file.read(6)
+    file.seek(0)
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File(file)
+    return lzma.LZMAFile(file) if magic == b"\xfd7zXZ\0" else None
+
+
+def _open_file(path: Path) -> BinaryIO:
     if not path.is_file():
-        raise DataError(f"{tell_archive(path)}: no such file")
+        raise DataError(f"{printable(str(path))}: no such file")
     try:
         return path.open("rb", buffering=0)
     except OSError as err:
-        raise DataError(f"{tell_archive(path)}: cannot be read: {err.strerror}") from err
+        raise DataError(f"{printable(str(path))}: cannot be read: {err.strerror}") from err
 
 
-def tell_archive(path: Path, start: int = 0) -> str:
-    """Return what to call an archive in messages."""
-    return printable(str(path)) + (f", the tar at byte {start}" if start else "")
+@contextmanager
+def _new_folder(archive: Path, target: Path) -> Iterator[Path]:
+    """Give a temporary folder beside the target; it gets its name at the end, or vanishes."""
+    title = printable(str(archive))
+    if target.exists():
+        raise DataError(f"cannot extract {title}: {printable(str(target))} is there already")
+    folder = target.parent / f".{target.name}-{secrets.token_hex(4)}.partial"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was faster with the same archive
+                raise
+        sync_path(target.parent)
+    except OSError as err:
+        raise DataError(f"cannot extract {title} to {printable(str(target))}: {err.strerror or err}") from err
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _judge_zip(archive: zipfile.ZipFile, title: str, num_bytes: int) -> None:
-    names = NameBook(title)
+def _check_room(archive: Path, num_bytes: int, room: int) -> None:
+    if num_bytes > room:
+        told = f"unpacks to {format_bytes(num_bytes)} or more, the disk has {format_bytes(room)} free"
+        raise DataError(f"{printable(str(archive))}: {told}", hint="make room, or choose a folder on another disk")
+
+
+@contextmanager
+def _open_member(archive: zipfile.ZipFile, lock: threading.Lock, info: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+    """Open a member for one thread of many: opening and closing count references, reading has a lock of its own."""
+    with lock:
+        member = archive.open(info)
+    try:
+        yield member
+    finally:
+        with lock:
+            member.close()
+
+
+def _unpack_members(
+    path: Path, archive: zipfile.ZipFile, lock: threading.Lock, folder: Path, members: Iterable[zipfile.ZipInfo]
+) -> int:
+    """Write some files of a zip; return how many bytes."""
     total = 0
-    for info in archive.infolist():
-        name = clean_name(info.orig_filename, title)
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        problem = None
-        if info.flag_bits & _ENCRYPTED_FLAGS:
-            problem = "is encrypted"
-        elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            problem = "is a link or a device; only files and folders are allowed"
-        elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            problem = f"is packed by method {info.compress_type}; stored (0) and deflated (8) can be read"
-        elif not 0 <= info.header_offset <= num_bytes - _LOCAL_HEADER.size - info.compress_size:
-            problem = f"claims {info.compress_size:,} bytes at byte {info.header_offset:,}, the file has {num_bytes:,}"
-        elif info.file_size > _MAX_DEFLATE_RATIO * info.compress_size + CHUNK_BYTES:
-            problem = f"claims {info.file_size:,} bytes from {info.compress_size:,}, more than can be packed so"
-        total += info.file_size
-        if problem is None and total > MAX_RATIO * num_bytes + MAX_RATIO_FREE_BYTES:
-            problem = f"brings the content to over {MAX_RATIO} times the zip's size, as in a compression bomb"
-        if problem is not None:
-            raise refuse(title, info.orig_filename, problem)
-        (names.add_folder if info.is_dir() else names.add_file)(name)
+    for info in members:
+        try:
+            with _open_member(archive, lock, info) as member, (folder / info.filename).open("xb") as file:
+                shutil.copyfileobj(member, file, CHUNK_BYTES)
+                if file.tell() != info.file_size:
+                    raise EOFError(f"{file.tell():,} bytes, {info.file_size:,} are claimed")
+                total += info.file_size
+        except _BROKEN_ZIP as err:
+            raise refuse(printable(str(path)), info.filename, f"is damaged: {printable(str(err))}") from err
+    return total
+
+
+def _sync_all(paths: list[Path]) -> int:
+    for path in paths:
+        sync_path(path)
+    return len(paths)
+
+
+def _cut(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Cut a list into what a thread takes at once."""
+    rest = iter(items)
+    while some := list(islice(rest, CHUNK)):
+        yield some

@@ -7,12 +7,10 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from trainstone.data.manifest import QUARANTINE
-from trainstone.data.raw.extract import unpack_once
+from trainstone.data.raw.archives import unpack_once
 from trainstone.data.raw.filetree import is_picture, open_tree, walk_folder
-from trainstone.data.raw.listing import FileListing, ListingBuilder, Place
+from trainstone.data.raw.listing import ListingBuilder, Place
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.data.storage.boxfile import SUFFIX, read_box_file
 from trainstone.errors import DataError
@@ -30,25 +28,6 @@ _TINY_VAL = re.compile(r"val/(?:([^/]+)/)?(?:images/)?([^/]+)")
 _NUMBERED = re.compile(r"(?:(.*)/)?([0-9]{1,9})/([^/]+)", re.ASCII)
 
 
-class Entry(NamedTuple):
-    """A picture in a class folder."""
-
-    name: str
-    label: int
-
-
-def list_class_folders(root: Path, *, numeric: bool | None = None) -> tuple[list[ClassName], list[Entry]]:
-    """Return the classes and pictures below a folder in the order of im2rec.py's walk.
-
-    `numeric` says whether folders are ranked as numbers; without it they are where all are numbers.
-    """
-    builder = _gather(root)
-    classes = _rank(builder.classes, numeric)
-    listing = builder.finish(classes)
-    entries = [Entry(listing.name(i), listing.label(i)) for i in range(len(listing))]
-    return [ClassName(name) for name in classes], entries
-
-
 def find_class_folders(path: Path) -> DataSet:
     """Find train/<class> and val/<class> (or valid, validation, test), or class folders directly in the path."""
     folders = {folder.name.lower(): folder for folder in _list_folders(path)}
@@ -58,7 +37,7 @@ def find_class_folders(path: Path) -> DataSet:
         train = path
     parts = [("train", train), ("val", val)]
     builders = {name: _gather(folder) for name, folder in parts if folder is not None}
-    classes = _rank(next(iter(builders.values())).classes, None)
+    classes = _rank(next(iter(builders.values())).classes)
     splits = [Split(name, builder.finish(classes, _find_boxes(path, name))) for name, builder in builders.items()]
     return DataSet("classify", "class folders", [ClassName(name) for name in classes], splits)
 
@@ -83,6 +62,7 @@ def find_tiny_imagenet(path: Path) -> DataSet:
     """Find Tiny-ImageNet: its zip as downloaded, extracted, or with val sorted into class folders."""
     tree = open_tree(_locate_tiny(path))
     train, val = ListingBuilder(path), ListingBuilder(path)
+    builders = {"train": train, "val": val}
     boxes: dict[str, tuple[Edges, ...]] = {}
     annotations = tree.read_lines("val/val_annotations.txt") or tree.read_lines("val_annotations.txt")
     wnids = {fields[0]: fields[1] for line in annotations if len(fields := line.split("\t")) >= 2}
@@ -96,6 +76,8 @@ def find_tiny_imagenet(path: Path) -> DataSet:
             _add_tiny_val(val, match[1], match[2], wnids, place)
     if not train and not val:
         raise DataError(f"{printable(str(path))}: no pictures of Tiny-ImageNet, train/<wnid>/ and val/ were looked for")
+    for name in (name for name, builder in builders.items() if not builder):
+        log.warning("%s: no pictures for %s", printable(str(path)), name)
     classes = sorted((train or val).classes)
     boxes |= _read_tiny_boxes(annotations, 2)
     words = tree.read_lines("words.txt") or tree.read_lines("classes.txt")
@@ -104,7 +86,7 @@ def find_tiny_imagenet(path: Path) -> DataSet:
         "classify",
         "Tiny-ImageNet zip" if tree.path.is_file() else "Tiny-ImageNet folders",
         [ClassName(name, texts.get(name, "")) for name in classes],
-        _splits(path, train, val, classes, boxes),
+        [Split(name, builder.finish(classes, boxes)) for name, builder in builders.items() if builder],
         name="tiny-imagenet",
     )
 
@@ -143,11 +125,7 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
 def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     builder = ListingBuilder(root)
     others: list[str] = []
-    # Bad pictures that verify --fix took out are no class; a class may have this name.
-    set_aside = QUARANTINE if (root / QUARANTINE / "reasons.json").is_file() else None
     for folder in walk_folder(root):
-        if folder.name.split("/")[0] == set_aside:
-            continue
         pictures = [file for file in folder.files if is_picture(file)]
         if pictures and not folder.name:
             raise DataError(
@@ -168,14 +146,11 @@ def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     return builder
 
 
-def _rank(classes: list[str], numeric: bool | None) -> list[str]:
-    """Put folders in order; they come in that of the walk."""
-    are_numbers = all(name.isascii() and name.isdigit() for name in classes)
-    if numeric and not are_numbers:
-        raise DataError("class folders should all be numbers, and are not")
-    if numeric is False or not are_numbers:
-        return classes
-    return sorted(classes, key=lambda name: (int(name), name))
+def _rank(classes: list[str]) -> list[str]:
+    """Put folders in order; they come in that of the walk, and where all are numbers they are ranked as such."""
+    if all(name.isascii() and name.isdigit() for name in classes):
+        return sorted(classes, key=lambda name: (int(name), name))
+    return classes
 
 
 def _list_folders(path: Path) -> list[Path]:
@@ -193,19 +168,6 @@ def _has_folders(path: Path) -> bool:
         return True
     log.warning("%s: holds no class folders, so it is not used for validation", printable(str(path)))
     return False
-
-
-def _splits(
-    path: Path, train: ListingBuilder, val: ListingBuilder, classes: Sequence[str], boxes: dict[str, tuple[Edges, ...]]
-) -> list[Split]:
-    splits = []
-    for name, builder in (("train", train), ("val", val)):
-        if builder:
-            listing: FileListing = builder.finish(classes, boxes)
-            splits.append(Split(name, listing))
-        else:
-            log.warning("%s: no pictures for %s", printable(str(path)), name)
-    return splits
 
 
 def _locate_tiny(path: Path) -> Path:

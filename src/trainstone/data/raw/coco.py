@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from trainstone.data.sample import ClassName, DataSet, Sample, Split, make_box
 from trainstone.errors import DataError
-from trainstone.files import write_atomically
 from trainstone.formats.coco import (
     NAME_OF_ID,
     CocoCategory,
@@ -25,7 +24,6 @@ from trainstone.formats.coco import (
     number_categories,
     read_instances,
 )
-from trainstone.formats.cocotrim import Trimmable
 
 log = logging.getLogger(__name__)
 
@@ -224,37 +222,3 @@ def find_areas(instances: Instances, boxes: NDArray[np.float64]) -> NDArray[np.f
     width, height = boxes[:, 2], boxes[:, 3]
     as_box = np.abs(areas - width * height) <= 0.001 * (1 + np.abs(width) + np.abs(height))
     return np.where(as_box | (areas < 0), np.nan, areas)
-
-
-def drop_images(root: Path, names: Collection[str], place: Path) -> set[Path]:
-    """Take pictures that were moved away, or are missing, out of the annotation files and lists that name them.
-
-    `names` are file names without folders; only those that are gone from their split's folder are meant. The files as
-    they were are kept in `place`, the oldest where there are several. Returns where the pictures should have been.
-    """
-    dropped: set[Path] = set()
-    for path in sorted((root / "annotations").glob("*.json"), reverse=True):  # instances_ before bbox_only_
-        named = ANNOTATIONS.fullmatch(path.name)
-        folder = find_pictures(root, named[2]) if named else None
-        if named is None or folder is None:
-            continue
-        document = Trimmable(path)
-        gone = {n for n in document.names if n.rpartition("/")[2] in names and not (folder / n).exists()}
-        if gone:
-            _keep(path, place / "annotations" / path.name)
-            write_atomically(path, document.without(gone))
-            _drop_lines(root / f"{named[2]}-images.txt", gone)
-            dropped |= {folder / name for name in gone}
-    return dropped
-
-
-def _keep(path: Path, copy: Path) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if not copy.exists():
-        write_atomically(copy, [path.read_bytes()])
-
-
-def _drop_lines(path: Path, names: Collection[str]) -> None:
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_atomically(path, (line for line in lines if line.rstrip("\n") not in names))

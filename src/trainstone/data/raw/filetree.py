@@ -5,12 +5,14 @@ Holds every name: for data sets of some 100,000 files. Hidden files and macOS's 
 
 import logging
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.raw.archives import list_tar, list_zip, read_zip_member
-from trainstone.data.raw.listing import Place
+from trainstone.data.raw.archives import list_tar, open_zip
+from trainstone.data.raw.listing import Place, read_range
 from trainstone.errors import DataError
 from trainstone.text import printable
 
@@ -41,12 +43,18 @@ class FileTree(NamedTuple):
         if place is None:
             return []
         where = f"{printable(str(self.path))}, {printable(name)}"
+        if place.size > MAX_TEXT_BYTES:
+            raise DataError(f"{where}: larger than {MAX_TEXT_BYTES:,} bytes")
         try:
-            content = _read_content(place, name)
-        except OSError as err:
-            raise DataError(f"{where}: cannot be read: {err.strerror}") from err
-        if content is None:
-            raise DataError(f"{where}: damaged, or larger than {MAX_TEXT_BYTES:,} bytes")
+            if place.offset < 0:
+                content = (place.container / name.rpartition("/")[2]).read_bytes()
+            elif place.container.suffix.lower() == ".zip":
+                with open_zip(place.container) as archive:
+                    content = archive.read(archive.infolist()[place.offset])
+            else:
+                content = read_range(place)
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as err:
+            raise DataError(f"{where}: cannot be read: {err}") from err
         lines = content.decode("utf-8", errors="replace").splitlines()
         return [line for line in lines if line.strip()]
 
@@ -60,9 +68,10 @@ def open_tree(path: Path) -> FileTree:
             files.update((prefix + file, Place(folder.path)) for file in folder.files)
         return FileTree(path, files)
     if path.suffix.lower() == ".zip":
-        for packed in list_zip(path):
-            if not is_hidden(packed.name):
-                files[packed.name] = Place(path, packed.offset, packed.size, packed.packed, packed.crc)
+        with open_zip(path) as archive:
+            for number, info in enumerate(archive.infolist()):
+                if not info.is_dir() and not is_hidden(info.filename):
+                    files[info.filename] = Place(path, number, info.file_size)
     else:
         for member in list_tar(path):
             if not is_hidden(member.name):
@@ -102,18 +111,3 @@ def is_hidden(name: str) -> bool:
 def is_picture(name: str) -> bool:
     """Say whether a file is a picture, by its name."""
     return name.lower().endswith(PICTURE_SUFFIXES) and not is_hidden(name.rpartition("/")[2])
-
-
-def _read_content(place: Place, name: str) -> bytes | None:
-    path = place.container if place.offset >= 0 else place.container / name.rpartition("/")[2]
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        if place.packed >= 0:
-            if place.size > MAX_TEXT_BYTES:
-                return None
-            return read_zip_member(descriptor, place.offset, place.size, place.packed, place.crc)
-        size = place.size if place.offset >= 0 else os.fstat(descriptor).st_size
-        content = os.pread(descriptor, min(size, MAX_TEXT_BYTES), max(place.offset, 0))
-        return content if len(content) == size else None
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,7 @@
-"""Finds ImageNet (ILSVRC2012) as people have it: the published tars, read in place; folders; Kaggle's layout; mixtures.
+"""Finds the data sets of `data imagenet`, above all ILSVRC2012 as people have it.
 
-Samples are in the order of im2rec.py's walk: synsets sorted, names sorted in each. Nothing is extracted or moved.
+Of that: the published tars, read in place; folders; Kaggle's layout; mixtures. Samples are in the order of im2rec.py's
+walk: synsets sorted, names sorted in each. Nothing is extracted or moved.
 """
 
 import logging
@@ -9,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.raw.archives import list_tar
+from trainstone.data.manifest import WORK
+from trainstone.data.raw.archives import list_tar, unpack_once
 from trainstone.data.raw.boxes import read_boxes
-from trainstone.data.raw.extract import unpack_once
+from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
 from trainstone.data.raw.filetree import is_hidden, is_picture
 from trainstone.data.raw.listing import ListingBuilder, Place
 from trainstone.data.raw.synsets import (
@@ -40,6 +42,7 @@ BOX_FILES = ("Annotation", "Annotations", "bbox", "ILSVRC2012_bbox_train_v2.tar.
 KAGGLE_FOLDERS = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 # A folder with more folders than this holds classes, not parts of a data set.
 MAX_PARTS = 64
+NUM_CLASSES = 1000
 
 
 class Picture(NamedTuple):
@@ -48,6 +51,26 @@ class Picture(NamedTuple):
     file: str
     synset: str | None
     place: Place
+
+
+def find_raw(
+    dataset: str, source: Path, target: Path, *, val_labels: Path | None = None, boxes: Path | None = None
+) -> DataSet:
+    """Find a raw data set; what must be extracted first goes into the target's work folder."""
+    if not source.exists():
+        raise DataError(f"no such folder: {source}")
+    work = target / WORK / "extracted"
+    if dataset == "tiny-imagenet":
+        return find_tiny_imagenet(source)
+    if dataset == "imagenetv2":
+        return find_imagenetv2(source, work=work)
+    if dataset == "folder":
+        return find_class_folders(source)
+    found = find_imagenet(source, val_labels=val_labels, boxes=boxes, work=work)
+    if len(found.classes) != NUM_CLASSES:
+        told = "%s has %d classes, ImageNet 1,000; other sets have a --dataset of their own"
+        log.warning(told, source, len(found.classes))
+    return found
 
 
 def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | None = None, work: Path) -> DataSet:

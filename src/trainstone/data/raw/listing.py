@@ -6,7 +6,7 @@ Nothing is decoded. ImageNet's 1.28 million training pictures take about 200 MB.
 import hashlib
 import os
 import threading
-import weakref
+import zipfile
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,19 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.raw.archives import read_zip_member
-from trainstone.data.raw.boxtable import BoxTable
-from trainstone.data.raw.safenames import find_odd_character
-from trainstone.data.sample import Edges, Sample
+from trainstone.data.raw.archives import open_zip, read_zip_member
+from trainstone.data.sample import Box, Edges, Sample
 from trainstone.errors import DataError
+from trainstone.formats.names import find_odd_character
 from trainstone.text import printable
 from trainstone.units import format_bytes
 
 MAX_PICTURE_BYTES = 256 * 2**20
 READ_BYTES = 2**20
 FILES_ASKED = 500
-# Archives are kept open, but no more than this: a folder of a thousand tars would use up what a process may open.
-MAX_OPEN_FILES = 64
 _HINT = "it changed after it was listed; look again whether all data is there"
 
 
@@ -38,11 +35,8 @@ class Place(NamedTuple):
     container: Path
     """The folder of a plain file, which has the last part of the sample's name there; else a tar or a zip."""
     offset: int = -1
-    """In a tar that of the content, in a zip that of the local header; -1 for a plain file."""
+    """In a tar that of the content, in a zip the number of the member; -1 for a plain file."""
     size: int = -1
-    packed: int = -1
-    """Bytes taken in a zip; -1 outside."""
-    crc: int = 0
 
 
 class FileListing:
@@ -53,14 +47,15 @@ class FileListing:
         names: Sequence[str],
         containers: Sequence[Path],
         columns: Mapping[str, NDArray[Any]],
-        boxes: BoxTable | None,
+        boxes: Mapping[str, Sequence[Edges]],
     ) -> None:
         self._names = names
         self._containers = containers
         self._folders = [f"{container}/" for container in containers]
         self._columns = columns
-        self._boxes = boxes
-        self._open_none()
+        self._box_starts, self._boxes = _gather_boxes(names, boxes)
+        self._lock = threading.Lock()
+        self._zips: dict[Path, zipfile.ZipFile] = {}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -78,7 +73,8 @@ class FileListing:
         place = self._place(index)
         if place.offset < 0:
             return printable(self._path(index))
-        return f"{printable(str(place.container))}, byte {place.offset} ({printable(self._names[index])})"
+        what = "member" if _is_zip(place.container) else "byte"
+        return f"{printable(str(place.container))}, {what} {place.offset} ({printable(self._names[index])})"
 
     def size_bytes(self, index: int) -> int:
         """Return the size of the picture's file."""
@@ -99,8 +95,8 @@ class FileListing:
         if not image:
             raise DataError(f"{self.where(index)}: empty, no picture", hint="copy the picture again or take it away")
         label = self.label(index)
-        boxes = self._boxes.get(index, label) if self._boxes else ()
-        return Sample(self._names[index], image, label, boxes)
+        edges = self._boxes[self._box_starts[index] : self._box_starts[index + 1]]
+        return Sample(self._names[index], image, label, tuple(Box(label, *box) for box in edges.tolist()))
 
     def fingerprint(self) -> str:
         """Return a hash of names, labels, boxes, and size and time of every archive, of every folder and of some files.
@@ -109,7 +105,7 @@ class FileListing:
         """
         digest = hashlib.sha256("\n".join(self._names).encode())
         kept = [column for key, column in self._columns.items() if key != "container"]  # numbered as they were met
-        for column in (*kept, *(vars(self._boxes).values() if self._boxes else ())):
+        for column in (*kept, self._box_starts, self._boxes):
             digest.update(column.tobytes())
         step = max(1, len(self) // FILES_ASKED)
         files = [self._path(n) for n in range(0, len(self), step) if self._columns["offset"][n] < 0]
@@ -121,25 +117,9 @@ class FileListing:
             digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Open files stay in their process.
-        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_files", "_close")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._open_none()
-
-    def _open_none(self) -> None:
-        self._lock = threading.Lock()
-        self._files: dict[int, int] = {}
-        self._close = weakref.finalize(self, _close_all, self._files)
-
     def _place(self, index: int) -> Place:
-        columns = self._columns
-        return Place(
-            self._containers[int(columns["container"][index])],
-            *(int(columns[key][index]) for key in ("offset", "size", "packed", "crc")),
-        )
+        container, offset, size = (int(self._columns[key][index]) for key in ("container", "offset", "size"))
+        return Place(self._containers[container], offset, size)
 
     def _path(self, index: int) -> str:
         """Return a plain file's path, without pathlib: this is done a million times."""
@@ -152,9 +132,7 @@ class FileListing:
             content = os.read(descriptor, READ_BYTES)
             if len(content) < READ_BYTES:  # nearly always; asking for the size first would be one call more
                 return content
-            size = os.fstat(descriptor).st_size
-            if size > MAX_PICTURE_BYTES:
-                raise self._too_large(index, size)
+            self._check_size(index, os.fstat(descriptor).st_size)
             pieces = [content]
             while rest := os.read(descriptor, READ_BYTES):
                 pieces.append(rest)
@@ -164,42 +142,59 @@ class FileListing:
 
     def _read_archive(self, index: int) -> bytes:
         place = self._place(index)
-        if place.size > MAX_PICTURE_BYTES:
-            raise self._too_large(index, place.size)
-        number = int(self._columns["container"][index])
-        kept = self._files.get(number)
-        if kept is not None:
-            return self._read_range(index, place, kept)
-        with self._lock:
-            if number not in self._files and len(self._files) < MAX_OPEN_FILES:
-                self._files[number] = os.open(place.container, os.O_RDONLY)
-        if number in self._files:
-            return self._read_range(index, place, self._files[number])
-        descriptor = os.open(place.container, os.O_RDONLY)
-        try:
-            return self._read_range(index, place, descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _read_range(self, index: int, place: Place, descriptor: int) -> bytes:
-        if place.packed >= 0:
-            content = read_zip_member(descriptor, place.offset, place.size, place.packed, place.crc)
-            if content is None:
-                raise DataError(f"{self.where(index)}: damaged in the zip, or no longer there", hint=_HINT)
-            return content
-        content = os.pread(descriptor, place.size, place.offset)
+        self._check_size(index, place.size)
+        if _is_zip(place.container):
+            archive = self._open_zip(place.container)
+            member = read_zip_member(archive, self._lock, archive.infolist()[place.offset])
+            if member is None:
+                raise DataError(f"{self.where(index)}: damaged in the zip", hint=_HINT)
+            return member
+        content = read_range(place)
         if len(content) < place.size:
             raise DataError(
                 f"{self.where(index)}: {place.size:,} bytes should be here, {len(content):,} are", hint=_HINT
             )
         return content
 
+    def _open_zip(self, path: Path) -> zipfile.ZipFile:
+        with self._lock:
+            if path not in self._zips:
+                self._zips[path] = open_zip(path)
+            return self._zips[path]
+
     def _unreadable(self, index: int, err: OSError) -> DataError:
         return DataError(f"{self.where(index)}: cannot be read: {err.strerror or err}", hint=_HINT)
 
-    def _too_large(self, index: int, size: int) -> DataError:
-        limit = format_bytes(MAX_PICTURE_BYTES)
-        return DataError(f"{self.where(index)}: {format_bytes(size)} are no picture; up to {limit} are read")
+    def _check_size(self, index: int, size: int) -> None:
+        if size > MAX_PICTURE_BYTES:
+            limit = format_bytes(MAX_PICTURE_BYTES)
+            raise DataError(f"{self.where(index)}: {format_bytes(size)} are no picture; up to {limit} are read")
+
+
+def read_range(place: Place) -> bytes:
+    """Return a tar member's bytes; fewer where the tar has become shorter."""
+    descriptor = os.open(place.container, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, place.size, place.offset)
+    finally:
+        os.close(descriptor)
+
+
+def _is_zip(path: Path) -> bool:
+    return path.suffix.lower() == ".zip"
+
+
+def _gather_boxes(
+    names: Sequence[str], boxes: Mapping[str, Sequence[Edges]]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the boxes of all samples as one array, and where each sample's begin: little memory for many."""
+    starts, edges = array("q", [0]), array("d")
+    for name in names:
+        stem = name.rpartition(".")[0]
+        for box in boxes.get(stem) or boxes.get(stem.rpartition("/")[2], ()):
+            edges.extend(box)
+        starts.append(len(edges) // 4)
+    return np.array(starts), np.array(edges).reshape(-1, 4)
 
 
 class ListingBuilder:
@@ -212,7 +207,7 @@ class ListingBuilder:
         self._containers: dict[Path, int] = {}
         self._class = array("i")
         self._container = array("i")
-        self._offset, self._size, self._packed, self._crc = array("q"), array("q"), array("q"), array("q")
+        self._offset, self._size = array("q"), array("q")
 
     def __len__(self) -> int:
         return len(self._names)
@@ -224,15 +219,13 @@ class ListingBuilder:
 
     def add(self, name: str, class_name: str, place: Place) -> None:
         """Take a picture."""
-        if not (name.isascii() and name.isprintable()) and (problem := find_odd_character(name)):
+        if problem := find_odd_character(name):
             raise DataError(f"{self._where}: '{printable(name)}' {problem}", hint="rename it")
         self._names.append(name)
         self._class.append(self._classes.setdefault(class_name, len(self._classes)))
         self._container.append(self._containers.setdefault(place.container, len(self._containers)))
         self._offset.append(place.offset)
         self._size.append(place.size)
-        self._packed.append(place.packed)
-        self._crc.append(place.crc)
 
     def finish(
         self,
@@ -256,12 +249,14 @@ class ListingBuilder:
         labels = np.array([ranks.get(name, -1) for name in self._classes], np.int32)[np.frombuffer(self._class, "i4")]
         order = self._sort(labels)
         names = [self._names[i] for i in order]
-        self._check_twice(names)
+        for name, following in pairwise(names):
+            if name == following:
+                told = f"{self._where}: two pictures are named {printable(name)}"
+                raise DataError(told, hint="take one of them away")
         columns: dict[str, NDArray[Any]] = {"label": labels[order]}
-        for key in ("container", "offset", "size", "packed", "crc"):
-            kept = np.array(getattr(self, f"_{key}"))[order]
-            columns[key] = kept.astype(np.uint32) if key == "crc" else kept
-        return FileListing(names, list(self._containers), columns, BoxTable.build(names, boxes) if boxes else None)
+        for key, values in (("container", self._container), ("offset", self._offset), ("size", self._size)):
+            columns[key] = np.array(values)[order]
+        return FileListing(names, list(self._containers), columns, boxes or {})
 
     def _sort(self, labels: NDArray[np.int32]) -> NDArray[np.int64]:
         order = np.argsort(labels, kind="stable")
@@ -270,15 +265,3 @@ class ListingBuilder:
         for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
             order[first:last] = sorted(order[first:last].tolist(), key=self._names.__getitem__)
         return order
-
-    def _check_twice(self, names: Sequence[str]) -> None:
-        for name, following in pairwise(names):
-            if name == following:
-                raise DataError(
-                    f"{self._where}: two pictures are named {printable(name)}", hint="take one of them away"
-                )
-
-
-def _close_all(files: dict[int, int]) -> None:
-    for descriptor in files.values():
-        os.close(descriptor)

@@ -1,7 +1,8 @@
 """What the four storages have in common: a sample becomes bytes to append, and lines in the files beside them."""
 
+import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from trainstone.data.picture.look import Look
 from trainstone.data.sample import ClassName, Sample
@@ -37,24 +38,24 @@ def find_class(classes: Sequence[ClassName], label: int) -> ClassName:
     return classes[label]
 
 
-class Encoder(Protocol):
+class Encoder(abc.ABC):
     """How a storage writes. `encode` is called from several threads, or in other processes."""
 
-    tail: bytes
+    tail = b""
     """What ends a shard."""
 
+    @abc.abstractmethod
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
         """Return a sample as it is stored; `number` is its place in the source."""
-        ...
 
+    @abc.abstractmethod
     def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
         """Return what each sidecar says of a sample that lies here."""
-        ...
 
+    @abc.abstractmethod
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
         """Return the names of the files beside a shard, one for each of `lines`."""
-        ...
 
     def finish(self, lines: str, records: int) -> str:
         """Return a sidecar's text from its lines; boxes of no picture are not written."""
-        ...
+        return lines

@@ -6,23 +6,20 @@ from typing import Any
 
 from trainstone.data.picture.look import ENDINGS, Look
 from trainstone.data.raw.filetree import is_picture
-from trainstone.data.raw.safenames import find_odd_character
 from trainstone.data.sample import ClassName, Sample, list_numbers
 from trainstone.data.storage.boxfile import SUFFIX, box_lines
-from trainstone.data.storage.encoding import Encoded, Shard, find_class
+from trainstone.data.storage.encoding import Encoded, Encoder, Shard, find_class
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full
-from trainstone.formats.names import is_inside
+from trainstone.formats.names import find_odd_character, is_inside
 from trainstone.formats.span import Span
 
 BYTES = ("utf-8", "surrogateescape")
 MAX_PART_BYTES = 255
 
 
-class FolderEncoder:
+class FolderEncoder(Encoder):
     """Writes <split>/<class>/<name>; boxes beside: a CSV file for classified pictures, COCO's JSON for detection."""
-
-    tail = b""
 
     def __init__(self, kind: str, classes: Sequence[ClassName]) -> None:
         self._kind = kind

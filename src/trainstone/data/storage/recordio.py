@@ -5,30 +5,39 @@ shares of the picture: the form that MXNet's ImageDetIter and GluonCV read.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from trainstone.data.picture.look import Look, find_ending
-from trainstone.data.sample import Box, ClassName, Edges, Sample, clip_box, make_box, shorten
+from trainstone.data.sample import Box, ClassName, Edges, Sample, make_box, shorten
 from trainstone.data.storage.boxfile import SUFFIX, box_lines, make_key, read_box_file
-from trainstone.data.storage.encoding import Encoded, Shard
-from trainstone.data.storage.offsets import Offsets, check_offsets
+from trainstone.data.storage.encoding import Encoded, Encoder, Shard
+from trainstone.data.storage.records import Offsets, ShardReader
 from trainstone.errors import DataError
-from trainstone.formats.recordio import ImageRecord, RecordIOFile, pack_labels, pack_parts, unpack_image
-from trainstone.formats.recordlist import ListLine, index_line, list_line, read_index, read_list, rebuild_index
+from trainstone.formats.recordio import (
+    ImageRecord,
+    ListLine,
+    RecordIOFile,
+    index_line,
+    list_line,
+    pack_labels,
+    pack_parts,
+    read_index,
+    read_list,
+    rebuild_index,
+    unpack_image,
+)
 from trainstone.formats.span import Span
 
 HEADER_WIDTH = 4
 OBJECT_WIDTH = 6
 
 
-class RecordIOEncoder:
+class RecordIOEncoder(Encoder):
     """Writes .rec, .idx, .lst, and boxes of classified pictures beside them, for RecordIO has no place for both."""
-
-    tail = b""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -58,16 +67,13 @@ class RecordIOEncoder:
         stem = shard.file.removesuffix(".rec")
         return (f"{stem}.idx", f"{stem}.lst", f"{stem}{SUFFIX}")
 
-    def finish(self, lines: str, records: int) -> str:
-        return lines
 
-
-class RecordIOShard:
+class RecordIOShard(ShardReader):
     """Reads a .rec; its .idx is used if it fits the file, and done without otherwise."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._file = RecordIOFile(path)
+        super().__init__(path, self._file)
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -82,86 +88,76 @@ class RecordIOShard:
     def offsets(self) -> Offsets:
         index = self.path.with_suffix(".idx")
         with contextlib.suppress(DataError):  # a damaged index is done without; verify tells it
-            listed = read_index(index) if index.is_file() else []
-            found = np.sort(np.array([offset for _, offset in listed], dtype=np.int64))
-            if check_offsets(found, self._file.size) and self._ends_at(found):
+            listed = sorted(offset for _, offset in read_index(index)) if index.is_file() else []
+            found = np.array(listed, dtype=np.int64)
+            if self._fits(found):
                 return found
-        return np.fromiter((span.offset for span in self.scan()), dtype=np.int64)
+        return super().offsets()
 
-    def _ends_at(self, offsets: Offsets) -> bool:
-        """Say whether the last record of an index is the file's last: an old index may know only a part."""
+    def _fits(self, offsets: Offsets) -> bool:
+        """Say whether an index is of this file: from its first byte, growing, to the file's last record."""
         if not len(offsets):
             return self._file.size == 0
-        try:
-            return next(self._file.spans(int(offsets[-1]))).end == self._file.size
-        except DataError:
+        if offsets[0] != 0 or not (np.diff(offsets) > 0).all() or offsets[-1] >= self._file.size:
             return False
+        return next(self._file.spans(int(offsets[-1]))).end == self._file.size
 
-    def scan(self, start: int = 0) -> Iterator[Span]:
-        return self._file.spans(start)
-
-    def resync(self, offset: int) -> int | None:
-        return self._file.resync(offset)
+    def _record(self, offset: int) -> tuple[ImageRecord, tuple[Box, ...] | None]:
+        """Return a record and its boxes; None where it is no detection."""
+        where = f"{self.path}, record at byte {offset}"
+        record = unpack_image(self._file.read(offset), where)
+        if record.vector and is_detection(record.labels):
+            return record, read_boxes(record.labels, where)
+        return record, None
 
     def read(self, offset: int) -> Sample:
-        where = f"{self.path}, record at byte {offset}"
-        record = unpack_image(self._file.read(offset), where)
+        record, boxes = self._record(offset)
         image = bytes(record.image)
         name = self._names.get(record.id) or f"{record.id:08d}.{find_ending(image)}"
-        if record.vector and is_detection(record.labels):
-            return Sample(name, image, boxes=read_boxes(record.labels, where), id=record.id)
-        if not record.vector and record.labels[0].is_integer() and record.labels[0] >= 0:
-            label = int(record.labels[0])
-            boxes = tuple(make_box(label, edges) for edges in self._boxes.get(make_key(name), ()))
-            return Sample(name, image, label, boxes)
-        return Sample(name, image, values=record.labels)
+        if boxes is not None:
+            return Sample(name, image, boxes=boxes, id=record.id)
+        label = find_label(record)
+        if label is None:
+            return Sample(name, image, values=record.labels)
+        return Sample(
+            name, image, label, tuple(make_box(label, edges) for edges in self._boxes.get(make_key(name), ()))
+        )
 
     def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
-        where = f"{self.path}, record at byte {offset}"
-        record = unpack_image(self._file.read(offset), where)
-        if record.vector:
-            boxes = read_boxes(record.labels, where) if is_detection(record.labels) else ()
+        record, boxes = self._record(offset)
+        if boxes is not None:
             return [(box.label, ClassName("")) for box in boxes]
-        if record.labels[0].is_integer() and record.labels[0] >= 0:
-            folder = self._names.get(record.id, "").rpartition("/")[0]
-            return [(int(record.labels[0]), ClassName(folder))]
-        return []
+        label = find_label(record)
+        folder = self._names.get(record.id, "").rpartition("/")[0]
+        return [] if label is None else [(label, ClassName(folder))]
 
     def index_files(self) -> Iterable[tuple[Path, str]]:
-        """Keys stay as they are for records that are where the index says: not every tool keeps them in the records."""
         index = self.path.with_suffix(".idx")
         if not index.is_file():
             return
-        try:
-            listed = read_index(index)
-        except DataError:
-            listed = []
         actual = rebuild_index(self.path)
-        if {offset for _, offset in listed} == {offset for _, offset in actual} and len(listed) == len(actual):
-            yield index, index.read_bytes().decode("utf-8", "surrogateescape")
-            return
-        keys = {offset: key for key, offset in listed}
-        pairs = [(keys.get(offset, key), offset) for key, offset in actual]
-        if len({key for key, _ in pairs}) < len(pairs):
-            pairs = [(number, offset) for number, (_, offset) in enumerate(actual)]
-        yield index, "".join(index_line(key, offset) for key, offset in pairs)
+        with contextlib.suppress(DataError):
+            # Keys are as they are: not every tool keeps them in the records.
+            if sorted(offset for _, offset in read_index(index)) == [offset for _, offset in actual]:
+                yield index, index.read_bytes().decode("utf-8", "surrogateescape")
+                return
+        yield index, "".join(index_line(key, offset) for key, offset in actual)
 
     def is_detection(self, offset: int) -> bool:
-        record = unpack_image(self._file.read(offset), f"{self.path}, record at byte {offset}")
-        return record.vector and is_detection(record.labels)
+        return self._record(offset)[1] is not None
 
-    def has_boxes(self, offset: int) -> bool:
-        where = f"{self.path}, record at byte {offset}"
-        record = unpack_image(self._file.read(offset), where)
-        boxes = read_boxes(record.labels, where) if record.vector and is_detection(record.labels) else ()
-        return any(clip_box(box) for box in boxes)
+    def boxes(self, offset: int) -> tuple[Box, ...]:
+        return self._record(offset)[1] or ()
 
     def check_beside(self) -> None:
         """Read the list and the boxes."""
         _ = self._names, self._boxes
 
-    def close(self) -> None:
-        self._file.close()
+
+def find_label(record: ImageRecord) -> int | None:
+    """Return the class of a record that has one number, if it is a class."""
+    label = record.labels[0]
+    return int(label) if not record.vector and label.is_integer() and label >= 0 else None
 
 
 def is_detection(labels: tuple[float, ...]) -> bool:

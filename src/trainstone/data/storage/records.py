@@ -1,5 +1,6 @@
 """Samples of a split that lie in record files: RecordIO, TFRecord or WebDataset shards, read in any order."""
 
+import abc
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -9,58 +10,75 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from trainstone.data.sample import ClassName, Sample, fingerprint_files
-from trainstone.data.storage.offsets import Offsets
+import numpy as np
+from numpy.typing import NDArray
+
+from trainstone.data.sample import Box, ClassName, Sample, clip_box, fingerprint_files
 from trainstone.formats.span import Span
 
+Offsets = NDArray[np.int64]
+"""Where the records of a shard begin."""
 OPEN_SHARDS = 64
 """A map keeps a descriptor: 1,152 shards at once would meet the usual limit of 1,024."""
 
 
-class ShardReader(Protocol):
-    """A file of records."""
+class RecordFile(Protocol):
+    """A file of records as formats/ reads it."""
 
-    path: Path
+    size: int
+
+    def spans(self, start: int = 0) -> Iterator[Span]: ...
+
+    def resync(self, offset: int) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class ShardReader(abc.ABC):
+    """Samples in a file of records."""
+
+    def __init__(self, path: Path, file: RecordFile) -> None:
+        self.path = path
+        self.records = file
 
     def offsets(self) -> Offsets:
         """Return where its records begin, from an index that fits or by walking through."""
-        ...
+        return np.fromiter((span.offset for span in self.scan()), dtype=np.int64)
 
     def scan(self, start: int = 0) -> Iterator[Span]:
         """Walk through the records from here; DataError where they break off."""
-        ...
+        return self.records.spans(start)
 
     def resync(self, offset: int) -> int | None:
         """Return where records go on behind a damaged place."""
-        ...
+        return self.records.resync(offset)
 
+    @abc.abstractmethod
     def read(self, offset: int) -> Sample:
         """Return the sample that begins here."""
-        ...
 
+    @abc.abstractmethod
     def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
         """Return the labels that a record has and what it calls them, without reading its picture."""
-        ...
 
+    @abc.abstractmethod
     def index_files(self) -> Iterable[tuple[Path, str]]:
         """Return the index files that lie beside it, each with the text that it should have."""
-        ...
 
+    @abc.abstractmethod
     def is_detection(self, offset: int) -> bool:
         """Say whether a record has a place for boxes instead of a class."""
-        ...
 
-    def has_boxes(self, offset: int) -> bool:
-        """Say whether a record has a box that lies in its picture, without reading the picture."""
-        ...
+    @abc.abstractmethod
+    def boxes(self, offset: int) -> Sequence[Box]:
+        """Return a record's boxes without reading its picture."""
 
-    def check_beside(self) -> None:
+    def check_beside(self) -> None:  # noqa: B027  (most have no such file)
         """Raise DataError where a file beside it, on which all its samples depend, cannot be read."""
-        ...
 
     def close(self) -> None:
         """Let go of the file."""
-        ...
+        self.records.close()
 
 
 class RecordSource:
@@ -91,24 +109,28 @@ class RecordSource:
         start = self._ends[shard - 1] if shard else 0
         return shard, int(self._offsets[shard][index - start])
 
-    def read(self, index: int) -> Sample:
+    def _record(self, index: int) -> tuple[ShardReader, int]:
         shard, offset = self.locate(index)
-        return self._shard(shard).read(offset)
+        return self._shard(shard), offset
+
+    def read(self, index: int) -> Sample:
+        shard, offset = self._record(index)
+        return shard.read(offset)
 
     def glance(self, index: int) -> Iterable[tuple[int, ClassName]]:
         """Return the labels of a sample and what they are called, without reading its picture."""
-        shard, offset = self.locate(index)
-        return self._shard(shard).glance(offset)
+        shard, offset = self._record(index)
+        return shard.glance(offset)
 
     def is_detection(self, index: int) -> bool:
         """Say whether a sample has a place for boxes instead of a class."""
-        shard, offset = self.locate(index)
-        return self._shard(shard).is_detection(offset)
+        shard, offset = self._record(index)
+        return shard.is_detection(offset)
 
     def has_boxes(self, index: int) -> bool:
         """Say whether a sample has a box that lies in its picture, without reading the picture."""
-        shard, offset = self.locate(index)
-        return self._shard(shard).has_boxes(offset)
+        shard, offset = self._record(index)
+        return any(clip_box(box) for box in shard.boxes(offset))
 
     def name(self, index: int) -> str:
         return self.read(index).name

@@ -3,32 +3,17 @@
 Other people's feature sets are read by looking: the picture is image/encoded or the one feature that is a picture.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from trainstone.data.picture.look import Look, find_ending
-from trainstone.data.sample import ClassName, Sample, clip_box, shorten
-from trainstone.data.storage.encoding import Encoded, Shard, find_class
-from trainstone.data.storage.features import (
-    BOX_LABELS,
-    BOX_NAMES,
-    EDGES,
-    PICTURES,
-    encode_text,
-    find_boxes,
-    find_integer,
-    find_label,
-    find_name,
-    find_numbers,
-    find_picture,
-    find_text,
-    find_texts,
-    tell_areas,
-)
-from trainstone.data.storage.offsets import Offsets
+from trainstone.data.picture.look import Look, find_ending, look
+from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
+from trainstone.data.storage.encoding import Encoded, Encoder, Shard, find_class
+from trainstone.data.storage.records import Offsets, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.example import (
     Feature,
@@ -41,11 +26,17 @@ from trainstone.formats.example import (
 from trainstone.formats.span import Span
 from trainstone.formats.tfrecord import TFRecordFile, frame, index_line, read_index
 
+LABELS = ("image/class/label", "image/label", "label", "class", "cls")
+NAMES = ("image/filename", "image/fname", "image/source_id", "filename", "key")
+PICTURES = ("image/encoded", "image_raw", "image", "jpg", "jpeg", "png")
+EDGES = ("image/object/bbox/xmin", "image/object/bbox/ymin", "image/object/bbox/xmax", "image/object/bbox/ymax")
+BOX_LABELS = ("image/object/bbox/label", "image/object/class/label", "image/object/label")
+BOX_NAMES = ("image/object/name", "image/object/class/text")
+MAX_DIGITS = 18
 
-class TFRecordEncoder:
+
+class TFRecordEncoder(Encoder):
     """Writes TFRecord shards and, beside them, DALI's text index."""
-
-    tail = b""
 
     def __init__(self, kind: str, classes: Sequence[ClassName], first_label: int) -> None:
         self._kind = kind
@@ -113,16 +104,13 @@ class TFRecordEncoder:
         detect = shard.file.endswith(".tfrecord")
         return (f"{shard.file.removesuffix('.tfrecord')}.idx" if detect else f"idx/{shard.file}.idx",)
 
-    def finish(self, lines: str, records: int) -> str:
-        return lines
 
-
-class TFRecordShard:
+class TFRecordShard(ShardReader):
     """Reads a TFRecord file; an index that fits is used."""
 
     def __init__(self, path: Path, first_label: int | None = None) -> None:
-        self.path = path
         self._file = TFRecordFile(path)
+        super().__init__(path, self._file)
         self._first = first_label
 
     def _indexes(self) -> list[Path]:
@@ -143,13 +131,7 @@ class TFRecordShard:
             whole = all(before.end == after.offset for before, after in pairwise(spans))
             if spans and whole and spans[0].offset == 0 and spans[-1].end == self._file.size:
                 return np.array([span.offset for span in spans], dtype=np.int64)
-        return np.fromiter((span.offset for span in self.scan()), dtype=np.int64)
-
-    def scan(self, start: int = 0) -> Iterator[Span]:
-        return self._file.spans(start)
-
-    def resync(self, offset: int) -> int | None:
-        return self._file.resync(offset)
+        return super().offsets()
 
     def features(self, offset: int) -> dict[str, Feature]:
         """Return a record's features as they are."""
@@ -169,9 +151,13 @@ class TFRecordShard:
         values = tuple(shorten(value) for value in find_numbers(features, ("image/class/values",), where))
         return Sample(name, image, None if detect else kept, boxes, values, id_)
 
-    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
+    def _glance(self, offset: int) -> tuple[dict[str, Feature], str]:
+        """Return a record's features but the picture, and where it lies for messages."""
         where = f"{self.path}, record at byte {offset}"
-        features = decode_example(self._file.read(offset, check=False), where, skip=PICTURES)
+        return decode_example(self._file.read(offset, check=False), where, skip=PICTURES), where
+
+    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
+        features, where = self._glance(offset)
         first = self.first_label(features)
         label = find_label(features, where)
         if label is not None:
@@ -193,18 +179,130 @@ class TFRecordShard:
         return [(index, text) for index in indexes]
 
     def is_detection(self, offset: int) -> bool:
-        where = f"{self.path}, record at byte {offset}"
-        features = decode_example(self._file.read(offset, check=False), where, skip=PICTURES)
+        features, where = self._glance(offset)
         boxed = "image/object/bbox" in features or any(name in features for name in BOX_LABELS)
         return boxed and find_label(features, where) is None and "image/class/label" not in features
 
-    def has_boxes(self, offset: int) -> bool:
-        where = f"{self.path}, record at byte {offset}"
-        features = decode_example(self._file.read(offset, check=False), where, skip=PICTURES)
-        return any(clip_box(box) for box in find_boxes(features, self.first_label(features), where))
+    def boxes(self, offset: int) -> tuple[Box, ...]:
+        features, where = self._glance(offset)
+        return find_boxes(features, self.first_label(features), where)
 
-    def check_beside(self) -> None:
-        """Nothing: all that is known of a sample lies in its record."""
 
-    def close(self) -> None:
-        self._file.close()
+def encode_text(text: str) -> bytes:
+    """Return a name's bytes, whatever they were."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def find_picture(features: Mapping[str, Feature], where: str) -> bytes:
+    """Return the picture: by its usual names, or the one feature that is a picture."""
+    for name in (*PICTURES, *features):
+        feature = features.get(name)
+        if feature is None or feature.kind != "bytes" or len(feature.values) != 1:
+            continue
+        try:
+            look(feature.values[0])
+        except DataError:
+            if name == PICTURES[0]:
+                return bytes(feature.values[0])  # damaged, but surely meant; who decodes it will tell
+            continue
+        return bytes(feature.values[0])
+    raise DataError(f"{where}: no feature is a picture; it has {', '.join(sorted(features)) or 'none'}")
+
+
+def find_integer(features: Mapping[str, Feature], names: Sequence[str]) -> int | None:
+    """Return the first of these that is one whole number; some writers put it into text or a float."""
+    for name in names:
+        feature = features.get(name)
+        if feature is None or len(feature.values) != 1:
+            continue
+        value = feature.values[0]
+        if feature.kind == "int64":
+            return int(value)
+        if feature.kind == "float" and float(value).is_integer():
+            return int(value)
+        if feature.kind == "bytes" and value.isdigit() and len(value) <= MAX_DIGITS:
+            return int(value)
+    return None
+
+
+def find_label(features: Mapping[str, Feature], where: str) -> int | None:
+    """Return a picture's label; a text would need a list of classes that nobody gives."""
+    label = find_integer(features, LABELS)
+    texts = [text for name in LABELS for text in find_texts(features, name)]
+    if label is None and len(texts) == 1 and texts[0]:
+        raise DataError(f"{where}: its label is the text {texts[0][:80]!r}; trainstone reads numbers")
+    return label
+
+
+def find_text(features: Mapping[str, Feature], name: str) -> str:
+    """Return a feature that is one text; empty where it is none."""
+    texts = find_texts(features, name)
+    return texts[0] if len(texts) == 1 else ""
+
+
+def find_texts(features: Mapping[str, Feature], name: str) -> list[str]:
+    """Return a feature's texts; none where it is something else."""
+    feature = features.get(name)
+    if feature is None or feature.kind != "bytes":
+        return []
+    return [value.decode("utf-8", "surrogateescape") for value in feature.values]
+
+
+def find_name(features: Mapping[str, Feature], label: int | None, fallback: str) -> str:
+    """Return the picture's name, below its class where that is told."""
+    base = next((text for name in NAMES if (text := find_text(features, name))), fallback)
+    synset = find_text(features, "image/class/synset")
+    return f"{synset}/{base}" if synset and "/" not in base and label is not None else base
+
+
+def tell_areas(boxes: Sequence[Box], seen: Look) -> dict[str, Feature]:
+    """Return the objects' areas in pixels, as TensorFlow's detection API has them; nothing where none is known."""
+    if all(box.area is None for box in boxes):
+        return {}
+    shares = ((b.right - b.left) * (b.bottom - b.top) if b.area is None else b.area for b in boxes)
+    return {"image/object/area": float_feature(*(share * seen.width * seen.height for share in shares))}
+
+
+def find_areas(features: Mapping[str, Feature], count: int, where: str, image: bytes) -> list[float | None]:
+    """Return the objects' areas as shares of the picture's; None where the record has none."""
+    areas = find_numbers(features, ("image/object/area",), where)
+    if len(areas) not in (0, count):
+        raise DataError(f"{where}: {len(areas)} areas of {count} boxes")
+    if not areas:
+        return [None] * count
+    try:
+        seen = look(image)
+    except DataError:  # who decodes it will tell
+        return [None] * count
+    pixels = max(1, seen.width * seen.height)
+    return [shorten(area) / pixels if area >= 0 else None for area in areas]
+
+
+def find_boxes(features: Mapping[str, Feature], first: int, where: str, image: bytes = b"") -> tuple[Box, ...]:
+    """Return the boxes: four lists of edges, or one flat list; classes and, with the picture, areas where told."""
+    flat = find_numbers(features, ("image/object/bbox",), where)
+    if len(flat) % 4:
+        raise DataError(f"{where}: image/object/bbox has {len(flat)} numbers, no multiple of 4")
+    edges = [flat[place::4] for place in range(4)] if flat else [find_numbers(features, (n,), where) for n in EDGES]
+    count = len(edges[0])
+    labels = find_numbers(features, BOX_LABELS, where)
+    crowd = find_numbers(features, ("image/object/is_crowd",), where)
+    if any(len(values) != count for values in edges) or len(labels) not in (0, count) or len(crowd) not in (0, count):
+        raise DataError(f"{where}: boxes with unlike numbers of edges, classes or crowd marks")
+    areas = find_areas(features, count, where, image) if image else [None] * count
+    boxes = zip(labels or [first] * count, zip(*edges, strict=True), crowd or [0] * count, areas, strict=True)
+    return tuple(
+        make_box(label - first, [shorten(edge) for edge in four], crowded, area) for label, four, crowded, area in boxes
+    )
+
+
+def find_numbers(features: Mapping[str, Feature], names: Sequence[str], where: str) -> list[float]:
+    """Return the numbers of the first of these features that has any."""
+    for name in names:
+        feature = features.get(name)
+        if feature is None or not feature.values:
+            continue
+        if feature.kind == "bytes" or not all(math.isfinite(value) for value in feature.values):
+            raise DataError(f"{where}: {name} holds something that is no number")
+        return feature.values
+    return []

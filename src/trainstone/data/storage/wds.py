@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
-
 from trainstone.data.picture.look import ENDINGS, Look
-from trainstone.data.sample import Box, ClassName, Sample, clip_box, list_numbers, make_box
-from trainstone.data.storage.encoding import Encoded, Shard
-from trainstone.data.storage.offsets import Offsets
+from trainstone.data.sample import Box, ClassName, Sample, list_numbers, make_box
+from trainstone.data.storage.encoding import Encoded, Encoder, Shard
+from trainstone.data.storage.records import ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.formats.wds import END, TarSample, WdsFile, index_text, member
@@ -25,7 +23,7 @@ SPACES = re.compile(r"[%\s]")
 DOTS_AND_SPACES = re.compile(r"[%.\s]")
 
 
-class WdsEncoder:
+class WdsEncoder(Encoder):
     """Writes tars and, beside them, DALI's index."""
 
     tail = END
@@ -98,36 +96,37 @@ def read_boxes(about: Mapping[str, Any]) -> tuple[Box, ...]:
     return tuple(make_box(b[0], b[1:5], *b[5:7]) for b in about.get("boxes", ()))
 
 
-class WdsShard:
+@contextlib.contextmanager
+def convert_errors(where: str) -> Iterator[None]:
+    """Raise DataError for a JSON that has other things than expected under the names we know."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as err:
+        raise DataError(f"{where}: json does not describe a picture: {err}") from err
+
+
+class WdsShard(ShardReader):
     """Reads a WebDataset tar."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = WdsFile(path)
-
-    def offsets(self) -> Offsets:
         # An index tells where the data of members begin, not their headers; walking the headers is as quick.
-        return np.fromiter((span.offset for span in self.scan()), dtype=np.int64)
+        self._file = WdsFile(path)
+        super().__init__(path, self._file)
 
-    def scan(self, start: int = 0) -> Iterator[Span]:
-        return (sample.span for sample in self._file.samples(start))
-
-    def resync(self, offset: int) -> int | None:
-        return self._file.resync(offset)
-
-    def _sample(self, offset: int) -> TarSample:
-        return self._file.first_sample(offset)
+    def _sample(self, offset: int) -> tuple[TarSample, str]:
+        """Return the sample that begins here, and where that is for messages."""
+        found = self._file.first_sample(offset)
+        return found, f"{self.path}, {found.key} at byte {offset}"
 
     def read(self, offset: int) -> Sample:
-        found = self._sample(offset)
-        where = f"{self.path}, {found.key} at byte {offset}"
+        found, where = self._sample(offset)
         picture = next((e for e in PICTURES if e in found.members), None)
         if picture is None:
             raise DataError(f"{where}: no picture among {', '.join(found.members)}")
         image = bytes(self._file.read(found.members[picture]))
-        label = next((self._label(found.members[e], where) for e in LABELS if e in found.members), None)
-        about = self._about(found.members["json"], where) if "json" in found.members else {}
-        try:
+        label = self._label(found, where)
+        about = self._about(found, where)
+        with convert_errors(where):
             name = str(about.get("name", f"{found.key}.{picture}"))
             name.encode("utf-8", "surrogateescape")  # JSON can spell half a character, which no file name is
             return Sample(
@@ -138,13 +137,10 @@ class WdsShard:
                 values=tuple(float(value) for value in about.get("values", ())),
                 id=find_count(about, "id"),
             )
-        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as err:
-            raise DataError(f"{where}: json does not describe a picture: {err}") from err
 
     def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
-        found = self._sample(offset)
-        where = f"{self.path}, {found.key} at byte {offset}"
-        label = next((self._label(found.members[e], where) for e in LABELS if e in found.members), None)
+        found, where = self._sample(offset)
+        label = self._label(found, where)
         if label is None:
             sample = self.read(offset)
             if sample.label is None:
@@ -153,20 +149,31 @@ class WdsShard:
         return [(label, ClassName(unquote(found.key.rpartition("/")[0], errors="surrogateescape")))]
 
     def is_detection(self, offset: int) -> bool:
-        found = self._sample(offset)
-        where = f"{self.path}, {found.key} at byte {offset}"
-        about = self._about(found.members["json"], where) if "json" in found.members else {}
+        found, where = self._sample(offset)
+        about = self._about(found, where)
         return "boxes" in about and "label" not in about and not any(e in found.members for e in LABELS)
 
-    def _label(self, span: Span, where: str) -> int:
-        text = bytes(self._file.read(span)).strip()
+    def boxes(self, offset: int) -> tuple[Box, ...]:
+        found, where = self._sample(offset)
+        about = self._about(found, where)
+        with convert_errors(where):
+            return read_boxes(about)
+
+    def _label(self, found: TarSample, where: str) -> int | None:
+        extension = next((e for e in LABELS if e in found.members), None)
+        if extension is None:
+            return None
+        text = bytes(self._file.read(found.members[extension])).strip()
         if not text.isdigit() or len(text) > 9:
             raise DataError(f"{where}: label {text[:40]!r} is no class number")
         return int(text)
 
-    def _about(self, span: Span, where: str) -> dict[str, Any]:
+    def _about(self, found: TarSample, where: str) -> dict[str, Any]:
+        """Return what the sample's JSON says; nothing where it has none."""
+        if "json" not in found.members:
+            return {}
         try:
-            document = json.loads(bytes(self._file.read(span)))
+            document = json.loads(bytes(self._file.read(found.members["json"])))
         except (ValueError, RecursionError) as err:
             raise DataError(f"{where}: json is damaged: {err}") from err
         if not isinstance(document, dict):
@@ -178,18 +185,3 @@ class WdsShard:
         if index.is_file():
             with contextlib.suppress(DataError):  # names with spaces have no place in it
                 yield index, index_text(self._file.samples())
-
-    def has_boxes(self, offset: int) -> bool:
-        found = self._sample(offset)
-        where = f"{self.path}, {found.key} at byte {offset}"
-        about = self._about(found.members["json"], where) if "json" in found.members else {}
-        try:
-            return any(clip_box(box) for box in read_boxes(about))
-        except (TypeError, ValueError, LookupError, OverflowError) as err:
-            raise DataError(f"{where}: json does not describe a picture: {err}") from err
-
-    def check_beside(self) -> None:
-        """Nothing: all that is known of a sample lies in the tar."""
-
-    def close(self) -> None:
-        self._file.close()

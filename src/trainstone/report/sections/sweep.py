@@ -1,13 +1,43 @@
 """A sweep: the curve with its knee, what explains it, and every point with a link to its page."""
 
-from trainstone.report.blocks import Block, Prose, Section, Table
-from trainstone.report.sections.points import address
-from trainstone.report.sweep_charts import draw_memory, draw_mfu, draw_rates, draw_step_times, draw_utilisation
+from collections.abc import Callable
+from typing import Any
+
+import altair as alt
+
+from trainstone.report.blocks import Block, Figure, Prose, Section
+from trainstone.report.charts import (
+    BLUE,
+    DASHED,
+    LEFT,
+    MUTED,
+    ORANGE,
+    PALETTE,
+    Layers,
+    Rows,
+    across,
+    bars,
+    colours,
+    figure,
+    intervals,
+    layered,
+    lines,
+    mark,
+    points,
+    round_sensibly,
+    tips,
+    up,
+)
+from trainstone.report.sections.facts import address
 from trainstone.report.view import RunView
+from trainstone.results.knee import POOR_FIT
 from trainstone.results.schema import FINISHED
-from trainstone.results.sweep import Sweep, SweepRow, label_row, name_key
-from trainstone.results.sweptcells import describe_cells
-from trainstone.units import format_count
+from trainstone.results.sweep import BATCH, Sweep, SweepRow, format_setting, is_numeric, label_row, name_key
+from trainstone.results.tables import sweep_table
+from trainstone.units import format_bytes, format_count, format_percent, format_rate, format_seconds
+
+HEIGHT = 260
+MAX_TOLD = 20
 
 
 def build(view: RunView) -> Section | None:
@@ -15,55 +45,182 @@ def build(view: RunView) -> Section | None:
     sweep = view.result.sweep
     if sweep is None:
         return None
-    blocks: list[Block] = []
-    curve = draw_rates(sweep)
-    blocks += [curve] if curve else []
-    blocks += [Prose(sentence) for sentence in sweep.told]
-    charts = (draw_step_times(sweep), draw_mfu(sweep), draw_utilisation(sweep), draw_memory(sweep))
-    blocks += [chart for chart in charts if chart]
-    blocks += [tabulate(view, sweep)] if sweep.rows else []
-    return Section("sweep", f"Sweep over {name_key(sweep.key)}", blocks, tell_lead(view, sweep))
+    drawn: list[Block | None] = [
+        draw_rates(sweep),
+        *(Prose(sentence) for sentence in sweep.told),
+        draw_step_times(sweep),
+        draw_series(
+            sweep, "sweep-mfu", "Share of the measured peak (MFU)", "%", lambda row: row.mfu, 0.01, format_percent
+        ),
+        draw_series(
+            sweep, "sweep-utilisation", "Compute utilisation: share of the time in which something runs", "%",
+            lambda row: row.compute_utilisation, 0.01, format_percent,
+        ),
+        draw_series(
+            sweep, "sweep-memory", "Memory, at most", "GiB", lambda row: row.memory_bytes, 2**30, format_bytes
+        ),
+    ]  # fmt: skip
+    if sweep.rows:
+        links = {child.run: address(view, child) for child in view.children}
+        drawn.append(sweep_table(sweep, [links.get(row.run) for row in sweep.rows]))
+    blocks = [block for block in drawn if block is not None]
+    return Section("sweep", f"Sweep over {name_key(sweep.key)}", blocks, describe_progress(view, sweep))
 
 
-def tell_lead(view: RunView, sweep: Sweep) -> str:
+def describe_progress(view: RunView, sweep: Sweep) -> str:
     """Say how many points there are, and whether that is all."""
     done = len(sweep.rows)
     told = format_count(sweep.num_points, "point")
     if view.result.status not in FINISHED:
         told = f"The sweep is {view.result.status}: {done} of {told}"
     known = any(row.ci95 is not None for row in sweep.rows)
-    bars = "bars are 95 % intervals" if known else "no point has an interval"
-    return f"{told}, each a process of its own, run in shuffled order; {bars}."
+    intervals_told = "bars are 95 % intervals" if known else "no point has an interval"
+    return f"{told}, each a process of its own, run in shuffled order; {intervals_told}."
 
 
-def tabulate(view: RunView, sweep: Sweep) -> Table:
-    """One row a point; columns that no point has are left out."""
-    cells = [describe_cells(sweep, row) for row in sweep.rows]
-    columns = [name for name in cells[0] if any(line[name] for line in cells)]
-    links = {child.run: address(view, child) for child in view.children}
-    return Table(
-        ["point", "run as", *columns],
-        [
-            [label_row(sweep, row), f"no. {row.order}", *(line[name] for name in columns)]
-            for row, line in zip(sweep.rows, cells, strict=True)
-        ],
-        links=[links.get(row.run) for row in sweep.rows],
-        numeric=[False, True, *(name != "note" for name in columns)],
-        sortable=True,
-        keys=[sort_by(row, line, columns) for row, line in zip(sweep.rows, cells, strict=True)],
-    )
+def name_curve(sweep: Sweep, curve: Any) -> str:
+    """Return a curve's name in the legend."""
+    return "all" if sweep.curve_key is None else f"{name_key(sweep.curve_key)} {format_setting(curve)}"
 
 
-def sort_by(row: SweepRow, line: dict[str, str], columns: list[str]) -> list[float | str]:
-    """Return what a row is sorted by: numbers where there are any."""
-    low, high = row.ci95 or (0.0, 0.0)
-    numbers: dict[str, float | None] = {
-        "images/s": row.images_per_second,
-        "±": (high - low) / 2 / row.images_per_second if row.ci95 and row.images_per_second else None,
-        "MFU": row.mfu,
-        "memory": row.memory_bytes,
-        "utilisation": row.compute_utilisation,
-        **row.cores_percent,
-    }
-    value = row.value if isinstance(row.value, int | float) else str(row.value)
-    return [value, row.order, *(numbers.get(name) or line[name] for name in columns)]
+def swept_axis(sweep: Sweep) -> alt.X:
+    """The swept numbers: by doublings, ticks where the points are."""
+    known = [value for value in sweep.values if is_numeric([value])]
+    doubling = all(value > 0 for value in known)
+    scale: dict[str, Any] = {"type": "log", "base": 2, "nice": False} if doubling else {"zero": False}
+    look: dict[str, Any] = {"values": known, "format": "~g", "labelOverlap": "greedy", "grid": False}
+    return across(name_key(sweep.key), padding=16, **scale, **look)
+
+
+def curve_colour(sweep: Sweep) -> Any:
+    """One colour a curve; a single curve needs no legend."""
+    if sweep.curve_key is None:
+        return alt.value(BLUE)
+    names = [name_curve(sweep, curve) for curve in sweep.curves]
+    return colours({name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}, "curve", columns=2)
+
+
+def draw_rates(sweep: Sweep) -> Figure | None:
+    """Images a second with intervals: a curve where values have an order, else bars."""
+    measured = [row for row in sweep.rows if row.images_per_second is not None]
+    if not measured:
+        return None
+    rows: Rows = []
+    for row in measured:
+        rate = row.images_per_second or 0.0
+        low, high = row.ci95 or (rate, rate)
+        rows.append(
+            {
+                "x": row.value,
+                "what": label_row(sweep, row),
+                "curve": name_curve(sweep, row.curve),
+                "y": round_sensibly(rate),
+                "low": round_sensibly(low),
+                "high": round_sensibly(high),
+                "told": format_rate(rate) + ("" if row.ci95 else " (no interval)"),
+            }
+        )
+    tooltip = tips(what="point", told="images/s")
+    if is_numeric([row.value for row in measured]):
+        chart = draw_curves(sweep, rows, tooltip)
+    else:
+        x = across("images/s", zero=True, tickCount=6)
+        flat = [row | {"x": row["y"]} for row in rows]
+        chart = bars(flat, x, step=30, limit=220, color=curve_colour(sweep), tooltip=tooltip)
+    told = "; ".join(f"{row['what']}: {row['told'].removesuffix(' (no interval)')}" for row in rows[:MAX_TOLD])
+    title = "Throughput, with 95 % intervals" if any(row.ci95 for row in measured) else "Throughput"
+    return figure("sweep", title, f"Images per second: {told}.", chart)
+
+
+def draw_curves(sweep: Sweep, rows: Rows, tooltip: list[Any]) -> Any:
+    """Lines through the points, their intervals, and a rule at each knee."""
+    x, color = swept_axis(sweep), curve_colour(sweep)
+    top = 1.12 * max(row["high"] for row in rows)
+    y = up("images/s", domain=[0, top], nice=False, tickCount=5, **LEFT)
+    layers = mark_knees(sweep, x, y, top)
+    line, dotted = lines(rows, size=36, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
+    return layered([*layers, line, intervals(rows, x, y, color), dotted], HEIGHT)
+
+
+def mark_knees(sweep: Sweep, x: alt.X, y: alt.Y, top: float) -> Layers:
+    """A dashed rule, and its name above the curve."""
+    last = max((value for value in sweep.values if is_numeric([value])), default=0)
+    layers: Layers = []
+    for place, value in enumerate(dict.fromkeys(knee.value for knee in sweep.knees)):
+        height = top * (1 - 0.08 * (place % 3))  # knees beside each other are named above each other
+        rows: Rows = [{"x": value, "y": round_sensibly(height), "name": f"knee: {value}"}]
+        side = {"align": "right", "dx": -5} if value == last else {"align": "left", "dx": 5}
+        layers.append(mark("rule", rows, {**DASHED, "color": ORANGE}, x=x))
+        layers.append(mark("text", rows, {"dy": 6, "color": ORANGE, **side}, x=x, y=y, text="name:N"))
+    return layers
+
+
+def list_points(
+    sweep: Sweep, read: Callable[[SweepRow], float | None], divisor: float, form: Callable[[float], str]
+) -> Rows:
+    """Return one number of each point, of those that have it and whose value is a number."""
+    found = [(row, read(row)) for row in sweep.rows if is_numeric([row.value])]
+    return [
+        {
+            "x": row.value,
+            "y": round_sensibly(number / divisor),
+            "curve": name_curve(sweep, row.curve),
+            "what": label_row(sweep, row),
+            "told": form(number),
+        }
+        for row, number in found
+        if number is not None
+    ]
+
+
+def draw_step_times(sweep: Sweep) -> Figure | None:
+    """Time of a step over its images, and the straight line fitted to it."""
+
+    def read(row: SweepRow) -> float | None:
+        if not row.images_per_second or not row.images_per_step:
+            return None
+        return row.images_per_step / row.images_per_second
+
+    rows = list_points(sweep, read, 1.0, format_seconds)
+    if sweep.key != BATCH or len(rows) < 2:
+        return None
+    # Both axes by doublings: a straight fixed part is seen at the small end
+    y = up("seconds a step", type="log", nice=False, padding=14, tickCount=5, format="~g", grid=False, **LEFT)
+    x = swept_axis(sweep)
+    tooltip = tips(what="point", told="step")
+    layers = [points(rows, 70, x=x, y=y, color=curve_colour(sweep), tooltip=tooltip)]
+    fitted = list_fitted(sweep)
+    if fitted:
+        layers.insert(0, mark("line", fitted, {**DASHED, "color": MUTED}, x=x, y=y, detail="curve:N"))
+    told = "; ".join(f"{row['what']}: {row['told']}" for row in rows[:MAX_TOLD])
+    title = "Time of a step, and the line fitted to it"
+    return figure("sweep-steps", title, f"Seconds a step: {told}.", layers, height=HEIGHT)
+
+
+def list_fitted(sweep: Sweep) -> Rows:
+    """Return points of the fitted lines, as good ones as are told."""
+    rows: Rows = []
+    for fit in sweep.fits:
+        curve = name_curve(sweep, fit.curve)
+        mine = [row for row in sweep.rows if name_curve(sweep, row.curve) == curve]
+        for row in mine if fit.error <= POOR_FIT else []:
+            seconds = fit.fixed_seconds + fit.seconds_per_image * (row.images_per_step or 0)
+            if row.images_per_second and seconds > 0:
+                rows.append({"x": row.value, "y": round_sensibly(seconds), "curve": curve})
+    return rows
+
+
+def draw_series(
+    sweep: Sweep, name: str, title: str, unit: str, read: Callable[[SweepRow], float | None], divisor: float,
+    form: Callable[[float], str],
+) -> Figure | None:  # fmt: skip
+    """One number of each point over what is swept; values without an order have the table only."""
+    rows = list_points(sweep, read, divisor, form)
+    if len(rows) < 2:
+        return None
+    layers = lines(
+        rows, size=60, width=2, x=swept_axis(sweep), y=up(unit, zero=True, nice=True, tickCount=4, **LEFT),
+        color=curve_colour(sweep), detail="curve:N", tooltip=tips(what="point", told=title.partition(":")[0]),
+    )  # fmt: skip
+    told = "; ".join(f"{row['what']}: {row['told']}" for row in rows[:MAX_TOLD])
+    return figure(name, title, f"{title}. {told}.", layers, height=180)

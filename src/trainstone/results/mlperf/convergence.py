@@ -9,8 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.results.mlperf.score import NUM_RUNS, olympic_mean
-from trainstone.results.student import student_t_quantile
+from trainstone.results.stats import student_t_quantile
+from trainstone.units import format_count
 
 ALPHA = 0.05
 MISSED = 1e9
@@ -159,10 +161,10 @@ def judge(benchmark: str, batch: int, epochs: Sequence[float | None]) -> Judgeme
     return Judgement(expected, mean, mean >= expected.least, max(1.0, expected.mean / mean))
 
 
-def why_none(
-    benchmark: str | None, optimizer: str | None, batch: int | None, train_samples: int | None, target: float | None
-) -> str | None:
-    """Say why the reference is no measure for a run; None where it is."""
+def find_reason(runs: Sequence[LoggedRun]) -> str | None:
+    """Say why the reference is no measure for runs of the same thing; None where it is."""
+    first = runs[0]
+    benchmark, batch, samples, optimizer = first.benchmark, first.global_batch, first.train_samples, first.optimizer
     if benchmark not in REFERENCES:
         return f"there are no reference points of {benchmark or 'an unnamed benchmark'} here"
     if batch is None:
@@ -170,10 +172,44 @@ def why_none(
     if benchmark == "resnet" and optimizer not in OPTIMIZERS:
         return f"the reference trains with {' or '.join(OPTIMIZERS)}, not with {optimizer or 'an unnamed optimizer'}"
     dataset, pictures = PICTURES[benchmark]
-    if train_samples is None or abs(train_samples - pictures) >= batch:
-        here = "an unknown number" if train_samples is None else f"{train_samples:,}"
+    if samples is None or abs(samples - pictures) >= batch:
+        here = "an unknown number" if samples is None else f"{samples:,}"
         return f"the reference trains on {dataset}'s {pictures:,} pictures, this run on {here}"
+    target = min((run.accuracy for run in runs if run.converged and run.accuracy is not None), default=None)
     if target is not None and target < TARGETS[benchmark]:
         return f"the reference trains to {TARGETS[benchmark]:g}, this run only to {target:g}"
     largest = REFERENCES[benchmark][-1].batch
     return f"the largest batch with a reference is {largest:,}, here it is {batch:,}" if batch > largest else None
+
+
+def judge_runs(runs: Sequence[LoggedRun]) -> tuple[Judgement | None, str]:
+    """Compare the epochs of runs of the same thing with the reference, and say what it means; or why not."""
+    first, reason = runs[0], find_reason(runs)
+    if reason is not None or first.benchmark is None or first.global_batch is None:
+        return None, reason or ""
+    judgement = judge(first.benchmark, first.global_batch, [run.epochs if run.converged else None for run in runs])
+    if judgement is None:
+        return None, f"{sum(run.converged for run in runs)} of {format_count(len(runs), 'run')} reached the target"
+    needed = NUM_RUNS[first.benchmark]
+    other_number = "" if len(runs) == needed else f" (judged for {needed} runs, not {len(runs)})"
+    return judgement, format_judgement(judgement) + other_number
+
+
+def format_judgement(judgement: Judgement) -> str:
+    """Say how the epochs compare with the reference, as MLPerf judges it."""
+    expected, points = judgement.expected, judgement.expected.points
+    source = {
+        "recorded": f"at this batch of {points[0]:,}",
+        "smallest": f"at {points[0]:,}, its smallest batch",
+        "interpolated": f"(between batches {points[0]:,} and {points[-1]:,})",
+    }
+    reference = f"the reference needs {expected.mean:.1f} {source[expected.how]}"
+    text = f"{judgement.epochs:.1f} epochs to the target; {reference}"
+    if judgement.epochs >= expected.mean:
+        return f"{text}: not fewer, which passes"
+    if not judgement.passes:
+        return f"{text}: faster than its least of {expected.least:.1f}, which MLPerf refuses"
+    return (
+        f"{text}: faster, but not below its least of {expected.least:.1f}, which passes; "
+        f"MLPerf multiplies the time by {judgement.factor:.4f}"
+    )

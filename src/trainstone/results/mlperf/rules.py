@@ -18,13 +18,6 @@ CHOSEN = {
         "the last whose weights need not be listed and whose ssd is SSD300; from 2.0.0 on it is RetinaNet",
     ),
 }
-STATUSES = {
-    "onprem": "Available on-premise",
-    "cloud": "Available cloud",
-    "preview": "Preview",
-    "research": "Research, Development, or Internal (RDI)",
-}
-"""How a log and how a system description call the same thing."""
 
 
 class Choice(NamedTuple):

@@ -1,17 +1,27 @@
-"""Several MLPerf logs as results: grouped by system and benchmark, scored, held against the reference."""
+"""Several MLPerf logs as results: grouped by system and benchmark, scored, compared with the reference.
 
-from collections.abc import Callable, Sequence
+Tables and documents are made here, once; the terminal and --json only print them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainstone.errors import DataError
-from trainstone.results.mlperf.convergence import SOURCE, Judgement, judge, why_none
-from trainstone.results.mlperf.find import LOG_NAME
-from trainstone.results.mlperf.logged import LoggedRun, read_logged
-from trainstone.results.mlperf.score import NUM_RUNS, Score, score_runs
-from trainstone.results.mlperf.times import document_times
-from trainstone.units import format_count
+from trainstone.results.mlperf.convergence import SOURCE, Judgement, judge_runs
+from trainstone.results.mlperf.logged import LOG_NAME, JudgedAt, LoggedRun, Times
+from trainstone.results.mlperf.score import Score, score_runs
+from trainstone.text import printable
+from trainstone.units import count_decimals, format_rate
+
+RUN_COLUMNS = ("log", "minutes", "epochs", "accuracy", "images/s", "")
+TIME_COLUMNS = (
+    *("seconds", "gpus", "batch", "total", "converge", "init", "epoch1", "epoch_avg", "train", "last_eval"),
+    "epoch: evaluation, accuracy",
+)
+"""The columns of the original SSD's mll-status."""
+SHOWN_EVALUATIONS = 8
+"""Of many the last."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +36,8 @@ class Group:
     """Why there is no judgement, or what it says."""
 
 
-def read_logs(paths: Sequence[Path]) -> tuple[list[LoggedRun], list[DataError]]:
-    """Read all that can be read; the errors of the others."""
-    runs, errors = [], []
-    for path in paths:
-        try:
-            runs.append(read_logged(path))
-        except DataError as err:
-            errors.append(err)
-    return runs, errors
-
-
 def group_runs(runs: Sequence[LoggedRun]) -> list[Group]:
-    """Put together what lies in one folder and is of one benchmark, submitter, division, platform and batch."""
+    """Put together what is in one folder and of one benchmark, submitter, division, platform and batch."""
     places: dict[tuple[Any, ...], list[LoggedRun]] = {}
     for run in runs:
         key = (find_place(run.path), run.benchmark, run.org, run.division, run.platform, run.global_batch)
@@ -102,103 +101,162 @@ def name_group(run: LoggedRun) -> str:
     return run.platform or folder.name
 
 
-def judge_runs(runs: Sequence[LoggedRun]) -> tuple[Judgement | None, str]:
-    """Hold the epochs of runs of the same thing against the reference; or why not."""
-    first, reason = runs[0], find_reason(runs)
-    if reason is not None or first.benchmark is None or first.global_batch is None:
-        return None, reason or ""
-    judgement = judge(first.benchmark, first.global_batch, [run.epochs if run.converged else None for run in runs])
-    if judgement is None:
-        return None, f"{sum(run.converged for run in runs)} of {format_count(len(runs), 'run')} reached the target"
-    return judgement, tell_judgement(judgement, len(runs), NUM_RUNS[first.benchmark])
+def format_title(group: Group) -> str:
+    """Return the system's name and what it ran."""
+    first = group.runs[0]
+    batch = f"batch {first.global_batch:,}" if first.global_batch else None
+    parts = (group.name, first.benchmark, first.org, first.division, batch)
+    return printable(" · ".join(part for part in parts if part))
 
 
-def find_reason(runs: Sequence[LoggedRun]) -> str | None:
-    """Say why the reference is no measure for these runs; None where it is."""
-    first = runs[0]
-    reached = [run.accuracy for run in runs if run.converged and run.accuracy is not None]
-    return why_none(
-        first.benchmark, first.optimizer, first.global_batch, first.train_samples, min(reached) if reached else None
-    )
-
-
-def tell_judgement(judgement: Judgement, num_runs: int, needed: int) -> str:
-    """Say how the epochs compare with the reference, as MLPerf judges it."""
-    expected = judgement.expected
-    told = (
-        f"{judgement.epochs:.1f} epochs to the target; the reference needs {expected.mean:.1f} {tell_source(judgement)}"
-    )
-    if judgement.epochs >= expected.mean:
-        told += ": not fewer, which passes"
-    elif judgement.passes:
-        told += (
-            f": faster, but not below its least of {expected.least:.1f}, which passes; "
-            f"MLPerf multiplies the time by {judgement.factor:.4f}"
+def list_run_rows(group: Group) -> list[list[str]]:
+    """One row per run, in the order of RUN_COLUMNS."""
+    decimals, rows = count_minute_decimals(group), []
+    for at, (run, name) in enumerate(zip(group.runs, name_runs(group.runs), strict=True)):
+        ended = {"success": "", None: "not ended"}.get(run.ended, str(run.ended))
+        resumed = "resumed: the pause is counted" if run.resumed else ""
+        notes = ", ".join(note for note in (ended, "left out" if at in group.score.dropped else "", resumed) if note)
+        rows.append(
+            [
+                printable(name),
+                "–" if run.minutes is None else f"{run.minutes:.{decimals}f}",
+                "–" if run.epochs is None else f"{run.epochs:g}",
+                "–" if run.accuracy is None else f"{run.accuracy:.4f}",
+                "–" if run.images_per_second is None else format_rate(run.images_per_second),
+                printable(notes),
+            ]
         )
+    return rows
+
+
+def list_time_rows(group: Group) -> list[list[str]]:
+    """Where the time of each run went, in the order of TIME_COLUMNS; none where no log tells an epoch or evaluation."""
+    if not any(run.times.train is not None or run.times.evaluations for run in group.runs):
+        return []
+    rows = []
+    for run, name in zip(group.runs, name_runs(group.runs), strict=True):
+        times = run.times
+        last = times.evaluations[-1].seconds if times.evaluations else None
+        # A run that missed its target has its status in place of a time.
+        converge = _format_seconds(times.converge) if run.converged else printable(run.ended or "not ended")
+        rows.append(
+            [
+                printable(name),
+                "–" if times.devices is None else str(times.devices),
+                "–" if run.global_batch is None else str(run.global_batch),
+                _format_seconds(times.total),
+                converge,
+                *map(_format_seconds, (times.init, times.first_epoch, times.epoch, times.train, last)),
+                _format_evaluations(times.evaluations),
+            ]
+        )
+    return rows
+
+
+def format_result(group: Group) -> list[str]:
+    """Score, or mean and why there is no score; then the reference."""
+    score, decimals = group.score, count_minute_decimals(group)
+    mean = "" if score.mean_minutes is None else f"; mean to the target {score.mean_minutes:.{decimals}f} min"
+    if score.minutes is not None:
+        text = f"score      {score.minutes:.{decimals}f} min, {score.note}"
     else:
-        told += f": faster than its least of {expected.least:.1f}, which MLPerf refuses"
-    return told if num_runs == needed else f"{told} (judged for {needed} runs, not {num_runs})"
+        text = f"score      none: {score.note.removeprefix('no score: ')}{mean}"
+    return [printable(text), printable(f"reference  {group.reference_note}")]
 
 
-def tell_source(judgement: Judgement) -> str:
-    """Say where the reference's number is from."""
-    how, points = judgement.expected.how, judgement.expected.points
-    if how == "recorded":
-        return f"at this batch of {points[0]:,}"
-    if how == "smallest":
-        return f"at {points[0]:,}, its smallest batch"
-    return f"(between batches {points[0]:,} and {points[1]:,})"
+def name_runs(runs: Sequence[LoggedRun]) -> list[str]:
+    """Return names of logs; runs of trainstone all call theirs the same, so their seeds, else their folders."""
+    if any(run.path.name != LOG_NAME for run in runs):
+        return [run.path.name for run in runs]
+    seeds = [run.seeds for run in runs]
+    if len(set(seeds)) == len(seeds) and all(len(seed) == 1 for seed in seeds):
+        return [f"seed {seed[0]}" for seed in seeds]
+    return [run.path.absolute().parent.name for run in runs]
+
+
+def count_minute_decimals(group: Group) -> int:
+    """Return the decimals of all minutes of a group: 39.78; where all runs are short, three digits of the longest."""
+    longest = max((run.minutes for run in group.runs if run.minutes is not None), default=0.0)
+    return 2 if longest >= 1 or longest <= 0 else count_decimals(longest, 3)
+
+
+def _format_evaluations(evaluations: Sequence[JudgedAt]) -> str:
+    """Return 40: 5.2 0.1816; 50: 5.1 0.2302."""
+    shown = [
+        f"{'–' if one.epoch is None else f'{one.epoch:g}'}: {_format_seconds(one.seconds)} {one.accuracy:.4f}"
+        for one in evaluations[-SHOWN_EVALUATIONS:]
+    ]
+    return "; ".join(["…"] * (len(evaluations) > SHOWN_EVALUATIONS) + shown)
+
+
+def _format_seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.1f}"
 
 
 def document_group(group: Group) -> dict[str, Any]:
     """Return a group as JSON; absent is what the logs do not say."""
-    first, score = group.runs[0], group.score
-    document = {
-        "system": group.name,
-        "benchmark": first.benchmark,
-        "division": first.division,
-        "org": first.org,
-        "platform": first.platform,
-        "global_batch_size": first.global_batch,
-        "score_minutes": score.minutes,
-        "score_note": score.note,
-        "mean_minutes": score.mean_minutes,
-        "reference": _document_judgement(group.judgement, first.benchmark or ""),
-        "reference_note": group.reference_note,
-        "runs": [_document_run(run, at in score.dropped) for at, run in enumerate(group.runs)],
-    }
-    return {key: value for key, value in document.items() if value is not None}
-
-
-def _document_judgement(judgement: Judgement | None, benchmark: str) -> dict[str, Any] | None:
-    if judgement is None:
-        return None
-    expected = judgement.expected
-    return {
+    first, score, judgement = group.runs[0], group.score, group.judgement
+    reference = judgement and {
         "epochs": judgement.epochs,
         "passes": judgement.passes,
         "factor": judgement.factor,
-        "reference_epochs": expected.mean,
-        "least_epochs": expected.least,
-        "how": expected.how,
-        "batches": list(expected.points),
-        "source": SOURCE[benchmark],
+        "reference_epochs": judgement.expected.mean,
+        "least_epochs": judgement.expected.least,
+        "how": judgement.expected.how,
+        "batches": list(judgement.expected.points),
+        "source": SOURCE[first.benchmark or ""],
     }
+    return _drop_absent(
+        {
+            "system": group.name,
+            "benchmark": first.benchmark,
+            "division": first.division,
+            "org": first.org,
+            "platform": first.platform,
+            "global_batch_size": first.global_batch,
+            "score_minutes": score.minutes,
+            "score_note": score.note,
+            "mean_minutes": score.mean_minutes,
+            "reference": reference,
+            "reference_note": group.reference_note,
+            "runs": [_document_run(run, at in score.dropped) for at, run in enumerate(group.runs)],
+        }
+    )
 
 
 def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
-    document = {
-        "path": str(run.path),
-        "log_form": run.form,
-        "ended": run.ended,
-        "minutes": run.minutes,
-        "epochs": run.epochs,
-        "accuracy": run.accuracy,
-        "best_accuracy": None if run.best_accuracy == run.accuracy else run.best_accuracy,
-        "images_per_second": run.images_per_second,
-        "seeds": list(run.seeds),
-        "resumed": run.resumed or None,
-        "dropped": dropped,
-        "times": document_times(run.times),
-    }
+    return _drop_absent(
+        {
+            "path": str(run.path),
+            "log_form": run.form,
+            "ended": run.ended,
+            "minutes": run.minutes,
+            "epochs": run.epochs,
+            "accuracy": run.accuracy,
+            "best_accuracy": None if run.best_accuracy == run.accuracy else run.best_accuracy,
+            "images_per_second": run.images_per_second,
+            "seeds": list(run.seeds),
+            "resumed": run.resumed or None,
+            "dropped": dropped,
+            "times": _document_times(run.times),
+        }
+    )
+
+
+def _document_times(times: Times) -> dict[str, Any]:
+    return _drop_absent(
+        {
+            "devices": times.devices,
+            "total_seconds": times.total,
+            "converge_seconds": times.converge,
+            "init_seconds": times.init,
+            "first_epoch_seconds": times.first_epoch,
+            "mean_epoch_seconds": times.epoch,
+            "train_seconds": times.train,
+            "evaluations": [_drop_absent(one._asdict()) for one in times.evaluations],
+        }
+    )
+
+
+def _drop_absent(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value is not None}

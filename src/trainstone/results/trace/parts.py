@@ -1,10 +1,8 @@
 """What each moment of a training step belongs to, by a trace: the sets of moments, and their lengths in each step."""
 
-from typing import NamedTuple
-
 import numpy as np
 
-from trainstone.formats.eventcolumns import Kind
+from trainstone.formats.kineto import Kind
 from trainstone.results.profiled import StepParts
 from trainstone.results.trace.intervals import (
     EMPTY,
@@ -17,18 +15,18 @@ from trainstone.results.trace.intervals import (
     subtract,
     sums_within,
 )
-from trainstone.results.trace.launches import Launches
+from trainstone.results.trace.tables import Calling
 from trainstone.results.trace.view import (
+    COMMUNICATION,
+    COMMUNICATION_KERNEL,
+    COPYING_OPERATOR,
+    DATA,
+    OPTIMIZER,
+    PHASE,
+    STREAM_WAIT,
+    WAITING_CALL,
+    WAITING_OPERATOR,
     View,
-    is_communication,
-    is_communication_kernel,
-    is_copying_operator,
-    is_data,
-    is_optimizer,
-    is_phase,
-    is_waiting_call,
-    is_waiting_operator,
-    is_waiting_record,
 )
 
 DEVICE_ORDER = ("compute", "optimizer", "communication", "copy", "data_wait", "synchronisation", "launch", "host")
@@ -37,62 +35,51 @@ PROCESSOR_ORDER = ("data_wait", "compute", "optimizer", "communication", "copy",
 NS = 1e9
 
 
-class Moments(NamedTuple):
-    """When which of the parts holds, whatever else does; and the intervals whose durations make kernel_seconds."""
-
-    compute: Spans
-    optimizer: Spans
-    communication: Spans
-    copy: Spans
-    data_wait: Spans
-    synchronisation: Spans
-    launch: Spans
-    host: Spans
-    running: Spans
-    busy: Spans
-    in_optimizer: Spans
-    kernel_starts: Ints
-    kernel_ends: Ints
+Moments = dict[str, Spans]
+"""When each part holds, whatever else does; with "running", "busy" and "in_optimizer"."""
 
 
-def judge_device(view: View, launches: Launches) -> Moments:
-    """Judge by what runs on the device, and by what the host does."""
-    trace, kind = view.trace, view.kind
+def judge_device(view: View, calling: Calling) -> tuple[Moments, Spans]:
+    """Judge by what runs on the device, and by what the host does; return also all kernels, overlapping or not."""
+    trace, kind = view.trace, view.trace.kind
     kernel = (kind == Kind.KERNEL) & view.of_device
-    communicates = kernel & view.named(is_communication_kernel)
+    communicates = kernel & view.named(COMMUNICATION_KERNEL)
     copies = (kind == Kind.COPY) & view.of_device
-    marks = view.marks(is_optimizer)
+    marks = view.marks(OPTIMIZER)
     of_optimizer = np.zeros(len(kind), np.bool_)
-    by_host = launches.lane == view.host_lane
-    of_optimizer[launches.kernel[by_host & contains(marks, launches.time)]] = True
+    source = calling.rows[calling.by]
+    by_host = trace.lane[source] == view.host_lane
+    of_optimizer[calling.launched[by_host & contains(marks, trace.start_ns[source])]] = True
     of_optimizer &= kernel & ~communicates
     calls = (kind == Kind.CALL) & view.of_host
     operators = (kind == Kind.OPERATOR) & view.of_host
-    waits = (calls & view.named(is_waiting_call)) | (operators & view.named(is_waiting_operator))
-    waits |= (kind == Kind.SYNC) & view.of_device & view.named(is_waiting_record)
-    return Moments(
-        compute=view.spans(kernel & ~communicates & ~of_optimizer),
-        optimizer=view.spans(of_optimizer),
-        communication=view.spans(communicates),
-        copy=view.spans(copies),
-        data_wait=view.marks(is_data),
-        synchronisation=view.spans(waits),
-        launch=view.spans(calls | operators),
-        host=view.marks(is_phase),
-        running=view.spans(kernel),
-        busy=view.spans(kernel | copies),
-        in_optimizer=marks,
-        kernel_starts=trace.start_ns[kernel],
-        kernel_ends=view.end_ns[kernel],
-    )
+    waits = (calls & view.named(WAITING_CALL)) | (operators & view.named(WAITING_OPERATOR))
+    waits |= (kind == Kind.SYNC) & view.of_device & ~view.named(STREAM_WAIT)
+    moments = {
+        "compute": view.spans(kernel & ~communicates & ~of_optimizer),
+        "optimizer": view.spans(of_optimizer),
+        "communication": view.spans(communicates),
+        "copy": view.spans(copies),
+        "data_wait": view.marks(DATA),
+        "synchronisation": view.spans(waits),
+        "launch": view.spans(calls | operators),
+        "host": view.marks(PHASE),
+        "running": view.spans(kernel),
+        "busy": view.spans(kernel | copies),
+        "in_optimizer": marks,
+    }
+    return moments, Spans(trace.start_ns[kernel], trace.end_ns[kernel])
 
 
-def judge_processor(view: View) -> Moments:
-    """Judge by the operators of all threads of the host's process; what is within a copy or communication is it."""
-    operators = (view.kind == Kind.OPERATOR) & view.of_host
-    communicates = ((view.kind == Kind.MARK) & view.of_host | operators) & view.named(is_communication)
-    copies = operators & view.named(is_copying_operator)
-    marks = view.marks(is_optimizer)
+def judge_processor(view: View) -> tuple[Moments, Spans]:
+    """Judge by the operators of all threads of the host's process; what is within a copy or communication is it.
+
+    Return also what runs on each thread.
+    """
+    operators = (view.trace.kind == Kind.OPERATOR) & view.of_host
+    communicates = ((view.trace.kind == Kind.MARK) & view.of_host | operators) & view.named(COMMUNICATION)
+    copies = operators & view.named(COPYING_OPERATOR)
+    marks = view.marks(OPTIMIZER)
     compute, optimizer, copy, running = [], [], [], []
     for lane, here in view.by_lane(np.flatnonzero(operators | communicates)):
         talk = view.spans(here[communicates[here]])
@@ -106,47 +93,48 @@ def judge_processor(view: View) -> Moments:
         copy.append(moves)
         running.append(join(runs, talk))
     anything = join(*running)
-    return Moments(
-        compute=join(*compute),
-        optimizer=join(*optimizer),
-        communication=view.spans(communicates),
-        copy=join(*copy),
-        data_wait=view.marks(is_data),
-        synchronisation=EMPTY,
-        launch=EMPTY,
-        host=view.marks(is_phase),
-        running=anything,
-        busy=anything,
-        in_optimizer=marks,
-        kernel_starts=np.concatenate([EMPTY.starts, *(spans.starts for spans in running)]),
-        kernel_ends=np.concatenate([EMPTY.ends, *(spans.ends for spans in running)]),
-    )
+    moments = {
+        "compute": join(*compute),
+        "optimizer": join(*optimizer),
+        "communication": view.spans(communicates),
+        "copy": join(*copy),
+        "data_wait": view.marks(DATA),
+        "synchronisation": EMPTY,
+        "launch": EMPTY,
+        "host": view.marks(PHASE),
+        "running": anything,
+        "busy": anything,
+        "in_optimizer": marks,
+    }
+    starts = np.concatenate([EMPTY.starts, *(spans.starts for spans in running)])
+    return moments, Spans(starts, np.concatenate([EMPTY.ends, *(spans.ends for spans in running)]))
 
 
-def split_steps(view: View, moments: Moments) -> list[StepParts]:
+def split_steps(view: View, moments: Moments, kernels: Spans) -> list[StepParts]:
     """Give each moment of each step to the first part that holds."""
     starts, ends = view.starts, view.ends
+
+    def within(spans: Spans) -> Ints:
+        return lengths(spans, starts, ends)
+
     columns: dict[str, Ints] = {}
     until = EMPTY
     taken = np.zeros(len(starts), np.int64)
     for part in PROCESSOR_ORDER if view.device is None else DEVICE_ORDER:
-        until = join(until, getattr(moments, part))
-        reached = lengths(until, starts, ends)
-        columns[part] = reached - taken
-        taken = reached
+        until = join(until, moments[part])
+        columns[part] = within(until) - taken
+        taken = taken + columns[part]
     columns["unaccounted"] = ends - starts - taken
-    computes = join(moments.compute, moments.optimizer)
-    communication = lengths(moments.communication, starts, ends)
-    either = lengths(join(computes, moments.communication), starts, ends)
+    computes = join(moments["compute"], moments["optimizer"])
     columns |= {
-        "busy": lengths(moments.busy, starts, ends),
-        "kernel_running": lengths(moments.running, starts, ends),
-        "kernel": sums_within(moments.kernel_starts, moments.kernel_ends, starts, ends).clip(0),
-        "communication_total": communication,
-        "overlap": lengths(computes, starts, ends) + communication - either,
-        "copy_total": lengths(moments.copy, starts, ends),
-        "data_wait_total": lengths(moments.data_wait, starts, ends),
-        "optimizer_total": lengths(moments.in_optimizer, starts, ends),
+        "busy": within(moments["busy"]),
+        "kernel_running": within(moments["running"]),
+        "kernel": sums_within(*kernels, starts, ends).clip(0),
+        "communication_total": within(moments["communication"]),
+        "overlap": within(intersect(computes, moments["communication"])),
+        "copy_total": within(moments["copy"]),
+        "data_wait_total": within(moments["data_wait"]),
+        "optimizer_total": within(moments["in_optimizer"]),
     }
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     names = [f"{name}_seconds" for name in columns]

@@ -1,20 +1,20 @@
-"""Tables of a profile: operators, kernels, lanes, and the calls of operators whose work is counted."""
+"""Who called and launched what, by a trace; tables of its operators, kernels and lanes."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trainstone.formats.eventcolumns import Kind, Lane
+from trainstone.formats.kineto import Kind, Lane, Trace
 from trainstone.results.profiled import KernelTime, LaneTime, OperatorTime
-from trainstone.results.trace.intervals import Flags, Places, contains, lengths
-from trainstone.results.trace.launches import Launches
-from trainstone.results.trace.nesting import Floats, Nesting, nest, own_times
-from trainstone.results.trace.view import View, flag_names, is_communication, is_communication_kernel
+from trainstone.results.trace.intervals import Flags, Ints, Places, contains, lengths
+from trainstone.results.trace.view import COMMUNICATION, COMMUNICATION_KERNEL, View
 
+Floats = npt.NDArray[np.float64]
 TOP = 40
 NS = 1e9
+_SLICE = 1 << 16
 _KERNEL_KINDS: tuple[Any, ...] = ("compute", "communication", "copy")
 
 
@@ -31,44 +31,112 @@ class OperatorCalls(NamedTuple):
 
 
 class Calling(NamedTuple):
-    """The operators of the host's process and the calls that launched something, one below the other."""
+    """The operators of the host's process, and the calls that launched something, one below the other."""
 
     rows: Places
     """In the trace."""
     leaf: Flags
-    nesting: Nesting
+    """Calls of the driver: they call nothing."""
+    parent: Places
+    """Place of the caller in `rows`; -1 for none."""
+    outermost: Flags
+    """No caller, direct or not, has the same name."""
+    root: Places
+    """Place of the outermost counted operator that it is, or is within; -1 for none."""
     launched: Places
-    """The kernels, rows of the trace ..."""
+    """Kernels and copies of the device whose launch is known, rows of the trace ..."""
     by: Places
-    """... and for each the place in `rows` of the call or operator that launched it."""
+    """... and for each the place in `rows` of the call that launched it, or of the operator if the call is missing."""
 
 
-def find_callers(view: View, launches: Launches, counted: Collection[str]) -> Calling:
-    """Find who called whom."""
+def find_callers(view: View, counted: Collection[str]) -> Calling:
+    """Find the caller of each operator: the last begun operator of its lane that is still open when it starts.
+
+    Of two with the same times the one of smaller external id is the caller. Kernels are matched to calls by
+    correlation, else to operators by external id.
+    """
     trace = view.trace
-    operators = np.flatnonzero((view.kind == Kind.OPERATOR) & view.of_host)
-    calls = np.unique(launches.source[view.kind[launches.source] == Kind.CALL])
+    operators = np.flatnonzero((trace.kind == Kind.OPERATOR) & view.of_host)
+    launched = np.flatnonzero((trace.kind >= Kind.KERNEL) & view.of_device)
+    source = _match(trace, np.flatnonzero((trace.kind == Kind.CALL) & view.of_host), trace.correlation, launched)
+    left = source < 0
+    source[left] = _match(trace, operators, trace.external, launched[left])
+    launched, source = launched[source >= 0], source[source >= 0]
+    calls = np.unique(source[trace.kind[source] == Kind.CALL])
     rows = np.concatenate((operators, calls))
     leaf = np.arange(len(rows)) >= len(operators)
-    wanted = frozenset(counted)
-    nesting = nest(
-        trace.start_ns[rows],
-        view.end_ns[rows],
-        trace.lane[rows],
-        trace.name[rows],
-        trace.external[rows],
-        leaf=leaf,
-        counted=flag_names(trace, wanted.__contains__),
-    )
     place = np.full(len(trace.kind), -1, np.intp)
     place[rows] = np.arange(len(rows))
-    return Calling(rows, leaf, nesting, launches.kernel, place[launches.source])
+
+    start, end, lane, name = (column[rows] for column in (trace.start_ns, trace.end_ns, trace.lane, trace.name))
+    order = np.lexsort((name, trace.external[rows], leaf, -end, start, lane))
+    walked = _walk(_slice_rows(order, start, end, lane, name, leaf), [name in counted for name in trace.names])
+    fields = np.dtype([("parent", np.intp), ("outermost", np.bool_), ("root", np.intp)])
+    found = np.empty(len(order), fields)
+    found[order] = np.fromiter(walked, fields, len(order))
+    back = np.append(order, -1)  # a place in sorted order -> a place in the arrays; -1 stays -1
+    return Calling(rows, leaf, back[found["parent"]], found["outermost"], back[found["root"]], launched, place[source])
+
+
+def _match(trace: Trace, sources: Places, identity: Ints, wanted: Places) -> Places:
+    """Return for each wanted row the earliest source of the same identity; -1 where there is none, 0 is none's."""
+    sources = sources[identity[sources] > 0]
+    if not len(sources):
+        return np.full(len(wanted), -1, np.intp)
+    sources = sources[np.lexsort((trace.end_ns[sources], trace.start_ns[sources], identity[sources]))]
+    known = identity[sources]
+    place = np.searchsorted(known, identity[wanted]).clip(max=len(known) - 1)
+    return np.where(known[place] == identity[wanted], sources[place], -1)
+
+
+def _slice_rows(order: Places, *columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of Python numbers, some thousand at a time: all of them would fill more memory than the trace."""
+    for first in range(0, len(order), _SLICE):
+        part = order[first : first + _SLICE]
+        yield from zip(*(column[part].tolist() for column in columns), strict=True)
+
+
+def _walk(rows: Iterator[tuple[Any, ...]], counted: list[bool]) -> Iterator[tuple[int, bool, int]]:
+    """Yield place of the caller, outermost, counted root for rows sorted by lane and start."""
+    open_ends: list[float] = [float("inf")]
+    open_places: list[int] = [-1]
+    open_names: list[int] = [-1]
+    open_roots: list[int] = [-1]
+    times_open = [0] * len(counted)
+    current = None
+    for place, (start, end, lane, name, leaf) in enumerate(rows):
+        if lane != current:
+            current = lane
+            for gone in open_names[1:]:
+                times_open[gone] -= 1
+            del open_ends[1:], open_places[1:], open_names[1:], open_roots[1:]
+        while open_ends[-1] <= start:
+            open_ends.pop()
+            open_places.pop()
+            times_open[open_names.pop()] -= 1
+            open_roots.pop()
+        root = open_roots[-1]
+        if leaf:
+            yield open_places[-1], True, root
+            continue
+        if root < 0 and counted[name]:
+            root = place
+        yield open_places[-1], times_open[name] == 0, root
+        open_ends.append(end)
+        open_places.append(place)
+        open_names.append(name)
+        open_roots.append(root)
+        times_open[name] += 1
 
 
 def list_operators(view: View, calling: Calling, total_ns: float) -> list[OperatorTime]:
     """Return the operators that take most: of the device, or on a CPU of the host by their own time."""
-    trace, rows, parent = view.trace, calling.rows, calling.nesting.parent
-    with_called, own = own_times(trace.start_ns[rows], view.end_ns[rows], parent, calling.leaf, view.windows)
+    trace, rows, parent = view.trace, calling.rows, calling.parent
+    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    with_called = view.within(rows).astype(np.float64)
+    called = np.flatnonzero((parent >= 0) & ~calling.leaf)
+    cut = np.minimum(end[called], end[parent[called]])  # rounded times may let a child outlive its caller
+    own = with_called - np.bincount(parent[called], lengths(view.windows, start[called], cut), minlength=len(rows))
     launcher = np.where(calling.leaf[calling.by], parent[calling.by], calling.by)
     known = launcher >= 0
     device = _sum_by(launcher, known, view.within(calling.launched).astype(np.float64), len(rows))
@@ -77,7 +145,7 @@ def list_operators(view: View, calling: Calling, total_ns: float) -> list[Operat
     names = trace.name[rows]
     calls = _sum_by(names, there, there.astype(np.float64))
     own_sum, device_sum = _sum_by(names, there, own), _sum_by(names, there, device)
-    total = _sum_by(names, there & calling.nesting.outermost, with_called, len(calls))
+    total = _sum_by(names, there & calling.outermost, with_called, len(calls))
     on_device = view.device is not None
     ranked = device_sum if on_device else own_sum
     found = np.flatnonzero(calls)
@@ -97,7 +165,7 @@ def list_operators(view: View, calling: Calling, total_ns: float) -> list[Operat
 
 def count_calls(view: View, calling: Calling) -> list[OperatorCalls]:
     """Return the outermost counted operators by name and sizes of inputs, most host time first."""
-    trace, rows, root = view.trace, calling.rows, calling.nesting.counted_root
+    trace, rows, root = view.trace, calling.rows, calling.root
     begun = contains(view.windows, trace.start_ns[rows]) & ~calling.leaf
     chosen = np.flatnonzero((root == np.arange(len(rows))) & begun)
     around = root[calling.by]
@@ -124,10 +192,10 @@ def count_calls(view: View, calling: Calling) -> list[OperatorCalls]:
 def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
     """Return the kernels and copies that take most of the device's time."""
     trace = view.trace
-    rows = np.flatnonzero(((view.kind == Kind.KERNEL) | (view.kind == Kind.COPY)) & view.of_device)
+    rows = np.flatnonzero((trace.kind >= Kind.KERNEL) & view.of_device)
     rows = rows[view.touching(rows)]
-    communicates = flag_names(trace, is_communication_kernel)[trace.name[rows]]
-    sort = np.where(view.kind[rows] == Kind.COPY, 2, communicates.astype(np.int64))
+    communicates = view.named(COMMUNICATION_KERNEL)[rows]
+    sort = np.where(trace.kind[rows] == Kind.COPY, 2, communicates.astype(np.int64))
     keys, group = np.unique(np.stack((trace.name[rows], sort)), axis=1, return_inverse=True)
     calls, taken = np.bincount(group), np.bincount(group, view.within(rows))
     found = [
@@ -145,9 +213,9 @@ def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
 
 def list_lanes(view: View) -> list[LaneTime]:
     """Return all threads with operators, calls or communication and all streams, the busiest first."""
-    trace, kind = view.trace, view.kind
-    wanted = (kind == Kind.OPERATOR) | (kind == Kind.CALL) | (kind == Kind.KERNEL) | (kind == Kind.COPY)
-    wanted |= (kind == Kind.MARK) & view.named(is_communication)
+    trace, kind = view.trace, view.trace.kind
+    wanted = (kind == Kind.OPERATOR) | (kind == Kind.CALL) | (kind >= Kind.KERNEL)
+    wanted |= (kind == Kind.MARK) & view.named(COMMUNICATION)
     rows = np.flatnonzero(wanted)
     rows = rows[view.touching(rows)]
     shown = dict(view.by_lane(rows))

@@ -1,82 +1,133 @@
-"""A text file that grows while a run goes on: buffered, on disk a second later, cut where a resumed run begins."""
+"""How a file of an original grows: lines are rendered from steps and evaluations, and appended while the run goes on.
 
+`Lines` renders: it reads no clock and no file, so that the same steps always give the same text. `OriginalFile` writes.
+When a run is resumed, its file is written whole again, from the step file and the evaluations before the checkpoint.
+"""
+
+import itertools
+import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator
+from typing import TextIO
 
+from trainstone.errors import ResultError
+from trainstone.files import write_atomically
 from trainstone.measure.sink import Sink
+from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
+from trainstone.results.steps import StepRecord, as_stored, read_records
+from trainstone.train.original.facts import Facts
+
+log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
+STEPS = "steps-rank0000.csv"
 
 
-class LineFile:
-    """Appends text; `keep_bytes`: behind so many of an earlier start. Nothing is touched before the first text."""
+class Lines:
+    """Renders one file: what each event adds to it. An event without lines is not overridden."""
 
-    def __init__(self, path: Path, *, keep_bytes: int = 0, now: Callable[[], float] = time.monotonic) -> None:
-        self.path = path
-        self.keep_bytes = keep_bytes
-        self._now = now
-        self._flushed_at = now()
+    file: str
+    """Its name below original/."""
+    in_log = False
+    """Whether the original printed the lines as well: they go to log.txt, too."""
+
+    def start(self) -> str:
+        """Return what is there before the first step."""
+        return ""
+
+    def step(self, record: StepRecord) -> str:  # noqa: ARG002
+        """Return the lines of a step."""
+        return ""
+
+    def evaluation(self, evaluation: Evaluation) -> str:  # noqa: ARG002
+        """Return the lines of an evaluation."""
+        return ""
+
+    def finish(self, status: Status) -> str:  # noqa: ARG002
+        """Return what is there behind the last."""
+        return ""
+
+    def render(self, event: StepRecord | Evaluation) -> str:
+        """Return the lines of either."""
+        return self.step(event) if isinstance(event, StepRecord) else self.evaluation(event)
+
+
+class OriginalFile(Sink):
+    """Appends lines to a file; at most FLUSH_SECONDS of them are ever unwritten."""
+
+    def __init__(self, facts: Facts, lines: Lines) -> None:
+        self._facts, self._lines = facts, lines
+        self.path = facts.place / lines.file
         self._file: TextIO | None = None
+        self._flushed_at = time.monotonic()
+        if facts.first_step:
+            self.write_whole(list_events(facts))
+        else:
+            self.path.unlink(missing_ok=True)  # of a start that was killed before its first checkpoint
+            self._write(lines.start())
 
-    def write(self, text: str) -> None:
-        """Take text, with its line end."""
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", encoding="utf-8", newline="")
-            self._file.truncate(self.keep_bytes)
-        self._file.write(text)
+    def write_whole(self, events: Iterable[StepRecord | Evaluation]) -> None:
+        """Write the file from its beginning; later lines follow."""
+        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, itertools.chain([self._lines.start()], map(self._lines.render, events)))
+        self._file = self.path.open("a", encoding="utf-8", newline="")
 
-    def tick(self) -> None:
-        """Call after each step: at most FLUSH_SECONDS of text are ever unwritten."""
-        if self._now() - self._flushed_at >= FLUSH_SECONDS:
+    def step(self, record: StepRecord) -> None:
+        """Write the lines of a step, with the digits that the step file has."""
+        self._add(self._lines.step(as_stored(record)))
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Write the lines of an evaluation."""
+        self._add(self._lines.evaluation(evaluation))
+
+    def _add(self, text: str) -> None:
+        self._write(text)
+        if self._lines.in_log:
+            for line in text.splitlines():
+                log.info("%s", line)
+        if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self.flush()
 
+    def _write(self, text: str) -> None:
+        if text and self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("w", encoding="utf-8", newline="")
+        if self._file is not None:
+            self._file.write(text)
+
     def flush(self) -> None:
-        """Let nothing be unwritten."""
+        """Write everything received so far."""
         if self._file is not None:
             self._file.flush()
-        self._flushed_at = self._now()
+        self._flushed_at = time.monotonic()
 
-    def empty(self) -> None:
-        """Forget all that was written."""
-        if self._file is not None:
-            self._file.truncate(0)
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._file is not None:
-            self._file.close()
-
-
-class FileSink(Sink):
-    """A sink that writes into one file."""
-
-    _file: Any
-    """A LineFile, or anything else that can flush and close."""
-
-    def flush(self) -> None:
-        """Write everything received so far."""
-        self._file.flush()
-
-    def finish(self, status: Status) -> None:  # noqa: ARG002  the same at every end
-        """Write everything received so far."""
-        self._file.flush()
+    def finish(self, status: Status) -> None:
+        """Write the end."""
+        self._write(self._lines.finish(status))
+        self.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
 
-def read_kept(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line of an earlier start with the byte behind it; not the last where it is torn, none of no file."""
-    end = 0
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            end += len(line)
-            yield end, line.decode("utf-8", "replace")
+def list_events(facts: Facts) -> Iterator[StepRecord | Evaluation]:
+    """Yield the steps and evaluations before this start, as they came; log.txt says where the step file lacks some."""
+    waiting = list(facts.history)
+    number = 0
+    try:
+        for record in read_records(facts.folder / STEPS):
+            # With eval.async the scores came some steps later: their time says when.
+            while waiting and waiting[0].seconds <= record.start_seconds + record.step_seconds / 2:
+                yield waiting.pop(0)
+            yield record
+            number += 1
+    except ResultError as err:
+        log.warning("%s", err.message)
+    if number < facts.first_step:
+        log.warning("original/ lacks %d steps: %s has only %d", facts.first_step - number, STEPS, number)
+    yield from waiting

@@ -1,29 +1,205 @@
 """Writes mlperf.log of a training run line by line while it goes on: the keys of MLPerf's rules 0.7.0 to 4.0.0.
 
-Of many ranks the first writes. What stands before run_start is made by mllog_head.py; a resumed run's lines are cut by
-mllog_resume.py, and not before the run has done something new.
+Rank 0 writes. Before run_start stands who runs what with which values, in the original's order but for init_start: it
+comes first, as it is of the program's start, and so times rise. When a run is resumed from a checkpoint, events of
+later steps are cut and made again, and not before the run has done something new.
 """
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
+from trainstone.config.schema import Config
+from trainstone.errors import DataError
 from trainstone.files import write_atomically
-from trainstone.formats.mllog import Event, format_line
+from trainstone.formats.files import read_lines
+from trainstone.formats.mllog import Event, format_line, kind_of, parse_line
+from trainstone.machine.pagecache import CacheCleared
 from trainstone.measure.sink import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.cadence import Cadence
-from trainstone.train.original.mllog_head import Submission, list_head, make_event
-from trainstone.train.original.mllog_resume import RESUMED, Kept, keep_times, keep_until, read_whole
+from trainstone.train.decision import Cadence
+from trainstone.workloads.workload import Mllog, RunSizes
 
 log = logging.getLogger(__name__)
 
 MLPERF_LOG = "mlperf.log"
+RESUMED = "resumed"
+"""Our own key: a later start goes on here. One that made up for an evaluation stands before it."""
+AFTER_STEPS = ("epoch_stop", "tracked_stats", "throughput")
+OF_EVALUATION = ("eval_start", "eval_stop", "eval_accuracy", "block_stop", RESUMED)
+Division = Literal["closed", "open"]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is known of a run before it starts."""
+
+    config: Config
+    """Fitted: no auto is left in it."""
+    mllog: Mllog
+    sizes: RunSizes
+    division: Division
+    device_name: str
+    tensors: list[str]
+    cleared: CacheCleared
+    init_ms: int
+    """When the program started."""
+    built_ms: int
+    """When the network was on its device."""
+
+
+def judge_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Division, list[str]]:
+    """Return the division, and what speaks against the closed one."""
+    departures = mllog.find_departures(config, sizes)
+    asked = config.mlperf.division
+    if asked != "auto":
+        return asked, departures
+    return "open" if departures else "closed", departures
+
+
+def list_head(told: Submission, now_ms: int) -> list[Event]:
+    """Return the lines up to the start of the run, which is now, and its numbers of pictures."""
+    config, sizes = told.config, told.sizes
+    bn_span = (config.train.batch_size, config.parallel.bn_ranks)
+    assert isinstance(bn_span[0], int)  # train/fit.py resolved it
+    cleared, built_ms = told.cleared, told.built_ms
+    # Caches are cleared before the network is built; another host's clock may differ.
+    cleared_ms = built_ms if cleared.at_seconds is None else min(int(cleared.at_seconds * 1000), built_ms)
+    values = told.mllog.list_values(config, sizes)
+    submitted = {
+        "benchmark": told.mllog.benchmark,
+        "org": config.mlperf.org,
+        "division": told.division,
+        "status": config.mlperf.status,
+        "platform": config.mlperf.platform or f"{sizes.ranks}x{told.device_name}",
+    }
+    return [
+        make_event("init_start", None, told.init_ms),
+        *(make_event(f"submission_{key}", value, cleared_ms) for key, value in submitted.items()),
+        make_event("cache_clear", cleared.done, cleared_ms, told=cleared.told),
+        make_event("seed", config.seed, built_ms),
+        make_event("model_bn_span", bn_span[0] * bn_span[1], built_ms),
+        *(make_event("weights_initialization", None, built_ms, tensor=name) for name in told.tensors),
+        make_event("init_stop", None, now_ms),
+        *(make_event(key, value, now_ms) for key, value in values.items()),
+        make_event("run_start", None, now_ms),
+        make_event("train_samples", sizes.train_pictures, now_ms),
+        make_event("eval_samples", sizes.val_pictures, now_ms),
+    ]
+
+
+def make_event(key: str, value: Any, time_ms: int, *, up: int = 1, **metadata: Any) -> Event:
+    """Make an event that says where it comes from, as MLPerf's logger does: the caller, or one `up` calls above."""
+    frame = sys._getframe(up)
+    file = f"{frame.f_globals['__name__'].replace('.', '/')}.py"
+    return Event(key, value, kind_of(key), time_ms, {"file": file, "lineno": frame.f_lineno, **metadata})
+
+
+@dataclass
+class Kept:
+    """Events after the head, and how they leave the run."""
+
+    events: list[Event] = field(default_factory=list)
+    epoch: int | None = None
+    """The one that goes on."""
+    block: int | None = None
+    """First epoch of the block that goes on."""
+    stopped: bool = False
+    judged_ms: int | None = None
+
+
+def read_whole(path: Path) -> list[Event]:
+    """Read a log up to its end or to the first line that cannot be read; nothing where there is no file."""
+    events: list[Event] = []
+    try:
+        for _, line in read_lines(path):
+            if event := parse_line(line):
+                events.append(event)
+    except (DataError, ValueError):  # a line was cut when the machine went down: the rest is made again
+        pass
+    return events
+
+
+def keep_until(events: Sequence[Event], done: int, *, judged: bool) -> Kept | None:
+    """Return what belongs to the first `done` steps, and to an evaluation after them if there was one.
+
+    None: the log does not say how the run started.
+    """
+    if not any(event.key == "run_start" for event in events):
+        return None
+    kept = Kept()
+    for event in events:
+        if stays(event, done, judged=judged):
+            kept.events.append(event)
+            follow(kept, event)
+    if kept.events and kept.events[-1].key == RESUMED and kept.events[-1].metadata["step"] == done:
+        kept.events.pop()  # nothing is left of what that start did
+    return kept
+
+
+def stays(event: Event, done: int, *, judged: bool) -> bool:
+    """Say whether an event was before the checkpoint; those of the head have no step."""
+    step = event.metadata.get("step")
+    if not isinstance(step, int) or step > done:
+        return False
+    if event.key == "run_stop":
+        return step == done and judged and event.metadata.get("status") == "success"
+    if step < done or event.key in AFTER_STEPS:
+        return True
+    return judged and event.key in OF_EVALUATION
+
+
+def follow(kept: Kept, event: Event) -> None:
+    """Note what begins and ends with an event."""
+    metadata = event.metadata
+    match event.key:
+        case "epoch_start":
+            kept.epoch = as_epoch(metadata.get("epoch_num"))
+        case "epoch_stop":
+            kept.epoch = None
+        case "block_start":
+            kept.block = as_epoch(metadata.get("first_epoch_num"))
+        case "block_stop":
+            kept.block = None
+        case "eval_accuracy":
+            kept.judged_ms = event.time_ms
+        case "run_stop":
+            kept.stopped = True
+
+
+def as_epoch(value: Any) -> int | None:
+    """Return a number of an epoch, None for anything else."""
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def keep_times(head: Iterable[Event], before: Iterable[Event]) -> list[Event]:
+    """Return the head with the times that its lines had, and with what was done to the caches then.
+
+    A line that was not there has the time of the one before it: the run started as long ago.
+    """
+    old: dict[tuple[str, Any], Event] = {}
+    for event in before:
+        old.setdefault(name(event), event)
+    begun = any(key == "run_start" for key, _ in old)
+    merged: list[Event] = []
+    for event in head:
+        missing = merged[-1] if begun and merged else event
+        was = old.get(name(event), missing)
+        kept = event.key == "cache_clear" and was.key == event.key
+        merged.append(was if kept else event._replace(time_ms=was.time_ms))
+    return merged
+
+
+def name(event: Event) -> tuple[str, str]:
+    """What tells a line of the head from others."""
+    return event.key, str(event.metadata.get("tensor"))
 
 
 class MlperfLog(Sink):

@@ -13,11 +13,10 @@ from trainstone.measure.devices import name_device
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
 from trainstone.results.store import RunFolder
-from trainstone.train.cadence import Cadence
+from trainstone.train.decision import Cadence
 from trainstone.train.distributed import World, gather
 from trainstone.train.fit import Fitted
-from trainstone.train.original.mllog import MLPERF_LOG, MlperfLog
-from trainstone.train.original.mllog_head import Submission, judge_division
+from trainstone.train.original.mllog import MLPERF_LOG, MlperfLog, Submission, judge_division, read_whole
 from trainstone.train.schedule import count_warm_up, peak_rate
 from trainstone.train.task import order_pictures
 from trainstone.workloads.registry import WORKLOADS
@@ -57,6 +56,12 @@ def open_log(
     sizes = measure_sizes(config, *pictures, rank)
     submission = describe_submission(fitted, sizes, network, cleared, built_seconds)
     return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, submission)
+
+
+def find_run_start(run: RunFolder) -> float | None:
+    """Return when the run began, in seconds since 1970, as its log says; None where it does not."""
+    events = read_whole(run.path / MLPERF_LOG)
+    return next((event.time_ms / 1000 for event in events if event.key == "run_start"), None)
 
 
 def check_division(config: Config, pictures: tuple[int, int], rank: Rank) -> list[Finding]:

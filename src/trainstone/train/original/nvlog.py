@@ -3,132 +3,282 @@
 train is their mode train_and_evaluate (training.json), bench their training_benchmark (training_benchmark.json).
 """
 
+import json
 import logging
 import math
-import time
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
-from trainstone.formats.nvlog import ENDING_EVALUATION, ENDING_TRAINING, STARTING_EVALUATION, Entry, parse_lines
+from trainstone.files import write_atomically
+from trainstone.formats.nvlog import (
+    COSINE,
+    ENDING_EVALUATION,
+    ENDING_TRAINING,
+    STARTING_EVALUATION,
+    STARTING_TRAINING,
+    SYNTHETIC,
+    VERSION,
+    XLA,
+    Entry,
+    format_line,
+)
+from trainstone.machine.ranks import Rank
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.facts import Facts
-from trainstone.train.original.lines import FileSink, read_kept
-from trainstone.train.original.nvlog_file import (
-    BENCHMARK_KEYS,
-    BENCHMARK_PLACES,
-    EPOCH_KEYS,
-    EVALUATION_DECAY,
-    TRAINING_KEYS,
-    NvlogFile,
-)
-from trainstone.train.original.nvlog_run import list_named, list_unnamed
+from trainstone.train.original.facts import Facts, has_decay
+from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.train.task import order_pictures
 
 log = logging.getLogger(__name__)
 
 EVERY = 10
 """The original's --display_every."""
+MODEL = "resnet"
+DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+"""Others compute on float32."""
+TRAINING_KEYS = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
+EPOCH_KEYS = ("epoch", *(f"final_{key}" for key in TRAINING_KEYS[2:]))
+BENCHMARK_KEYS = ("iteration", "total_ips")
+EVALUATION_DECAY = "Decay Steps of an evaluation"
+"""Said as Decay Steps, at another line than the training's."""
 
 
-def choose_every(facts: Facts) -> int:
-    """Return how many steps lie between two lines."""
-    asked = facts.config.original.every_steps
-    return EVERY if asked == "auto" else asked
+def _place(file: str, first_line: int, *keys: str) -> dict[str, tuple[str, int]]:
+    return {key: (file, first_line + number) for number, key in enumerate(keys)}
 
 
-def start_log(file: NvlogFile, facts: Facts) -> None:
-    """Say what is run; the model has its name from where the original's hook gave it."""
-    for key, value in list_unnamed(facts):
-        file.say(key, value, model=None)
-    for key in list_named(facts.config):
-        file.say(key)
+# training_hooks.py 100 to 105 and runner.py 610, 611, 630 stand in a surviving log of WMLCE; the others are about where
+# NVIDIA's program, which it was made of, has them.
+PLACES = {
+    **_place("resnet_v1_5.py", 79, "Model HParams:", "Name", "Number of classes", "Compute_format", "Input_format"),
+    **_place("resnet_v1_5.py", 84, "dtype"),
+    **_place("runner.py", 161, "Deterministic Run - Seed"),
+    **_place("runner.py", 225, XLA),
+    **_place("runner.py", 374, STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch", "Decay Steps"),
+    **_place("runner.py", 379, "Weight Decay Factor", "Init Learning Rate", "Momentum", "Num GPUs"),
+    **_place("runner.py", 383, "Per-GPU Batch Size"),
+    **_place("runner.py", 468, SYNTHETIC),
+    **_place("learning_rate.py", 47, COSINE),
+    **_place("training_hooks.py", 100, *TRAINING_KEYS),
+    **_place("training_hooks.py", 112, *EPOCH_KEYS),
+    **_place("runner.py", 487, ENDING_TRAINING),
+    **_place("runner.py", 545, STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
+    **_place("runner.py", 548, EVALUATION_DECAY, "Global Batch Size"),
+    **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
+    **_place("runner.py", 630, ENDING_EVALUATION),
+}
+BENCHMARK_PLACES = {
+    **PLACES,
+    **_place("benchmark_hooks.py", 65, *BENCHMARK_KEYS),
+    **_place("benchmark_hooks.py", 72, "Average total_ips"),
+}
 
 
-class TrainingLog(FileSink):
-    """Every so many steps, every epoch, every evaluation."""
+class Nvlog(Lines):
+    """Lines, and the JSON made of the same values: per epoch a list of what is said of iterations, one of epochs."""
 
-    def __init__(
-        self, facts: Facts, *, wall: Callable[[], float] = time.time, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._facts, self._wall = facts, wall
-        self._every = choose_every(facts)
-        self._epoch = 0
-        self._idle, self._ended = True, False
-        keys = [key for key in TRAINING_KEYS if key != "l2_loss" or has_decay(facts)]
-        epoch_keys = [key for key in EPOCH_KEYS if key != "final_l2_loss" or has_decay(facts)]
-        self._file = NvlogFile(facts.place, "training.json", keys, epoch_keys, wall=wall, now=now)
-        if facts.first_step:
-            self._take_up()
-        if self._file.is_new:
-            start_log(self._file, facts)
+    file = "nvlog.txt"
+    json_file: str
+    places = PLACES
+
+    def __init__(self, facts: Facts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
+        self.facts = facts
+        self.every = facts.choose_every(EVERY)
+        self.epochs_over = 0
+        self.first_step = 0
+        """Which x counts from: an epoch's first, or the first behind the warm-up of a bench."""
+        self._run: dict[str, Any] = {}
+        self._iterations: dict[str, list[list[Any]]] = {key: [[]] for key in ("x", *iteration_keys)}
+        self._epochs: dict[str, list[Any]] = {key: [] for key in ("x", *epoch_keys)}
+        self.ended = facts.began
+        """When the last step or evaluation was over, in seconds since 1970."""
+
+    def say(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> str:
+        """Return a line, of the last event's time unless `when` says otherwise."""
+        place = self.places.get(key) or self.places[key.partition(":")[0]]
+        key = "Decay Steps" if key == EVALUATION_DECAY else key
+        self._keep(key, value)
+        entry = Entry(VERSION, model, self.ended if when is None else when, *place, key, value)
+        return f"{format_line(entry)}\n"
+
+    def _keep(self, key: str, value: Any) -> None:
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None  # JSON has no word for it
+        if key in self._iterations:
+            self._iterations[key][-1].append(value)
+            if key == "iteration":
+                self._iterations["x"][-1].append(value - self.first_step)
+        elif key in self._epochs:
+            self._epochs[key].append(value)
+            if key == "epoch":
+                self._epochs["x"].append(value)
+        elif key in (XLA, SYNTHETIC, COSINE):
+            self._run[key] = None
+
+    def end_epoch(self, done: int) -> None:
+        """What comes is of another epoch, which begins after so many steps."""
+        self.epochs_over += 1
+        self.first_step = done
+        for lists in self._iterations.values():
+            lists.append([])
+
+    def format_json(self) -> str:
+        """Return the JSON of all that was said."""
+        document = {"run": self._run, "epoch": self._epochs, "iter": self._iterations, "event": {}}
+        return json.dumps(document, indent=4, allow_nan=False)
+
+    def start(self) -> str:
+        """Say what is run; the model has its name from where the original's hook gave it."""
+        config = self.facts.config
+        named = {
+            XLA: config.engine.compile,
+            SYNTHETIC: config.data.source == "synthetic",
+            COSINE: config.schedule.name == "cosine",
+        }
+        lines = [self.say(key, value, model=None) for key, value in list_unnamed(self.facts).items()]
+        return "".join([*lines, *(self.say(key) for key, true in named.items() if true)])
+
+
+class NvlogFile(OriginalFile):
+    """Both files: the JSON is written when an epoch is over, and at the end."""
+
+    _lines: Nvlog
+
+    def __init__(self, facts: Facts, lines: Nvlog) -> None:
+        super().__init__(facts, lines)
+        self._epochs_written = lines.epochs_over
 
     def step(self, record: StepRecord) -> None:
-        """Write every so many, and an epoch's last."""
-        self._idle = False
-        told = tell_losses(record)
-        if record.step % self._every == 0:
-            self._file.say("iteration", record.step)
-            if record.step_seconds > 0:
-                self._file.say("imgs_per_sec", self._facts.global_batch / record.step_seconds)
-            for key, value in told.items():
-                self._file.say(key, value)
-        done = record.step + 1
-        # Told with the last step that the epoch has room for. The original's rule, global_batch x (step + 1) >
-        # (epoch + 1) x pictures with steps from 0, holds a step later, which is the next epoch's first.
-        if self._facts.global_batch * (done + 1) > (self._epoch + 1) * self._facts.train_pictures:
-            self._file.say("epoch", self._epoch)
-            for key, value in told.items():
-                self._file.say(f"final_{key}", value)
-            self._file.end_epoch(done)
-            self._epoch += 1
-        self._file.tick()
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Write what it found."""
-        self._idle = False
-        began, batch = self._wall() - evaluation.eval_seconds, count_eval_batch(self._facts)
-        if self._facts.steps is not None and evaluation.step >= self._facts.steps:
-            self._end_training(began)
-        steps = math.ceil(evaluation.images / batch)
-        self._file.say(STARTING_EVALUATION, when=began)
-        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
-        for key, value in block.items():
-            self._file.say(key, value, when=began)
-        for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):
-            if name in evaluation.metrics:
-                self._file.say(f"{title}: {100 * evaluation.metrics[name]:.3f}")
-        self._file.say(ENDING_EVALUATION)
-        self._file.tick()
+        """Write the lines of a step."""
+        super().step(record)
+        if self._lines.epochs_over > self._epochs_written:
+            self._write_json()
 
     def finish(self, status: Status) -> None:
-        """Write the end; nothing where a resumed run had nothing left to do."""
-        if self._idle and self._facts.first_step:
-            return
-        if status != "failed":
-            self._end_training()
-        self._file.write_json()
+        """Write the end."""
+        super().finish(status)
+        self._write_json()
 
-    def _end_training(self, when: float | None = None) -> None:
-        if not self._ended:
-            self._file.say(ENDING_TRAINING, when=when)
-        self._ended = True
-
-    def _take_up(self) -> None:
-        """Go on behind what an earlier start told of the steps before the first of this one."""
-        for end, entry in list_kept(self._facts):
-            self._file.take_up(entry, end)
-            if entry.key == f"final_{TRAINING_KEYS[-1]}":
-                self._file.begin_epoch(end_of_epoch(self._facts, self._epoch))
-                self._epoch += 1
+    def _write_json(self) -> None:
+        self.flush()
+        write_atomically(self.path.with_name(self._lines.json_file), self._lines.format_json())
+        self._epochs_written = self._lines.epochs_over
 
 
-def has_decay(facts: Facts) -> bool:
-    """Say whether weight decay is a part of the loss; else there is no l2_loss."""
-    return facts.config.optimizer.decay_in == "loss" and facts.config.optimizer.weight_decay > 0
+class TrainingNvlog(Nvlog):
+    """Every so many steps, every epoch, every evaluation."""
+
+    json_file = "training.json"
+
+    def __init__(self, facts: Facts) -> None:
+        decays = has_decay(facts.config.optimizer)
+        keys = ([key for key in kind if decays or "l2_loss" not in key] for kind in (TRAINING_KEYS, EPOCH_KEYS))
+        super().__init__(facts, *keys)
+        self._is_over = False
+
+    def step(self, record: StepRecord) -> str:
+        """Say every so many, and an epoch's last."""
+        self.ended = self.facts.began + record.start_seconds + record.step_seconds
+        losses, text = list_losses(record), []
+        if record.step % self.every == 0:
+            text.append(self.say("iteration", record.step))
+            if record.step_seconds > 0:
+                text.append(self.say("imgs_per_sec", self.facts.global_batch / record.step_seconds))
+            text += [self.say(key, value) for key, value in losses.items()]
+        done = record.step + 1
+        over = self._count_epochs(done)
+        if over > self._count_epochs(record.step):
+            text.append(self.say("epoch", over - 1))
+            text += [self.say(f"final_{key}", value) for key, value in losses.items()]
+            self.end_epoch(done)
+        return "".join(text)
+
+    def _count_epochs(self, done: int) -> int:
+        """Return how many epochs are over: one is with the last step that it has room for, and a step has one at most.
+
+        The original's rule, global_batch x (step + 1) > (epoch + 1) x pictures with steps from 0, holds a step later,
+        which is the next epoch's first.
+        """
+        return min(done, ((done + 1) * self.facts.global_batch - 1) // self.facts.train_pictures)
+
+    def evaluation(self, evaluation: Evaluation) -> str:
+        """Say what it found."""
+        facts = self.facts
+        self.ended = facts.began + evaluation.seconds
+        began, batch = self.ended - evaluation.eval_seconds, count_eval_batch(facts)
+        steps = math.ceil(evaluation.images / batch)
+        is_last = facts.steps is not None and evaluation.step >= facts.steps
+        text = [self._end_training(began)] if is_last else []
+        text.append(self.say(STARTING_EVALUATION, when=began))
+        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
+        text += [self.say(key, value, when=began) for key, value in block.items()]
+        for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):
+            if name in evaluation.metrics:
+                text.append(self.say(f"{title}: {100 * evaluation.metrics[name]:.3f}"))
+        return "".join([*text, self.say(ENDING_EVALUATION)])
+
+    def finish(self, status: Status) -> str:  # noqa: ARG002
+        """Say that the training is over, unless that stands before its last evaluation."""
+        return self._end_training()
+
+    def _end_training(self, when: float | None = None) -> str:
+        was_over, self._is_over = self._is_over, True
+        return "" if was_over else self.say(ENDING_TRAINING, when=when)
 
 
-def tell_losses(record: StepRecord) -> dict[str, float]:
+class BenchmarkLines(Nvlog):
+    """Rates after the warm-up, and their average.
+
+    A run that ends within its warm-up takes the first half of its steps for it, and is written at its end.
+    """
+
+    json_file = "training_benchmark.json"
+    places = BENCHMARK_PLACES
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts, BENCHMARK_KEYS)
+        warm_up = facts.config.original.warm_up_steps
+        self._warm_up = warm_up if facts.steps is None else min(warm_up, facts.steps // 2)
+        self._early: list[StepRecord] = []
+        self._counted, self._seconds, self._rates = 0, 0.0, 0.0
+
+    def step(self, record: StepRecord) -> str:
+        """Count it, unless it is warm-up."""
+        if record.step < self._warm_up:
+            self._early.append(record)
+            return ""
+        return self._count(record)
+
+    def _count(self, record: StepRecord) -> str:
+        if record.step_seconds <= 0:
+            return ""
+        self.ended = self.facts.began + record.start_seconds + record.step_seconds
+        rate, text = self.facts.global_batch / record.step_seconds, ""
+        if not self._counted:
+            self.first_step = record.step
+        if self._counted % self.every == 0:
+            text = self.say("iteration", record.step) + self.say("total_ips", rate)
+        self._counted += 1
+        self._seconds += record.step_seconds
+        self._rates += rate
+        return text
+
+    def finish(self, status: Status) -> str:  # noqa: ARG002
+        """Say the average: images / time, or the original's mean of rates where its defects are requested."""
+        text = ""
+        if not self._counted:
+            self._warm_up = len(self._early) // 2
+            text = "".join(map(self._count, self._early[self._warm_up :]))
+        log.info("nvlog.txt averages %d steps after %d of warm-up", self._counted, self._warm_up)
+        if self._counted:
+            right = self.facts.global_batch * self._counted / self._seconds
+            mean = self._rates / self._counted
+            text += self.say("Average total_ips", mean if self.facts.config.original_defects else right)
+        return text + self.say(ENDING_TRAINING)
+
+
+def list_losses(record: StepRecord) -> dict[str, float]:
     """Return the loss and its parts; no l2_loss where weight decay is no part of it."""
     parts: dict[str, float] = {"cross_entropy": record.loss}
     if record.decay_loss is not None:
@@ -137,84 +287,52 @@ def tell_losses(record: StepRecord) -> dict[str, float]:
 
 
 def count_eval_batch(facts: Facts) -> int:
-    """Return how many pictures are judged at a time, on all ranks."""
+    """Return how many images are evaluated at a time, on all ranks."""
     batch, trained = facts.config.eval.batch_size, facts.config.train.batch_size
     a_rank = batch if batch != "auto" else max(32, trained if trained != "auto" else 0)
     return a_rank * facts.ranks
 
 
-def end_of_epoch(facts: Facts, epoch: int) -> int:
-    """Return after how many steps an epoch is over."""
-    return max(epoch + 1, (epoch + 1) * facts.train_pictures // facts.global_batch)
+def list_unnamed(facts: Facts) -> dict[str, Any]:
+    """Keys and values before the model has its name: the network, then the training; what is not known is left out."""
+    config = facts.config
+    steps_per_epoch = max(1, count_epoch_pictures(facts, facts.train_pictures) // facts.global_batch)
+    values: dict[str, Any] = {
+        "Model HParams:": None,
+        "Name": f"{config.model.name}{config.model.depth}_v1.5",
+        "Number of classes": config.model.num_classes,
+        "Compute_format": "NHWC" if config.engine.channels_last else "NCHW",
+        "Input_format": "NHWC",
+        "dtype": f"<dtype: '{DTYPES.get(config.train.precision, 'float32')}'>",
+        f"Deterministic Run - Seed: {config.seed}": None,
+        STARTING_TRAINING: None,
+    }
+    if facts.steps is not None or facts.kind == "train":
+        values["Training Epochs"] = count_epochs(facts, steps_per_epoch)
+    if facts.steps is not None:
+        values["Total Steps"] = facts.steps
+    # The steps of the whole schedule, as train/schedule.py counts them.
+    pictures = count_epoch_pictures(facts, config.schedule.pictures or facts.train_pictures)
+    return values | {
+        "Steps per Epoch": float(steps_per_epoch),  # as Python writes a fraction, as in the original
+        "Decay Steps": round(pictures / facts.global_batch * config.stop.epochs),
+        "Weight Decay Factor": config.optimizer.weight_decay,
+        "Init Learning Rate": config.optimizer.learning_rate,
+        "Momentum": config.optimizer.momentum,
+        "Num GPUs": facts.ranks,
+        "Per-GPU Batch Size": config.train.batch_size,
+    }
 
 
-def list_kept(facts: Facts) -> Iterator[tuple[int, Entry]]:
-    """Yield what an earlier start told of the steps before the first of this one, with the byte behind it."""
-    for end, line in read_kept(facts.place / "nvlog.txt"):
-        for entry in parse_lines([line]):
-            number = entry.value if isinstance(entry.value, int) else 0
-            late_step = entry.key == "iteration" and number >= facts.first_step
-            late_epoch = entry.key == "epoch" and end_of_epoch(facts, number) > facts.first_step
-            if late_step or late_epoch or entry.key == ENDING_TRAINING:
-                return
-            yield end, entry
+def count_epoch_pictures(facts: Facts, pictures: int) -> int:
+    """Return how many images an epoch of so many takes: its last batch may be left out or filled up."""
+    return order_pictures(facts.config, pictures, Rank(0, facts.ranks)).epoch_pictures
 
 
-class BenchmarkLog(FileSink):
-    """Rates after the warm-up, and their average.
-
-    A run that ends within its warm-up takes the first half of its steps for it, and is written at its end.
-    """
-
-    def __init__(
-        self, facts: Facts, *, wall: Callable[[], float] = time.time, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._facts = facts
-        self._every = choose_every(facts)
-        self._warm_up = bear_warm_up(facts.config.original.warm_up_steps, facts.steps)
-        self._early = array("d")
-        self._counted, self._seconds, self._rates = 0, 0.0, 0.0
-        name = "training_benchmark.json"
-        self._file = NvlogFile(facts.place, name, BENCHMARK_KEYS, places=BENCHMARK_PLACES, wall=wall, now=now)
-        start_log(self._file, facts)
-
-    def step(self, record: StepRecord) -> None:
-        """Count it, unless it is warm-up."""
-        if record.step < self._warm_up:
-            self._early.append(record.step_seconds)
-        else:
-            self._count(record.step, record.step_seconds)
-        self._file.tick()
-
-    def _count(self, step: int, seconds: float) -> None:
-        if seconds <= 0:
-            return
-        rate = self._facts.global_batch / seconds
-        if not self._counted:
-            self._file.first_step = step
-        if self._counted % self._every == 0:
-            self._file.say("iteration", step)
-            self._file.say("total_ips", rate)
-        self._counted += 1
-        self._seconds += seconds
-        self._rates += rate
-
-    def finish(self, status: Status) -> None:
-        """Write the average: images / time, or the original's mean of rates where its defects are asked for."""
-        del status
-        if not self._counted:
-            self._warm_up = len(self._early) // 2
-            for step in range(self._warm_up, len(self._early)):
-                self._count(step, self._early[step])
-        log.info("nvlog.txt averages %d steps after %d of warm-up", self._counted, self._warm_up)
-        if self._counted:
-            right = self._facts.global_batch * self._counted / self._seconds
-            mean = self._rates / self._counted
-            self._file.say("Average total_ips", mean if self._facts.config.original_defects else right)
-        self._file.say(ENDING_TRAINING)
-        self._file.write_json()
-
-
-def bear_warm_up(asked: int, steps: int | None) -> int:
-    """Return the steps of warm-up: as asked, but at most half of a run whose length is known."""
-    return asked if steps is None else min(asked, steps // 2)
+def count_epochs(facts: Facts, steps_per_epoch: int) -> float:
+    """Return the epochs that are run, begun ones included; of a training at most those of its schedule."""
+    epochs = facts.config.stop.epochs
+    if facts.steps is not None:
+        made = math.ceil(facts.steps / steps_per_epoch)
+        epochs = made if facts.kind == "bench" else min(made, epochs)
+    return int(epochs) if epochs == int(epochs) else epochs

@@ -1,6 +1,6 @@
-"""Files that a recipe's original wrote, written again while the run goes on: original/ of the run folder.
+"""Files that a recipe's original wrote, written while the run goes on: original/ of the run folder.
 
-Each format is a file beside this one; the first rank writes them. mlperf.log is in mllog.py.
+Each format is a file beside this one; rank 0 writes them. mlperf.log is in mllog.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,20 +8,21 @@ from collections.abc import Callable, Iterator
 from trainstone.measure.sink import Sink
 from trainstone.train.original.facts import Facts
 from trainstone.train.original.iterdur import DurationFile
-from trainstone.train.original.nvlog import BenchmarkLog, TrainingLog
-from trainstone.train.original.result_line import ResultLine, open_detector_result
+from trainstone.train.original.lines import OriginalFile
+from trainstone.train.original.nvlog import BenchmarkLines, NvlogFile, TrainingNvlog
+from trainstone.train.original.result_line import ResultLine
 from trainstone.train.original.ssd_lines import TrainingLines
-from trainstone.train.original.timehistory import LoopLog, ThroughputLog
+from trainstone.train.original.timehistory import LoopLines, ThroughputLog
 
 MAKERS: dict[tuple[str, str], tuple[Callable[[Facts], Sink], ...]] = {
-    ("wmlce", "train"): (TrainingLog,),
-    ("wmlce", "bench"): (BenchmarkLog,),
+    ("wmlce", "train"): (lambda facts: NvlogFile(facts, TrainingNvlog(facts)),),
+    ("wmlce", "bench"): (lambda facts: NvlogFile(facts, BenchmarkLines(facts)),),
     ("sc22", "train"): (DurationFile,),
     ("sc22", "bench"): (DurationFile,),
-    ("tbd", "train"): (LoopLog,),
+    ("tbd", "train"): (lambda facts: OriginalFile(facts, LoopLines(facts)),),
     ("tbd", "bench"): (ThroughputLog,),
     ("mlperf", "train"): (ResultLine,),  # of a bench the original had no log
-    ("mlperf_ssd", "train"): (TrainingLines, open_detector_result),
+    ("mlperf_ssd", "train"): (lambda facts: OriginalFile(facts, TrainingLines(facts)), ResultLine),
 }
 
 

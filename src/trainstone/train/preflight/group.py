@@ -1,10 +1,12 @@
 """Open the process group after the roll call, time one all-reduce over all ranks, and close the group at the end."""
 
 import os
+import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,10 +14,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from trainstone.config.schema import Config
 from trainstone.errors import LaunchError, TrainstoneError
 from trainstone.machine.interfaces import GLOO, NCCL
-from trainstone.results.preflight import AllReduce
-from trainstone.train.preflight.roll import Roll, describe_error, raise_first_error, require_answers, shorten
+from trainstone.machine.launched import name_host
+from trainstone.machine.ranks import read_rank
+from trainstone.results import schema
+from trainstone.results.schema import AllReduce, Host, Preflight
+from trainstone.results.store import RunFolder
+from trainstone.train.distributed import World, broadcast_dict, gather
+from trainstone.train.fit import choose_rank_device
+from trainstone.train.preflight.roll import Roll, call_roll, describe_error, raise_first_error, require_answers, shorten
 from trainstone.train.preflight.store import Document, call_within, first_line, format_address
 
 # The groups stop waiting before this rank does, and this rank before rank 0 counts the answers.
@@ -130,3 +139,52 @@ def use_interface(name: str, *, requested: bool) -> None:
     for variable in (GLOO, NCCL):
         if requested or variable not in os.environ:
             os.environ[variable] = name
+
+
+@contextmanager
+def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
+    """Connect with the other ranks that the launcher started, until the end; rank 0 has the run folder."""
+    rank, began = read_rank(), time.perf_counter()
+    if rank.world == 1:
+        yield World(rank, choose_rank_device(config.device, rank))
+        return
+    allow_many_files()
+    roll = call_roll(config, rank, run.path if run else None)
+    use_interface(roll.interface, requested=config.parallel.interface is not None)
+    with close_group(roll.backend):
+        control, timed = start_group(roll, config.parallel.timeout_seconds)
+        preflight = None
+        if rank.number == 0:
+            preflight = Preflight(
+                meeting=format_address(roll.store.address),
+                backend=roll.backend,
+                seconds=time.perf_counter() - began,
+                hosts=[Host.model_validate(host) for host in roll.hosts],
+                all_reduce=timed,
+            )
+        if run:
+            run.update(preflight=preflight)
+        timeout = timedelta(seconds=config.parallel.timeout_seconds)
+        leads = rank.number in [host["ranks"][0] for host in roll.hosts]
+        yield World(rank, roll.device, control, timeout, leads, preflight)
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files as far as the system allows: each rank has a connection to every other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def share_run(run: RunFolder | None, world: World) -> RunFolder:
+    """Tell all ranks where the run is written; only the first writes its result."""
+    hosts = gather(world, {"host": name_host()})
+    told: dict[str, Any] | None = None
+    if run:
+        assert hosts is not None  # the first rank has all
+        nodes = len({one["host"] for one in hosts})
+        run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
+        told = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
+    told = broadcast_dict(world, told)
+    return run or RunFolder(Path(told["path"]), schema.Result.model_validate(told["result"]), writes=False)

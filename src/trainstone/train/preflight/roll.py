@@ -1,28 +1,52 @@
-"""The roll call: every rank posts one document about itself; rank 0 names the ranks that are missing or not alike."""
+"""The roll call: every rank posts one document about itself; rank 0 names the ranks that are missing or not alike.
 
+Each rank checks itself and its host: versions and configuration against rank 0, data, run folder.
+"""
+
+import platform
+import secrets
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from trainstone import __version__
 from trainstone.config.learning import ParallelConfig
+from trainstone.config.load import flatten
 from trainstone.config.schema import Config
-from trainstone.errors import ConfigError, LaunchError, MachineError, TrainstoneError, error_of_child
-from trainstone.machine.hostlist import list_step_hosts
-from trainstone.machine.interfaces import Interface, find_route, find_wished, list_interfaces
-from trainstone.machine.ranks import Rank, read_meeting
+from trainstone.errors import (
+    ConfigError,
+    DataError,
+    LaunchError,
+    MachineError,
+    ResultError,
+    TrainstoneError,
+    error_of_child,
+)
+from trainstone.machine.interfaces import Interface, find_route, find_wished, list_interfaces, name_network
+from trainstone.machine.launched import name_host
+from trainstone.machine.ranks import Rank, list_step_hosts, read_meeting, read_rank
+from trainstone.measure.devices import list_devices
 from trainstone.train.fit import choose_rank_device
-from trainstone.train.preflight import identity
-from trainstone.train.preflight.store import Deadline, Document, RankStore, format_address, open_store
+from trainstone.train.preflight.store import Deadline, Document, RankStore, call_within, format_address, open_store
 from trainstone.units import format_count
 
 # For what follows once all ranks have connected. With 45 s for that, every error is shown within a minute; a larger
 # world, which gets more time to connect, gets more for the rest too.
 REST_SECONDS, REST_SHARE = 12.0, 0.25
+EQUAL_VERSIONS = ("trainstone", "torch", "nccl")
+# Keys that may differ between hosts.
+HOST_KEYS = ("device", "data.root", "parallel.interface")
+SHOWN_KEYS = 3
+# A network file system may show a new file late.
+VISIBLE_SECONDS = 3.0
+FOLDER_HINT = "all hosts must share the run folder: choose an --out DIR that they share"
 
 
 @dataclass(frozen=True)
@@ -50,10 +74,10 @@ def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: Trainsto
     store = open_store(rank, address, deadline.left)
     if rank.number:  # rank 0 may have started a moment ago, and waits as long
         deadline = Deadline.after(seconds)
-    mine = identity.describe_rank(rank)
+    mine = describe_rank(rank)
     store.post(f"arrived/{rank.number}", {"host": mine["host"]}, deadline.left)
-    token = identity.name_token(folder) if folder else None
-    first = mine | {"config": identity.list_shared_keys(config), "token": str(token) if token else None}
+    token = name_token(folder) if folder else None
+    first = mine | {"config": list_shared_keys(config), "token": str(token) if token else None}
     if rank.number == 0:
         store.post("rank0", first, deadline.left)
     else:
@@ -99,15 +123,15 @@ def check_rank(
     """Return device, backend and requested interface of this rank; refuse what is wrong with it or its host."""
     seconds = config.parallel.meeting_seconds
     if first["token"] and rank.number == 0:
-        identity.check_folder(Path(first["token"]), 0, seconds / 2)
+        check_folder(Path(first["token"]), 0, seconds / 2)
     device = choose_rank_device(config.device, rank)
     backend = choose_backend(config.parallel, device)
     requested = find_wished(config.parallel.interface)
-    identity.check_data(config, seconds / 2)
+    check_data(config, seconds / 2)
     if rank.number:
-        identity.compare_with_rank_0(mine, identity.list_shared_keys(config), first)
+        compare_with_rank_0(mine, list_shared_keys(config), first)
     if first["token"] and rank.number:
-        identity.check_folder(Path(first["token"]), rank.number, max(2 * identity.VISIBLE_SECONDS, seconds / 4))
+        check_folder(Path(first["token"]), rank.number, max(2 * VISIBLE_SECONDS, seconds / 4))
     return device, backend, requested
 
 
@@ -221,3 +245,105 @@ def group_by_host(numbers: Iterable[int], hosts: dict[int, str]) -> str:
 def shorten(names: list[str], most: int = 8) -> str:
     """Return the first few of many."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def describe_rank(rank: Rank) -> Document:
+    """Return what the other ranks need to know about this one."""
+    return {
+        "rank": rank.number,
+        "host": name_host(),
+        "network": name_network(),
+        "devices": sum(not name.startswith("cpu") for name in list_devices()),
+        "versions": read_versions(),
+        "interfaces": [one for one in list_interfaces() if not one.loopback],
+    }
+
+
+def read_versions() -> dict[str, str]:
+    """Return the versions of the programs that this rank uses."""
+    found = {"trainstone": __version__, "torch": str(torch.__version__)}
+    found |= {"python": platform.python_version(), "numpy": np.__version__}
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        version = torch.cuda.nccl.version()
+        found["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+    return found
+
+
+def list_shared_keys(config: Config) -> Document:
+    """Return the keys of a configuration that must be equal on all ranks."""
+    return {key: value for key, value in flatten(config.model_dump(mode="json")) if key not in HOST_KEYS}
+
+
+def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None:
+    """Refuse another version of a program or another configuration than rank 0 has; `first`: what it posted."""
+    for name in EQUAL_VERSIONS:
+        here, there = (one["versions"].get(name, "none") for one in (mine, first))
+        if here != there:
+            raise MachineError(
+                f"its version of {name} is {here}; rank 0 on {first['host']} has {there}",
+                hint=f"install the same version of {name} on all hosts",
+            )
+    differing = [key for key in sorted(keys | first["config"]) if keys.get(key) != first["config"].get(key)]
+    if differing:
+        shown = ", ".join(f"{key} = {keys.get(key)} ({first['config'].get(key)})" for key in differing[:SHOWN_KEYS])
+        more = f" and {len(differing) - SHOWN_KEYS} more" if len(differing) > SHOWN_KEYS else ""
+        raise ConfigError(
+            f"its configuration differs from that of rank 0 on {first['host']}: {shown}{more}",
+            hint="start all ranks with the same command",
+        )
+
+
+def check_data(config: Config, seconds: float) -> None:
+    """Refuse where this host cannot read the data set. Generated data are written when they are missing."""
+    if config.data.source != "files" or config.data.root is None:
+        return
+    root = Path(config.data.root)
+    try:
+        call_within(seconds, lambda: next(root.iterdir(), None) if root.is_dir() else root.open("rb").close())
+    except OSError as err:
+        reason = err.strerror or f"the file system does not answer within {seconds:g} s"
+        raise DataError(
+            f"cannot read the data set {root}: {reason}", hint="every host needs the data at the same path: --data DIR"
+        ) from err
+
+
+def name_token(folder: Path) -> Path:
+    """Return a file name in the run folder that no other folder of that name has; it is not a file of the run."""
+    return folder.absolute() / f".meeting-{secrets.token_hex(8)}.partial"
+
+
+def check_folder(token: Path, number: int, seconds: float) -> None:
+    """Write the token as rank 0; on others refuse where it is not visible or the run folder cannot be written."""
+    folder = token.parent
+
+    def find_and_write() -> bool:
+        if number == 0:
+            token.touch()
+            return True
+        end = time.monotonic() + VISIBLE_SECONDS
+        while not token.exists():
+            if time.monotonic() > end:
+                return False
+            with suppress(OSError):
+                list(folder.iterdir())  # makes NFS look again
+            time.sleep(0.05)
+        mine = token.with_suffix(f".{number}.partial")
+        mine.touch()
+        mine.unlink()
+        return True
+
+    try:
+        visible = call_within(seconds, find_and_write)
+    except OSError as err:
+        reason = err.strerror or "the file system does not answer"
+        message = f"the run folder {folder} is unwritable on {name_host()}: {reason}"
+        raise ResultError(message, hint=FOLDER_HINT) from err
+    if not visible:
+        what = "sees another folder of that name instead of" if folder.is_dir() else "does not see"
+        raise ResultError(f"{name_host()} {what} the run folder {folder}", hint=FOLDER_HINT)
+
+
+def tell_refusal(config: Config, err: TrainstoneError) -> None:
+    """Meet the other ranks only to tell them of it; what hinders that is not worth another message."""
+    with suppress(TrainstoneError, RuntimeError):
+        call_roll(config, read_rank(), None, trouble=err)

@@ -21,32 +21,18 @@ def test_the_numbers_are_those_of_splitmix64(seed: int):
         assert draws.uniform() == (number >> 11) / 2**53
 
 
-def test_numbers_are_even_and_do_not_follow_from_each_other():
-    draws = Draws(make_key(1, 2, 3))
-    values = np.array([draws.uniform() for _ in range(20_000)])
-    assert values.min() >= 0
-    assert values.max() < 1
-    assert stats.kstest(values, "uniform").pvalue > 0.01
-    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
+def test_first_numbers_of_neighbouring_keys_are_even():
+    for keys in ([make_key(0, 0, picture) for picture in range(8_000)], [make_key(0, e, 7) for e in range(8_000)]):
+        values = np.array([Draws(key).uniform() for key in keys])
+        assert stats.kstest(values, "uniform").pvalue > 0.01
+        assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
 
 
-def test_first_numbers_of_neighbouring_keys_are_even_too():
-    values = [Draws(make_key(0, 0, picture)).uniform() for picture in range(20_000)]
-    assert stats.kstest(values, "uniform").pvalue > 0.01
-    epochs = [Draws(make_key(0, epoch, 7)).uniform() for epoch in range(20_000)]
-    assert stats.kstest(epochs, "uniform").pvalue > 0.01
-
-
-def test_whole_numbers_take_every_value_equally_often():
+def test_whole_numbers_and_ranges_keep_their_limits():
     draws = Draws(5)
     counts = np.bincount([draws.below(7) for _ in range(7_000)])
     assert len(counts) == 7
     assert stats.chisquare(counts).pvalue > 0.01
-    assert {Draws(key).below(1) for key in range(20)} == {0}
-
-
-def test_between_stays_between():
-    draws = Draws(9)
     values = [draws.between(0.75, 4 / 3) for _ in range(1_000)]
     assert 0.75 <= min(values) < 0.76
     assert 1.32 < max(values) < 4 / 3
@@ -63,12 +49,6 @@ def test_keys_depend_on_every_number_and_their_order():
 def test_shuffling_sorts_by_the_same_numbers(key: int, count: int):
     expected = sorted(range(count), key=lambda number: mix((number + 1) * STEP + key & MASK))
     assert shuffle(count, key).tolist() == expected
-
-
-def test_every_place_is_equally_likely():
-    orders = np.stack([shuffle(8, make_key(0, epoch)) for epoch in range(4_000)])
-    for place in range(8):
-        assert stats.chisquare(np.bincount(orders[:, place], minlength=8)).pvalue > 0.001
 
 
 def test_shuffled_orders_never_change():

@@ -1,14 +1,12 @@
 """Which pictures come when: each once an epoch, whatever the ranks, and any step can be the first."""
 
-from collections import Counter
-
 import pytest
 
 from trainstone.data.feeding.order import KEPT_EPOCHS, EvalOrder, Last, Place, TrainOrder
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 
-WORLDS = pytest.mark.parametrize("world", [1, 2, 3, 7])
+WORLDS = pytest.mark.parametrize("world", [1, 2, 7])
 
 
 def take(count: int, batch_size: int, world: int, steps: int, last: Last = "carry") -> list[list[Place]]:
@@ -33,70 +31,43 @@ def test_every_picture_comes_once_an_epoch(count: int, batch_size: int, world: i
 def test_dropping_leaves_out_what_does_not_fill_a_step(world: int):
     count, batch_size = 50, 3
     steps = count // (batch_size * world)
-    orders = [TrainOrder(count, batch_size, 3, Rank(number, world), last="drop") for number in range(world)]
+    rows = take(count, batch_size, world, 3 * steps, "drop")
+    left_out = set()
     for epoch in range(3):
-        places = [p for step in range(steps) for order in orders for p in order.batch(epoch * steps + step)]
+        places = [place for step in rows[epoch * steps : (epoch + 1) * steps] for place in step]
         assert {place.epoch for place in places} == {epoch}
         assert len({place.picture for place in places}) == len(places) == steps * batch_size * world
-        assert orders[0].epoch_of(epoch * steps) == orders[0].epoch_of((epoch + 1) * steps - 1) == epoch
-    assert orders[0].epoch_pictures == steps * batch_size * world
-
-
-def test_what_is_dropped_is_another_each_epoch():
-    order = TrainOrder(10, 4, 0, last="drop")
-    seen = Counter(place.picture for step in range(200) for place in order.batch(step))
-    assert set(seen) == set(range(10))
-    assert max(seen.values()) - min(seen.values()) < 45  # each is left out of about 20 of 100 epochs
+        left_out.add(frozenset(range(count)) - {place.picture for place in places})
+    assert len(left_out) == 3
 
 
 @pytest.mark.parametrize("last", ["carry", "drop", "fill"])
-@pytest.mark.parametrize("world", [2, 3, 6])
+@pytest.mark.parametrize("world", [2, 6])
 def test_the_pictures_of_a_step_do_not_depend_on_how_many_ranks_share_them(world: int, last: Last):
     assert take(50, 12 // world, world, 20, last) == take(50, 12, 1, 20, last)
 
 
-def test_any_step_can_come_first():
-    forward = TrainOrder(17, 4, 1)
+def test_any_step_can_come_first_and_few_epochs_are_kept():
+    forward, backward = TrainOrder(17, 4, 1), TrainOrder(17, 4, 1)
     expected = [forward.batch(step) for step in range(40)]
-    backward = TrainOrder(17, 4, 1)
     assert [backward.batch(step) for step in reversed(range(40))] == expected[::-1]
-
-
-def test_epochs_and_seeds_differ():
-    def pictures(seed: int, epoch: int) -> list[int]:
-        return [place.picture for place in TrainOrder(30, 30, seed).batch(epoch)]
-
-    assert len({tuple(pictures(seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
+    assert len(forward._epochs) == KEPT_EPOCHS
+    others = [TrainOrder(30, 30, seed).batch(epoch) for seed in range(4) for epoch in range(4)]
+    assert len({tuple(place.picture for place in places) for places in others}) == 16
 
 
 def test_the_epoch_of_a_step_is_the_one_it_begins_in():
     order = TrainOrder(10, 4, 0)
     assert [order.epoch_of(step) for step in range(6)] == [order.batch(step)[0].epoch for step in range(6)]
     assert [order.epoch_of(step) for step in range(6)] == [0, 0, 0, 1, 1, 2]
-    assert order.steps is None
+    places = TrainOrder(3, 20, 0).batch(5)  # of many epochs
+    assert (len(places), places[0].epoch, places[-1].epoch) == (20, 33, 39)
 
 
-def test_few_epochs_are_kept_in_memory():
-    order = TrainOrder(10, 4, 0)
-    for step in range(100):
-        order.batch(step)
-    assert len(order._epochs) == KEPT_EPOCHS
-
-
-def test_a_batch_may_span_many_epochs():
-    places = TrainOrder(3, 20, 0).batch(5)
-    assert len(places) == 20
-    assert places[0].epoch == 33
-    assert places[-1].epoch == 39
-
-
-def test_no_picture_is_an_error():
-    with pytest.raises(DataError, match="no training picture"):
+def test_too_few_pictures_are_an_error():
+    with pytest.raises(DataError):
         TrainOrder(0, 4, 0)
-
-
-def test_dropping_all_is_an_error():
-    with pytest.raises(DataError, match=r"7 pictures do not fill a batch of 8 \(all ranks\)") as told:
+    with pytest.raises(DataError) as told:
         TrainOrder(7, 4, 0, Rank(0, 2), last="drop")
     assert "loader.last=carry" in (told.value.hint or "")
     assert TrainOrder(8, 4, 0, Rank(0, 2), last="drop").epoch_pictures == 8
@@ -120,8 +91,7 @@ def test_the_steps_of_an_epoch_are_rounded_as_the_originals_did(
 ):
     order = TrainOrder(count, batch_size, 0, Rank(0, world), last=last)
     assert order.epoch_pictures == steps * batch_size * world
-    assert order.epoch_of(steps - 1) == 0
-    assert order.epoch_of(steps) == 1
+    assert (order.epoch_of(steps - 1), order.epoch_of(steps)) == (0, 1)
 
 
 def test_filling_up_takes_pictures_of_the_same_epoch_again():
@@ -131,35 +101,23 @@ def test_filling_up_takes_pictures_of_the_same_epoch_again():
         assert {place.epoch for place in part} == {epoch}
         assert sorted(place.picture for place in part[:10]) == list(range(10))
         assert part[10:] == part[:2]
-
-
-def test_a_set_smaller_than_a_batch_fills_it_by_coming_again():
-    assert [place.picture for place in TrainOrder(3, 8, 0, last="fill").batch(0)][:6] == [
-        place.picture for place in TrainOrder(3, 3, 0).batch(0)
-    ] * 2
+    few = [place.picture for place in TrainOrder(3, 8, 0, last="fill").batch(0)]
+    assert few[:6] == [place.picture for place in TrainOrder(3, 3, 0).batch(0)] * 2
 
 
 @pytest.mark.parametrize(("last", "steps"), [("drop", 2), ("fill", 3), ("fill_even", 3)])
 def test_epochs_that_are_cut_or_filled_up_have_whole_steps_of_several_batches(last: Last, steps: int):
-    order = TrainOrder(50, 5, 0, last=last, parts=4)
-    assert order.epoch_pictures == steps * 4 * 5
+    assert TrainOrder(50, 5, 0, last=last, parts=4).epoch_pictures == steps * 4 * 5
 
 
 @WORLDS
-@pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 20, 21, 50])
+@pytest.mark.parametrize("count", [0, 1, 6, 8, 21, 50])
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_validation_shows_every_picture_once_in_as_many_steps_for_all(count: int, batch_size: int, world: int):
     orders = [EvalOrder(count, batch_size, Rank(number, world)) for number in range(world)]
-    steps = {order.steps for order in orders}
-    assert len(steps) == 1
-    places = [place for order in orders for step in range(order.steps) for place in order.batch(step)]
-    assert places == [Place(0, picture) for picture in range(count)]
-    for order in orders:
-        assert all(len(order.batch(step)) <= batch_size for step in range(order.steps))
-        assert order.batch(order.steps) == []
-
-
-def test_no_step_of_validation_is_empty_for_all_ranks():
-    for count in range(1, 40):
-        orders = [EvalOrder(count, 4, Rank(number, 3)) for number in range(3)]
-        assert any(order.batch(orders[0].steps - 1) for order in orders)
+    (steps,) = {order.steps for order in orders}
+    batches = [order.batch(step) for order in orders for step in range(steps)]
+    assert [place for batch in batches for place in batch] == [Place(0, picture) for picture in range(count)]
+    assert max(map(len, batches), default=0) <= batch_size
+    assert not any(order.batch(steps) for order in orders)
+    assert not count or any(order.batch(steps - 1) for order in orders)

@@ -1,6 +1,5 @@
 """Threads fill batches in order, no further ahead than there is memory, and always come to an end."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from trainstone.data import loader
 from trainstone.data.feeding import ring
 from trainstone.data.feeding.feed import Bad, Worker
 from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.ring import MAX_ROWS_AT_ONCE, Ring
+from trainstone.data.feeding.ring import Ring
 
 LONG = 20.0
 """Seconds after which a test is lost; none waits so long."""
@@ -61,76 +60,49 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def is_at_rest(one: Ring) -> bool:
-    """All threads wait for memory, or for the end of a pause."""
-    return len(one._work_to_do._waiters) == len(one._threads)  # type: ignore[attr-defined]
+def wait_for_rest(one: Ring) -> None:
+    """Until all threads wait for memory, or for the end of a pause."""
+    wait_until(lambda: len(one._work_to_do._waiters) == len(one._threads))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 5])
 @pytest.mark.parametrize("num_slots", [3, 6])
-def test_batches_come_in_order(made: Made, threads: int, num_slots: int):
-    one = made.open(num_slots, threads=threads)
-    for step in range(50):
+@pytest.mark.parametrize("first_step", [0, 37])
+def test_batches_come_in_order_in_memory_that_comes_round(made: Made, threads: int, num_slots: int, first_step: int):
+    one = made.open(num_slots, threads=threads, first_step=first_step)
+    seen = []
+    for step in range(first_step, first_step + 30):
         slot = one.take()
         assert slot is not None
         assert slot.memory[:4] == [step * 100 + row for row in range(4)]
+        seen.append(id(slot.memory))
+    assert len(set(seen)) == num_slots
+    assert seen == (seen[:num_slots] * 30)[:30]
+    assert min(made.planned) == first_step
 
 
-def test_any_step_can_be_the_first(made: Made):
-    slot = made.open(first_step=37).take()
-    assert slot is not None
-    assert slot.memory[0] == 3_700
-    assert min(made.planned) == 37
-
-
-def test_there_is_an_end(made: Made):
-    one = made.open(steps=3)
-    assert [slot.memory[0] for slot in iter(one.take, None)] == [0, 100, 200]
+@pytest.mark.parametrize(("steps", "first_step", "left"), [(3, 0, [0, 100, 200]), (3, 3, []), (3, 10, []), (0, 0, [])])
+def test_there_is_an_end(made: Made, steps: int, first_step: int, left: list[int]):
+    one = made.open(steps=steps, first_step=first_step)
+    assert [slot.memory[0] for slot in iter(one.take, None)] == left
     assert one.take() is None
-    assert made.planned == [0, 1, 2]
+    assert made.planned == list(range(len(left)))
     wait_until(lambda: not any(thread.is_alive() for thread in one._threads))
 
 
-@pytest.mark.parametrize("first_step", [3, 4, 10])
-def test_beyond_the_last_step_nothing_comes(made: Made, first_step: int):
-    one = made.open(steps=3, first_step=first_step)
-    assert one.take() is None
-    assert made.planned == []
-
-
-def test_no_step_at_all(made: Made):
-    assert made.open(steps=0).take() is None
-
-
 @pytest.mark.parametrize("keep", [0, 1, 2])
-def test_a_slow_consumer_lets_no_more_batches_begin_than_there_is_memory(made: Made, keep: int):
-    one = made.open(5, keep=keep)
-    wait_until(lambda: is_at_rest(one))
+def test_no_more_batches_begin_than_there_is_memory_and_those_taken_stay(made: Made, keep: int):
+    one, held = made.open(5, keep=keep), []
+    wait_for_rest(one)
     assert made.planned == list(range(5))
     for taken in range(1, 20):
-        one.take()
-        wait_until(lambda: is_at_rest(one))
-        assert made.planned == list(range(5 + max(0, taken - keep)))
-        assert sorted(made.filled) == [(step, row) for step in made.planned for row in range(4)]
-
-
-def test_a_batch_stays_until_so_many_more_were_asked_for(made: Made):
-    one = made.open(3, keep=2)
-    held = []
-    for _ in range(30):
         slot = one.take()
         assert slot is not None
-        held = [*held, (slot, list(slot.memory))][-2:]
-        wait_until(lambda: is_at_rest(one))
-        for old, content in held:
-            assert old.memory == content
-
-
-def test_memory_comes_round(made: Made):
-    one = made.open(4)
-    seen = [id(slot.memory) for _ in range(40) if (slot := one.take())]
-    assert len(set(seen)) == 4
-    assert seen == seen[:4] * 10
+        held = [*held, (slot.memory, list(slot.memory))][-keep:] if keep else []
+        wait_for_rest(one)
+        assert made.planned == list(range(5 + max(0, taken - keep)))
+        assert sorted(made.filled) == [(step, row) for step in made.planned for row in range(4)]
+        assert all(memory == content for memory, content in held)
 
 
 def test_closing_while_someone_waits_for_a_batch(made: Made):
@@ -150,32 +122,21 @@ def test_closing_while_someone_waits_for_a_batch(made: Made):
     closer = threading.Thread(target=one.close)
     closer.start()
     consumer.join(LONG)
-    assert not consumer.is_alive()
     assert "closed" in str(told[0])
     made.gate.set()
     closer.join(LONG)
     assert not closer.is_alive()
 
 
-def test_closing_while_threads_wait_for_memory_and_twice(made: Made):
-    one = made.open()
-    wait_until(lambda: is_at_rest(one))
-    one.close()
-    one.close()
-    assert not any(thread.is_alive() for thread in one._threads)
-
-
-def test_closing_in_a_pause(made: Made):
-    one = made.open()
-    one.pause()
-    one.close()
-    assert not any(thread.is_alive() for thread in one._threads)
-
-
-def test_taking_after_closing_does_not_hang(made: Made):
+@pytest.mark.parametrize("paused", [False, True])
+def test_closing_ends_threads_that_wait_and_taking_does_not_hang(made: Made, paused: bool):
     one = made.open(3, keep=1)
-    wait_until(lambda: is_at_rest(one))
+    wait_for_rest(one)
+    if paused:
+        one.pause()
     one.close()
+    one.close()
+    assert not any(thread.is_alive() for thread in one._threads)
     for _ in range(3):  # those that were made before
         one.take()
     with pytest.raises(RuntimeError, match="closed"):
@@ -184,12 +145,12 @@ def test_taking_after_closing_does_not_hang(made: Made):
 
 def test_a_pause_stops_work_until_it_ends(made: Made):
     one = made.open(4, keep=1)
-    wait_until(lambda: is_at_rest(one))
+    wait_for_rest(one)
     one.pause()
     done = list(made.filled)
     for _ in range(3):
         one.take()
-    wait_until(lambda: is_at_rest(one))
+    wait_for_rest(one)
     assert made.filled == done
     one.go_on()
     for step in range(3, 30):
@@ -203,7 +164,7 @@ def test_a_pause_lets_rows_begun_be_finished(made: Made):
     one = made.open()
     one.pause()
     made.gate.set()
-    wait_until(lambda: is_at_rest(one))
+    wait_for_rest(one)
     assert len(made.filled) <= 3  # a row for each thread
     one.go_on()
     slot = one.take()
@@ -211,77 +172,35 @@ def test_a_pause_lets_rows_begun_be_finished(made: Made):
     assert slot.memory[:4] == [0, 1, 2, 3]
 
 
-def test_an_error_of_the_plan_comes_with_its_batch(made: Made):
+class Panic(BaseException):
+    """As Rust's panics come to Python."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_errors_come_with_their_batch_by_row_and_are_forgotten_with_it(made: Made, kind: type[BaseException]):
+    def fill(memory: list[int], row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
+        made.fill(memory, row, place, worker, bad)
+        if place.epoch == 1 and row in (1, 3):
+            raise kind(row)
+
     def plan(step: int) -> Sequence[Place]:
         if step == 2:
             raise ValueError("no plan")
         return made.plan(step)
 
-    one = made.open(plan=plan)
-    slots = []
-    for _ in range(4):
-        slot = one.take()
-        assert slot is not None
-        slots.append((dict(slot.errors), slot.memory[0]))
-    assert [bool(errors) for errors, _ in slots] == [False, False, True, False]
-    assert str(slots[2][0][0]) == "no plan"
-    assert slots[3][1] == 300
-
-
-def test_errors_of_rows_are_kept_by_row_and_forgotten_with_the_batch(made: Made):
-    def fill(memory: list[int], row: int, place: Place, worker: Worker, bad: list[Bad]) -> None:
-        made.fill(memory, row, place, worker, bad)
-        if place.epoch == 1 and row in (1, 3):
-            raise ValueError(row)
-
-    one = made.open(3, fill_row=fill, keep=1)
-    found = []
-    for _ in range(8):
+    one = made.open(3, fill_row=fill, plan=plan, keep=1)
+    slots = [one.take() for _ in range(2)]
+    found = [sorted(slot.errors) for slot in slots if slot]
+    for _ in range(5):
         slot = one.take()
         assert slot is not None
         found.append(sorted(slot.errors))
-    assert found == [[], [1, 3], [], [], [], [], [], []]
-
-
-def test_an_error_of_any_kind_does_not_let_the_consumer_hang(made: Made, monkeypatch: pytest.MonkeyPatch):
-    """Whatever a library raises in a thread, someone waits for that batch."""
-
-    class Panic(BaseException):
-        """As Rust's panics come to Python."""
-
-    def fill(*_) -> None:
-        raise Panic
-
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    one = made.open(fill_row=fill, threads=1)
-
-    def consume() -> None:
-        with contextlib.suppress(RuntimeError):
-            one.take()
-
-    consumer = threading.Thread(target=consume, daemon=True)
-    consumer.start()
-    consumer.join(1.0)
-    hung = consumer.is_alive()
-    one.close()
-    consumer.join(LONG)
-    assert not hung
+    assert found == [[], [1, 3], [0], [], [], [], []]
 
 
 def test_empty_batches_pass(made: Made):
     one = made.open(plan=lambda step: [] if step % 2 else made.plan(step), steps=6)
-    sizes = [len(slot.places) for slot in iter(one.take, None)]
-    assert sizes == [4, 0, 4, 0, 4, 0]
-
-
-@pytest.mark.parametrize(("num_rows", "threads", "most"), [(4, 3, 1), (256, 2, 8), (256, 16, 4), (24, 2, 3)])
-def test_threads_take_a_few_rows_at_once(made: Made, num_rows: int, threads: int, most: int):
-    one = made.open(threads=threads, steps=0)
-    cuts = []
-    while one._row < num_rows:
-        cuts.append(one._cut_rows(num_rows))
-    assert [row for rows in cuts for row in rows] == list(range(num_rows))
-    assert max(len(rows) for rows in cuts) == most <= MAX_ROWS_AT_ONCE
+    assert [len(slot.places) for slot in iter(one.take, None)] == [4, 0, 4, 0, 4, 0]
 
 
 def test_time_waited_is_told_while_threads_still_wait(made: Made, monkeypatch: pytest.MonkeyPatch):
@@ -299,9 +218,9 @@ def test_time_waited_is_told_while_threads_still_wait(made: Made, monkeypatch: p
     idle = loader.Loader.__new__(loader.Loader)
     idle._began = 0.0
     idle._ring = one = made.open()
-    wait_until(lambda: is_at_rest(one))
+    wait_for_rest(one)
     clock.now = 100.0
     assert idle.stages().seconds["batch"] == pytest.approx(0, abs=1)
     one.take()
-    wait_until(lambda: is_at_rest(one))
+    wait_for_rest(one)
     assert idle.stages().seconds["batch"] == pytest.approx(0, abs=1)

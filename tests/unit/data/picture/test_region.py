@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 import simplejpeg
 from hypothesis import given
-from PIL import Image
 
 from damage import damaged, quick, real_data
 from made_pictures import busy, mean_difference, put_before, save, save_sampled, save_scans, smooth
-from trainstone.data.feeding.crops import Crop
-from trainstone.data.feeding.transform import cut
 from trainstone.data.picture import region
 from trainstone.data.picture.decode import MAX_PIXELS, decode, look_sized
 from trainstone.data.picture.region import (
@@ -22,7 +19,6 @@ from trainstone.data.picture.region import (
     can_stop_early,
     choose_shrink,
     decode_upper,
-    with_height,
 )
 from trainstone.errors import DataError
 
@@ -70,48 +66,32 @@ def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("fast", "shrink"), [(False, 1), (True, 1), (True, 2), (True, 4), (True, 8)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_above_are_those_of_the_whole(layout: str, fast: bool):
+def test_rows_above_are_those_of_the_whole(layout: str, fast: bool, shrink: int):
     data, scratch = LAYOUTS[layout], used_scratch()
-    whole = simplejpeg.decode_jpeg(data, "RGB", fast)
-    for bottom in range(1, HEIGHT + 1):
-        part = decode_upper(data, bottom, scratch, fast=fast)
-        assert part.shrink == 1
-        assert bottom <= len(part.pixels) <= HEIGHT
-        assert np.array_equal(part.pixels[:bottom], whole[:bottom])
+    whole = simplejpeg.decode_jpeg(data, "RGB", fast, False, -(-HEIGHT // shrink), -(-WIDTH // shrink), shrink)
+    for bottom in range(1, HEIGHT + 1, 1 if shrink == 1 else 3):
+        part = decode_upper(data, bottom, scratch, fast=fast, shrink=shrink)
+        rows = round(bottom / shrink)
+        assert part.shrink == shrink
+        assert rows <= len(part.pixels) <= len(whole)
+        assert np.array_equal(part.pixels[:rows], whole[:rows])
 
 
 @pytest.mark.parametrize("layout", ["444", "420", "422", "Gray", "restart rows"])
 def test_no_more_than_the_rows_needed_are_decoded(layout: str, count_rows: list[int]):
-    can_stop_early()
+    assert can_stop_early()
     count_rows.clear()
-    decode_upper(LAYOUTS[layout], 10, Scratch(), fast=True)
-    decode_upper(LAYOUTS[layout], 30, Scratch(), fast=True)
-    decode_upper(LAYOUTS[layout], 31, Scratch(), fast=True)
-    decode_upper(LAYOUTS[layout], HEIGHT, Scratch(), fast=True)
+    for bottom in (10, 30, 31, HEIGHT):
+        decode_upper(LAYOUTS[layout], bottom, Scratch(), fast=True)
     assert count_rows == [16, 32, 48, HEIGHT]
-
-
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_smaller_pictures_are_those_of_the_decoder(layout: str, shrink: int):
-    data = LAYOUTS[layout]
-    size = -(-HEIGHT // shrink), -(-WIDTH // shrink)
-    whole = simplejpeg.decode_jpeg(data, "RGB", True, False, *size, shrink)
-    assert whole.shape[:2] == size
-    scratch = used_scratch()
-    for bottom in range(1, HEIGHT + 1):
-        part = decode_upper(data, bottom, scratch, fast=True, shrink=shrink)
-        rows = round(bottom / shrink)
-        assert part.shrink == shrink
-        assert np.array_equal(part.pixels[:rows], whole[:rows])
 
 
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])
 def test_pictures_of_every_width_find_room(shrink: int):
-    for width in range(1, 40):
-        for height in (1, 2, 9, 16, 17, 31):
+    for width in (1, 2, 7, 8, 9, 15, 16, 17, 33, 39):
+        for height in (1, 9, 16, 17):
             data = save(smooth(width, height))
             for bottom in (1, height):
                 pixels = decode_upper(data, bottom, Scratch(), fast=True, shrink=shrink).pixels
@@ -127,23 +107,6 @@ def test_other_pictures_are_decoded_whole_into_memory_of_their_own(kind: str, mo
     assert np.array_equal(part.pixels, decode(data))
 
 
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-def test_crops_of_a_shrunk_picture_look_like_those_of_the_whole(shrink: int):
-    crops = [Crop(33, 21, 201, 190), Crop(0, 0, 400, 320), Crop(199, 101, 201, 219)]
-    data, pixels = save(smooth(400, 320), quality=95), smooth(400, 320)
-    for crop in crops:
-        small = cut(decode_upper(data, crop.bottom, Scratch(), fast=True, shrink=shrink), crop)
-        plain = pixels[crop.top : crop.bottom, crop.left : crop.right]
-        assert abs(small.shape[0] * shrink - crop.height) <= shrink
-        assert abs(small.shape[1] * shrink - crop.width) <= shrink
-        size = small.shape[1] // 2, small.shape[0] // 2
-        assert mean_difference(shrink_to(small, size), shrink_to(plain, size)) < 3
-
-
-def shrink_to(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BOX))
-
-
 @pytest.mark.parametrize(
     ("width", "height", "expected"),
     [(100, 100, 1), (447, 448, 1), (448, 448, 2), (895, 2_000, 2), (896, 900, 4), (1_792, 1_792, 8), (9_000, 9_000, 8)],
@@ -153,7 +116,7 @@ def test_pictures_shrink_only_while_they_stay_large_enough(width: int, height: i
 
 
 @pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive", "scans"])
-@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8, 0.97])
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
 def test_a_picture_cut_off_is_an_error_where_its_rows_are_needed(layout: str, share: float):
     data = LAYOUTS[layout]
     start = data.index(b"\xff\xda")
@@ -174,27 +137,6 @@ def test_a_picture_of_many_scans_cut_off_is_never_taken_for_a_whole_one(layout: 
             continue
         wrong[end] = mean_difference(pixels[:40], whole[:40])
     assert not any(wrong.values()), f"{len(wrong)} pass, off by up to {max(wrong.values()):.1f} grey levels"
-
-
-@pytest.mark.parametrize("layout", MANY_SCANS)
-def test_damage_in_a_later_scan_is_seen_as_in_the_whole(layout: str):
-    """What the whole decode calls corrupt, and changes the upper rows, is no good picture."""
-    data = MANY_SCANS[layout]
-    whole, passed = decode(data), 0
-    for at in range(data.rindex(b"\xff\xda") + 20, len(data) - 2, 31):
-        broken = data[:at] + bytes((data[at] ^ 0x55,)) + data[at + 1 :]
-        try:
-            decode(broken)
-        except DataError:
-            pass
-        else:
-            continue
-        try:
-            pixels = decode_upper(broken, 40, used_scratch(), fast=False).pixels
-        except DataError:
-            continue
-        passed += mean_difference(pixels[:40], whole[:40]) > 0
-    assert passed == 0
 
 
 @pytest.mark.parametrize("marker", [b"\xff\xda", b"\xff\xc4"], ids=["before the scan", "before a table"])
@@ -220,16 +162,16 @@ def test_bytes_astray_at_the_end_are_passed_over_as_in_the_whole():
     assert np.array_equal(decode(broken), decode(data))
 
 
-def decode_all(data: bytes) -> np.ndarray:
-    return decode_upper(data, HEIGHT, used_scratch(), fast=False).pixels
-
-
 def try_decoding(decoder: Callable[[bytes], np.ndarray], data: bytes) -> np.ndarray | str:
     """Pixels, or what is wrong."""
     try:
         return decoder(data)
     except DataError as err:
         return err.message
+
+
+def decode_all(data: bytes) -> np.ndarray:
+    return decode_upper(data, HEIGHT, used_scratch(), fast=False).pixels
 
 
 @pytest.mark.parametrize("layout", ["420", "444", "restart rows", "progressive"])
@@ -251,14 +193,6 @@ def test_a_huge_claimed_size_is_refused_before_memory_is_taken(shrink: int, monk
     monkeypatch.setattr(Scratch, "take", lambda *_: pytest.fail("took memory"))
     with pytest.raises(DataError, match=f"65535x65535 pixels; at most {MAX_PIXELS:,}"):
         decode_upper(huge, 10, Scratch(), fast=True, shrink=shrink)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"no picture at all", b"\xff\xd8\xff\xc0\0\x11\x08"]
-)
-def test_no_picture_is_an_error(data: bytes):
-    with pytest.raises(DataError):
-        decode_upper(data, 10, Scratch(), fast=True)
 
 
 @pytest.mark.parametrize("layout", ["420", "progressive", "restart rows"])
@@ -297,19 +231,6 @@ def test_without_a_decoder_that_stops_early_all_is_decoded(monkeypatch: pytest.M
     part = decode_upper(LAYOUTS["420"], 10, Scratch(), fast=False)
     assert count_rows == [HEIGHT]
     assert np.array_equal(part.pixels, decode(LAYOUTS["420"]))
-
-
-def test_this_decoder_stops_early():
-    assert can_stop_early()
-
-
-def test_another_height_changes_nothing_else():
-    data = LAYOUTS["420"]
-    changed = with_height(data, look_sized(data).frame_at, 0x0102)
-    differing = [at for at in range(len(data)) if data[at] != changed[at]]
-    assert look_sized(bytes(changed))[:3] == ("jpeg", WIDTH, 0x0102)
-    assert len(changed) == len(data)
-    assert len(differing) <= 2
 
 
 def test_real_photos_and_damaged_ones():

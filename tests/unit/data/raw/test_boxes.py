@@ -1,5 +1,4 @@
 import gzip
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -146,11 +145,3 @@ def test_a_csv_is_read_with_and_without_folders(tmp_path):
     assert read_boxes(path, KNOWN) == BOXES
     path.write_text("")
     assert read_boxes(path, KNOWN) == {}
-
-
-@pytest.mark.parametrize("line", ["a.JPEG,1,2", "a.JPEG,x,0,1,1", "a.JPEG,0,0,1,1.5", "a.JPEG,nan,0,1,1", '"a,0,0,1,1'])
-def test_a_damaged_line_of_the_csv_is_named(tmp_path, line):
-    path: Path = tmp_path / "boxes.csv"
-    path.write_text(f"a.JPEG,0,0,1,1\n{line}\n")
-    with pytest.raises(DataError, match=r"boxes\.csv, line 2"):
-        read_boxes(path, KNOWN)

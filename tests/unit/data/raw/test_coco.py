@@ -1,6 +1,5 @@
 """COCO's layout, read as it lies."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from made_coco import CATEGORIES, jpeg, make_instances, make_set, real_coco
-from trainstone.data.raw.coco import CocoSource, drop_images, find_coco, make_source
+from trainstone.data.raw.coco import CocoSource, find_coco, make_source
 from trainstone.data.raw.prepare_coco import prepare_coco
 from trainstone.data.sample import Box, ClassName
 from trainstone.errors import DataError
@@ -116,13 +115,6 @@ def test_a_large_file_takes_a_few_times_its_size_of_memory(tmp_path: Path):
     assert size < peak_bytes < 8 * size
 
 
-def test_a_file_cut_short_is_told_with_its_byte(small: Path):
-    path = small / "annotations/instances_train2017.json"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"instances_train2017\.json: JSON: damaged or cut off at byte 200"):
-        find_coco(small)
-
-
 def test_pictures_without_boxes_can_be_left_out(tmp_path: Path):
     boxes = [CocoAnnotation(n, image, 4, (n, 0, 1, 1)) for n, image in enumerate((3, 1, 3))]
     source = only_source(tmp_path / "c", *boxes, num_images=5)
@@ -157,11 +149,6 @@ def test_other_places_and_names_are_found(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_the_complete_file_is_preferred(small: Path):
-    (small / "annotations/bbox_only_instances_val2017.json").write_text("damaged")
-    assert len(find_coco(small).splits) == 2
-
-
 def test_no_pictures_or_no_annotations_are_told(tmp_path: Path, small: Path):
     with pytest.raises(DataError, match=r"no annotations/instances_<split>\.json"):
         find_coco(tmp_path)
@@ -182,44 +169,6 @@ def test_splits_of_different_categories_are_refused(tmp_path: Path):
         find_coco(root)
     with pytest.raises(DataError, match=r"instances_val\.json has other categories"):
         list(prepare_coco(root, root))
-
-
-def names_in(path: Path) -> list[str]:
-    return [image["file_name"] for image in json.loads(path.read_text())["images"]]
-
-
-def test_pictures_that_were_moved_away_are_dropped_and_the_original_is_kept(tmp_path: Path, small: Path):
-    list(prepare_coco(small, tmp_path / "out"))
-    root, place = tmp_path / "out", tmp_path / "out/quarantine"
-    train, val = root / "annotations/instances_train2017.json", root / "annotations/instances_val2017.json"
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    for number in (1, 4):
-        (root / f"train2017/{number:012d}.jpg").unlink()
-    dropped = drop_images(root, {"000000000001.jpg", "000000000004.jpg", "other.jpg"}, place)
-    assert dropped == {root / "train2017/000000000001.jpg", root / "train2017/000000000004.jpg"}
-    left = [f"{n:012d}.jpg" for n in (0, 2, 3)]
-    assert names_in(train) == names_in(root / "annotations/bbox_only_instances_train2017.json") == left
-    assert [item["image_id"] for item in json.loads(train.read_text())["annotations"]] == [100, 98, 97]
-    assert (root / "train2017-images.txt").read_text() == "".join(f"{name}\n" for name in left)
-    assert (place / "annotations/instances_train2017.json").read_bytes() == before[train]
-    # Another split has pictures of the same names, but those are still there.
-    assert val.read_bytes() == before[val]
-    assert not (place / "annotations/instances_val2017.json").exists()
-    source = find_coco(root).splits[0].source
-    assert [source.read(index).name for index in range(len(source))] == left
-    assert names_in(small / "annotations/instances_train2017.json") == [f"{n:012d}.jpg" for n in range(5)]
-    (root / "train2017/000000000000.jpg").unlink()
-    drop_images(root, {"000000000000.jpg"}, place)
-    assert names_in(train) == left[1:]
-    assert (place / "annotations/instances_train2017.json").read_bytes() == before[train]
-    assert not list(root.rglob("*.partial"))
-
-
-def test_nothing_gone_changes_nothing(tmp_path: Path, small: Path):
-    before = {path: path.stat().st_mtime_ns for path in small.rglob("*")}
-    drop_images(small, {"000000000001.jpg"}, tmp_path / "quarantine")
-    assert {path: path.stat().st_mtime_ns for path in small.rglob("*")} == before
-    assert not (tmp_path / "quarantine").exists()
 
 
 def test_real_pictures_have_their_boxes(tmp_path: Path):

@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,15 @@ import pytest
 
 from made_archives import make_jpeg
 from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips, real_coco
+from made_pictures import busy, save
 from trainstone.data.manifest import Manifest, check_files, read_manifest
-from trainstone.data.partial import sum_file
+from trainstone.data.parallel import Progress
 from trainstone.data.plan import make_plan
 from trainstone.data.prepare import prepare as write_plan
-from trainstone.data.progress import Progress
 from trainstone.data.raw.coco import find_coco
-from trainstone.data.raw.coco_parts import Part, hold
-from trainstone.data.raw.prepare_coco import OFFICIAL, prepare_coco
+from trainstone.data.raw.prepare_coco import OFFICIAL, Part, hold, prepare_coco
 from trainstone.data.recognise import open_dataset
+from trainstone.data.shardfile import sum_file
 from trainstone.data.verify import Findings, verify
 from trainstone.errors import DataError
 from trainstone.formats.coco import CocoAnnotation, CocoImage, Instances
@@ -33,8 +32,8 @@ def small(tmp_path: Path) -> Path:
     return make_set(tmp_path / "coco", train2017=make_instances(5), val2017=make_instances(3))
 
 
-def prepare(source: Path, target: Path, workers: int = 1) -> tuple[list[Progress], Manifest]:
-    seen = list(prepare_coco(source, target, workers=workers))
+def prepare(source: Path, target: Path, workers: int = 1, *, skip_bad: bool = False) -> tuple[list[Progress], Manifest]:
+    seen = list(prepare_coco(source, target, workers=workers, skip_bad=skip_bad))
     manifest = read_manifest(target)
     assert manifest is not None
     check_files(target, manifest)
@@ -180,7 +179,7 @@ def break_picture(folder: Path, fault: str) -> str:
         return "is missing"
     changes: dict[str, tuple[bytes, str]] = {
         "size": (jpeg(41, 20), "has 41x20 pixels, not 40x20"),
-        "kind": (b"GIF89a" + struct.pack("<HH", 40, 20) + bytes(9), "is GIF, not JPEG"),
+        "kind": (save(busy(40, 20), "GIF"), "is GIF, not JPEG"),
         "head": (jpeg(40, 20)[:8], "cannot be read"),
         "none": (b"<html>", "cannot be read: not a picture"),
     }
@@ -196,10 +195,61 @@ def test_pictures_that_are_not_as_told_are_refused(tmp_path: Path, small: Path, 
     assert not (tmp_path / "out/manifest.json").exists()
 
 
-def test_a_head_behind_a_long_comment_is_found(tmp_path: Path, small: Path):
-    long = jpeg(40, 20, comment_bytes=65_000)
-    (small / "val2017/000000000001.jpg").write_bytes(long[:2] + long[2:65_006] * 2 + long[65_006:])
-    prepare(small, tmp_path / "out")
+def make_real(root: Path, count: int = 4) -> Path:
+    """A set whose pictures can be decoded."""
+    images = [CocoImage(n, f"{n}.jpg", 8, 8) for n in range(count)]
+    boxes = [CocoAnnotation(n + 1, n, 9, (2, 2, 4, 4), n == 0) for n in range(count)]
+    make_set(root, train2017=Instances(images, boxes, CATEGORIES))
+    for image in images:
+        (root / "train2017" / image.file_name).write_bytes(make_jpeg(image.id))
+    return root
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_skip_makes_a_clean_copy_and_leaves_the_source(tmp_path: Path, packed: bool):
+    source, target = make_real(tmp_path / "c", 6), tmp_path / "out"
+    (source / "train2017/1.jpg").write_bytes(make_jpeg(1)[:-60])  # breaks off in its pixels
+    (source / "train2017/3.jpg").unlink()
+    (source / "train2017/4.jpg").write_bytes(jpeg(9, 9))
+    if packed:
+        source = make_zips(source, tmp_path / "zips")
+    before = tree(source)
+    _, manifest = prepare(source, target, skip_bad=True)
+    assert tree(source) == before
+    assert (look_through(target).bad, look_through(target).records) == ([], 3)
+    assert [name for name, _ in manifest.shards[0].skipped] == ["1.jpg", "3.jpg", "4.jpg"]
+    assert sorted(path.name for path in (target / "train2017").iterdir()) == ["0.jpg", "2.jpg", "5.jpg"]
+    for name in ("instances_train2017", "bbox_only_instances_train2017"):
+        document = json.loads((target / f"annotations/{name}.json").read_text())
+        assert [image["id"] for image in document["images"]] == [0, 2, 5]
+        assert [item["image_id"] for item in document["annotations"]] == [0, 2, 5]
+    assert (target / "train2017-images.txt").read_text() == "0.jpg\n2.jpg\n5.jpg\n"
+    assert prepare(source, target, skip_bad=True)[0] == prepare(source, target)[0] == []
+
+
+def test_skip_looks_again_at_what_was_only_glanced_at(tmp_path: Path):
+    source = make_real(tmp_path / "c")
+    (source / "train2017/1.jpg").write_bytes(make_jpeg(1)[:-60])
+    prepare(source, tmp_path / "out")
+    assert len(look_through(tmp_path / "out").bad) == 1
+    prepare(source, tmp_path / "out", skip_bad=True)
+    assert look_through(tmp_path / "out").bad == []
+
+
+def test_skip_refuses_to_change_the_source(tmp_path: Path):
+    source = make_real(tmp_path / "c")
+    (source / "train2017/1.jpg").unlink()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/train2017").symlink_to(source / "train2017")
+    before = tree(source)
+    for target in (source, tmp_path / "out"):
+        with pytest.raises(DataError, match="is not a copy"):
+            prepare(source, target, skip_bad=True)
+    for path in (source / "train2017").iterdir():
+        path.write_bytes(b"nothing is left")
+    with pytest.raises(DataError, match="4 of 4 pictures"):  # the disk may not be mounted
+        prepare(source, tmp_path / "new", skip_bad=True)
+    assert set(before) >= set(tree(source))
 
 
 def test_a_picture_out_of_all_proportion_is_not_read(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch):
@@ -305,12 +355,7 @@ def look_through(folder: Path) -> Findings:
 
 
 def test_a_prepared_folder_is_opened_verified_and_converted_like_any(tmp_path: Path):
-    images = [CocoImage(n, f"{n}.jpg", 8, 8) for n in range(4)]
-    boxes = [CocoAnnotation(1, 0, 9, (2, 2, 4, 4), True), CocoAnnotation(2, 3, 4, (0, 0, 8, 8))]
-    root = make_set(tmp_path / "c", train2017=Instances(images, boxes, CATEGORIES))
-    for image in images:
-        (root / "train2017" / image.file_name).write_bytes(make_jpeg(image.id))
-    prepare(root, tmp_path / "out")
+    prepare(make_real(tmp_path / "c"), tmp_path / "out")
     found = open_dataset(tmp_path / "out")
     assert (found.kind, [name for name, _ in found.classes]) == ("detect", ["circle", "square"])
     assert found.splits[0].source.read(0).boxes[0].crowd  # from the complete annotations, not those with boxes only
@@ -330,16 +375,16 @@ def test_a_prepared_folder_is_opened_verified_and_converted_like_any(tmp_path: P
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trainstone.data.raw import extract, prepare_coco
+from trainstone.data.raw import archives, prepare_coco
 source, target, when = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if when == "unpacking":
-    opened, real = [], extract.stream_zip_member
-    def stream_or_die(*args):
+    opened, real = [], archives._open_member
+    def open_or_die(*args):
         opened.append(args)
         return die() if len(opened) == 5 else real(*args)
-    extract.stream_zip_member = stream_or_die
+    archives._open_member = open_or_die
 if when == "the last file":
     prepare_coco.write_manifest = die
 for item in prepare_coco.prepare_coco(source, target):

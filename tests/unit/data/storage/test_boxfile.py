@@ -1,12 +1,9 @@
-"""Boxes in CSV files: what is written is read, what cannot be is told with its line."""
+"""Boxes in CSV files: what is written is read. Damage: formats/test_damage.py."""
 
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from damage import damaged, quick, read_damaged
 from trainstone.data.sample import Box
 from trainstone.data.storage.boxfile import box_lines, make_key, read_box_file
 from trainstone.errors import DataError
@@ -39,39 +36,5 @@ def test_a_name_with_a_line_break_is_refused_when_it_is_written(name: str):
         box_lines(name, [Box(0, 0, 0, 1, 1)])
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("n01/n01_1.JPEG", "n01/n01_1"),
-        ("x", "x"),
-        ("dot.ted/x", "dot.ted/x"),
-        ("dot.ted/x.jpg", "dot.ted/x"),
-        ("a/two.dots.jpg", "a/two.dots"),
-        ("a/.hidden", "a/.hidden"),
-    ],
-)
-def test_keys_are_names_without_extension(name: str, key: str):
-    assert make_key(name) == key
-
-
 def test_a_box_thinner_than_the_decimals_is_passed_over(tmp_path: Path):
     assert read_text(tmp_path, "x.jpg,0.1,0.2,0.1,0.3\ny.jpg,0,0,1,1\n\n") == {"y": ((0.0, 0.0, 1.0, 1.0),)}
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["x.jpg", "x.jpg,0,0,1", "x.jpg,0,0,1,1,1", "x.jpg,a,0,1,1", '"x.jpg,0,0,1,1', "x.jpg,0,0,1,nan", "x.jpg,0,0,1,1.1",
-     "x.jpg,-0.1,0,1,1", "x.jpg,0.5,0,0.4,1", "x.jpg,0,inf,1,1"],
-)  # fmt: skip
-def test_a_line_that_cannot_be_is_told(tmp_path: Path, line: str):
-    with pytest.raises(DataError, match=r"train-boxes\.csv, line 2: "):
-        read_text(tmp_path, f"good.jpg,0,0,1,1\n{line}\n")
-
-
-SOUND = b'n01/a.JPEG,0.2500,0.1250,0.7500,0.5000\n"b,\xc3\xbc.jpg",0.0000,0.0000,1.0000,1.0000\n'
-
-
-@quick
-@given(data=st.one_of(damaged(SOUND), st.binary(max_size=200)))
-def test_a_damaged_file_gives_boxes_or_a_line(tmp_path: Path, data: bytes):
-    read_damaged(tmp_path / "x-boxes.csv", data, read_box_file, "line")

@@ -9,7 +9,7 @@ from small_sets import BOXES, CLASSES, JPEGS, SIDE, make_png
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, Sample
 from trainstone.data.storage.encoding import Encoded, Shard
-from trainstone.data.storage.folder import FolderEncoder, check_name, make_instances
+from trainstone.data.storage.folder import FolderEncoder, make_instances
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, read_instances
 from trainstone.formats.span import Span
@@ -23,14 +23,6 @@ def encode(kind: str, sample: Sample, number: int = 0) -> Encoded:
 def test_a_picture_goes_into_its_class_folder(name: str):
     made = encode("classify", Sample(name, JPEGS[0], 1))
     assert made == Encoded("b/x.jpg", (JPEGS[0],), "", "b/x.jpg")
-
-
-def test_boxes_of_classified_pictures_go_beside(tmp_path: Path):
-    made = encode("classify", Sample("x.jpg", JPEGS[0], 0, BOXES[:1]))
-    encoder = FolderEncoder("classify", CLASSES)
-    assert encoder.lines(made, Span(0, 1)) == ("a/x.jpg,0.2500,0.1250,0.7500,0.5000\n",)
-    assert encoder.sidecars(Shard("val", "val", 0, 1)) == ("val-boxes.csv",)
-    assert encoder.finish("", 3) == ""
 
 
 @pytest.mark.parametrize("label", [None, 2, -1])
@@ -74,20 +66,6 @@ def test_cocos_own_classes_get_cocos_own_numbers():
 def test_a_box_of_no_class_is_refused_before_anything_is_written():
     with pytest.raises(DataError, match="label 2, but there are 2 classes"):
         encode("detect", Sample("x.jpg", JPEGS[0], boxes=(Box(2, 0, 0, 1, 1),)))
-
-
-@pytest.mark.parametrize("name", ["x.jpg", "a/b/x", "ü/x y", "a..b", "x" * 255])
-def test_names_for_files(name: str):
-    assert check_name(name) == name
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "/x", "../x", "a/../../x", "a//x", "a/", "./x", "a/./x", "x\0", "x" * 256, "..", ".x", "a/.b/c", "\udcff"],
-)
-def test_names_that_are_none(name: str):
-    with pytest.raises(DataError, match="is no name for a picture below a folder"):
-        check_name(name)
 
 
 def test_a_name_without_an_ending_gets_that_of_what_it_is():

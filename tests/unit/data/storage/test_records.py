@@ -29,25 +29,15 @@ def test_samples_are_numbered_through_all_files(source: RecordSource):
     assert len(source) == 8
     assert [source.read(number) for number in range(8)] == to_classify(8)
     assert [source.name(number) for number in (0, 3, 7)] == ["a/0000.jpg", "b/0003.jpg", "b/0007.jpg"]
-
-
-def test_where_a_sample_lies(source: RecordSource):
-    assert source.locate(0) == (0, 0)
-    assert source.locate(3) == (2, 0)
+    assert list(source.glance(3)) == [(1, ClassName("b"))]
+    assert (source.locate(0), source.locate(3)) == ((0, 0), (2, 0))
     assert source.where(3) == f"{source.paths[2]}, record 0 at byte 0"
     shard, offset = source.locate(5)
     assert shard == 3
     assert source.where(5) == f"{source.paths[3]}, record 1 at byte {offset}"
-
-
-def test_a_glance_goes_to_the_right_file(source: RecordSource):
-    assert list(source.glance(3)) == [(1, ClassName("b"))]
-
-
-@pytest.mark.parametrize("index", [-1, 8])
-def test_there_are_no_others(source: RecordSource, index: int):
-    with pytest.raises(IndexError):
-        source.read(index)
+    for index in (-1, 8):
+        with pytest.raises(IndexError):
+            source.read(index)
 
 
 def test_few_files_are_open_at_once(source: RecordSource, monkeypatch: pytest.MonkeyPatch):
@@ -70,10 +60,6 @@ def test_a_fingerprint_changes_with_the_files(source: RecordSource):
     with source.paths[3].open("ab") as file:
         file.write(b"more")
     assert source.fingerprint() != before
-
-
-def test_no_files_at_all():
-    assert len(RecordSource([], TFRecordShard)) == 0
 
 
 def test_a_file_that_is_gone_is_told(source: RecordSource):

@@ -1,28 +1,29 @@
 """The reference's epochs: the shipped numbers are mlperf-logging's, and judged as its rcp_checker judges."""
 
 import json
-import os
 import random
 import re
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import ROOT
+from made_mlperf import make_logged
 from trainstone.results.mlperf.convergence import (
     MISSED,
     REFERENCES,
     Reference,
     expect,
+    find_reason,
     interpolate,
     judge,
     list_points,
     prune,
     summarise,
-    why_none,
 )
 
 TABLE = r"\| (global batch|epochs, mean|least|\| \| \| not counted) "
@@ -49,15 +50,6 @@ def test_the_shipped_numbers_are_those_of_the_installed_files(theirs, benchmark)
     assert [point.batch for point in REFERENCES[benchmark]] == sorted(point.batch for point in REFERENCES[benchmark])
 
 
-@pytest.mark.parametrize(("benchmark", "ruleset"), [("resnet", "2.0.0"), ("resnet", "2.1.0"), ("ssd", "1.0.0")])
-def test_the_shipped_numbers_are_those_of_published_files(benchmark, ruleset):
-    data = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not data:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    document = json.loads((Path(data) / f"mlperf/rcp/training_{ruleset}/rcps_{benchmark}.json").read_text())
-    assert {point.batch: point.runs for point in REFERENCES[benchmark]} == counts(document)
-
-
 @pytest.mark.parametrize("benchmark", RULESETS)
 def test_points_and_pruning_are_the_checkers(theirs, benchmark):
     checker = theirs.RCP_Checker("training", RULESETS[benchmark], benchmark, False)
@@ -72,7 +64,7 @@ def test_points_and_pruning_are_the_checkers(theirs, benchmark):
 
 def test_pruning_of_any_points_is_the_checkers(theirs, tmp_path):
     draw = random.Random(8)
-    for _ in range(30):
+    for _ in range(12):
         batches = sorted(draw.sample(range(256, 70_000), draw.randint(1, 9)))
         made = [Reference(batch, dict(Counter(draw.randint(30, 90) for _ in range(10)))) for batch in batches]
         document = {
@@ -151,23 +143,24 @@ def test_between_two_points_mean_and_scatter_lie_on_the_line():
         ({"train_samples": 1_281_167 - 3263}, None),  # an epoch without its last batch
         ({"benchmark": "bert"}, "there are no reference points of bert here"),
         ({"benchmark": None}, "there are no reference points of an unnamed benchmark here"),
-        ({"batch": None}, "the log does not say the global batch size"),
+        ({"global_batch": None}, "the log does not say the global batch size"),
         ({"optimizer": "adam"}, "the reference trains with lars or sgd, not with adam"),
         ({"optimizer": None}, "the reference trains with lars or sgd, not with an unnamed optimizer"),
         ({"train_samples": 2000}, "the reference trains on ImageNet's 1,281,167 pictures, this run on 2,000"),
         ({"train_samples": None}, "the reference trains on ImageNet's 1,281,167 pictures, this run on an unknown number"),  # noqa: E501
-        ({"target": 0.75}, "the reference trains to 0.759, this run only to 0.75"),
-        ({"batch": 70_000}, "the largest batch with a reference is 67,840, here it is 70,000"),
+        ({"accuracy": 0.75}, "the reference trains to 0.759, this run only to 0.75"),
+        ({"global_batch": 70_000}, "the largest batch with a reference is 67,840, here it is 70,000"),
     ],
 )  # fmt: skip
 def test_where_the_reference_is_no_measure_it_says_why(changes, told):
-    values = {"benchmark": "resnet", "optimizer": "lars", "batch": 3264, "train_samples": 1_281_167, "target": 0.7592}
-    assert why_none(**(values | changes)) == told
+    values = {"optimizer": "lars", "global_batch": 3264, "train_samples": 1_281_167, "accuracy": 0.7592}
+    assert find_reason([make_logged(ended="success", stop_ms=1, **(values | changes))]) == told
 
 
 def test_ssd_as_retinanet_is_not_held_against_ssd300():
-    assert why_none("ssd", None, 912, 117_266, 0.2326) is None
-    assert why_none("ssd", "adam", 256, 1_170_301, 0.341) is not None
+    ssd300 = make_logged(benchmark="ssd", global_batch=912, train_samples=117_266)
+    assert find_reason([ssd300]) is None
+    assert find_reason([replace(ssd300, optimizer="adam", global_batch=256, train_samples=1_170_301)]) is not None
 
 
 def test_the_document_has_the_same_numbers():

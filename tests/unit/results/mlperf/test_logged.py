@@ -1,4 +1,4 @@
-"""One log as a run: real ones of three generations, and files that are none."""
+"""Logs found and read as runs: real ones of three generations, made-up ones, and files that are none."""
 
 import json
 import os
@@ -7,15 +7,55 @@ from pathlib import Path
 import pytest
 
 from hostile import EVIL
+from made_mlperf_ssd import write_ssd_log
 from trainstone.errors import DataError
-from trainstone.results.mlperf.logged import read_logged
+from trainstone.formats.mllog import Event, kind_of
+from trainstone.results.mlperf.logged import JudgedAt, Times, find_logs, measure_times, read_logged
 
 
-def real(name: str) -> Path:
+def real(name: str = "") -> Path:
     data = os.environ.get("TRAINSTONE_REAL_DATA")
     if not data:
         pytest.skip("needs TRAINSTONE_REAL_DATA")
     return Path(data) / "mlperf" / name
+
+
+def touch(*paths):
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    return list(paths)
+
+
+def test_find_logs_takes_files_runs_points_and_trees_in_order(tmp_path):
+    (own,) = touch(tmp_path / "a/mlperf.log")
+    touch(tmp_path / "a/result.json", tmp_path / "a/original/result_0.txt")
+    points = touch(tmp_path / "b/points/p2/mlperf.log", tmp_path / "b/points/p10/mlperf.log")
+    results = touch(*(tmp_path / f"x/resnet/result_{number}.txt" for number in (2, 10)))
+    touch(tmp_path / "x/resnet/other.txt", tmp_path / "x/systems/s.json")
+    given = [tmp_path / "gone", tmp_path / "b", tmp_path / "a", tmp_path / "x"]
+    assert find_logs(given) == ([tmp_path / "gone", *points, own, *results], {})
+
+
+def test_find_logs_counts_a_log_once_and_follows_no_circle(tmp_path):
+    (log,) = touch(tmp_path / "r/result_0.txt")
+    (tmp_path / "link.txt").symlink_to(log)
+    (tmp_path / "r/again").symlink_to(tmp_path)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert find_logs([log, tmp_path, tmp_path / "link.txt", tmp_path / "loop"]) == ([log, tmp_path / "loop"], {})
+
+
+def test_find_logs_reports_folders_without_logs_beside_the_logs_of_others(tmp_path):
+    (log,) = touch(tmp_path / "good/mlperf.log")
+    touch(tmp_path / "other/result.json")
+    (tmp_path / "empty").mkdir()
+    logs, errors = find_logs([tmp_path / "empty", tmp_path / "good", tmp_path / "other"])
+    assert logs == [log]
+    assert list(errors) == [tmp_path / "empty", tmp_path / "other"]
+    assert [err.message.split(" in ")[0] for err in errors.values()] == [
+        "no mlperf.log or result_*.txt",
+        "no mlperf.log",
+    ]
 
 
 def write_log(path: Path, *events: tuple, start_ms: int = 1000) -> Path:
@@ -38,65 +78,57 @@ WHOLE = (
 )
 
 
-def test_a_log_of_today():
-    run = read_logged(real("v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet/result_0.txt"))
-    assert (run.form, run.benchmark, run.division, run.org) == ("0.7", "resnet", "closed", "NVIDIA")
-    assert (run.global_batch, run.train_samples, run.optimizer) == (3264, 1_281_167, "sgd")
-    assert run.converged
-    assert run.minutes == pytest.approx(39.44438, abs=1e-4)
-    assert (run.epochs, run.accuracy) == (41, 0.76146)
-    assert run.images_per_second == pytest.approx(1_281_167 * 41 / (39.44438 * 60), rel=1e-4)
+def test_read_logged_reads_three_generations():
+    today = read_logged(real("v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet/result_0.txt"))
+    assert (today.form, today.benchmark, today.division, today.org) == ("0.7", "resnet", "closed", "NVIDIA")
+    assert (today.global_batch, today.train_samples, today.optimizer) == (3264, 1_281_167, "sgd")
+    assert today.converged
+    assert today.minutes == pytest.approx(39.44438, abs=1e-4)
+    assert (today.epochs, today.accuracy) == (41, 0.76146)
+    assert today.images_per_second == pytest.approx(1_281_167 * 41 / (39.44438 * 60), rel=1e-4)
+    old = read_logged(real("v0.6/nvidia-ssd/result_0.txt"))
+    assert (old.form, old.benchmark, old.org, old.ended) == ("0.6", "ssd", "NVIDIA", "success")
+    assert old.minutes == pytest.approx(22.459, abs=1e-3)
+    assert old.images_per_second is None  # it does not say how many images
+    oldest = read_logged(real("v0.5/google-resnet/result_0.txt"))
+    assert (oldest.form, oldest.benchmark, oldest.division) == ("0.5", "resnet", None)
+    assert oldest.minutes == pytest.approx(301.517, abs=1e-3)
+    assert oldest.accuracy == pytest.approx(0.75114, abs=1e-5)
 
 
-def test_a_log_of_0_6():
-    run = read_logged(real("v0.6/nvidia-ssd/result_0.txt"))
-    assert (run.form, run.benchmark, run.org, run.ended) == ("0.6", "ssd", "NVIDIA", "success")
-    assert run.minutes == pytest.approx(22.459, abs=1e-3)
-    assert run.images_per_second is None  # it does not say how many pictures
-
-
-def test_a_log_of_0_5():
-    run = read_logged(real("v0.5/google-resnet/result_0.txt"))
-    assert (run.form, run.benchmark, run.division) == ("0.5", "resnet", None)
-    assert run.minutes == pytest.approx(301.517, abs=1e-3)
-    assert run.accuracy == pytest.approx(0.75114, abs=1e-5)
-
-
-def test_what_the_log_does_not_say_is_none(tmp_path):
+def test_read_logged_leaves_out_what_the_log_does_not_say(tmp_path):
     run = read_logged(write_log(tmp_path / "log", ("run_start", None)))
     assert (run.benchmark, run.ended, run.stop_ms, run.minutes, run.accuracy, run.epochs) == (None,) * 6
     assert not run.converged
     assert run.seeds == ()
 
 
-def test_accuracy_and_epoch_are_of_one_evaluation(tmp_path):
+def test_read_logged_takes_accuracy_and_epoch_of_the_last_evaluation_before_the_end(tmp_path):
     events = (*WHOLE[:3], ("eval_accuracy", 0.7, {"epoch_num": 3}), ("eval_accuracy", 0.6, {"epoch_num": 7}))
     run = read_logged(write_log(tmp_path / "log", *events, ("run_stop", None, {"status": "aborted"})))
     assert (run.accuracy, run.epochs, run.converged, run.minutes) == (0.6, 7, False, 3.0)
     assert run.best_accuracy == 0.7
-
-
-def test_what_is_judged_after_the_target_was_reached_does_not_count(tmp_path):
-    later = ("eval_accuracy", 0.7, {"epoch_num": 11})
-    run = read_logged(write_log(tmp_path / "log", *WHOLE, later))
+    run = read_logged(write_log(tmp_path / "log", *WHOLE, ("eval_accuracy", 0.7, {"epoch_num": 11})))
     assert (run.accuracy, run.epochs, run.best_accuracy, len(run.accuracies)) == (0.76, 7, 0.76, 3)
 
 
-def test_a_run_that_was_taken_up_again_is_told(tmp_path):
+def test_read_logged_counts_resumes(tmp_path):
     again = (*WHOLE[:4], ("resumed", None, {"step": 40}), *WHOLE[4:])
     assert read_logged(write_log(tmp_path / "again.log", *again)).resumed == 1
     assert read_logged(write_log(tmp_path / "whole.log", *WHOLE)).resumed == 0
 
 
-def test_values_of_another_kind_are_not_taken(tmp_path):
+def test_read_logged_ignores_values_of_another_type_and_keeps_hostile_text(tmp_path):
     odd = (("submission_org", 5), ("global_batch_size", "many"), ("train_samples", -3), ("seed", True))
+    odd = (*odd, ("submission_platform", EVIL))
     run = read_logged(write_log(tmp_path / "log", *odd, *WHOLE[2:4], ("eval_accuracy", "good", {"epoch_num": 9})))
     assert (run.org, run.global_batch, run.train_samples, run.seeds) == (None, None, None, ())
     assert run.accuracies == (0.5,)
+    assert run.platform == EVIL  # whoever prints it makes it harmless
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "message"),
     [
         (WHOLE + WHOLE, "several runs in one log: 2 times run_start, 2 times run_stop"),
         (WHOLE[:3] + WHOLE[2:], "several runs in one log: 2 times run_start, 1 time run_stop"),
@@ -104,18 +136,87 @@ def test_values_of_another_kind_are_not_taken(tmp_path):
         ((WHOLE[5], WHOLE[2]), "run_stop comes before run_start"),
     ],
 )
-def test_what_is_not_one_run_is_refused(tmp_path, events, told):
-    with pytest.raises(DataError, match=told):
+def test_read_logged_refuses_what_is_not_one_run(tmp_path, events, message):
+    with pytest.raises(DataError, match=message):
         read_logged(write_log(tmp_path / "log", *events))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"\0" * 5000, bytes(range(256)) * 40, b":::MLLOG {\n"])
-def test_what_is_no_log_is_refused(tmp_path, content):
+def test_read_logged_refuses_what_is_no_log(tmp_path, content):
     (tmp_path / "log").write_bytes(content)
     with pytest.raises(DataError):
         read_logged(tmp_path / "log")
 
 
-def test_hostile_values_are_kept_as_they_are(tmp_path):
-    run = read_logged(write_log(tmp_path / "log", ("submission_platform", EVIL), *WHOLE))
-    assert run.platform == EVIL  # whoever prints it makes it harmless
+def make_events(*given: tuple[float, str, object, float | None]) -> list[Event]:
+    """Events of seconds, key, value and epoch."""
+    return [
+        Event(key, value, kind_of(key), int(seconds * 1000), {} if epoch is None else {"epoch_num": epoch})
+        for seconds, key, value, epoch in given
+    ]
+
+
+TIMED = make_events(
+    *[(0, "init_start", None, None), (0.5, "init_start", None, None), (20, "init_stop", None, None)],
+    *[(21, "run_start", None, None), (22, "epoch_start", None, 1), (23, "epoch_start", None, 1)],
+    *[(72, "epoch_stop", None, 1), (72, "epoch_start", None, 2), (112, "epoch_stop", None, 2)],
+    *[(112, "epoch_start", None, 3), (150, "epoch_stop", None, 3), (150, "epoch_start", None, 4)],
+    *[(180, "epoch_stop", None, 4), (180, "eval_start", None, 4), (181, "epoch_start", None, 5)],
+    *[(191, "eval_stop", None, 4), (191, "eval_accuracy", 0.2, 4), (301, "epoch_stop", None, 5)],
+    *[(301, "eval_start", None, 5), (308, "eval_accuracy", 0.23, 5), (309, "run_stop", None, None)],
+)
+
+
+def test_measure_times_measures_every_part():
+    assert measure_times(TIMED) == Times(
+        devices=2,
+        total=309.0,
+        converge=288.0,
+        init=20.0,
+        first_epoch=50.0,
+        epoch=39.0,  # epochs 2 and 3: the fourth is evaluated
+        train=50.0 + 40 + 38 + 30 + 120,
+        evaluations=(JudgedAt(4, 11.0, 0.2), JudgedAt(5, 7.0, 0.23)),  # the second says no eval_stop
+    )
+
+
+def test_measure_times_of_a_run_evaluated_after_each_epoch_averages_all_but_the_first():
+    given = [(10.0 * at, "epoch_start", None, at) for at in (1, 2, 3)]
+    given += [(10.0 * at + at, "epoch_stop", None, at) for at in (1, 2, 3)]
+    given += [(10.0 * at + 5, "eval_accuracy", 0.1, at) for at in (1, 2, 3)]
+    assert measure_times(make_events(*sorted(given))).epoch == 2.5
+
+
+@pytest.mark.parametrize(
+    ("events", "times"),
+    [
+        ([], Times()),
+        (make_events((5, "run_start", None, None)), Times()),
+        (make_events((5, "epoch_stop", None, 1), (5, "eval_stop", None, 1)), Times()),
+        (make_events((9, "init_start", None, None), (5, "init_stop", None, None), (3, "run_stop", 0, None)), Times()),
+        ([Event("epoch_start", None, "INTERVAL_START", 1, {"epoch_num": "x"})], Times()),
+        (make_events((5, "eval_accuracy", 0.5, None)), Times(evaluations=(JudgedAt(None, None, 0.5),))),
+    ],
+)
+def test_measure_times_leaves_out_what_the_log_does_not_say(events, times):
+    assert measure_times(events) == times
+
+
+def test_measure_times_of_our_own_log(tmp_path: Path):
+    write_ssd_log(tmp_path / "a.log", minutes=25.4)
+    times = read_logged(tmp_path / "a.log").times
+    assert (times.devices, times.init) == (8, 60.0)
+    assert times.converge == pytest.approx(25.4 * 60, abs=0.01)
+    assert times.total == pytest.approx(25.4 * 60 + 60, abs=0.01)
+    assert times.first_epoch == pytest.approx((25.4 * 60 - 6) / 50, abs=0.01)
+    assert times.epoch == pytest.approx(times.first_epoch, abs=0.01)
+    assert [(one.epoch, one.seconds) for one in times.evaluations] == [(40, 3.0), (50, 3.0)]
+
+
+def test_measure_times_of_published_logs():
+    logs = [*real().glob("v0.6/**/*ssd*/**/result_*.txt"), *sorted(real().glob("v0.7/**/ssd/result_*.txt"))]
+    old, *new = [read_logged(log).times for log in logs]
+    assert {one.devices for one in (old, *new)} == {8}
+    assert [one.epoch for one in old.evaluations] == [33, 44, 50]
+    assert [f"{old.converge:.1f}", f"{old.init:.1f}", f"{old.epoch:.1f}"] == ["1347.5", "20.0", "26.6"]
+    assert [([one.epoch for one in times.evaluations], f"{times.epoch:.0f}") for times in new] == [([40, 50], "12")] * 5

@@ -6,29 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from made_original import EPOCH_SECONDS, HandClock, make_evaluation, make_facts, make_step
+from made_original import BEGAN, make_facts, make_step, play
 from trainstone.formats.nvlog import Entry, read_nvlog
 from trainstone.machine.ranks import Rank
 from trainstone.train.original.facts import Facts
-from trainstone.train.original.nvlog import BenchmarkLog, TrainingLog, bear_warm_up
+from trainstone.train.original.writers import list_writers
 from trainstone.train.task import plan_rate
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
+
 EPOCH = ("epoch", "final_cross_entropy", "final_l2_loss", "final_total_loss", "final_learning_rate")
 ITERATION = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
 END = "Ending Model Training ..."
 
 
-def train(facts: Facts, last: int, *, status: str | None = "ok", evaluations: tuple[int, ...] = ()) -> list[Entry]:
-    """Write a run's log from its first step to before `last`; status None: it is killed."""
-    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
-    for step in range(facts.first_step, last):
-        log.step(make_step(step))
-        if step + 1 in evaluations:
-            log.evaluation(make_evaluation(step + 1))
-    if status:
-        log.finish(status)
-    log.close()
+def train(facts: Facts, last: int, **changes) -> list[Entry]:
+    play(facts, last, **changes)
     return read(facts)
 
 
@@ -69,7 +62,7 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
         (END, None),
     ]
     assert [entry.model for entry in entries] == [None] * 17 + ["resnet"] * 3
-    assert {entry.time_seconds for entry in entries} == {EPOCH_SECONDS}
+    assert {entry.time_seconds for entry in entries} == {BEGAN}
 
 
 @pytest.mark.parametrize(
@@ -121,12 +114,7 @@ def test_every_line_fits_the_grammar(tmp_path: Path):
 
 def test_without_decay_in_the_loss_there_is_no_l2_loss(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce", "optimizer.decay_in=optimizer")
-    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
-    for step in range(11):
-        log.step(make_step(step)._replace(decay_loss=None))
-    log.finish("ok")
-    log.close()
-    entries = read(facts)
+    entries = train(facts, 11, decay_loss=None)
     assert values(entries, "cross_entropy") == values(entries, "total_loss") == [9.5, 9.5 - 10 / 64]
     assert not [entry for entry in entries if "l2" in entry.key]
     document = read_json(facts)
@@ -161,7 +149,7 @@ def test_evaluations_are_told_in_percent(tmp_path: Path):
     ]
     assert [entry.line for entry in entries[-8:]] == [*range(545, 550), 610, 611, 630]
     assert next(entry.line for entry in entries if entry.key == "Decay Steps") == 378
-    assert [entry.time_seconds - EPOCH_SECONDS for entry in entries[-9:]] == [-4] * 6 + [0] * 3
+    assert [entry.time_seconds - BEGAN for entry in entries[-9:]] == [3 + 50 / 2] * 6 + [3 + 50 / 2 + 4] * 3
     assert "Top-1 Accuracy: 75.863\n" in (tmp_path / "original/nvlog.txt").read_text()
 
 
@@ -191,102 +179,25 @@ def test_the_json_has_a_list_for_each_epoch(tmp_path: Path):
 
 def test_the_json_is_there_after_the_first_epoch(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce")
-    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
-    for step in range(9):
+    (log,) = list_writers(facts)
+    for step in range(10):
+        assert not (tmp_path / "original/training.json").exists()
         log.step(make_step(step))
-    assert not (tmp_path / "original/training.json").exists()
-    log.step(make_step(9))
     assert read_json(facts)["epoch"]["epoch"] == [0]
     log.close()
 
 
 def test_a_loss_that_is_no_number_is_null_in_json(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce")
-    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
-    log.step(make_step(0)._replace(loss=float("nan")))
-    log.finish("failed")
-    log.close()
+    train(facts, 1, loss=float("nan"))
     assert read_json(facts)["iter"]["total_loss"] == [[None]]
-    assert read(facts)[-1].key != END
 
 
-def test_lines_are_on_disk_a_second_later(tmp_path: Path):
-    facts, now = make_facts(tmp_path, "wmlce"), HandClock()
-    log = TrainingLog(facts, wall=HandClock(), now=now)
-    log.step(make_step(0))
-    assert (tmp_path / "original/nvlog.txt").read_text() == ""
-    now.seconds += 1
-    log.step(make_step(1))
-    assert values(read(facts), "iteration") == [0]
-    log.close()
-
-
-@pytest.mark.parametrize("status", ["interrupted", None, "failed"])
-@pytest.mark.parametrize(("stopped", "first"), [(37, 30), (37, 31), (37, 37), (30, 30), (28, 3), (13, 10), (49, 11)])
-def test_a_resumed_run_writes_what_an_unbroken_one_does(tmp_path: Path, status: str | None, stopped: int, first: int):
-    whole = make_facts(tmp_path / "whole", "wmlce", "original.every_steps=4")
-    expected = train(whole, 50, evaluations=(20, 50))
-    facts = make_facts(tmp_path / "parts", "wmlce", "original.every_steps=4")
-    train(facts, stopped, status=status, evaluations=(20,))
-    again = make_facts(tmp_path / "parts", "wmlce", "original.every_steps=4", first_step=first)
-    assert train(again, 50, evaluations=(20, 50)) == expected
-    assert read_json(again) == read_json(whole)
-
-
-def test_a_torn_line_is_cut(tmp_path: Path):
-    facts = make_facts(tmp_path, "wmlce")
-    train(facts, 15, status=None)
-    file = tmp_path / "original/nvlog.txt"
-    file.write_bytes(file.read_bytes()[:-7])
-    entries = train(make_facts(tmp_path, "wmlce", first_step=15), 25)
-    assert values(entries, "iteration") == [0, 10, 20]
-    assert len(file.read_text().splitlines()) == len(entries)
-
-
-def test_a_log_that_somebody_has_damaged_is_gone_on_with(tmp_path: Path):
-    train(make_facts(tmp_path, "wmlce"), 15, status=None)
-    file = tmp_path / "original/nvlog.txt"
-    odd = ":::NVLOGv0.2.3 resnet 1.000000000 (a.py:1)"
-    damage = f"\x00\xff\n{odd} iteration: [1]\n{odd} epoch: null\n{odd} epoch: {'9' * 30}\n{odd} iteration: -1\n"
-    file.write_bytes(file.read_bytes() + damage.encode("latin-1"))
-    entries = train(make_facts(tmp_path, "wmlce", first_step=15), 25)
-    assert values(entries, "iteration") == [0, 10, [1], 20]
-    assert values(entries, "epoch") == [0, 1]
-
-
-def test_a_checkpoint_finds_all_lines_on_disk(tmp_path: Path):
-    facts = make_facts(tmp_path, "wmlce")
-    log = TrainingLog(facts, wall=HandClock(), now=HandClock())
-    log.step(make_step(0))
-    log.flush()
-    assert values(read(facts), "iteration") == [0]
-    log.close()
-
-
-def test_a_run_resumed_at_its_end_changes_nothing(tmp_path: Path):
-    facts = make_facts(tmp_path, "wmlce")
-    train(facts, 50, evaluations=(50,))
-    before = {path.name: path.read_bytes() for path in (tmp_path / "original").iterdir()}
-    train(make_facts(tmp_path, "wmlce", first_step=50), 50)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "original").iterdir()} == before
-
-
-def test_an_evaluation_that_is_made_up_for_comes_behind_the_training(tmp_path: Path):
-    facts = make_facts(tmp_path, "wmlce")
-    train(facts, 50, status="interrupted")
-    log = TrainingLog(make_facts(tmp_path, "wmlce", first_step=50), wall=HandClock(), now=HandClock())
-    log.evaluation(make_evaluation(50))
-    log.finish("ok")
-    log.close()
-    keys = [entry.key for entry in read(facts)]
-    assert keys.count(END) == 1
-    assert keys[-9] == END
-
-
-def bench(facts: Facts, steps: int, **changes: float) -> list[Entry]:
-    log = BenchmarkLog(facts, wall=HandClock(), now=HandClock())
+def bench(facts: Facts, steps: int) -> list[Entry]:
+    """Steps of a second and of half a second in turns."""
+    (log,) = list_writers(facts)
     for step in range(steps):
-        log.step(make_step(step)._replace(step_seconds=0.5 if step % 2 else 1.0, **changes))
+        log.step(make_step(step, step_seconds=0.5 if step % 2 else 1.0))
     log.finish("ok")
     log.close()
     return read(facts)
@@ -330,7 +241,3 @@ def test_a_bench_without_a_step_has_no_average(tmp_path: Path):
     entries = bench(bench_facts(tmp_path, steps=None), 0)
     assert values(entries, "Average total_ips") == []
     assert entries[-1].key == END
-
-
-def test_warm_up_is_at_most_half_of_a_run():
-    assert [bear_warm_up(100, steps) for steps in (None, 1000, 200, 100, 3, 1)] == [100, 100, 100, 50, 1, 0]

@@ -85,7 +85,3 @@ def test_list_hosts_uses_loopback_on_one_host_and_the_way_to_others_on_several(m
     monkeypatch.setattr(roll, "find_route", lambda _address: None)
     with pytest.raises(LaunchError, match="rank 0 on n0: no way to others"):
         roll.list_hosts(documents)
-
-
-def test_join_ranks_shortens_runs():
-    assert roll.join_ranks([3, 1, 5, 6, 7, 8, 12, 13]) == "1, 3, 5-8, 12, 13"

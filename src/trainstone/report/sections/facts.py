@@ -1,0 +1,221 @@
+"""The sections without a chart: findings, memory, machine, ranks, child runs, how to repeat it, what is missing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainstone.config.load import flatten
+from trainstone.report.blocks import Block, Code, Facts, Findings, Links, Prose, Section
+from trainstone.report.view import Child, RunView
+from trainstone.results.schema import FINISHED, Result
+from trainstone.results.summary import describe_interval, describe_preflight, describe_repeat
+from trainstone.results.tables import Table
+from trainstone.units import format_bytes, format_rate, format_seconds
+
+CONTENTS = {
+    "result.json": "all numbers, with the configuration and the machine",
+    "config.toml": "the resolved recipe",
+    "machine.json": "machine facts",
+    "log.txt": "what the program logged",
+}
+MAX_LINKS = 60
+MAX_CONFIG_BYTES = 200_000
+SEVERITIES = ("error", "warning", "info")
+
+
+def build_findings(view: RunView) -> Section | None:
+    """Gravest first; a finished run without any says so."""
+    rows = sorted(view.result.findings, key=lambda found: SEVERITIES.index(found.severity))
+    if rows:
+        return Section("findings", "Findings", [Findings(rows)])
+    if view.result.status in FINISHED:
+        return Section("findings", "Findings", [Prose("None: nothing speaks against these numbers.")])
+    return None
+
+
+def build_memory(view: RunView) -> Section | None:
+    """Memory used at most, and energy."""
+    memory, energy = view.result.memory, view.result.energy
+    rows = []
+    if memory:
+        if memory.peak_device_bytes:
+            rows.append(("memory of the device, at most", format_bytes(memory.peak_device_bytes)))
+        if memory.peak_host_bytes:
+            rows.append(("memory of the host, at most", format_bytes(memory.peak_host_bytes)))
+        if memory.allocator:
+            rows.append(("allocator", memory.allocator))
+        if memory.page_faults_per_step is not None:
+            rows.append(("page faults a step", f"{memory.page_faults_per_step:,.0f}"))
+    if energy:
+        rows.append(("energy an image", f"{energy.joules_per_image:.3g} J"))
+        rows.append(("average power", f"{energy.average_watts:.3g} W"))
+        rows.append(("meter", energy.meter))
+    title = "Memory and energy" if energy else "Memory"
+    return Section("resources", title, [Facts(rows)]) if rows else None
+
+
+def build_machine(view: RunView) -> Section | None:
+    """Everything in machine.json, flat: the machine and its software as they were when the run began."""
+    listed = [list_facts(facts) for facts in (view.result.machine, view.result.software)]
+    blocks = [Facts(rows) for rows in listed if rows]
+    if not blocks:
+        return None
+    names = sorted({device.name for device in view.result.devices})
+    lead = f"{', '.join(names)} on {view.result.process.host}." if names else ""
+    noise = view.result.noise
+    if noise:
+        lead += f" Noise grade {noise.grade}: {'; '.join(noise.reasons) or 'quiet'}."
+    return Section("machine", "Machine", blocks, lead.strip())
+
+
+def list_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names joined by dots, lists by commas; what is unknown is left out."""
+    rows: list[tuple[str, str]] = []
+    for name, value in flatten(facts):
+        if isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+            rows += list_facts({f"{name} {number}": inner for number, inner in enumerate(value)})
+        elif value is not None and value != []:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            rows.append((name.replace("_", " "), text))
+    return rows
+
+
+def build_ranks(view: RunView) -> Section | None:
+    """Where several ranks ran, and how long an all-reduce between them takes."""
+    preflight = view.result.preflight
+    if preflight is None:
+        return None
+    hosts = [
+        [
+            host.host,
+            str(len(host.ranks)),
+            "" if host.devices is None else str(host.devices),
+            host.interface or "",
+            host.address or "",
+            host.versions.get("torch", ""),
+        ]
+        for host in preflight.hosts
+    ]
+    columns = ["host", "ranks", "devices", "interface", "address", "torch"]
+    blocks: list[Block] = [Table(columns, hosts, numeric=[False, True, True, False, False, False], sortable=True)]
+    timed = preflight.all_reduce
+    if timed:
+        rows = [
+            [format_bytes(size), format_seconds(seconds), f"{format_bytes(size / seconds)}/s" if seconds else ""]
+            for size, seconds in zip(timed.bytes, timed.seconds, strict=False)
+        ]
+        caption = "All-reduce over all ranks before the run: median time on the slowest rank"
+        blocks.append(Table(["message", "time", "rate"], rows, caption=caption, numeric=[True, True, True]))
+    return Section("ranks", "Ranks and hosts", blocks, f"{describe_preflight(preflight)}.")
+
+
+def build_points(view: RunView) -> Section | None:
+    """Child runs: a row each, with its number and its own page."""
+    if not view.children or view.result.sweep or view.result.repeated:  # those list them in sections of their own
+        return None
+    rows = [[child.label, *_list_cells(child)] for child in view.children]
+    links = [address(view, child) for child in view.children]
+    columns = ["run", "images/s", "interval", "noise", "status"]
+    table = Table(columns, rows, links=links, numeric=[False, True, False, False, False])
+    return Section("points", "Runs", [table], f"{len(rows)} runs in points/.")
+
+
+def address(view: RunView, child: Child) -> str | None:
+    """Return the child's page, or its result where it has none; nothing for one that was not read."""
+    if child.result is None:
+        return None
+    files = (f"{child.run}/{name}" for name in ("report.html", "result.json"))
+    return next((view.address(file) for file in files if (view.path / file).is_file()), None)
+
+
+def _list_cells(child: Child) -> list[str]:
+    result = child.result
+    if result is None:
+        return ["", "", "", "cannot be read"]
+    noise = result.noise.grade if result.noise else ""
+    if result.throughput is None:
+        return ["", "", noise, result.status]
+    rate = format_rate(result.throughput.images_per_second)
+    return [rate, describe_interval(result.throughput), noise, result.status]
+
+
+def build_repeat(view: RunView) -> Section | None:
+    """How to repeat it, how it was got, and the raw data."""
+    result = view.result
+    facts = [
+        ("run", result.run_id),
+        ("recipe", f"{result.recipe.name} v{result.recipe.version}, {result.recipe.sha256[:12]}"),
+        ("started", result.process.started_utc),
+        ("status", result.status),
+        ("command", result.command),
+    ]
+    blocks: list[Block] = [Facts(facts)]
+    config = read_config(view)
+    if config:
+        blocks.append(Code("Repeat it", describe_repeat(result, view.path)))
+    rows = [(view.address(name), describe_file(name)) for name in list_files(view)]
+    if rows:
+        blocks.append(Links(rows))
+    if config:
+        blocks.append(Code("Configuration", config, folded=True))
+    return Section("repeat", "Repeat it, and raw data", blocks)
+
+
+def read_config(view: RunView) -> str:
+    """Return config.toml as it stands; nothing where it is missing, damaged or absurdly long."""
+    file = view.path / "config.toml"
+    try:
+        return file.read_text(encoding="utf-8") if file.stat().st_size <= MAX_CONFIG_BYTES else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def list_files(view: RunView) -> list[str]:
+    """Files of the run itself; those of its points are linked from their own pages."""
+    names = [
+        path.relative_to(view.path).as_posix()
+        for folder in (view.path, view.path / "original", view.path / "trace", view.path / "launch")
+        for path in sorted(folder.glob("*"))
+        if path.is_file() and path.name != "report.html" and not path.name.endswith(".partial")
+    ]
+    return names[:MAX_LINKS]
+
+
+def describe_file(name: str) -> str:
+    """Say what a file holds."""
+    if name.startswith("steps-rank"):
+        return "every step"
+    return CONTENTS.get(name, "telemetry" if name.startswith("telemetry-") else "")
+
+
+def build_unmeasured(view: RunView) -> Section | None:
+    """What was not measured, and why: a row for each thing a reader may miss."""
+    rows = list(dict.fromkeys(_list_missing(view.result)))
+    rows += [("unreadable", doubt) for doubt in dict.fromkeys(view.doubts)]
+    return Section("unmeasured", "Not measured, and why", [Facts(rows)]) if rows else None
+
+
+def _list_missing(result: Result) -> Iterator[tuple[str, str]]:
+    if result.comparison is not None:
+        yield "steps", "each of the two under points/ has its own"
+        yield "utilisation, energy", "two models in turn share the device; a run alone measures them"
+        return
+    if result.points:
+        yield "steps, utilisation, memory, energy", "each run under points/ has its own"
+        return
+    ended = "" if result.status in FINISHED else f"the run is {result.status}"
+    if result.throughput is None:
+        yield "throughput", ended or "no steps were recorded"
+    elif result.throughput.ci95 is None:
+        yield "interval", result.throughput.ci_covers
+    if result.utilisation is None:
+        yield "utilisation", ended or "two models in turn share the device; a run alone measures it"
+    for device in result.devices:
+        for told in device.unsupported:
+            what, _, why = told.partition(": ")
+            yield what if why else "telemetry", why or told
+    if result.energy is None:
+        yield "energy", ended or "no counter (RAPL, NVML) was read over the window; a guess is not given"
+    if result.phases and result.phases.forward_seconds is None:
+        yield "forward, backward, optimiser", "not split: --set engine.split_phases=true (costs a little speed)"
+    again = "--runs 5" if result.kind in ("bench", "train") else "the same with --seed 1, 2, ..."
+    yield "spread between runs", f"one run does not show what memory layout and seeds do; {again} does"

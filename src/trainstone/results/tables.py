@@ -1,0 +1,317 @@
+"""The tables of a result, made once: the terminal prints them (cli/tables.py), the page draws them (report/).
+
+Cells are text as people read it; making it printable or escaping it is the work of who shows it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainstone.results.feeding import Feeding, find_one_thread, format_microseconds
+from trainstone.results.learning import (
+    find_best,
+    find_reached,
+    format_epoch,
+    format_metric,
+    name_metric,
+    thin_history,
+)
+from trainstone.results.profiled import PIPES
+from trainstone.results.quality import Evaluation, Quality, Repeated, TrainedRun
+from trainstone.results.repeated import list_notes
+from trainstone.results.schema import ComparisonRow, Result, Side
+from trainstone.results.sweep import Sweep, SweepRow, format_setting, label_row
+from trainstone.units import (
+    format_bytes,
+    format_count,
+    format_interval,
+    format_percent,
+    format_rate,
+    format_ratio,
+    format_seconds,
+)
+
+STATES = {"out_of_memory": "out of memory", "failed": "failed", "not_tried": "not tried"}
+MOST_EVALUATIONS = 60
+MOST_METRICS = 6
+Cell = str | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `links` names a relative address for the first cell of each row, where there is one."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    links: Sequence[str | None] = ()
+    sortable: bool = False
+    filterable: bool = False
+    """With a box that hides the rows without the words typed; one such table a page."""
+    numeric: Sequence[bool] = ()
+    """Columns set flush right."""
+    keys: Sequence[Sequence[float | str]] = ()
+    """What the cells are sorted by, where that is not their text."""
+    kind: str = "table"
+
+
+def keep_filled(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table without the columns that no row has; `columns` says of each whether it is flush right."""
+    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    names, numeric = list(columns), list(columns.values())
+    return Table(
+        [names[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        numeric=[numeric[place] for place in kept],
+    )
+
+
+def keyed_table(
+    columns: Mapping[str, bool], cells: Sequence[Sequence[tuple[str, float | str]]], caption: str = ""
+) -> Table:
+    """Return a table that sorts: each cell is its text and what it is sorted by; `columns` as for keep_filled."""
+    rows = [[text for text, _ in row] for row in cells]
+    keys = [[key for _, key in row] for row in cells]
+    return Table(list(columns), rows, caption, sortable=True, numeric=list(columns.values()), keys=keys)
+
+
+def sweep_table(sweep: Sweep, links: Sequence[str | None] = ()) -> Table:
+    """One row a point: its label, when it was run, its numbers; columns that no point has are left out."""
+    cells = [describe_point(sweep, row) for row in sweep.rows]
+    columns = [name for name in cells[0] if any(line[name] for line in cells)]
+    pairs = list(zip(sweep.rows, cells, strict=True))
+    return Table(
+        ["point", "run as", *columns],
+        [[label_row(sweep, row), f"no. {row.order}", *(line[name] for name in columns)] for row, line in pairs],
+        links=links,
+        numeric=[False, True, *(name != "note" for name in columns)],
+        sortable=True,
+        keys=[_sort_point(row, line, columns) for row, line in pairs],
+    )
+
+
+def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, str]:
+    """Return the cells by column; empty is what was not measured."""
+    half = half_width(row)
+    cells = {
+        "images/s": "" if row.images_per_second is None else format_rate(row.images_per_second),
+        "±": "" if half is None else format_percent(half),
+        "MFU": "" if row.mfu is None else format_percent(row.mfu),
+        "memory": "" if row.memory_bytes is None else format_bytes(row.memory_bytes),
+    }
+    if sweep.profile:
+        busy = row.compute_utilisation
+        cells["utilisation"] = "" if busy is None else format_percent(busy)
+        shares = {name: row.cores_percent.get(name) for name in PIPES}
+        cells |= {name: "" if percent is None else f"{percent:.1f} %" for name, percent in shares.items()}
+    return cells | {"note": "; ".join(list_point_notes(sweep, row))}
+
+
+def half_width(row: SweepRow) -> float | None:
+    """Return half of the interval, as a share of the rate."""
+    if row.ci95 is None or not row.images_per_second:
+        return None
+    return (row.ci95[1] - row.ci95[0]) / 2 / row.images_per_second
+
+
+def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
+    """Return what is special about a point."""
+    notes = ["knee"] if is_knee(sweep, row) else []
+    if row.status != "ok":
+        state = STATES[row.status]
+        # A message of the child's may begin with the same words
+        why = row.note.removeprefix(state).lstrip(": ")
+        return [f"{state}: {why}" if why else state]
+    if row.images_per_second is not None and row.ci95 is None:
+        notes.append("no interval")
+    if not row.steady:
+        notes.append("not steady")
+    if row.profile == "failed":
+        notes.append("no profile")
+    elif row.note:
+        notes.append(row.note)
+    return notes
+
+
+def is_knee(sweep: Sweep, row: SweepRow) -> bool:
+    """Say whether a row is the knee of its curve."""
+    return row.status == "ok" and any(
+        format_setting(knee.curve) == format_setting(row.curve) and knee.value == row.value for knee in sweep.knees
+    )
+
+
+def _sort_point(row: SweepRow, line: dict[str, str], columns: Sequence[str]) -> list[float | str]:
+    numbers: dict[str, float | None] = {
+        "images/s": row.images_per_second,
+        "±": half_width(row),
+        "MFU": row.mfu,
+        "memory": row.memory_bytes,
+        "utilisation": row.compute_utilisation,
+        **row.cores_percent,
+    }
+    value = row.value if isinstance(row.value, int | float) else str(row.value)
+    return [value, row.order, *(numbers.get(name) or line[name] for name in columns)]
+
+
+def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Table:
+    """One line a row; the sides are named in the head where all rows have the same ones.
+
+    `full` adds what the terminal tells in notes: what the interval covers, the noise floor, a figure's source.
+    """
+    several = len(rows) > 1
+    sides = {"A": [row.a for row in rows], "B": [row.b for row in rows]}
+    heads = [_name_sides(letter, found) for letter, found in sides.items()]
+    columns = ["what" if full else "", *heads, "A / B"]
+    columns += ["p (Holm)"] if several else []
+    columns += ["interval covers", "noise floor"] if full else []
+    cells = []
+    for row in rows:
+        shown = [
+            format_side(side, named=head == letter) + (f", {side.source}" if full and side.source else "")
+            for letter, head, side in zip("AB", heads, (row.a, row.b), strict=True)
+        ]
+        line = [row.label, *shown, format_row_ratio(row)]
+        line += [format_p_value(row.p_holm)] if several else []
+        floor = "" if row.noise_floor is None else format_percent(row.noise_floor)
+        cells.append([*line, *([row.ci_covers, floor] if full else []), row.judgement])
+    numeric = [name in heads and not full for name in columns]
+    return Table([*columns, "judgement"], cells, numeric=[*numeric, False])
+
+
+def format_row_ratio(row: ComparisonRow) -> str:
+    """Return 1.234 (1.201 … 1.268)."""
+    interval = format_interval(row.ci95, format_ratio) if row.ci95 else "no interval"
+    return f"{format_ratio(row.ratio)} ({interval})"
+
+
+def format_p_value(value: float | None) -> str:
+    """Return 0.012, < 0.001, or a dash where there is none."""
+    if value is None:
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def format_side(side: Side, *, named: bool = True) -> str:
+    """Return bf16: 1,190 images/s."""
+    rate = f"{format_rate(side.images_per_second)} images/s"
+    return f"{side.label}: {rate}" if named else rate
+
+
+def _name_sides(letter: str, sides: Sequence[Side]) -> str:
+    labels = {side.label for side in sides}
+    return f"{letter}: {labels.pop()}" if len(labels) == 1 else letter
+
+
+def thread_table(feeding: Feeding) -> Table:
+    """One row for each number of threads; columns that no point has are left out."""
+    one = find_one_thread(feeding)
+    rows = [
+        [
+            f"{point.threads:,}",
+            format_rate(point.images_per_second),
+            format_interval(point.ci95) if point.ci95 else "",
+            "" if point.cpu_cores is None else f"{point.cpu_cores:.2f}",
+            format_rate(point.images_per_second_per_core),
+            "" if one is None else format_percent(point.images_per_second / (one * point.threads), 0),
+        ]
+        for point in feeding.points
+    ]
+    columns = ("threads", "images/s", "95 % interval", "busy CPUs", "images/s a core", "of the ideal")
+    return keep_filled(dict.fromkeys(columns, True), rows)
+
+
+def stage_table(feeding: Feeding) -> Table:
+    """One row a stage, in the order of a picture's way, and their sum."""
+    rows = [
+        [stage.name, format_microseconds(stage.seconds_per_image), format_percent(stage.share)]
+        for stage in feeding.stages
+    ]
+    total = format_microseconds(sum(stage.seconds_per_image for stage in feeding.stages))
+    columns = ("stage", "µs an image", "share")
+    return Table(columns, [*rows, ["all", total, format_percent(1)]], numeric=(False, True, True))
+
+
+def evaluation_table(quality: Quality) -> Table:
+    """One row an evaluation; of many, some are left out."""
+    shown = thin_history(quality, MOST_EVALUATIONS)
+    # Those of the first, in its order, so that the one that counts is not lost among many
+    metrics = list(dict.fromkeys([quality.metric, *(name for found in shown for name in found.metrics)]))[:MOST_METRICS]
+    best, reached = find_best(quality), find_reached(quality)
+    notes = {quality.history[at].step: note for at, note in ((best, "best"), (reached, "target")) if at is not None}
+    if best is not None and best == reached:
+        notes[quality.history[best].step] = "best, target"
+
+    def show(found: Evaluation, name: str) -> str:
+        target = quality.target if name == quality.metric else None
+        return format_metric(name, found.metrics[name], target) if name in found.metrics else ""
+
+    rows = [
+        [
+            format_epoch(found.epoch),
+            f"{found.step:,}",
+            *(show(found, name) for name in metrics),
+            format_seconds(found.seconds),
+            format_seconds(found.eval_seconds),
+            f"{found.images:,}",
+            notes.get(found.step, ""),
+        ]
+        for found in shown
+    ]
+    heads = ["epochs", "steps", *(name_metric(name) for name in metrics), "run's clock", "evaluation", "images", ""]
+    left_out = len(quality.history) - len(shown)
+    caption = f"{format_count(left_out, 'evaluation')} between these left out." if left_out else ""
+    return Table(heads, rows, caption=caption, numeric=[True] * (len(heads) - 1) + [False])
+
+
+def training_table(
+    repeated: Repeated, quality: Quality | None, results: Sequence[Result | None], links: Sequence[str | None],
+    caption: str,
+) -> Table:  # fmt: skip
+    """A row for each run of train --runs, with the address of its page; what is not known is empty."""
+    pairs = zip(repeated.runs, results, strict=True)
+    rows = [_describe_run(run, quality, result, scored=repeated.score_seconds is not None) for run, result in pairs]
+    best = f"{name_metric(quality.metric)}, best" if quality else "best"
+    heads = ["run", "epochs", "time to target", best, "images/s", "status", ""]
+    return Table(heads, rows, caption=caption, links=links, numeric=[False, True, True, True, True, False, False])
+
+
+def _describe_run(run: TrainedRun, quality: Quality | None, result: Result | None, *, scored: bool) -> list[str]:
+    rate = result.throughput.images_per_second if result and result.throughput else None
+    value = format_metric(quality.metric, run.value, quality.target) if quality and run.value is not None else ""
+    notes = [*(["dropped"] if scored and not run.counted else []), *list_notes(run)]
+    return [
+        f"seed {run.seed}",
+        "" if run.epochs is None else format_epoch(run.epochs),
+        "" if run.seconds_to_target is None else format_seconds(run.seconds_to_target),
+        value,
+        "" if rate is None else format_rate(rate),
+        run.status.replace("_", " "),
+        ", ".join(notes),
+    ]
+
+
+def quality_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = "") -> Table:
+    """A table that an evaluation brought along, as it is; numbers flush right."""
+    numeric = [any(is_number(row[place]) for row in rows) for place in range(len(columns))]
+    return Table(columns, format_rows(rows), caption=caption, numeric=numeric)
+
+
+def is_number(cell: Cell) -> bool:
+    """Say whether a cell can be drawn."""
+    return isinstance(cell, float | int)
+
+
+def format_rows(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
+    """Return 0.231, or 1,204 in a column of whole numbers, or the text; nothing for what was not measured."""
+    columns = []
+    for column in zip(*rows, strict=True):
+        whole = all(float(cell).is_integer() for cell in column if isinstance(cell, float | int))
+        columns.append([_format_cell(cell, whole) for cell in column])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _format_cell(cell: Cell, whole: bool) -> str:
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if whole:
+        return f"{cell:,.0f}" if abs(cell) < 1e15 else f"{cell:.4g}"
+    return f"{cell:.3f}" if abs(cell) < 10 else f"{cell:,.4g}"

@@ -1,0 +1,356 @@
+"""Damaged input gives records or a clear error: every reader of records and of the files beside them."""
+
+import bz2
+import functools
+import gzip
+import io
+import json
+import lzma
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+import pytest
+import scipy.io
+from hypothesis import given
+from hypothesis import strategies as st
+
+from damage import damaged, quick
+from made_archives import make_tar
+from made_coco import make_instances
+from made_ncu import AFTER, BEFORE, make_long, make_wide
+from made_sets import pack_image, pack_payload
+from made_traces import document, mark, small_trace
+from small_sets import BOXES, CLASSES, JPEGS
+from trainstone.data.picture.look import look
+from trainstone.data.sample import Sample
+from trainstone.data.storage.boxfile import read_box_file
+from trainstone.data.storage.recordio import RecordIOShard
+from trainstone.data.storage.tfrecord import TFRecordEncoder, TFRecordShard
+from trainstone.data.storage.wds import WdsShard
+from trainstone.errors import DataError
+from trainstone.formats import recordio, tfrecord
+from trainstone.formats.coco import full, read_instances
+from trainstone.formats.example import bytes_feature, decode_example, encode_example, float_feature, int64_feature
+from trainstone.formats.kineto import read_trace
+from trainstone.formats.mat5 import read_mat
+from trainstone.formats.mllog import read_mllog
+from trainstone.formats.ncu import read_ncu
+from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, RecordIOFile, pack_labels, read_list
+from trainstone.formats.tfrecord import TFRecordFile, frame
+from trainstone.formats.wds import END, WdsFile, member
+
+LONGER = "x" * 120 + ".jpg"
+VECTOR = ImageRecord((4.0, 6.0, 32.0, 32.0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.0), 7, JPEGS[0][:200], vector=True)
+ABOUT = b'{"name":"a/x.jpg","id":7,"boxes":[[0,0.25,0.125,0.75,0.5,0],[1,0.1,0.2,0.3,0.4,1]],"values":[0.5,1]}'
+EXAMPLE = {
+    "label": int64_feature(-1, 300, 1 << 40),
+    "box": float_feature(0.5, -1.0),
+    "ünï": bytes_feature(b"", b"two"),
+}
+
+
+class Reader(NamedTuple):
+    """What reads a kind of file, and a sound one."""
+
+    sound: bytes
+    read: Callable[[Path], Any]
+    place: str = "byte"
+    """What an error names beside the file."""
+    wrap: Callable[[bytes], bytes] = bytes
+    """Make a file of what is damaged: inside a frame that is sound."""
+
+
+def find_error(act: Callable[[], Any]) -> str | None:
+    """What a DataError says; any other error fails the test."""
+    try:
+        act()
+    except DataError as err:
+        return err.message
+    return None
+
+
+def read_records(kind: Any) -> Callable[[Path], Any]:
+    def read(path: Path) -> None:
+        with kind(path) as file:
+            found = file.resync(0)
+            assert found is None or 0 < found < file.size
+            for span in file.spans():
+                file.read(span if kind is WdsFile else span.offset)
+
+    return read
+
+
+def read_shard(kind: Any) -> Callable[[Path], Any]:
+    """All that is asked of a shard; errors must name the file and the record's first byte."""
+
+    def read(path: Path) -> None:
+        shard = kind(path)
+        for span in shard.scan():
+            for ask in (shard.read, shard.glance, shard.is_detection, shard.boxes):
+                told = find_error(functools.partial(ask, span.offset))
+                assert told is None or f"byte {span.offset}" in told
+            sample = shard.read(span.offset)
+            sample.name.encode("utf-8", "surrogateescape")
+        shard.close()
+
+    return read
+
+
+def read_example(path: Path) -> Any:
+    return decode_example(path.read_bytes(), f"{path}, byte 0")
+
+
+def read_coco(path: Path) -> None:
+    found = read_instances(path)
+    known = {image.id for image in found.images}
+    assert all(item.image_id in known and len(item.bbox) == 4 for item in found.annotations)
+    assert json.loads("".join(full(found)))
+
+
+def read_mat_file(path: Path) -> Any:
+    return read_mat(path.read_bytes(), str(path))
+
+
+def save_mat(compress: bool) -> bytes:
+    out = io.BytesIO()
+    made = np.zeros((2, 1), dtype=[("WNID", object), ("words", object)])
+    made[:, 0] = [("n01", "fish, ü"), ("n02", np.zeros((1, 0)))]
+    scipy.io.savemat(out, {"synsets": made, "n": np.arange(5, dtype="u2")}, do_compression=compress)
+    return out.getvalue()
+
+
+def pack_mat(mat: bytes) -> bytes:
+    """Damaged inside, so that the packing itself is sound."""
+    body = zlib.compress(mat[128:])
+    return mat[:128] + (15).to_bytes(4, "little") + len(body).to_bytes(4, "little") + body
+
+
+def encode_features(kind: str, sample: Sample) -> bytes:
+    (record,) = TFRecordEncoder(kind, CLASSES, 1).encode(sample, 7, look(sample.image)).buffers
+    return bytes(record[12:-4])
+
+
+def wrap_image(payload: bytes) -> bytes:
+    return pack_image(ImageRecord((1.0,), 0, JPEGS[0])) + pack_payload(payload)
+
+
+def wrap_example(example: bytes) -> bytes:
+    return frame(encode_example({"image": bytes_feature(JPEGS[0])})) + frame(example)
+
+
+def wrap_member(extension: str) -> Callable[[bytes], bytes]:
+    def wrap(data: bytes) -> bytes:
+        return b"".join(member(*one) for one in (("a.jpg", b"1"), ("x.jpg", JPEGS[0]), (f"x.{extension}", data))) + END
+
+    return wrap
+
+
+def fix_checksums(tar: bytes) -> bytes:
+    """Right checksums in all headers, so that damage gets past them."""
+    blocks = [tar[at : at + 512] for at in range(0, len(tar), 512)]
+    for place, block in enumerate(blocks):
+        if block[257:262] == b"ustar" and len(block) == 512:
+            blanked = block[:148] + b" " * 8 + block[156:]
+            blocks[place] = block[:148] + b"%06o\0 " % sum(blanked) + block[156:]
+    return b"".join(blocks)
+
+
+TAR = b"".join(member(f"{n}.{e}", d) for n in "ab" for e, d in (("jpg", JPEGS[0][:90]), ("cls", b"3"))) + END
+REC = b"".join(map(pack_payload, (b"", MAGIC_BYTES + b"xyz", bytes(99))))
+CLASSIFIED = encode_features("classify", Sample("a/x.jpg", JPEGS[0], 0, BOXES[:1]))
+TRACE = json.dumps(document([*small_trace()[:20], mark("data", 1, 2)]), indent=1).encode()
+COCO = "".join(full(make_instances(3))).encode()
+MLLOG = b':::MLLOG {"namespace": "", "time_ms": 15, "event_type": "POINT_IN_TIME", "key": "seed", "value": 7}\n'
+MLLOG += b':::MLL 1.5 k: {"value": 7}\n:::MLPv0.5.0 resnet 1.5 (a:1) run_stop: {"success": "true"}\n'
+DETECTED = encode_features("detect", Sample("x.jpg", JPEGS[0], boxes=BOXES, id=7))
+READERS = {
+    "a.rec": Reader(REC, read_records(RecordIOFile)),
+    "image.rec": Reader(pack_labels(VECTOR) + JPEGS[0][:200], read_shard(RecordIOShard), wrap=wrap_image),
+    "class.rec": Reader(struct.pack("<IfQQ", 0, 3.0, 7, 0) + JPEGS[0], read_shard(RecordIOShard), wrap=wrap_image),
+    "a.tfrecord": Reader(b"".join(map(frame, (b"", b"a", bytes(99)))), read_records(TFRecordFile)),
+    "example.tfrecord": Reader(encode_example(EXAMPLE), read_example),
+    "class.tfrecord": Reader(CLASSIFIED, read_shard(TFRecordShard), wrap=wrap_example),
+    "boxes.tfrecord": Reader(DETECTED, read_shard(TFRecordShard), wrap=wrap_example),
+    "a.tar": Reader(TAR, read_records(WdsFile)),
+    "sample.tar": Reader(TAR, read_shard(WdsShard)),
+    "json.tar": Reader(ABOUT, read_shard(WdsShard), wrap=wrap_member("json")),
+    "label.tar": Reader(b"123", read_shard(WdsShard), wrap=wrap_member("cls")),
+    "long.tar": Reader(
+        make_tar({LONGER: b"1"}, tarfile.PAX_FORMAT) + make_tar({LONGER: b""}),
+        read_records(WdsFile),
+        wrap=fix_checksums,
+    ),
+    "a.idx": Reader(b"13\t0\n8\t171296\n36\t553272\n", recordio.read_index, "line"),
+    "tf.idx": Reader(b"0 16\n16 17\n33 100\n", tfrecord.read_index, "line"),
+    "a.lst": Reader(b"3\t0.000000\tn/n_1.JPEG\n0\t1.0\t-2.5\ta b.jpg\n", lambda path: list(read_list(path)), "line"),
+    "a-boxes.csv": Reader(
+        b'n01/a.JPEG,0.2500,0.1250,0.7500,0.5000\n"b,\xc3\xbc.jpg",0.0,0.0,1.0,1.0\n', read_box_file, "line"
+    ),
+    "instances.json": Reader(COCO, read_coco, ""),
+    "trace.json": Reader(TRACE, lambda path: read_trace(path, piece_bytes=50)),
+    "trace.json.gz": Reader(TRACE, read_trace, wrap=gzip.compress),
+    "packed.json.gz": Reader(gzip.compress(TRACE), read_trace),
+    "cores.csv": Reader((BEFORE + make_long() + AFTER).encode(), read_ncu, ""),
+    "wide.csv": Reader((BEFORE + make_wide() + AFTER).encode(), read_ncu, ""),
+    "mlperf.log": Reader(MLLOG, read_mllog, ""),
+    "meta.mat": Reader(save_mat(compress=True), read_mat_file),
+    "inside.mat": Reader(save_mat(compress=False), read_mat_file, wrap=pack_mat),
+}
+
+
+def read(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    READERS[path.name].read(path)
+
+
+@pytest.mark.parametrize("name", READERS)
+@quick
+@given(data=st.data())
+def test_damaged_input_gives_records_or_the_file_and_the_place(tmp_path: Path, name: str, data: st.DataObject):
+    reader = READERS[name]
+    told = find_error(lambda: read(tmp_path / name, reader.wrap(data.draw(damaged(reader.sound)))))
+    assert told is None or (name in told and reader.place in told)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_sound_input_is_read_and_what_is_no_file_is_told(tmp_path: Path, name: str):
+    read(tmp_path / name, READERS[name].wrap(READERS[name].sound))
+    (tmp_path / name).unlink()
+    if name not in ("example.tfrecord", "meta.mat", "inside.mat"):
+        for path in (tmp_path / name, tmp_path):
+            with pytest.raises(DataError, match=r"cannot read|it is no file|No such file"):
+                READERS[name].read(path)
+
+
+ENDS = {"a.rec": [0, 12, 32], "a.tfrecord": [0, 16, 33], "a.tar": [1536]}
+WHOLE = {
+    "a.rec": pack_payload(b"a") + pack_payload(MAGIC_BYTES + b"bcd"),
+    "a.tfrecord": frame(b"") + frame(b"a"),
+    "a.tar": member("a.jpg", b"1") + bytes(512),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_cut_off_anywhere_but_between_records_is_an_error(tmp_path: Path, name: str):
+    for length in range(len(WHOLE[name]) + 1):
+        if length in ENDS[name]:
+            read(tmp_path / name, WHOLE[name][:length])
+        else:
+            with pytest.raises(DataError, match=rf"{name}, byte \d+: "):
+                read(tmp_path / name, WHOLE[name][:length])
+
+
+def head(flag: int, length: int) -> bytes:
+    return MAGIC_BYTES + struct.pack("<I", flag << 29 | length)
+
+
+def claim(length: int) -> bytes:
+    """A TFRecord's header for any length, its checksum right."""
+    crc = google_crc32c.value(struct.pack("<Q", length))
+    return struct.pack("<QI", length, (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def forge(size: bytes = b"00000000000\0", name: bytes = b"a.jpg", kind: bytes = b"0") -> bytes:
+    """A tar's header with any size, its checksum right."""
+    block = bytearray(member("x", b"")[:512])
+    block[:100] = name.ljust(100, b"\0")
+    block[124:136] = size
+    block[156:157] = kind
+    return fix_checksums(bytes(block))
+
+
+def extend(pax: bytes, kind: bytes = b"x") -> bytes:
+    return forge(b"%011o\0" % len(pax), b"pax", kind) + pax.ljust(512, b"\0") + forge() + END
+
+
+CASES: list[tuple[str, bytes, str]] = [
+    ("a.rec", pack_payload(b"a") + bytes(8), "byte 12: no RecordIO record"),
+    ("a.rec", pack_payload(b"a") + head(2, 0), "byte 12: flag 2 where 0 or 1 is due"),
+    ("a.rec", head(1, 0) + head(0, 0), "byte 8: flag 0 where 2 or 3 is due within the record that starts at byte 0"),
+    ("a.rec", head(1, 0), "byte 8: the file ends within a record's header"),
+    ("a.rec", head(0, (1 << 29) - 1) + bytes(30), "byte 0: a record of 536870911 bytes does not fit"),
+    ("a.rec", head(0, 5) + b"hello", "byte 0: a record of 5 bytes does not fit"),
+    ("image.rec", pack_payload(bytes(23)), "byte 0: the record has 23 bytes"),
+    ("image.rec", pack_payload(b"\xff" * 4 + bytes(24)), "byte 0: the record claims 4294967295 labels"),
+    *(("image.rec", pack_image(ImageRecord((2.0, 5.0, bad, 0.1, 0.1, 0.2, 0.2), 1, b"", vector=True)), "byte 0: a box")
+      for bad in (float("nan"), float("inf"), -1.0, 0.5)),
+    ("a.tfrecord", frame(b"") + b"\2" + frame(b"a")[1:], "byte 16: a record's length does not fit its checksum"),
+    ("a.tfrecord", frame(b"x") + frame(b"a")[:12] + b"b" + frame(b"a")[13:], "byte 17: the 1 bytes of the record"),
+    *(("a.tfrecord", frame(b"x") + claim(length) + bytes(20), f"byte 17: a record of {length} bytes does not fit")
+      for length in (1 << 63, (1 << 64) - 1, 1 << 40, 100)),
+    ("a.tfrecord", gzip.compress(TAR), "byte 0: the TFRecord file is compressed with gzip"),
+    ("a.tfrecord", zlib.compress(TAR), "byte 0: the TFRecord file is compressed with zlib"),
+    ("a.tar", forge(b"77777777777\0"), "byte 0: the tar member a.jpg of 8589934591 bytes does not fit"),
+    ("a.tar", forge(b"\x80" + b"\xff" * 11), "byte 0: the tar member a.jpg of 309485009821345068724781055 bytes"),
+    ("a.tar", forge(b"\xff" * 12), "byte 0: the size of a tar member cannot be read"),
+    *(("a.tar", forge(size), "byte 0: the size of a tar member cannot be read")
+      for size in (b"0000000009\0\0", b"-0000000003\0", b"0000000000x\0")),
+    ("a.tar", forge(b"77777777777\0", kind=b"x"), "byte 0: an extended header of 8589934591 bytes; at most 1048576"),
+    ("a.tar", forge(b"00000001000\0", kind=b"L"), "byte 0: an extended header of 512 bytes does not fit"),
+    ("a.tar", forge(kind=b"L") + END, "byte 512: the tar ends where the member of an extended header is due"),
+    ("a.tar", forge(name=b""), "byte 0: the tar member '' has no name"),
+    ("a.tar", b"x" * 512, "byte 0: no header of a tar member: its checksum does not fit"),
+    ("a.tar", member("a.jpg", b"1") * 2 + END, "byte 1024: the tar member a.jpg is there twice in one sample"),
+    *(("a.tar", extend(pax), "byte 0: ")
+      for pax in (b"99 size=3\n", b"10 size=3X", b"size=3\n", b"9 size=x\n", b"5 =a\n", b"4 a\n", b"0 a=b\n", b"2 \n",
+                  b"11 size=-1\n", b"29 size=" + b"9" * 20 + b"\n", b"22 GNU.sparse.major=1\n")),
+    ("a.tar", extend(b"10 size=3\n", b"g"), "byte 0: a global header that sets size"),
+    ("a.tar", forge(b"%011o\0" % ((1 << 20) + 1), kind=b"x"), "byte 0: an extended header of 1048577 bytes; at most"),
+    *(("a.tar", make_tar({name: b""}, tarfile.PAX_FORMAT), "byte 0: the tar member '.*' has (an absolute name|'..' in)")
+      for name in ("/etc/passwd.jpg", "../a.jpg", "a/../../b.jpg", LONGER + "/../b.jpg", "..")),
+    *(("a.tar", TAR[:-1024] + forge(kind=kind, name=b"evil.jpg") + END, f"byte 4096: the tar member evil.jpg is {what}")
+      for kind, what in ((b"2", "a symbolic link"), (b"1", "a hard link"), (b"3", "a character device"),
+                         (b"4", "a block device"), (b"6", "a pipe"), (b"S", "a sparse file"), (b"Z", "of type"))),
+    *(("a.tar", packed, f"byte 0: the tar is compressed with {kind}")
+      for packed, kind in ((gzip.compress(TAR), "gzip"), (bz2.compress(TAR), "bzip2"), (lzma.compress(TAR), "xz"))),
+    ("sample.tar", member("x.txt", b"words") + END, "byte 0: no picture among txt"),
+    *(("label.tar", wrap_member("cls")(label), "byte 1024: label .* is no class number")
+      for label in (b"cat", b"9" * 5000)),
+    *(("json.tar", wrap_member("json")(data), "byte 1024: json is damaged") for data in (b"{", b"[" * 100_000)),
+    ("json.tar", wrap_member("json")(b"[]"), "byte 1024: json is no table"),
+    *(("json.tar", wrap_member("json")(data), "byte 1024: json does not describe a picture")
+      for data in (b'{"boxes": 5}', b'{"boxes": [{"left": 1}]}', b'{"boxes": [[1, 2]]}', b'{"values": [null]}',
+                   b'{"boxes": [[1e999, 0, 0, 1, 1]]}', b'{"name": "\\ud800.jpg"}')),
+    *(("a.idx", b"1\t2\n" + line, "line 2: expected a key, a tab and a byte offset")
+      for line in (b"1", b"1 2", b"a\t1", b"1\t-1", b"1\t2\t3", b"1\t1e3", b"\xff\t1", b"1\t" + b"9" * 5000)),
+    ("a.idx", b"1" * (1 << 21), "line 1: the line is longer than 1048576 bytes"),
+    *(("tf.idx", b"0 16\n" + line, "line 2: ")
+      for line in (b"1", b"a b", b"-1 20", b"1 2 3", b"0 15", b"0x1 20", "٣ 20".encode(), b"9" * 30 + b" 16")),
+    *(("a.lst", b"3\t0.000000\ta b.jpg\n" + line, "line 2: ")
+      for line in (b"1", b"1\tb.jpg", b"1\t2\t", b"x\t1\tb.jpg", b"1.5\t1\tb.jpg", b"-1\t1\tb.jpg", b"1\tcat\tb.jpg",
+                   b"1\tnan\tb")),
+    *(("a-boxes.csv", b"good.jpg,0,0,1,1\n" + line, "line 2: ")
+      for line in (b"x.jpg", b"x.jpg,0,0,1", b"x.jpg,0,0,1,1,1", b"x.jpg,a,0,1,1", b'"x.jpg,0,0,1,1',
+                   b"x.jpg,0,0,1,nan", b"x.jpg,0,0,1,1.1", b"x.jpg,-0.1,0,1,1", b"x.jpg,0.5,0,0.4,1",
+                   b"x.jpg,0,inf,1,1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "what"), CASES)
+def test_damage_names_its_place_and_what_to_do(tmp_path: Path, name: str, content: bytes, what: str):
+    with pytest.raises(DataError, match=rf"{name}, (x at |\S* at )?(record at )?{what}") as told:
+        read(tmp_path / name, content)
+    assert told.value.message.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.rec", "a.tfrecord", "a.tar"])
+@pytest.mark.parametrize("offset", [-4, 1, 4, 10_000])
+def test_an_offset_from_a_wrong_index_is_told(tmp_path: Path, name: str, offset: int):
+    (tmp_path / name).write_bytes(READERS[name].sound)
+    shard = {"a.rec": RecordIOShard, "a.tfrecord": TFRecordShard, "a.tar": WdsShard}[name](tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name}, (record at )?byte {offset}: "):
+        shard.read(offset)
+    shard.close()
+
+
+def test_any_changed_byte_of_a_tar_header_is_noticed(tmp_path: Path):
+    data = make_tar({"a.jpg": b"abc"})
+    for at in set(range(512)) - set(range(148, 156)):
+        with pytest.raises(DataError, match="byte 0: no header of a tar member: its checksum does not fit"):
+            read(tmp_path / "a.tar", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

@@ -1,0 +1,572 @@
+"""Sections of a page: the numbers that charts and tables hold, what is left out, and what damaged files do to them."""
+
+import base64
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import Browser
+from hostile import EVIL
+from made_feeding import A100, make_feeding, make_point
+from made_learning import make_evaluations, make_quality, make_steps, make_training, write_training
+from made_pages import BATCHES, MISSED, POINTS, TIMES, write_data_bench, write_sweep
+from made_profile import CUTLASS, make_profile, make_timeline, write_profile
+from made_quality import box_of, draw_scene, make_found, make_pictures, write_found
+from made_repeated import make_children, make_repeated, write_repeated
+from made_results import make_result, write_run
+from made_summary import make_summary
+from made_sweep import make_row, make_sweep
+from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
+from trainstone.report.dataset import build_dataset_page, name_classes
+from trainstone.report.page import Page, build_page, render, write_report
+from trainstone.report.sections import profile, quality, roofline
+from trainstone.report.sections.data_bench import DEMAND, IDEAL, MEASURED, draw_threads
+from trainstone.report.vega import Scripts
+from trainstone.report.view import read_view
+from trainstone.results.dataset import ClassSummary, DatasetSummary, SplitSummary
+from trainstone.results.profiled import RooflinePoint, Timeline
+from trainstone.results.quality import QualityPicture, QualityTable
+from trainstone.results.tables import Table
+from trainstone.results.thinning import choose_evenly
+from unit.report.test_style import THEMES, contrast
+
+
+def page_of(path: Path) -> Page:
+    return build_page(read_view(path))
+
+
+def find(page: Page, name: str) -> Section:
+    return next(section for section in page.sections if section.id == name)
+
+
+def names(page: Page) -> list[str]:
+    return [section.id for section in page.sections]
+
+
+def blocks(section: Section, kind: type) -> list[Any]:
+    return [block for block in section.blocks if isinstance(block, kind)]
+
+
+def figures(page: Page) -> dict[str, Figure]:
+    return {figure.name: figure for figure in page.figures}
+
+
+def rows_of(spec: Any, what: str = "", key: str = "what") -> list[dict[str, Any]]:
+    """All data rows of a chart whose `key` begins so; rows that several layers share come once."""
+    if isinstance(spec, list):
+        found = [row for part in spec for row in rows_of(part, what, key)]
+    elif isinstance(spec, dict):
+        given = [row for row in spec.get("values", []) if isinstance(row, dict) and key in row]
+        found = [row for row in given if str(row[key]).startswith(what)]
+        found += [row for name, part in spec.items() if name != "values" for row in rows_of(part, what, key)]
+    else:
+        return []
+    return list({json.dumps(row, sort_keys=True): row for row in found}.values())
+
+
+# A sweep
+
+
+def test_sweep_chart_has_intervals_a_log_axis_and_the_knee(tmp_path: Path):
+    page = page_of(write_sweep(tmp_path, make_sweep(*BATCHES)))
+    spec = json.dumps(figures(page)["sweep"].spec)
+    assert all(part in spec for part in ('"type": "log"', '"base": 2', '"knee: 16"', '"errorbar"'))
+    (table,) = blocks(find(page, "sweep"), Table)
+    assert table.links == [*(f"points/point-{n}/result.json" for n in range(6)), None]
+    assert [row[-1] == "knee" for row in table.rows] == [place == 4 for place in range(7)]
+    assert table.keys[0][:3] == [1, 1, pytest.approx(20)]
+    assert "points" not in names(page)
+
+
+@pytest.mark.parametrize(
+    ("half_width", "title"), [(0.01, "Throughput, with 95 % intervals"), (None, "Throughput")], ids=["with", "without"]
+)
+def test_sweep_promises_intervals_only_where_there_are_any(tmp_path: Path, half_width: float | None, title: str):
+    sweep = make_sweep(make_row(1, 90.0, half_width), make_row(2, 100.0, half_width))
+    assert figures(page_of(write_sweep(tmp_path, sweep)))["sweep"].title == title
+
+
+def test_sweep_values_without_an_order_are_bars_and_zero_has_a_straight_axis(tmp_path: Path):
+    choice = make_sweep(make_row("fp32", 1.0), make_row("bf16", 2.0), key="train.precision")
+    drawn = figures(page_of(write_sweep(tmp_path, choice)))
+    assert list(drawn) == ["sweep"]
+    assert '"bar"' in json.dumps(drawn["sweep"].spec)
+    straight = make_sweep(make_row(0, 1.0), make_row(1, 2.0), key="train.mixup")
+    drawn = figures(page_of(write_sweep(tmp_path / "straight", straight)))
+    assert "sweep-steps" not in drawn
+    assert '"log"' not in json.dumps(drawn["sweep"].spec)
+
+
+def test_killed_sweep_is_shown_with_the_rows_it_has(tmp_path: Path):
+    page = page_of(write_sweep(tmp_path, make_sweep(*BATCHES[:3], values=[1, 2, 4, 8, 16]), status="running"))
+    assert find(page, "sweep").lead.startswith("The sweep is killed: 3 of 5 points")
+    assert "--resume RUN" in find(page, "findings").blocks[0].rows[-1].hint
+    empty = page_of(write_sweep(tmp_path / "empty", make_sweep(values=[1, 2]), status="running"))
+    assert find(empty, "sweep").blocks == []
+    assert empty.verdict == "No number: the run is killed"
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, 1e308, -1, 0, None, True, [1, [2]], {"a": 1}, "x" * 3000], ids=lambda v: str(v)[:8]
+)
+def test_sweep_of_any_value_is_drawn(tmp_path: Path, value: Any):
+    sweep = make_sweep(make_row(value, 1.0), make_row(3, 2.0), make_row(4, 2.0), values=[value, 3, 4])
+    assert render(page_of(write_sweep(tmp_path, sweep)), "")
+
+
+# A data bench
+
+
+def test_threads_have_their_intervals_and_the_ideal_ends_where_it_leaves_the_chart():
+    chart = draw_threads(make_feeding(POINTS, cores=4)).spec
+    measured = {row["x"]: row for row in rows_of(chart, MEASURED)}
+    assert {threads: row["y"] for threads, row in measured.items()} == {1: 600, 2: 1190, 4: 2200, 8: 2400}
+    assert (measured[8]["low"], measured[8]["high"]) == (2376, 2424)
+    start, end = rows_of(chart, IDEAL)
+    assert (start["x"], start["y"]) == (0, 0)
+    assert end["y"] == pytest.approx(600 * end["x"], rel=1e-4)
+    assert 2400 < end["y"] < 600 * 8
+    assert rows_of(draw_threads(make_feeding()).spec, IDEAL)[1]["y"] == 1200
+
+
+@pytest.mark.parametrize(("rate", "drawn"), [(3000.0, True), (600.0, True), (20_000.0, False), (5.1, False)])
+def test_demand_is_drawn_where_it_lies_in_the_chart(rate: float, drawn: bool):
+    demand = A100.model_copy(update={"images_per_second": rate})
+    figure = draw_threads(make_feeding(POINTS, cores=4, demand=demand))
+    assert [row["y"] for row in rows_of(figure.spec, DEMAND)] == ([rate] if drawn else [])
+    assert ("demanded" in figure.alt) == drawn
+    (top,) = {layer["encoding"]["y"]["scale"]["domain"][1] for layer in figure.spec["layer"]}
+    assert top > (max(rate, 2424) if drawn else 2424)
+
+
+def test_data_bench_leaves_out_what_was_not_measured(tmp_path: Path):
+    page = page_of(write_data_bench(tmp_path, make_feeding([make_point(2, 1190)], stages=[])))
+    assert page.figures == []
+    assert "stages" not in names(page)
+    assert find(page, "threads").blocks[0].columns == ["threads", "images/s", "95 % interval", "images/s a core"]
+    points = [make_point(n, 600.0 * n, cores=4, ci95=None, ci_covers="not established: 3 batches") for n in (2, 4)]
+    chart = draw_threads(make_feeding(points, cores=4)).spec
+    assert rows_of(chart, IDEAL) == []
+    assert not [row for row in rows_of(chart, MEASURED) if "low" in row]
+
+
+# A training, and several
+
+
+def make_page(folder: Path, **changes: Any) -> Page:
+    steps = changes.pop("steps", None)
+    return page_of(write_training(folder, make_training(**changes), steps))
+
+
+def test_accuracy_has_its_target_and_the_moment_it_was_reached(tmp_path: Path):
+    drawn = figures(make_page(tmp_path))
+    spec = drawn["accuracy"].spec
+    assert {row["y"] for row in rows_of(spec, "target 90 %")} == {90}
+    assert [row["y"] for row in rows_of(spec, "top-1")][:2] == [21.2, 40.5]
+    assert rows_of(spec, "reached", "told") == [{"x": 8, "y": 92.4, "told": "reached after 8 epochs"}]
+    (row,) = rows_of(drawn["accuracy-time"].spec, "reached", "told")
+    assert (row["told"], row["x"]) == ("reached after 2 min 27 s", pytest.approx(146.8 / 60, rel=1e-3))
+    spec = drawn["loss"].spec
+    raw, smooth = rows_of(spec, "each step"), rows_of(spec, "smoothed")
+    assert (len(raw), len(smooth), raw[-1]["x"]) == (400, 400, 8)
+    assert [row["x"] for row in rows_of(spec, "validation")] == list(range(1, 9))
+    missed = figures(make_page(tmp_path / "missed", quality=MISSED, status="target_missed"))
+    assert "time-to-target" not in missed
+    assert not rows_of(missed["accuracy"].spec, "reached", "told")
+
+
+def test_of_many_evaluations_some_are_shown_with_the_best(tmp_path: Path):
+    history = make_evaluations(tuple(0.5 + 0.3 * (n == 77) for n in range(500)))
+    page = make_page(tmp_path, quality=make_quality(history=history, seconds_to_target=None), status="target_missed")
+    table = find(page, "learning").blocks[-1]
+    assert len(table.rows) <= 60
+    assert [row[0] for row in table.rows if row[-1] == "best"] == ["78"]
+    assert table.caption == f"{500 - len(table.rows)} evaluations between these left out."
+    assert len(rows_of(figures(page)["accuracy"].spec, "top-1")) <= 300
+
+
+def test_training_without_evaluations_throughput_or_finite_losses_has_a_page(tmp_path: Path):
+    never = make_quality(history=[], target=None, seconds_to_target=None, epochs=2.0)
+    page = make_page(tmp_path / "a", quality=never, status="interrupted", steps=make_steps()[:100])
+    assert "accuracy" not in figures(page)
+    assert rows_of(figures(page)["loss"].spec, "each step")[-1]["x"] == 2
+    page = make_page(tmp_path / "b", quality=MISSED, status="target_missed", throughput=None, steps=[])
+    assert (find(page, "numbers").blocks[0].rows[0], find(page, "numbers").lead) == (("top-1, best", "61.2 %"), "")
+    steps = [step._replace(loss=float("nan")) if step.step > 300 else step for step in make_steps()]
+    page = make_page(tmp_path / "c", steps=steps)
+    assert "The loss was not a finite number in 99 steps." in find(page, "learning").lead
+    assert len(rows_of(figures(page)["loss"].spec, "each step")) == 301
+    page = make_page(tmp_path / "d", steps=[step._replace(loss=float("inf")) for step in steps[:5]])
+    assert "never a number" in figures(page)["loss"].alt
+    page = make_page(tmp_path / "e", quality=make_quality(history=make_evaluations((0.95,))), steps=make_steps()[:1])
+    assert {"accuracy", "loss", "time-to-target"} <= set(figures(page))
+
+
+def test_damaged_step_file_costs_a_training_only_its_loss(tmp_path: Path):
+    path = write_training(tmp_path)
+    (path / "steps-rank0000.csv").write_text("not,a,step\n1,2,3\n")
+    page = page_of(path)
+    assert "loss" not in figures(page)
+    assert "not a step file" in str(find(page, "unmeasured").blocks)
+
+
+def test_runs_that_are_gone_leave_the_rest(tmp_path: Path):
+    page = page_of(write_run(tmp_path, make_repeated(make_children(TIMES))))
+    (table,) = blocks(find(page, "trainings"), Table)
+    assert len(table.rows) == 5
+    assert set(table.links) == {None}
+    assert "accuracy-runs" not in figures(page)
+    assert not {"learning", "points"} & set(names(page))
+
+
+def test_runs_that_missed_are_dropped_and_a_single_time_is_not_drawn(tmp_path: Path):
+    (table,) = blocks(find(page_of(write_repeated(tmp_path, (41.0, 38.0, None))), "trainings"), Table)
+    assert [row[-2:] for row in table.rows] == [
+        ["target reached", ""], ["target reached", "dropped"], ["target missed", "dropped"],
+    ]  # fmt: skip
+    assert list(table.links) == [f"points/run-{seed}/result.json" for seed in (7, 8, 9)]
+    drawn = figures(page_of(write_repeated(tmp_path / "two", (41.0, None))))
+    assert "times-to-target" not in drawn
+    assert "accuracy-runs" in drawn
+
+
+# A profile
+
+
+def profile_page(folder: Path, timeline: Timeline | None = None, **changes: Any) -> Page:
+    return page_of(write_profile(folder, make_profile(timeline=timeline, **changes)))
+
+
+def test_parts_of_a_step_add_up_in_colours_of_their_own(tmp_path: Path):
+    for kind in ("cpu", "cuda"):
+        timeline = make_timeline(kind)
+        spec = figures(profile_page(tmp_path / kind, timeline))["breakdown"].spec
+        rows = spec["data"]["values"]
+        for step in timeline.steps:
+            inside = sum(row["x"] for row in rows if row["what"] == f"step {step.step}")
+            assert inside == pytest.approx(1e3 * step.seconds, rel=1e-3)
+        scale = spec["encoding"]["color"]["scale"]
+        assert dict(zip(scale["domain"], scale["range"], strict=True)).items() <= profile.COLOURS.items()
+    assert len(set(profile.COLOURS.values())) == 9
+    for colour in (profile.OLIVE, profile.PINK, profile.BROWN):
+        assert all(contrast(colour, theme["--paper"]) >= 3 for theme in THEMES)
+
+
+@pytest.mark.parametrize(("count", "most", "keep"), [(5, 30, ()), (200, 30, ()), (500, 60, (77, 78)), (0, 3, ())])
+def test_choose_evenly_keeps_the_ends_and_what_is_asked_for(count: int, most: int, keep: tuple[int, ...]):
+    chosen = choose_evenly(count, most, keep)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(count, most)
+    assert {0, count - 1, *keep} <= set(chosen) or count == 0
+
+
+def test_profile_leaves_out_what_is_absent(tmp_path: Path):
+    bare = make_timeline("cuda", operators=[], kernels=[], lanes=[], roofline=None, cores=None, told=[], overhead=None)
+    page = profile_page(tmp_path, bare)
+    assert not {"operators", "kernels", "lanes", "roofline", "cores"} & set(names(page))
+    assert "cost of profiling" not in dict(blocks(find(page, "breakdown"), Facts)[0].rows)
+    assert "breakdown" not in names(profile_page(tmp_path / "x", bare.model_copy(update={"steps": []})))
+
+
+@pytest.mark.parametrize(
+    "trace", ["../other.json", "/etc/passwd", "javascript:alert(1)", "gone.json", "a\0b", EVIL, "."]
+)
+def test_only_a_trace_within_the_run_folder_is_linked(tmp_path: Path, trace: str):
+    (tmp_path / "other.json").write_text("{}")
+    section = find(profile_page(tmp_path, make_timeline(trace=trace)), "breakdown")
+    assert not blocks(section, Links)
+    assert blocks(section, Facts)[-1].rows == [("trace", f"{trace}, which is not in the run folder")]
+
+
+def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_path: Path):
+    page = profile_page(tmp_path, make_timeline("cuda"))
+    (table,) = blocks(find(page, "operators"), Table)
+    wrapper = next(place for place, row in enumerate(table.rows) if row[0].startswith("autograd"))
+    assert (table.rows[wrapper][4], table.keys[wrapper][4]) == ("", "")
+    assert table.keys[0][1] == sum(table.keys[0][1:2])
+    (table,) = blocks(find(page, "kernels"), Table)
+    assert len(table.rows[0][0]) == 72 < 1800 < len(CUTLASS)
+    assert CUTLASS in blocks(find(page, "kernels"), Code)[0].text
+    row = rows_of(figures(page)["kernels"].spec, "", "name")[0]
+    assert (len(row["name"]), len(row["whole"])) == (36, 600)
+
+
+def test_roofline_has_roofs_and_points_and_without_flops_only_bounds(tmp_path: Path):
+    timeline = make_timeline()
+    assert timeline.roofline is not None
+    drawn = figures(profile_page(tmp_path, timeline))["roofline"]
+    roof = drawn.spec["layer"][0]["data"]["values"]
+    assert roof[1] == {"x": pytest.approx(1.9e11 / 1.7e10), "y": 1.9e11}
+    assert len(rows_of(drawn.spec, "", "operator")) >= 21
+    kept = [point for point in timeline.roofline.operators if point.flops == 0]
+    far = [point.model_copy(update={"share_of_bound": 77.0}) for point in kept]
+    roofs = timeline.roofline.model_copy(update={"operators": far, "points": far})
+    found = figures(profile_page(tmp_path / "none", timeline.model_copy(update={"roofline": roofs})))
+    assert "roofline" not in found
+    bar = rows_of(found["bounds"].spec, "", "label")[0]
+    assert (bar["percent"], bar["label"].rpartition(" ")[0][-6:]) == (200, ": 7700")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 1e5), (0.001, 12.0), (9.0, 11.0)])
+def test_ridge_stands_where_both_names_have_room(low: float, high: float):
+    left, right = roofline.balance(low, high, 10.0)
+    assert left <= low * (1 + 1e-9)
+    assert right >= high * (1 - 1e-9)
+    place = math.log(10 / left) / math.log(right / left)
+    assert roofline.RIDGE[0] - 1e-9 <= place <= roofline.RIDGE[1] + 1e-9
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": 0.0}, {"seconds": 1e-320}, {"flops": -1.0}, {"flops": 1e308}, {"bytes_moved": -5.0},
+        {"share_of_bound": 1e308}, {"share_of_bound": -1.0}, {"bytes_moved": 0.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_roofline_of_absurd_numbers_is_drawn_without_them(tmp_path: Path, change: dict[str, float]):
+    timeline = make_timeline()
+    assert timeline.roofline is not None
+
+    def spoil(points: list[RooflinePoint]) -> list[RooflinePoint]:
+        return [points[0].model_copy(update=change), *points[1:]]
+
+    roofs = timeline.roofline
+    spoilt = roofs.model_copy(update={"operators": spoil(roofs.operators), "points": spoil(roofs.points)})
+    page = profile_page(tmp_path, timeline.model_copy(update={"roofline": spoilt}))
+    render(page, "")  # a chart with a number that is none would not become JSON
+    assert all(0 <= row["percent"] <= 200 for row in rows_of(figures(page)["bounds"].spec, "", "label"))
+    for peak in (0.0, -1.0, 1e308):
+        assert roofline.keep_sound(roofs.model_copy(update={"peak_flops": peak})) is None
+        assert roofline.keep_sound(roofs.model_copy(update={"peak_bytes_per_second": peak})) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e300])
+def test_steps_of_absurd_lengths_are_not_drawn(tmp_path: Path, seconds: float):
+    timeline = make_timeline()
+    steps = [step.model_copy(update={"seconds": seconds}) for step in timeline.steps]
+    page = profile_page(tmp_path, timeline.model_copy(update={"steps": steps}), throughput=None)
+    assert "breakdown" not in names(page)
+    render(page, "")
+
+
+# What an evaluation brought along
+
+
+def table_of(drawn: str, **changes: Any) -> QualityTable:
+    rows = [["ant", 0.25, 7], ["bee", 0.5, 1204], ["cat", None, 3]]
+    given = {"name": "a-table", "title": "A table", "drawn": drawn, "columns": ["what", "AP", "boxes"], "rows": rows}
+    return QualityTable(**(given | changes))
+
+
+def quality_of(folder: Path, table: QualityTable) -> list[Any]:
+    found = make_training(quality=make_quality(metric="map", tables=[table]))
+    section = quality.build(read_view(write_training(folder, found)))
+    return list(section.blocks) if section else []
+
+
+def test_lines_are_drawn_by_their_names_with_axes_of_shares(tmp_path: Path):
+    rows = [[x / 10, 1 - x / 10 * steep, f"steep {steep}"] for steep in (0.5, 0.9) for x in range(11)]
+    table = table_of("lines", columns=["recall", "precision", "line"], rows=rows, note="How to read it.")
+    figure, prose = quality_of(tmp_path, table)
+    line = figure.spec["layer"][0]["encoding"]
+    assert line["x"]["scale"] == line["y"]["scale"] == {"domain": [0, 1]}
+    assert line["color"]["scale"]["domain"] == ["steep 0.5", "steep 0.9"]
+    assert prose == Prose("How to read it.")
+    assert len(figure.data.rows) == 22
+    beyond = table_of("lines", columns=["x", "y", "line"], rows=[[0, 5, "a"], [30, 900, "a"]])
+    (figure,) = quality_of(tmp_path / "beyond", beyond)
+    assert "domain" not in figure.spec["layer"][0]["encoding"]["x"]["scale"]
+
+
+def test_bars_have_their_values_and_names_of_their_own(tmp_path: Path):
+    (figure,) = quality_of(tmp_path, table_of("bars"))
+    assert rows_of(figure.spec) == [
+        {"what": "ant", "x": 0.25, "told": "0.250", "more": "AP 0.250, boxes 7"},
+        {"what": "bee", "x": 0.5, "told": "0.500", "more": "AP 0.500, boxes 1,204"},
+    ]
+    assert figure.spec["height"] == 2 * 18
+    equal = table_of("bars", columns=["what", "AP"], rows=[["crane", 0.5], ["crane", 0.3], ["", 0.1]])
+    (figure,) = quality_of(tmp_path / "equal", equal)
+    assert [bar["what"] for bar in rows_of(figure.spec)] == ["crane", "crane #2", "?"]
+    (table,) = quality_of(tmp_path / "table", table_of("table", note="Read it."))
+    assert table.caption == "A table. Read it."
+    assert table.rows == [["ant", "0.250", "7"], ["bee", "0.500", "1,204"], ["cat", "", "3"]]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, 1e300])
+def test_bars_of_any_value_are_drawn(tmp_path: Path, value: float):
+    (figure,) = quality_of(tmp_path, table_of("bars", rows=[["a", value, 1]]))
+    least, most = figure.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert least <= min(0, value) < max(0, value) <= most or value == 0.0 == least < most
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": []},
+        {"rows": [["a"], ["a", 1, 2, 3]]},
+        {"rows": [["a", None, 1]], "drawn": "bars"},
+        {"columns": ["a"], "rows": [["b"]], "drawn": "lines"},
+        {"rows": [[1.0, "x", "y"]], "drawn": "lines"},
+    ],
+    ids=str,
+)
+def test_tables_that_do_not_fit_their_drawing_are_shown_as_far_as_they_do(tmp_path: Path, changes: dict[str, Any]):
+    shown = quality_of(tmp_path, table_of(**({"drawn": "table"} | changes)))
+    assert not [block for block in shown if isinstance(block, Figure)]
+
+
+def picture_of(*boxes: Any, **changes: Any) -> QualityPicture:
+    given = {"file": "pictures/000000000000.jpg", "title": "one", "width": 640, "height": 427, "boxes": list(boxes)}
+    return QualityPicture(**(given | changes))
+
+
+def gallery_of(folder: Path, *pictures: QualityPicture) -> tuple[Gallery | None, list[str]]:
+    """What the section shows of pictures in a run that has the four of made_quality."""
+    section = quality.build(read_view(write_found(folder, make_found(tables=[], pictures=list(pictures)))))
+    shown = section.blocks if section else []
+    notes = [block.text for block in shown if isinstance(block, Prose)]
+    return next((block for block in shown if isinstance(block, Gallery)), None), notes
+
+
+def test_pictures_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
+    picture = picture_of(
+        box_of("dog", (0.5, 0.25, 0.75, 0.5), right_one=True),
+        box_of("cat", (0.1, 0.1, 0.2, 0.2), right_one=False),
+        box_of("dog", (0.5, 0.25, 0.75, 0.5), score=0.91, right_one=True),
+        box_of("cow", (-0.2, 0.9, 0.3, 1.4), score=0.4, right_one=False),
+        box_of("x" * 200, (0.95, 0.0, 1.0, 0.02), score=0.1, right_one=True),
+        box_of("turned", (0.5, 0.5, 0.2, 0.6)),
+        box_of("beyond", (1.2, 0.1, 1.4, 0.3)),
+    )
+    gallery, notes = gallery_of(tmp_path, picture)
+    assert gallery is not None
+    assert (gallery.min_score, notes) == (0.3, [])
+    (shown,) = gallery.rows
+    assert base64.b64decode(shown.jpeg_base64).startswith(b"\xff\xd8")
+    assert (shown.num_right, shown.num_true) == (1, 2)
+    assert shown.alt == "one: 2 true boxes; found dog 0.91 right, cow 0.40 wrong; never found cat."
+    looks = [(box.look, box.tag[:10], box.score) for box in shown.outlines]
+    assert looks[:2] + looks[3:] == [
+        ("true", "", None), ("true", "cat", None), ("wrong", "✗ cow 0.40", 0.4), ("right", "dog 0.91", 0.91),
+    ]  # fmt: skip
+    first, outside = shown.outlines[0], shown.outlines[3]
+    assert (first.left, first.top, first.width, first.height) == (320, 106.75, 160, 106.75)
+    assert (outside.left, outside.width, outside.top + outside.height) == (0, 192, 427)
+    for box in shown.outlines:
+        assert len(box.tag) < 40
+        assert box.tag_left + 0.6 * shown.letter_height * len(box.tag) <= 640
+        assert shown.letter_height <= box.tag_base < 427 or not box.tag
+
+
+def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
+    (tmp_path / "secret.jpg").write_bytes(b"\xff\xd8\xff secret")
+    folder = tmp_path / "run"
+    (folder / "pictures").mkdir(parents=True)
+    (folder / "good.jpg").write_bytes(draw_scene(0)[0])
+    (folder / "text.jpg").write_text("no picture")
+    (folder / "huge.jpg").write_bytes(b"\xff\xd8\xff" + bytes(quality.MOST_BYTES))
+    (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    os.mkfifo(folder / "pipe.jpg")
+    faults = {
+        "gone.jpg": "missing", "text.jpg": "no JPEG", "huge.jpg": "too large", "link.jpg": "outside of the run folder",
+        "pipe.jpg": "missing", "../secret.jpg": "outside of the run folder", "pictures": "missing",
+        str(tmp_path / "secret.jpg"): "outside of the run folder", "a\0b": "no name of a file",
+    }  # fmt: skip
+    for file, fault in faults.items():
+        gallery, notes = quality.read_gallery(folder, [picture_of(file=file), picture_of(file="good.jpg")])
+        assert gallery is not None
+        assert (len(gallery.rows), notes) == (1, [f"1 picture left out: {file} ({fault})."])
+    flat, endless = picture_of(file="good.jpg", width=0), picture_of(file="x" * 5000)
+    gallery, notes = quality.read_gallery(folder, [flat, endless])
+    assert gallery is None
+    assert notes[0].startswith("2 pictures left out: good.jpg (it has no size), xxx")
+    many = [picture_of(file="good.jpg")] * (quality.MOST_PICTURES + 2)
+    gallery, notes = quality.read_gallery(folder, many)
+    assert gallery is not None
+    assert len(gallery.rows) == quality.MOST_PICTURES
+    assert notes == [f"The first {quality.MOST_PICTURES} of {quality.MOST_PICTURES + 2} pictures are shown."]
+
+
+SHOWN = (
+    "[...document.querySelectorAll('.judged g[data-score]')].filter(box => getComputedStyle(box).display !== 'none')"
+)
+MOVE = (
+    "(value => {{ const slider = document.querySelector('.judged input'); slider.value = value;"
+    " slider.dispatchEvent(new Event('input')); }})({})"
+)
+
+
+def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, tmp_path: Path):
+    path = write_found(tmp_path)
+    html = render(page_of(path), "")
+    assert html.count(' low" data-score=') == sum(  # hidden without scripts, too
+        (box.score or 1) < 0.3 for picture in make_pictures() for box in picture.boxes
+    )
+    with Scripts() as scripts:
+        write_report(path, scripts)
+    page = browser.open(path / "report.html", width=1000)
+    scores = sorted(box.score for picture in make_pictures() for box in picture.boxes if box.score is not None)
+    for least in (0.3, 0.9, 0.0):
+        if least != 0.3:  # where the page begins
+            page.evaluate(MOVE.format(least))
+        shown = sorted(page.evaluate(f"{SHOWN}.map(box => Number(box.dataset.score))"))
+        assert shown == pytest.approx([score for score in scores if score >= least])
+    right = sum(box.right_one is True for box in make_pictures()[3].boxes if box.score is not None)
+    assert page.evaluate("document.querySelectorAll('.judged .count')[3].textContent") == str(right)
+    img, svg = (
+        page.evaluate(f"document.querySelector('.large {tag}').getBoundingClientRect().width") for tag in ("img", "svg")
+    )
+    assert img == svg > 200
+    page.close()
+
+
+# A data set
+
+
+def test_few_classes_are_named_and_many_ranked():
+    few = build_dataset_page(make_summary(3)).figures[0]
+    assert [row["what"] for row in rows_of(few.spec)] == ["thing 2", "thing 1", "thing 0"]
+    page = build_dataset_page(make_summary(1000))
+    counts = [row["y"] for row in rows_of(page.figures[0].spec, "", "y")]
+    assert len(counts) == 1000
+    assert counts == sorted(counts, reverse=True)
+    extremes = blocks(find(page, "labels"), Table)
+    assert [len(table.rows) for table in extremes] == [10, 10]
+    assert extremes[0].rows[0][1::2] == ["7", "1"]
+    classes = [ClassSummary(name=n, text=t) for n, t in (("n1", "crane"), ("n2", "crane"), ("n3", ""), ("n3", ""))]
+    assert name_classes(classes) == ["crane (n1)", "crane (n2)", "n3 (n3) #2", "n3 (n3) #3"]
+
+
+def test_data_set_counted_in_part_says_so_and_pictures_of_one_size_need_no_chart():
+    summary = make_summary(detect=True)
+    split = summary.splits[0]
+    assert split.looked_at is not None
+    alike = split.looked_at.model_copy(update={"sizes": split.looked_at.sizes[:1]})
+    part = split.model_copy(update={"counted": 4, "looked_at": alike})
+    page = build_dataset_page(summary.model_copy(update={"splits": [part]}))
+    assert "Not all pictures were counted: 4 of 6 in train." in find(page, "labels").lead
+    assert ("boxes in 4 pictures", "6") in page.sections[0].blocks[0].rows
+    assert not [name for name in figures(page) if name.startswith("sizes")]
+    (outline,) = page.sections[1].blocks[0].rows[0].outlines
+    assert (outline.left, outline.top, outline.width, outline.height) == (10, 0, 20, 20)
+    bars = rows_of(figures(page)["boxes-0"].spec, "", "boxes")
+    assert [(bar["boxes"], bar["y"]) for bar in bars if bar["y"]] == [(0, 1), (2, 2), (40, 1)]
+
+
+def test_empty_data_set_has_a_page():
+    nothing = DatasetSummary(path="a/b", kind="classify", storage="folders", name="", classes=[], splits=[], samples=[])
+    assert build_dataset_page(nothing).verdict == "b: 0 pictures of 0 classes"
+    empty = SplitSummary(name="train", records=0, counted=0, class_counts=[])
+    assert names(build_dataset_page(nothing.model_copy(update={"splits": [empty]}))) == ["overview"]
+
+
+def test_bench_has_no_sections_of_other_kinds(tmp_path: Path):
+    page = page_of(write_run(tmp_path, make_result("bench")))
+    assert not {"learning", "quality", "breakdown", "sweep", "overview", "trainings"} & set(names(page))
+    assert find(page, "numbers").title == "Throughput"
