@@ -56,7 +56,7 @@ class Harness:
             words = [word.format(run=runs[0]) if "{run}" in word else word for word in case.words]
             words = [*words, *further] if "--" not in words else words
             environment = {"TRAINSTONE_CACHE": str(folder / "cache"), "COLUMNS": "2000"}
-            finished = self._nursery.start(*words, env=environment, cwd=folder).wait(600)
+            finished = self._nursery.start(*words, env=environment, cwd=folder).wait()
             written = [path for path, state in list_files(folder).items() if before.get(path) != state]
             self._ran[name] = Ran(finished, folder, written)
         return self._ran[name]

@@ -221,7 +221,7 @@ def start(nursery: Nursery, folder: Path, wanted_lines: int) -> Child:
 def test_an_interrupted_comparison_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
     child = start(nursery, tmp_path, 5)
     child.send(number)
-    ended = child.wait(60)
+    ended = child.wait()
     assert ended.code == 130, ended.err
     assert "Traceback" not in ended.err
     assert f"stopped by {number.name}" in ended.out

@@ -7,13 +7,12 @@ import pty
 import re
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from command import Finished, command_line, narrow_arguments
+from command import LIMIT, Finished, command_line, narrow_arguments
 from nursery import Child, Nursery, wait_until
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
@@ -229,7 +228,7 @@ def test_kill_leaves_a_readable_folder(nursery: Nursery, tmp_path: Path):
 def test_an_interrupted_run_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
     child = start(nursery, tmp_path)
     child.send(number)
-    ended = child.wait(60)
+    ended = child.wait()
     assert ended.code == 130, ended.err
     result = read_result(only_run(tmp_path))
     assert result.status == "interrupted"
@@ -244,12 +243,9 @@ def test_ctrl_c_stops_all_runs(tmp_path: Path):
         command_line(*ENDLESS, "--runs", "3"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "runs").glob("*/points/*/steps-rank0000.csv")):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: any(tmp_path.glob("runs/*/points/*/steps-rank0000.csv")))
     os.killpg(child.pid, signal.SIGINT)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=LIMIT)
     assert child.returncode == 130, err
     result = read_result(only_run(tmp_path))
     assert result.status == "interrupted"

@@ -155,7 +155,7 @@ def test_another_global_batch_is_refused(nursery: Nursery, both: tuple[Learned, 
 def test_a_folder_that_the_first_rank_cannot_have_ends_all_at_once(nursery: Nursery, tmp_path: Path):
     (tmp_path / "file").touch()
     arguments = ["train", "demo-classify", *set_arguments(stop__steps=1), "--out", str(tmp_path / "file/runs")]
-    first, second = [child.wait(30) for child in nursery.start_ranks(2, *arguments)]
+    first, second = [child.wait() for child in nursery.start_ranks(2, *arguments)]
     assert (first.code, second.code) == (7, 7)
     assert "error: cannot write run folder " in first.err
     assert "Traceback" not in first.err

@@ -131,7 +131,7 @@ def test_a_set_with_both_is_judged_at_the_end(tmp_path: Path, monkeypatch: pytes
 
 
 def test_several_runs_are_combined(nursery: Nursery, pictures: Path, tmp_path: Path):
-    ended = nursery.start(*list_arguments(pictures, tmp_path / "many", "--iterations", "12", "--runs", "2")).wait(240)
+    ended = nursery.start(*list_arguments(pictures, tmp_path / "many", "--iterations", "12", "--runs", "2")).wait()
     assert ended.code == 0, ended.err
     run = find_run(tmp_path / "many")
     result = read_result(run)
