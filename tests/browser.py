@@ -4,7 +4,6 @@ Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) an
 Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
-import base64
 import contextlib
 import json
 import os
@@ -16,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from command import LIMIT
@@ -53,7 +51,7 @@ class Browser:
     """One Chromium with an empty profile; use it by `with`."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Page] = {}
+        self.sessions: dict[str, Page] = {}
         self._answers: dict[int, dict[str, Any]] = {}
         self._number = 0
         self._rest = b""
@@ -77,15 +75,13 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         try:
-            self.version = self.call("Browser.getVersion")["product"]
+            self.call("Browser.getVersion")
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(BrowserError, OSError):
             self.send("Browser.close")
         try:
@@ -106,7 +102,7 @@ class Browser:
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target, url)
-        self._sessions[session] = page
+        self.sessions[session] = page
         page.prepare(width, height, dark=dark)
         page.load()
         return page
@@ -145,15 +141,11 @@ class Browser:
         *messages, self._rest = (self._rest + chunk).split(b"\0")
         for text in messages:
             message = json.loads(text)
-            page = self._sessions.get(message.get("sessionId", ""))
+            page = self.sessions.get(message.get("sessionId", ""))
             if "id" in message:
                 self._answers[message["id"]] = message
             elif page is not None:
                 page.take_event(message["method"], message["params"], message["sessionId"])
-
-    def adopt(self, session: str, page: "Page") -> None:
-        """Hand a frame's or worker's events to its page."""
-        self._sessions[session] = page
 
     def _tell_end(self) -> str:
         said = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
@@ -173,8 +165,9 @@ class Page:
         """Listen to everything, then set size and theme."""
         self._listen(self._session)
         self._call("Page.enable")
-        self.resize(width, height)
-        self.set_theme(dark=dark)
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[feature])
 
     def load(self) -> None:
         """Go to the address; wait until it is loaded, its fonts are there and two frames have been drawn."""
@@ -186,10 +179,6 @@ class Page:
         while not self._loaded:
             self._browser.receive(deadline, f"the end of loading {self._url}")
         self.evaluate("document.fonts.ready.then(() => null)")
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait for two frames: what scripts changed is then drawn."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
 
     @property
@@ -212,23 +201,6 @@ class Page:
         if "exceptionDetails" in answer:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
-
-    def screenshot(self, path: Path) -> Path:
-        """Write a PNG of the whole page."""
-        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {**size, "x": 0, "y": 0, "scale": 1}
-        answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(answer["data"]))
-        return path
-
-    def set_theme(self, *, dark: bool) -> None:
-        """What prefers-color-scheme answers."""
-        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[feature])
-
-    def resize(self, width: int, height: int) -> None:
-        """Set the window's inner size in CSS pixels."""
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def press(self, key: str) -> None:
         """Press and release Tab, Enter or one character."""
@@ -257,7 +229,7 @@ class Page:
             if url != self._url and not url.startswith(("data:", "blob:")):
                 self._requests.append(url)
         elif method == "Target.attachedToTarget":
-            self._browser.adopt(told["sessionId"], self)
+            self._browser.sessions[told["sessionId"]] = self
             self._listen(told["sessionId"])
             self._browser.send("Runtime.runIfWaitingForDebugger", told["sessionId"])
 

@@ -1,8 +1,8 @@
 """Quick real processes of the command line: a parent that has imported torch once forks them.
 
 Importing torch takes seconds; a run that is killed and resumed, on several ranks, is many processes. The children are
-ordinary: own process groups, own signals, `trainstone`'s own main. Two things are left out unless asked for: measuring
-the device's peak and drawing the report page.
+ordinary: own process groups, own signals, `trainstone`'s own main. Unless asked for, they measure no peak, draw no
+report page, and fork the child runs of --runs and sweep.
 """
 
 import json
@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from command import LIMIT, ROOT, Finished
@@ -172,13 +173,62 @@ def serve() -> None:
         os.waitpid(pid, 0)
 
 
+class ForkedRun:
+    """A child run as launch/supervisor.py starts it by subprocess.Popen, but forked from this process."""
+
+    returncode: int | None = None
+
+    def __init__(self, words: Sequence[str], env: dict[str, str], output: int, prepare: Callable[[], None]) -> None:
+        from trainstone.cli.main import main
+
+        self.pid = os.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            prepare()
+            os.environ.clear()
+            question = {"arguments": words, "env": env, "cwd": ".", "ignore": (), "whole": True, "prepare": ""}
+            be_child(question, [output, os.dup(output)], main)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float = LIMIT) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("child run", timeout)
+            time.sleep(0.005)
+        return code
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subprocess.Popen[bytes]:
+    """Stand in for subprocess.Popen: fork child runs, start everything else."""
+    from trainstone.launch.child_runs import TRAINSTONE
+
+    if tuple(command[: len(TRAINSTONE)]) != TRAINSTONE:
+        return subprocess.Popen(command, **options)
+    return ForkedRun(command[len(TRAINSTONE) :], options["env"], options["stdout"], options["preexec_fn"])
+
+
 def leave_out() -> None:
-    """Measure no peak and draw no page."""
+    """Measure no peak, draw no page, fork child runs."""
     import trainstone.cli.execute
+    import trainstone.launch.supervisor
     from trainstone.measure.peaks import Peaks
     from trainstone.train import inference, profiling, run, to_target
 
     vars(trainstone.cli.execute)["write_page"] = lambda _run: None
+    forking = SimpleNamespace(**vars(subprocess) | {"Popen": start_process})
+    vars(trainstone.launch.supervisor)["subprocess"] = forking
+    trainstone.launch.supervisor.POLL_SECONDS = 0.05
     for module in (run, to_target, inference, profiling):
         vars(module)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
@@ -199,12 +249,11 @@ def be_child(question: dict[str, Any], outputs: list[int], main: Callable[[], No
     code = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         for number in question["ignore"]:
             signal.signal(number, signal.SIG_IGN)
         for number, descriptor in zip((1, 2), outputs, strict=True):
             os.dup2(descriptor, number)
-            os.close(descriptor)
+        os.closerange(3, 1000)  # as a new process has it
         # Those of the parent remember what kind of file they were.
         encoding = question["env"].get("PYTHONIOENCODING", "utf-8")
         sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, encoding=encoding, closefd=False) for n in (1, 2))

@@ -12,8 +12,7 @@ from trainstone.config.load import load_config
 from trainstone.results.steps import Columns, read_columns
 from trainstone.results.store import read_result
 
-# One thread: what two of them do while somebody else works on this machine is no test of ours.
-TINY = ["bench", *narrow_arguments(), "--set", "engine.threads=1"]
+TINY = ["bench", *narrow_arguments()]
 ROW_KEYS = {
     "label", "a", "b", "ratio", "ci95", "ci_covers", "p_value", "p_holm", "noise_floor", "judgement", "differences",
 }  # fmt: skip
@@ -105,7 +104,7 @@ def test_another_recipe_file(quick, tmp_path: Path):
     recipe.write_text(
         'name = "mine"\nversion = 1\nsummary = "a test"\n[model]\ndepth = 34\n[measure]\nseconds = 500.0\n'
     )
-    settings = ["--set", "data.image_size=32", "--set", "train.precision=fp32", "--set", "engine.threads=1"]
+    settings = ["--set", "data.image_size=32", "--set", "train.precision=fp32"]
     done = quick(
         "bench", *settings, "--against", "mine.toml", "--against", "train.batch_size=4",
         "--set", "model.depth=18", "--set", "train.batch_size=2", "--iterations", "18", "--json", "--device", "cpu",

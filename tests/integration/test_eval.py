@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from command import Finished
 from made_pictures import busy, save
 from made_saved import RUN_ID, make_checkpoint
 from trainstone.results.store import read_result
@@ -23,8 +22,8 @@ def read_only(folder: Path):
     return path, read_result(path)
 
 
-def test_quality_is_judged_into_a_run_folder(trainstone, tmp_path: Path, checkpoint: str):
-    done: Finished = trainstone("eval", str(tmp_path / "made"), *HERE)
+def test_quality_is_judged_into_a_run_folder(quick, tmp_path: Path, checkpoint: str):
+    done = quick("eval", str(tmp_path / "made"), *HERE, whole=True)
     assert done.code == 0, done.err
     path, result = read_only(tmp_path)
     flat = " ".join(done.out.split())
