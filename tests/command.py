@@ -1,6 +1,7 @@
 """The real command line, for tests: where the repository is, a network small enough, what a command left behind."""
 
 import json
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,13 @@ def narrow_arguments() -> list[str]:
 
 def command_line(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trainstone", *arguments]
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def find_run(folder: Path) -> Path:

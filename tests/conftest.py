@@ -13,7 +13,7 @@ import pytest
 
 from browser import Browser, find_chromium
 from command import LIMIT, ROOT, Finished, command_line
-from nursery import Nursery
+from nursery import Nursery, share_nursery
 
 SCRUBBED = (
     "RANK",
@@ -42,6 +42,12 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)  # reset by exec
 
 
+def pytest_unconfigure() -> None:
+    """End the parent of the quick processes, if there is one."""
+    if share_nursery.cache_info().currsize:
+        share_nursery().close()
+
+
 @pytest.fixture(autouse=True)
 def scrubbed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No launcher, scheduler or device variable of the machine reaches a test, and no test the user's cache."""
@@ -66,10 +72,9 @@ def trainstone(tmp_path: Path) -> Callable[..., Finished]:
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery() -> Nursery:
     """One parent of all quick processes of this session."""
-    with Nursery(tmp_path_factory.mktemp("nursery")) as started:
-        yield started
+    return share_nursery()
 
 
 @pytest.fixture

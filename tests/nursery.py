@@ -7,19 +7,21 @@ report page, and fork the child runs of --runs and sweep.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
-from command import LIMIT, ROOT, Finished
-from ranks import find_free_port
+from command import LIMIT, ROOT, Finished, find_free_port
 from trainstone.machine.allocator import keeping_environment
 
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "TRAINSTONE_")
@@ -44,7 +46,7 @@ class Child:
 
 
 class Nursery:
-    """The parent. Use it by `with`; children that are left are killed."""
+    """The parent; children that are left when it is closed are killed."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,14 +64,13 @@ class Nursery:
             text=True,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the parent and its children; remove the folder."""
         with self._parent as parent:
             assert parent.stdin is not None
             parent.stdin.close()  # it ends its children, and itself
             parent.wait(LIMIT)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._parent.stdin is not None
@@ -126,6 +127,12 @@ class Nursery:
         ended = [child.wait() for child in self.start_ranks(world, *arguments)]
         assert {one.code for one in ended} == {ended[0].code}, ended
         return ended[0]
+
+
+@cache
+def share_nursery() -> Nursery:
+    """Return the one nursery of this process; conftest.py closes it."""
+    return Nursery(Path(tempfile.mkdtemp(prefix="trainstone-nursery-")))
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -165,28 +165,6 @@ def test_dry_run_shows_both_plans(quick, tmp_path: Path):
     assert not (tmp_path / "runs").exists()
 
 
-BAD_INPUT = {
-    "two recipes": (["--against", "resnet50", "--against", "resnet50"], "--against names 2 recipes"),
-    "unknown recipe": (["--against", "resnet51"], "did you mean resnet50?"),
-    "unknown key": (["--against", "train.batchsize=4"], "did you mean train.batch_size?"),
-    "wrong value": (["--against", "train.batch_size=many"], "should be a valid integer"),
-    "with --runs": (["--against", "train.batch_size=4", "--runs", "2"], "in one process"),
-    "keep_memory": (["--against", "engine.keep_memory=false"], "cannot change engine.keep_memory"),
-    "measure": (["--against", "measure.seconds=3"], "cannot change the measure section"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gets_one_message_and_no_folder(quick, tmp_path: Path, case: str):
-    arguments, words = BAD_INPUT[case]
-    done = quick(*TINY, *arguments)
-    assert done.code == 2, done.err
-    assert words in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: Path):
     done = quick(*TINY, "--against", "optimizer.learning_rate=1e30", "--iterations", "40")
     assert done.code == 6

@@ -151,34 +151,6 @@ def test_dry_run_executes_nothing(quick, tmp_path: Path):
     assert not (tmp_path / "runs").exists()
 
 
-BAD_INPUT = {
-    "unknown recipe": (["bench", "resnet51"], 2, "did you mean resnet50?"),
-    "unknown file": (["bench", "no/where.toml"], 2, "no recipe file no/where.toml"),
-    "unknown key": (["bench", "--set", "train.batchsize=4"], 2, "did you mean train.batch_size?"),
-    "wrong type": (["bench", "--set", "train.batch_size=many"], 2, "should be a valid integer"),
-    "out of range": (["bench", "--seconds", "0"], 2, "greater than 0"),
-    "not a setting": (["bench", "--set", "train.batch_size"], 2, "is not KEY=VALUE"),
-    "unknown system": (["bench", "--system", "dgxa100x"], 2, "unknown system"),
-    "unknown flag": (["bench", "--second", "3"], 2, "--seconds"),
-    "unknown verb": (["benhc"], 2, "bench"),
-    "flag without number": (["bench", "--seconds", "soon"], 2, "valid number"),
-    "batch too large": (["bench", "--set", "train.batch_size=1000000"], 6, "out of memory"),
-    "absent device": (["bench", "--device", "cuda:77"], 4, "'cuda:77' is not here"),
-    "no device": (["bench", "--device", "gpu"], 2, "is not a device name"),
-    "unwritable folder": (["bench", "--out", "/proc/nowhere"], 7, "cannot write run folder"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gets_one_message_and_its_exit_code(quick, case: str):
-    arguments, code, words = BAD_INPUT[case]
-    done = quick(*arguments)
-    assert done.code == code, done.err
-    assert words in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
-
-
 def test_a_failed_run_says_so_in_its_folder(quick, tmp_path: Path):
     done = quick("bench", "--set", "train.batch_size=1000000", "--set", "train.precision=fp32")
     assert done.code == 6

@@ -170,28 +170,6 @@ def test_the_default_set_lies_in_the_cache(quick, tmp_path: Path):
     assert len(list(made.rglob("*.jpg"))) == 15
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (["data", "verify", "nowhere"], 3, "no such file or folder: nowhere"),
-        (["data", "info", "."], 3, "holds no data set that trainstone knows"),
-        (["data", "imagenet", "--from", "nowhere", "--to", "x"], 3, "no such folder: nowhere"),
-        (["data", "imagenet", "--from", ".", "--to", "./x"], 2, "lies inside"),
-        (["data", "convert", ".", "../x"], 3, "holds no data set"),
-        (["data", "make", "classify", "--size", "8"], 2, "pixels from 16 to 4096"),
-        (["data", "make", "classify", "--shards", "x", "--format", "wds"], 2, "a number, or two"),
-        (["data", "make", "classify", "--shards", "3"], 2, "the format folder has none"),
-        (["data", "make", "classify", "--classes", "1000"], 2, "2 to 100 are allowed"),
-        (["data", "coco", "--to", "x"], 2, "where is COCO?"),
-    ],
-)
-def test_wrong_input_is_one_message(quick, arguments: list[str], code: int, told: str):
-    done = quick(*arguments)
-    assert done.code == code
-    assert told in done.err
-    assert "Traceback" not in done.err
-
-
 def test_ctrl_c_ends_in_order_and_work_goes_on(tmp_path: Path, nursery):
     arguments = ["data", "make", "classify", "--to", "set", "--count", "3000", "--val", "0", "--size", "64"]
     process = nursery.start(*arguments, cwd=tmp_path)

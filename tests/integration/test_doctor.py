@@ -75,9 +75,3 @@ def test_recipes_lists_and_shows(quick):
     assert "train.batch_size" in shown.out
     assert quick("recipes", "resnet50", "--json").json()["model"]["depth"] == 50
     assert quick("recipes", "resnet5").code == 2
-
-
-def test_flags_of_the_noise_floor_alone_are_refused(quick):
-    done = quick("doctor", "--seconds", "3")
-    assert done.code == 2
-    assert "are for doctor --aa" in done.err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import find_run
+from command import find_free_port, find_run
 from launching import (
     STEPS,
     draw_steps,
@@ -24,7 +24,6 @@ from launching import (
     wait_for_training,
 )
 from nursery import Nursery, wait_until
-from ranks import find_free_port
 from small_training import Learned, assert_same, assert_trained_alike, read_learned, set_arguments
 from trainstone.machine.cpus import available_cores
 from trainstone.results.store import read_result

@@ -48,25 +48,6 @@ def test_an_old_benchmark_line_runs(quick, tmp_path: Path):
     assert result["config"]["measure"]["iterations"] == 12
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (
-            ["--from", "wmlce", "--", "--batchsize=4", "--precison=fp16"],
-            "unknown flag --batchsize, did you mean --batch_size?; unknown flag --precison, did you mean --precision?",
-        ),
-        (["--from", "mlperf-resnet50", "--", "config_NONE.sh"], "there is no file config_NONE.sh"),
-        (["--from", "caffe", "--", "x"], "--from caffe: unknown original"),
-        (["a", "b"], "2 names: a b; it shows one recipe"),
-    ],
-)
-def test_what_cannot_be_said_here_ends_with_two(quick, words: list[str], error: str):
-    done = quick("recipes", *words)
-    assert (done.code, done.out) == (2, "")
-    assert error in done.err
-    assert "Traceback" not in done.err
-
-
 def test_a_configuration_file_of_mlperf_is_read_and_not_run(quick, tmp_path: Path):
     file = tmp_path / "config_MINE.sh"
     lines = [f"export {word}" for word in mlperf_words("dgxa100")]

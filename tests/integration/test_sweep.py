@@ -233,22 +233,3 @@ def test_dry_run_shows_the_points_in_their_order(quick, tmp_path: Path):
     plan = quick(*SWEEP, "--dry-run", "--json").json()
     assert [point["label"] for point in plan["points"]] == [f"batch {size}" for size in ORDER]
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--batch-sizes", "1,zwei"), "'zwei' is no whole number above 0"),
-        (("--over", "train.precison=fp32,bf16"), "did you mean train.precision?"),
-        (("--over", "model.depth=18,19"), "model.depth = 19"),
-        (("--batch-sizes", "1", "--over", "train.batch_size=2"), "the same key twice"),
-        (("--over", "seed=1,2", "--over", "model.depth=18,34"), "--over is given 2 times"),
-        (("--batch-sizes", "9" * 5000), "is no whole number above 0"),
-        (("--over", f"seed={'9' * 5000},1"), "--over seed: "),
-    ],
-)
-def test_bad_lists_get_one_message_and_leave_nothing(quick, tmp_path: Path, arguments: tuple[str, ...], words: str):
-    done = quick("sweep", *arguments)
-    assert done.code == 2
-    assert words in done.err
-    assert not (tmp_path / "runs").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from command import ROOT, Finished, find_run, tiny_arguments
+from command import ROOT, Finished, find_run
 from nursery import Nursery
 from small_sets import make_set
 from small_training import read_learned, set_arguments
@@ -136,13 +136,6 @@ def test_a_loss_that_is_no_number_names_step_rate_and_the_last_good_checkpoint(n
     assert "(learning rate " in result.findings[-1].message
     checkpoint = read_checkpoint(saved[0])
     assert all(tensor.isfinite().all() for tensor in checkpoint.tensors.values() if tensor.is_floating_point())
-
-
-def test_without_pictures_there_is_nothing_to_learn(nursery: Nursery, tmp_path: Path):
-    ended = nursery.run("train", "resnet50", *tiny_arguments(), "--set", "engine.keep_memory=false", "--out", "none")
-    assert ended.code == 2
-    assert "error: recipe resnet50 has no pictures to learn from: its data is synthetic" in ended.err
-    assert "hint:  give --data DIR" in ended.err
 
 
 def test_a_set_must_fit_the_network_and_have_something_to_validate_with(
