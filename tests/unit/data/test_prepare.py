@@ -331,8 +331,8 @@ def test_two_images_of_one_name_are_an_error_or_the_second_is_dropped(tmp_path: 
     source.name = lambda index: f"a/{index % 3}.jpg"  # type: ignore[method-assign]
     with pytest.raises(DataError, match=r"a/0"):
         run(plan_for("wds", source, shuffle=False), tmp_path / "error")
-    run(plan_for("wds", source, shuffle=False, treatment=SKIP), tmp_path)
-    manifest = read_manifest(tmp_path)
+    run(plan_for("wds", source, shuffle=False, treatment=SKIP), tmp_path / "skip")
+    manifest = read_manifest(tmp_path / "skip")
     assert manifest is not None
     assert [name for name, _ in manifest.shards[0].skipped] == ["a/0.jpg"]
     assert manifest.splits[0].records == 3

@@ -126,7 +126,7 @@ def _list_xml(path: Path, known: Collection[str]) -> Iterator[tuple[str, str, by
             archive = Path(f"{path}, {name}")
             inner = ((archive, *entry) for entry in read_tar(archive, io.BytesIO(content)))
         else:
-            inner = iter([(path, name, content)])
+            inner = (entry for entry in [(path, name, content)])
         for archive, inner_name, data in inner:
             if inner_name.endswith(".xml") and _is_wanted(inner_name, known):
                 yield printable(f"{archive}, {inner_name}"), inner_name, data
