@@ -38,3 +38,10 @@ def narrow_arguments() -> list[str]:
 
 def command_line(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trainstone", *arguments]
+
+
+def find_run(folder: Path) -> Path:
+    """The only run below a folder, or below its folder `runs`."""
+    runs = folder / "runs" if (folder / "runs").is_dir() else folder
+    (run,) = (path for path in runs.iterdir() if path.is_dir())
+    return run

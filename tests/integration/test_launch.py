@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from killing import find_run
+from command import find_run
 from launching import (
     STEPS,
     draw_steps,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import LIMIT, command_line, narrow_arguments
+from command import LIMIT, command_line, find_run, narrow_arguments
 from made_saved import make_checkpoint
 from nursery import Child, Nursery, wait_until
 from small_training import set_arguments
@@ -20,11 +20,6 @@ ENDLESS = ("--seconds", "100", "--set", "measure.half_width=1e-9")
 REOPEN = "; sys.stderr = os.fdopen(2, 'w', 1, closefd=False)"
 CLOSED_PIPE = f"import os, sys; read, write = os.pipe(); os.dup2(write, 2); os.close(read); os.close(write){REOPEN}"
 FULL = f"import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 2){REOPEN}"
-
-
-def find_run(out: Path) -> Path:
-    (run,) = (path for path in out.iterdir() if (path / "result.json").exists())
-    return run
 
 
 @pytest.fixture(scope="module")

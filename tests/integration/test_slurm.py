@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from cluster import MEET_HERE, Cluster, start_cluster
-from killing import find_run
+from command import find_run
 from launching import STEPS, find_step, finish, start_launch, train_words, wait_for_training
 from nursery import Nursery, wait_until
 from small_training import Learned, assert_same, assert_trained_alike, read_learned

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command import Finished
+from command import Finished, find_run
 from nursery import Child, Nursery, wait_until
 from small_training import assert_same, read_learned, set_arguments
 from trainstone.results.repeated import BegunRun
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.slow
 
 # 240 steps: some seconds, so that whoever looks once a second meets it under way.
 LONG = set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20)
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 def find_children(run: Path) -> dict[int, Path]:

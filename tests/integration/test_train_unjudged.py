@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from command import NARROW, Finished
+from command import NARROW, Finished, find_run
 from nursery import Nursery, wait_until
 from small_sets import make_set
 from small_training import assert_same, read_learned, train_here
@@ -38,11 +38,6 @@ def list_arguments(pictures: Path, out: Path, *further: str) -> list[str]:
 
 def make_config(pictures: Path, *settings: str) -> Config:
     return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(pictures))}", *settings])
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 @pytest.fixture(scope="module")

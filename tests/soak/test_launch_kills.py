@@ -7,7 +7,7 @@ import os
 import random
 from pathlib import Path
 
-from killing import find_run
+from command import find_run
 from launching import draw_steps, find_launched, finish, kill_at, start_launch, train_words
 from small_training import assert_same, read_learned
 
