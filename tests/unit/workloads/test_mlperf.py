@@ -13,8 +13,7 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import change_section
 from trainstone.formats.mllog import read_mllog
 from trainstone.machine.ranks import Rank
-from trainstone.train.original.mllog import judge_division
-from trainstone.train.original.mllog_open import measure_sizes
+from trainstone.train.original.mllog import choose_division, measure_sizes
 from trainstone.workloads import mlperf_resnet, mlperf_ssd
 from trainstone.workloads.workload import RunSizes
 
@@ -28,7 +27,7 @@ def sizes_of(config, pictures: tuple[int, int] = IMAGENET, ranks: int = 8) -> Ru
 
 
 def judge(what: SimpleNamespace, config, **changes) -> tuple[str, list[str]]:
-    return judge_division(config, what.rules, sizes_of(config, **{"pictures": what.pictures, **changes}))
+    return choose_division(config, what.rules, sizes_of(config, **{"pictures": what.pictures, **changes}))
 
 
 @pytest.mark.parametrize(
