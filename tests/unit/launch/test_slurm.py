@@ -157,7 +157,6 @@ def test_a_task_of_a_fleet_goes_back_by_itself(tmp_path: Path):
         ("n1: tasks 0-3: User defined signal 1", 138, True),
         ("n1: task 1: Exited with exit code 5\nsrun: error: n1: task 0: Terminated", 143, True),
         ("n2: task 1: Killed\nsrun: error: n1: task 0: Terminated", 143, False),
-        ("n2: task 1: Exited with exit code 3\nsrun: error: n1: task 0: Terminated", 143, False),
         ("n1: task 0: Killed", 137, False),
     ],
 )
