@@ -30,10 +30,10 @@ LEFT: dict[str, Any] = {"minExtent": 62, "maxExtent": 62}
 SCALE_OPTIONS = ("type", "base", "domain", "nice", "zero", "padding")
 MANY_POINTS = 120
 """Points of more rows would touch, and are drawn smaller."""
-MOST_ROWS, MOST_NAMED = 40, 12
+MOST_ROWS, MOST_NAMED = 40, 20
 """Of a chart's table, evenly chosen; of its text."""
-NAME_LENGTH, WHOLE_LENGTH = 36, 600
-"""In characters: above a bar (what 390 pixels hold), pointed at."""
+NAME_LENGTH, CELL_LENGTH, WHOLE_LENGTH = 36, 72, 600
+"""In characters: above a bar (what 390 pixels hold), in a table or text, pointed at."""
 
 Rows = list[dict[str, Any]]
 Layers = list[Any]
@@ -84,7 +84,7 @@ def figure(
     if data is None and cells:
         chosen = [cells[place] for place in choose_evenly(len(cells), MOST_ROWS)]
         data = Table(titles, [[show(cell) for cell in row] for row in chosen], numeric=list(map(is_number, cells[0])))
-    return Figure(name=name, title=title, alt=alt_text or describe(title, cells), spec=spec, data=data)
+    return Figure(name=name, title=title, alt=alt_text or describe(titles, cells), spec=spec, data=data)
 
 
 def read_shown(part: dict[str, Any], around: Rows | None = None) -> tuple[list[str], list[list[Any]]]:
@@ -92,21 +92,26 @@ def read_shown(part: dict[str, Any], around: Rows | None = None) -> tuple[list[s
     rows = part.get("data", {}).get("values", around)
     tooltip = part.get("encoding", {}).get("tooltip")
     if isinstance(tooltip, list):
-        return [each["title"] for each in tooltip], [[row.get(each["field"]) for each in tooltip] for row in rows]
+        titles = [each.get("title", each["field"]) for each in tooltip]
+        return titles, [[row.get(each["field"]) for each in tooltip] for row in rows or ()]
     found = (read_shown(inner, rows) for inner in (*part.get("layer", ()), *part.get("vconcat", ())))
     return next((shown for shown in found if shown[1]), ([], []))
 
 
-def describe(title: str, cells: list[list[Any]]) -> str:
+def describe(titles: Sequence[str], cells: list[list[Any]]) -> str:
     """Say what a chart shows: every row of a few, the first and the last of many."""
-    shown = cells if len(cells) <= MOST_NAMED else [cells[0], cells[-1]]
-    many = "" if shown is cells else f"{len(cells)} values, the first and the last: "
-    return f"{title}: {many}{'; '.join(' '.join(filter(None, map(show, row))) for row in shown)}."
+    rows = cells if len(cells) <= MOST_NAMED else [cells[0], cells[-1]]
+    told = []
+    for first, *rest in rows:
+        parts = [f"{title} {show(cell)}" for title, cell in zip(titles[1:], rest, strict=True) if show(cell)]
+        told.append(f"{shorten(show(first), CELL_LENGTH)}: {', '.join(parts)}")
+    many = "" if rows is cells else f"{len(cells)} values; the first and the last: "
+    return f"{many}{'; '.join(told)}."
 
 
 def show(cell: Any) -> str:
     """Return a value as text; nothing for one that was not measured."""
-    return "" if cell is None else f"{cell:.5g}" if is_number(cell) else str(cell)
+    return "" if cell is None else f"{cell:.4g}" if is_number(cell) else str(cell)
 
 
 def is_number(cell: Any) -> bool:
@@ -167,10 +172,14 @@ def up(title: str | None, field: str = "y", **options: Any) -> alt.Y:
 
 
 def _make_axis(channel: Any, title: str | None, field: str, options: dict[str, Any]) -> Any:
-    if title is not None:  # Vega-Lite makes expressions of axis titles: what would need escaping may not stand there
-        title = re.sub(r"[\\\"'`]", "?", printable(title))
     scale = {name: options.pop(name) for name in SCALE_OPTIONS if name in options}
+    title = None if title is None else make_safe(title)
     return channel(f"{field}:Q", title=title, scale=alt.Scale(**scale), axis=alt.Axis(**options))
+
+
+def make_safe(title: str) -> str:
+    """Return a title without what would need escaping: Vega-Lite makes expressions of them."""
+    return re.sub(r"[\\\"'`]", "?", printable(title))
 
 
 def another(axis: Any, field: str) -> Any:
@@ -199,7 +208,7 @@ OWN_COLOUR = alt.Color("colour:N", scale=None)
 def tips(*fields: str, **titles: str) -> list[alt.Tooltip]:
     """Return what is shown when a mark is pointed at: fields by their name, then fields with a title."""
     given = [(field, field.partition(":")[0]) for field in fields] + list(titles.items())
-    return [alt.Tooltip(field if ":" in field else f"{field}:N", title=title) for field, title in given]
+    return [alt.Tooltip(field if ":" in field else f"{field}:N", title=make_safe(title)) for field, title in given]
 
 
 def mark(kind: str, rows: Rows, look: Mapping[str, Any] | None = None, **channels: Any) -> Any:
@@ -333,7 +342,7 @@ def stacked(
     chart = mark(
         "bar", rows, {} if several else {"height": 34}, x=x, y=names_down(labelOverlap=False) if several else None,
         color=colours({labels[part]: kinds[part] for part in used}, "part", columns=5 if several else 3),
-        order="order:Q", tooltip=tips(what="of", part="part", told="takes", share="share"),
+        order="order:Q", tooltip=tips(**({"what": "bar"} if several else {}), part="part", told="takes", share="share"),
     )  # fmt: skip
     height = height_of(len(seconds), 26) if several else 44
     return figure(name, title, "", chart.properties(width="container", height=height))

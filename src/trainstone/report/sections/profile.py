@@ -5,7 +5,7 @@ from typing import Any
 
 from trainstone.report import charts
 from trainstone.report.blocks import Block, Code, Facts, Links, Prose, Section
-from trainstone.report.charts import BLUE, GREY, ORANGE, PURPLE, RED, TEAL
+from trainstone.report.charts import BLUE, CELL_LENGTH, GREY, ORANGE, PURPLE, RED, TEAL
 from trainstone.report.view import RunView
 from trainstone.results.breakdown import (
     ADDED_UP,
@@ -37,8 +37,6 @@ MEANINGS = {
 HOW_TO_OPEN = "the trace: open it as it is at https://ui.perfetto.dev, or in Chrome at chrome://tracing"
 MOST_BARS = 12
 MOST_STEPS = 30
-CELL_LENGTH = 72
-"""In characters; whole names are listed below a table."""
 
 # The page has six colours, a step nine parts: three more that stand out from both papers by 3 : 1 (WCAG 2.2).
 OLIVE, PINK, BROWN = "#8a8420", "#cf4f96", "#94714f"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 
@@ -115,7 +116,7 @@ def draw_roofline(roofs: RooflineChart, shown: Sequence[RooflinePoint]) -> Figur
     reach = ROOM * max(max(ridge / row["x"], row["x"] / ridge) for row in rows)
     low, high = min(0.1 * peak, *(row["y"] for row in rows)) / ROOM, max(peak, *(row["y"] for row in rows)) * ROOM
     left, right = max(ridge / reach, low / bandwidth), ridge * reach
-    scale = {"type": "log", "nice": False, "labelLimit": 0, "labelOverlap": True}
+    scale: dict[str, Any] = {"type": "log", "nice": False, "labelLimit": 0, "labelOverlap": True}
     x = charts.across("FLOP a byte", **scale, domain=[left, right], values=list_ticks(left, right), format="~g")
     y = charts.up("FLOP/s", **scale, domain=[low, high], values=list_ticks(low, high), format="~s")
     roof: Rows = [{"x": left, "y": left * bandwidth}, {"x": ridge, "y": peak}, {"x": right, "y": peak}]

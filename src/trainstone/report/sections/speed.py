@@ -150,7 +150,8 @@ def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
         ),
         *charts.named_rules({name: at for name, at in marks.items() if edges[0] <= at <= edges[-1]}),
     ]
-    return figure("distribution", "Distribution of step times", "", layers, height=200)
+    told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {format_seconds(found.median)}."
+    return figure("distribution", "Distribution of step times", told, layers, height=200)
 
 
 def build_phases(view: RunView) -> Section | None:
@@ -198,7 +199,7 @@ def build_limits(view: RunView) -> Section | None:
             {"what": "median step", "x": steps.median, "colour": ORANGE},
         ]
         rows = [row | {"x": 1e3 * row["x"], "told": format_seconds(row["x"])} for row in rows]
-        chart = charts.bars(rows, across("milliseconds a step"), step=34, color=charts.OWN_COLOUR)
+        chart = charts.bars(rows, across("a step (ms)"), step=34, color=charts.OWN_COLOUR)
         blocks.append(figure("limits", "A step against its bounds at the measured peaks", "", chart))
     facts = list_peaks(used)
     blocks += [Facts(facts)] if facts else []

@@ -141,7 +141,7 @@ def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str])
         kinds = kinds | {named: ORANGE}
         target.append({"y": scale_metric(quality.metric, quality.target), "what": named})
     color = charts.colours(kinds, symbolType="circle", labelLimit=160)
-    tooltip = tips(what="of", told=name_metric(quality.metric), after="after", clock="run's clock")
+    tooltip = tips(what="line", told="is", after="after", clock="clock")
     layers = [mark("rule", target, DASHED, y=y, color=color)] if target else []
     return [*layers, *charts.lines(rows, x=span.encode(), y=y, color=color, tooltip=tooltip)]
 
@@ -227,13 +227,11 @@ def draw_loss_panel(curve: LossCurve, quality: Quality | None, span: Span) -> An
     top = charts.round_sensibly(1.05 * max(usual, min(evaluated, 2 * usual))) or 1.0
     found = [row | {"y": min(row["y"], top)} for row in found]
     lowest = min((row["y"] for row in raw), default=0.0)
+    kinds = {each: GREY, SMOOTHED: BLUE} | ({VALIDATION: ORANGE} if found else {})
     channels: dict[str, Any] = {
         "x": span.encode(labelled=False),
         "y": charts.up("loss", domain=[min(0.0, lowest), top], nice=False, tickCount=5, **LEFT),
-        "color": charts.colours(
-            {each: GREY, SMOOTHED: BLUE} | ({VALIDATION: ORANGE} if found else {}),
-            **{"symbolType": "circle", "symbolOpacity": 1, "symbolStrokeWidth": 0},
-        ),
+        "color": charts.colours(kinds, symbolType="circle", symbolOpacity=1, symbolStrokeWidth=0),
         "tooltip": tips(what="loss", y="is", x=span.title),
     }
     look = {"strokeWidth": 1, "opacity": 0.55, "clip": True, "point": len(raw) == 1}
