@@ -2,7 +2,6 @@
 
 import base64
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ from made_sweep import make_row, make_sweep
 from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
 from trainstone.report.dataset import build_dataset_page, name_classes
 from trainstone.report.page import Page, build_page, render, write_report
-from trainstone.report.sections import profile, quality, roofline
+from trainstone.report.sections import profile, quality
 from trainstone.report.sections.data_bench import DEMAND, IDEAL, MEASURED, draw_threads
 from trainstone.report.vega import Scripts
 from trainstone.report.view import read_view
 from trainstone.results.dataset import ClassSummary, DatasetSummary, SplitSummary
-from trainstone.results.profiled import RooflinePoint, Timeline
+from trainstone.results.profiled import Timeline
 from trainstone.results.quality import QualityPicture, QualityTable
 from trainstone.results.tables import Table
 from trainstone.results.thinning import choose_evenly
