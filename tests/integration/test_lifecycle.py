@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import command_line, narrow_arguments
+from command import LIMIT, command_line, find_run, narrow_arguments
 from made_saved import make_checkpoint
 from nursery import Child, Nursery, wait_until
 from small_training import set_arguments
@@ -20,11 +20,6 @@ ENDLESS = ("--seconds", "100", "--set", "measure.half_width=1e-9")
 REOPEN = "; sys.stderr = os.fdopen(2, 'w', 1, closefd=False)"
 CLOSED_PIPE = f"import os, sys; read, write = os.pipe(); os.dup2(write, 2); os.close(read); os.close(write){REOPEN}"
 FULL = f"import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 2){REOPEN}"
-
-
-def find_run(out: Path) -> Path:
-    (run,) = (path for path in out.iterdir() if (path / "result.json").exists())
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +85,7 @@ def test_training_survives_its_terminal(nursery: Nursery, tmp_path: Path, broken
 
 def test_bench_without_a_standard_output_ends_well(tmp_path: Path):
     words = command_line("bench", *narrow_arguments(), "--iterations", "3", "--json", "--out", str(tmp_path))
-    done = subprocess.run(["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert read_result(find_run(tmp_path)).status == "ok"
 
@@ -130,7 +125,7 @@ def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signa
     )
     wait_until(lambda: any(tmp_path.glob("*/result.json")))
     child.send_signal(number)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=LIMIT)
     assert child.returncode == 130, err
     assert "Traceback" not in err
     result = json.loads((find_run(tmp_path) / "result.json").read_text())
@@ -182,4 +177,4 @@ def test_children_of_a_killed_sweep_end_with_it(nursery: Nursery, tmp_path: Path
     (point,) = tmp_path.glob("*/points/*")
     child.send(signal.SIGKILL)
     child.wait()
-    wait_until(lambda: json.loads((point / "result.json").read_text())["status"] == "interrupted", timeout=20)
+    wait_until(lambda: json.loads((point / "result.json").read_text())["status"] == "interrupted")

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from command import Finished, tiny_arguments
+from command import Finished, find_run, tiny_arguments
 from nursery import Nursery, wait_until
 from trainstone.formats.kineto import read_trace
 from trainstone.results.store import read_result
 
 PROFILE = ("profile", *tiny_arguments(), "--start", "6", "--iterations", "2", "--out", "runs")
-
-
-def find_run(folder: Path) -> Path:
-    (path,) = (folder / "runs").iterdir()
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from command import ROOT, Finished, tiny_arguments
+from command import ROOT, Finished, find_run, tiny_arguments
 from nursery import Nursery
 from small_sets import make_set
 from small_training import read_learned, set_arguments
 from trainstone.results.store import read_result
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 def train(nursery: Nursery, out: Path, *arguments: str, **changes: object) -> Finished:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command import Finished
+from command import Finished, find_run
 from nursery import Child, Nursery, wait_until
 from small_training import assert_same, read_learned, set_arguments
 from trainstone.results.repeated import BegunRun
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.slow
 
 # 240 steps: some seconds, so that whoever looks once a second meets it under way.
 LONG = set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_steps=20)
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 def find_children(run: Path) -> dict[int, Path]:
@@ -45,7 +40,7 @@ def wait_for_checkpoint(out: Path, num_children: int = 1) -> None:
 def whole(nursery: Nursery) -> tuple[Path, Finished]:
     """Two runs that nobody stopped and that missed their target, which was required."""
     out = nursery.folder / "whole-runs"
-    ended = start(nursery, out, "--json", "--require-target").wait(240)
+    ended = start(nursery, out, "--json", "--require-target").wait()
     return find_run(out), ended
 
 
@@ -127,7 +122,7 @@ def test_signals_end_it_resumably_and_the_bits_are_the_same(nursery: Nursery, wh
 
     refused = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=30")
     assert (refused.code, "--resume cannot change it" in refused.err) == (2, True)
-    assert nursery.start("train", "--resume", str(run)).wait(240).code == 0
+    assert nursery.start("train", "--resume", str(run)).wait().code == 0
     assert read_result(run).status == "target_missed"
     assert [row.starts for row in read_result(run).repeated.runs] == [2, 2]
     compare_children(run, whole[0])
@@ -148,7 +143,7 @@ def test_killed_it_goes_on_and_leaves_no_child_behind(nursery: Nursery, whole: t
     assert read_result(run).status == "killed"
     resumed = nursery.start("train", "--resume", str(run))
     wait_until(lambda: read_result(run).status == "running" and not alive(orphan))
-    assert resumed.wait(240).code == 0
+    assert resumed.wait().code == 0
     assert read_result(run).process.starts == 2
     assert len(find_children(run)) == len(list(run.glob("points/*"))) == 2
     compare_children(run, whole[0])

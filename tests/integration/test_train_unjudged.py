@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from command import NARROW, Finished
+from command import NARROW, Finished, find_run
 from nursery import Nursery, wait_until
 from small_sets import make_set
 from small_training import assert_same, read_learned, train_here
@@ -38,11 +38,6 @@ def list_arguments(pictures: Path, out: Path, *further: str) -> list[str]:
 
 def make_config(pictures: Path, *settings: str) -> Config:
     return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(pictures))}", *settings])
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +126,7 @@ def test_a_set_with_both_is_judged_at_the_end(tmp_path: Path, monkeypatch: pytes
 
 
 def test_several_runs_are_combined(nursery: Nursery, pictures: Path, tmp_path: Path):
-    ended = nursery.start(*list_arguments(pictures, tmp_path / "many", "--iterations", "12", "--runs", "2")).wait(240)
+    ended = nursery.start(*list_arguments(pictures, tmp_path / "many", "--iterations", "12", "--runs", "2")).wait()
     assert ended.code == 0, ended.err
     run = find_run(tmp_path / "many")
     result = read_result(run)

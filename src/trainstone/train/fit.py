@@ -68,7 +68,6 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measure
     if asked.train.batch_size != "auto":
         fitted += derive_rate(asked, config, world) if not measured else []
         refuse(fitted, strict=strict)
-    assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
     work = count_step_work(config, config.train.batch_size)
     # What was settled is settled: the configuration repeats this run as it was.
     config = change_section(config, "train", adapt=())
@@ -77,8 +76,6 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measure
 
 def derive_rate(asked: Config, fitted: Config, world: Rank) -> list[Finding]:
     """A finding where a step has other images than the recipe's system has, and the rate follows by its rule."""
-    assert isinstance(asked.train.batch_size, int)
-    assert isinstance(fitted.train.batch_size, int)
     parts = asked.train.accumulate
     geometry = asked.nodes * asked.devices_per_node
     # Without a system a recipe is for any number of ranks.
@@ -227,7 +224,6 @@ def choose_first(config: Config, device: torch.device, *, measured: bool) -> int
         return FIRST_ACCELERATOR_BATCH
     if not measured:
         return CPU_LEARNING_BATCH
-    assert isinstance(config.engine.threads, int)
     return min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
 
 

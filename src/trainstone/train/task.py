@@ -22,7 +22,7 @@ from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.stored import find_stored, provide_stored
 from trainstone.data.loader import KEEP, Loader
 from trainstone.data.splits import OpenSplit, open_split
-from trainstone.errors import ConfigError, MachineError, ResultError
+from trainstone.errors import ConfigError, MachineError
 from trainstone.machine.cpus import read_affinity
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.models.weights import load_pretrained
@@ -72,16 +72,6 @@ class WeightAverage:
     def state(self) -> dict[str, Tensor]:
         """Return the averages themselves, no copies, under the names of the model's state."""
         return dict(self._averages)
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from averages that were saved; others than this model's are refused."""
-        for name in sorted(self._averages.keys() | state.keys()):
-            ours, saved = self._averages.get(name), state.get(name)
-            if ours is None or saved is None:
-                raise ResultError(f"average of the weights: {name} is {'missing' if saved is None else 'unknown'}")
-            if ours.shape != saved.shape:
-                raise ResultError(f"average of the weights: {name} is {tuple(saved.shape)}, not {tuple(ours.shape)}")
-        copy_into(self._averages, state)
 
     def _trained(self) -> dict[str, Tensor]:
         """Look the model's tensors up anew: a change of device or format replaces them (0.3 ms for ResNet-50)."""
@@ -191,7 +181,6 @@ def build_task(
     `world`: the ranks that train together; they start from the same weights. `first_step`: where batches begin.
     `network`: from seed_network, where it was to be built before.
     """
-    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     engine, train, rank = config.engine, config.train, world.rank if world else ALONE
     workload = WORKLOADS[config.workload]
     model = seed_network(config, device, world) if network is None else network
@@ -222,7 +211,6 @@ def build_task(
 def order_pictures(config: Config, count: int, rank: Rank) -> TrainOrder:
     """Return the order of so many training pictures."""
     train = config.train
-    assert isinstance(train.batch_size, int)  # train/fit.py resolved it
     return TrainOrder(count, train.batch_size, config.seed, rank, last=config.loader.last, parts=train.accumulate)
 
 
@@ -270,7 +258,6 @@ def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:
 
 def synthetic_batches(config: Config, device: torch.device) -> Iterator[Batch]:
     """Yield the same few random batches for ever, in host memory."""
-    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     batches = WORKLOADS[config.workload].synthetic_batches(config, config.train.batch_size)
     return itertools.cycle(pin(batches, device))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from command import LIMIT
 from trainstone.data.parallel import WAITING_PER_WORKER, map_in_order, open_pool
 from trainstone.errors import DataError, MachineError
 
@@ -20,7 +21,7 @@ def test_results_come_in_the_order_of_tasks(workers: int):
 
     def wait_for_the_next(number: int) -> int:
         if number + 1 < workers:
-            gates[number + 1].wait(10)
+            gates[number + 1].wait(LIMIT)
         if number < workers:
             gates[number].set()
         return number

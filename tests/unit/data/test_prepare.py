@@ -13,6 +13,7 @@ import google_crc32c
 import pytest
 from PIL import Image
 
+from command import LIMIT
 from small_sets import JPEGS, RECORDS, SHARDS, Listed, check, flip, locate, make_set, to_classify, to_detect
 from trainstone.data import prepare, shardfile
 from trainstone.data.generated.source import GeneratedSource, generate
@@ -142,7 +143,7 @@ def test_killed_preparation_resumes_at_a_shard_to_the_same_bytes(tmp_path: Path,
     source = make_set(tmp_path / "source", "recordio", "classify", count=80)
     plan = make_plan(open_dataset(source), "wds", shards={"train": 4})
     run(plan, tmp_path / "undisturbed")
-    done = subprocess.run([sys.executable, "-c", KILLED, when, source, tmp_path / "set"], timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED, when, source, tmp_path / "set"], timeout=LIMIT)
     assert done.returncode == -signal.SIGKILL
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").glob("*.tar")}
     assert len(made) == {"in the third file": 2, "before its name": 0, "before the manifest": 4}[when]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from command import LIMIT
 from trainstone.cli.launch import app
 from trainstone.config.load import list_shipped, load_config, read_source
 from trainstone.config.schema import Config
@@ -202,7 +203,7 @@ def place_stub(folder: Path, name: str, then: str = "") -> None:
 def run_script(script: str, stubs: Path, **environment: str) -> int:
     """Really run a script, with stubs for what it calls."""
     path = {"PATH": f"{stubs}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash"], input=script, text=True, env={**os.environ, **path, **environment}, timeout=20)
+    done = subprocess.run(["bash"], input=script, text=True, env={**os.environ, **path, **environment}, timeout=LIMIT)
     return done.returncode
 
 

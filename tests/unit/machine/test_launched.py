@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from command import LIMIT
 from trainstone.errors import DataError, LaunchError, PeerLostError
 from trainstone.machine import launched
 from trainstone.machine.launched import begin_attempt, leave_failure, read_code, read_failures, settle_code
@@ -72,7 +73,7 @@ def test_a_signal_while_torch_is_loading_is_an_orderly_end(run: Path, tmp_path: 
         "sys.argv[1:] = ['train']\n"
         "main.main()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False)
     assert ended.returncode == 0
     assert read_code(run) == 75
 

@@ -87,12 +87,12 @@ def test_driver_that_hangs_is_left_behind(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("trainstone.measure.telemetry.JOIN_SECONDS", 0.02)
     release = threading.Event()
     reader = FakeReader()
-    monkeypatch.setattr(reader, "read", lambda: release.wait(5) and Reading())
+    monkeypatch.setattr(reader, "read", lambda: release.wait() and Reading())
     with Telemetry(tmp_path, "cpu", reader, lambda: 1) as telemetry:
         pass
     assert "hangs" in caplog.text
     release.set()
-    telemetry._thread.join(5)
+    telemetry._thread.join()
     assert telemetry._file is not None
     telemetry._file.close()
 

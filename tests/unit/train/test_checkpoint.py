@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from command import LIMIT
 from small_training import make_config
 from trainstone.errors import ResultError
 from trainstone.measure.clock import choose_timer
@@ -371,7 +372,7 @@ def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Pa
         [sys.executable, "-c", textwrap.dedent(WRITERS), str(folder)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
     )

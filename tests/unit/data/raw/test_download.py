@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from command import LIMIT
 from trainstone.data.parallel import Progress
 from trainstone.data.raw import download
 from trainstone.data.raw.download import COCO_FILES, WAITS_SECONDS, Sum, Wanted, fetch, find_file, is_address
@@ -34,7 +35,7 @@ def wanted_of(data: bytes, path: str = "zips/a.zip") -> Wanted:
 
 def get(mirror: str, target: Path, *files: Wanted, waits: list[float] | None = None) -> list[Progress]:
     slept: list[float] = [] if waits is None else waits
-    return list(fetch(mirror, files or (wanted_of(CONTENT),), target, timeout_seconds=2, sleep=slept.append))
+    return list(fetch(mirror, files or (wanted_of(CONTENT),), target, timeout_seconds=LIMIT, sleep=slept.append))
 
 
 def bring(address: str, folder: Path, sha256: str | None = None) -> Path:
@@ -256,7 +257,7 @@ def test_killed_download_resumes(tmp_path: Path):
     assert wanted.sum is not None
     with serve(Site(zips__a_zip=CONTENT)) as mirror:
         command = [sys.executable, "-c", KILLED, mirror, str(tmp_path), wanted.sum.digits]
-        assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+        assert subprocess.run(command, timeout=LIMIT).returncode == -signal.SIGKILL
         held = find_part(tmp_path).stat().st_size
         assert 0 < held < len(CONTENT)
         seen = get(mirror, tmp_path, wanted)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from command import LIMIT
 from made_archives import make_jpeg
 from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips, real_coco
 from made_pictures import busy, save
@@ -407,7 +408,7 @@ for item in prepare_coco.prepare_coco(source, target):
 def test_after_a_kill_it_goes_on_and_ends_the_same(tmp_path: Path, small: Path, when: str):
     zips = make_zips(small, tmp_path / "zips")
     prepare(zips, tmp_path / "whole")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(zips), str(tmp_path / "out"), when], timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(zips), str(tmp_path / "out"), when], timeout=LIMIT)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out/manifest.json").exists()
     for stem in ("train2017", "val2017"):
