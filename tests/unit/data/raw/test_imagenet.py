@@ -279,7 +279,7 @@ def test_a_tar_not_downloaded_whole_is_refused(root):
         (
             "kit.tar.gz",
             gzip.compress(make_tar(devkit() | {"y/meta.mat": os.urandom(300)}), mtime=0),
-            r"meta\.mat, byte 124",
+            r"meta\.mat",
         ),
     ],
 )
