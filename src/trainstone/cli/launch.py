@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
+from trainstone import errors
 from trainstone.cli import options as shared
 from trainstone.cli.execute import Options, execute, print_run
 from trainstone.cli.output import print_json, print_stderr
-from trainstone.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_RESUMABLE,
-    ConfigError,
-    DataError,
-    LaunchError,
-    MachineError,
-    ResultError,
-    TrainstoneError,
-)
+from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, ConfigError, LaunchError, TrainstoneError
 from trainstone.files import write_atomically
 from trainstone.machine.launched import ALONE_VERBS, FOLDER
 from trainstone.text import printable, printable_lines
@@ -38,8 +30,8 @@ if TYPE_CHECKING:
 End = TypeVar("End")
 # Options after the verb's name are the verb's, with or without -- before it.
 VERB_FOLLOWS = {"allow_interspersed_args": False}
-# A start more would meet the same: the recipe, the data, the machine or the disk is to be mended first.
-LASTING = (ConfigError, DataError, MachineError, ResultError)
+# Another start would end the same way: the recipe, the data, the machine or the disk must be repaired first.
+LASTING = (ConfigError, errors.DataError, errors.MachineError, errors.ResultError)
 SYSTEM = "from --system"
 DEVICES = f"{SYSTEM}, else the GPUs of --gres, else 1"
 
@@ -142,19 +134,21 @@ def mpi(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
-    from trainstone.launch.mpi import Asked, check_hosts, check_programs, plan_mpi
+    from trainstone.launch.mpi import Options as MpiOptions
+    from trainstone.launch.mpi import check_hosts, check_programs, plan_mpi
     from trainstone.launch.verb import prepare_folder, read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
-    asked, name = Asked(ranks, host, hostfile, container, max_restarts, mpirun), name_launch("mpi")
-    planned = plan_mpi(verb, verb.out.absolute() / "RUN", name, asked)
+    options = MpiOptions(ranks, host, hostfile, container, max_restarts, mpirun)
+    plan = partial(plan_mpi, verb, launch=name_launch("mpi"), options=options)
+    planned = plan(verb.out.absolute() / "RUN")
     if dry_run or verb.dry_run:
         print_plan(planned, verb)
         return
-    check_hosts(asked, verb)
+    check_hosts(options, verb)
     check_programs(planned)
     run = prepare_folder(verb)
-    run_launch(plan_mpi(verb, run, name, asked), verb, run, verbose=bool(verbose))
+    run_launch(plan(run), verb, run, verbose=bool(verbose))
 
 
 @app.command(context_settings=VERB_FOLLOWS)

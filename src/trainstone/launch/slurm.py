@@ -27,19 +27,13 @@ MAX_REQUEUES = 100
 MAX_STARTS_WITHOUT_CHECKPOINT = 3
 OWN = {
     "array": "--fleet submits an array; --sbatch array=%4 limits it to 4 tasks at a time",
-    "output": "the job's output is in launch/ of the run folder; --out DIR chooses its parent",
-    "error": "the job's output is in launch/ of the run folder; --out DIR chooses its parent",
-    "open-mode": "remove it: output is appended",
-    "chdir": "start trainstone in that folder",
-    "wrap": "--prologue LINE adds shell lines",
     "hold": "submit with --detach, then: scontrol hold JOB",
-    "requeue": "use --requeue of launch slurm",
-    "no-requeue": "remove --requeue",
-    "nodes": "use --nodes of launch slurm",
-    "ntasks-per-node": "use --ranks-per-node of launch slurm",
-    "wait": "remove it; without --detach the launcher waits",
     "test-only": "--dry-run prints the script",
-}
+    "wrap": "--prologue LINE adds shell lines",
+} | dict.fromkeys(
+    ("output", "error", "open-mode", "chdir", "requeue", "no-requeue", "nodes", "ntasks-per-node", "wait"),
+    "see: trainstone launch slurm --help",
+)
 """Options of sbatch that the launcher sets or that would break it, with what to use instead."""
 
 

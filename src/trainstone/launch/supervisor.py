@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,19 +35,12 @@ class Ended(NamedTuple):
     output: str
 
 
-def send_once(number: signal.Signals) -> Stop:
-    """Return what sends a signal once: a second one could end the process before it has written its results."""
-
-    def send(pid: int, notified: set[int]) -> None:
-        if pid not in notified:
-            notified.add(pid)
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    return send
-
-
-terminate_once = send_once(signal.SIGTERM)
+def send_once(pid: int, notified: set[int], number: signal.Signals = signal.SIGTERM) -> None:
+    """Send a signal once: a second one could end the process before it has written its results."""
+    if pid not in notified:
+        notified.add(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def supervise(
@@ -58,7 +51,7 @@ def supervise(
     signals: StopSignals,
     *,
     label: str = "",
-    stop: Stop = terminate_once,
+    stop: Stop = send_once,
     grace_seconds: float | None = None,
 ) -> Generator[str, None, Ended]:
     """Run a command for a run folder to its end; yield the progress lines of its ranks, return how it ended.
@@ -155,7 +148,7 @@ class Plan:
     """Shell lines before."""
     attempts: int = 1
     """How often the launcher itself may start it."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """For the user, before the start."""
 
 
@@ -183,17 +176,16 @@ def run_plan(plan: Plan, run: Path, signals: StopSignals) -> Generator[str, None
     return (yield from supervise(command, plan.environment, run, LOG, signals, stop=STOPS[plan.engine]))
 
 
-def stop_local(engine: int, told: set[int]) -> None:
-    """Send SIGTERM to each rank once: torchrun itself would give them 30 seconds, then kill them while they write."""
+def stop_local(engine: int, notified: set[int]) -> None:
+    """Send SIGTERM to each rank: torchrun itself would give them 30 seconds, then kill them while they write."""
     with suppress(psutil.Error):
         for rank in psutil.Process(engine).children():
-            if rank.pid not in told and "LOCAL_RANK" in read_environment(rank):
-                told.add(rank.pid)
-                rank.send_signal(signal.SIGTERM)
+            if "LOCAL_RANK" in read_environment(rank):
+                send_once(rank.pid, notified)
 
 
 # mpirun passes SIGUSR1 on to ranks on all hosts; a SIGTERM would kill them.
-STOPS: dict[str, Stop] = {"local": stop_local, "mpi": send_once(signal.SIGUSR1)}
+STOPS: dict[str, Stop] = {"local": stop_local, "mpi": partial(send_once, number=signal.SIGUSR1)}
 
 
 class Tail:

@@ -19,62 +19,14 @@ def test_warm_up_and_steady_part_are_drawn_apart():
     assert (warm_up, steady) == ("██", "█▁█▁█▁")
 
 
-def test_one_slow_first_step_does_not_flatten_the_rest():
-    values = [50.0] + [1.0, 1.5] * 20
-    _, steady = draw_sparkline(values, 41)
-    assert steady[0] == "█"
-    assert set(steady[1:]) == {"▁", "█"}
-
-
-def test_a_quiet_series_looks_quiet():
-    rng = np.random.default_rng(0)
-    _, steady = draw_sparkline(1 + rng.normal(0, 0.002, 40), 40)
-    assert set(steady) <= {"▁", "▂"}
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-9])
-def test_a_constant_series_is_flat(value: float):
-    assert draw_sparkline([value] * 50, 10) == ("", "▁" * 10)
-
-
-def test_neighbours_are_averaged_into_the_width():
-    _, steady = draw_sparkline([1, 1, 1, 1, 3, 3, 3, 3], 2)
-    assert steady == "▁█"
-
-
-def test_fewer_values_than_width_are_a_shorter_line():
-    assert draw_sparkline([1, 2], 40) == ("", "▁█")
-    assert draw_sparkline([1], 40) == ("", "▁")
-
-
-def test_nothing_is_nothing():
-    assert draw_sparkline([], 40) == ("", "")
-    assert draw_sparkline([1, 2, 3], 0) == ("", "")
-    assert draw_sparkline([1, 2, 3], -5) == ("", "")
-
-
 def test_what_is_no_number_is_a_gap():
     assert draw_sparkline([1, math.nan, 2, math.inf], 4) == ("", "▁ █ ")
     assert draw_sparkline([math.nan] * 3, 3) == ("", "   ")
 
 
-def test_both_parts_show_however_short_one_is():
-    before, after = draw_sparkline(np.ones(1000), 10, steady_from=1)
-    assert (len(before), len(after)) == (1, 9)
-    before, after = draw_sparkline(np.ones(1000), 10, steady_from=999)
-    assert (len(before), len(after)) == (9, 1)
-    assert draw_sparkline(np.ones(5), 5, steady_from=5) == ("▁" * 5, "")
-    assert draw_sparkline(np.ones(5), 5, steady_from=99) == ("▁" * 5, "")
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "iso8859-15", "no-such-encoding", None])
 def test_ascii_where_blocks_cannot_be_encoded(encoding: str | None):
     assert draw_sparkline(np.arange(1, 9), 8, encoding=encoding) == ("", ASCII)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "utf-16"])
-def test_blocks_where_they_can(encoding: str):
-    assert draw_sparkline(np.arange(1, 9), 8, encoding=encoding) == ("", BLOCKS)
 
 
 @settings(deadline=None)

@@ -15,7 +15,6 @@ from trainstone.machine.cpus import (
     Cores,
     CpuTicks,
     available_cores,
-    cgroup_folders,
     count_kills,
     may_be_memory,
     memory_available_bytes,
@@ -26,7 +25,6 @@ from trainstone.machine.cpus import (
 )
 
 GIB = 1 << 30
-V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_NONE = "9223372036854771712"  # "no limit"
 STAT = """cpu  400 0 100 1500 0 20 30 50 0 0
 cpu0 300 0 50 500 0 10 20 20 0 0
@@ -68,7 +66,6 @@ def test_system_without_affinity_asks_psutil(tmp_path):
         (  # v2: an ancestor sets it
             {
                 "proc/self/cgroup": "0::/user.slice/job/step\n",
-                "proc/self/mountinfo": V2_MOUNT,
                 "sys/fs/cgroup/user.slice/job/step/cpu.max": "max 100000\n",
                 "sys/fs/cgroup/user.slice/job/cpu.max": "275000 100000\n",
                 "sys/fs/cgroup/user.slice/cpu.max": "800000 100000\n",
@@ -78,7 +75,7 @@ def test_system_without_affinity_asks_psutil(tmp_path):
             2,
         ),
         (  # v2: a container with its own namespace; never less than one thread
-            {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2_MOUNT, "sys/fs/cgroup/cpu.max": "50000 100000"},
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000"},
             0.5,
             1,
         ),
@@ -94,14 +91,13 @@ def test_system_without_affinity_asks_psutil(tmp_path):
         (  # v1: docker's mount shows only its own group
             {
                 "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n",
-                "proc/self/mountinfo": "35 30 0:30 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu\n",
                 "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
                 "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "50000\n",
             },
             3.0,
             3,
         ),
-        (  # v1: a Slurm job, without mountinfo; -1 is no limit
+        (  # v1: a Slurm job; -1 is no limit
             {
                 "proc/self/cgroup": "3:cpu:/slurm/job_9/step_0\n",
                 "sys/fs/cgroup/cpu/slurm/job_9/step_0/cpu.cfs_quota_us": "-1\n",
@@ -116,18 +112,6 @@ def test_system_without_affinity_asks_psutil(tmp_path):
 )
 def test_the_tightest_cpu_quota_counts(tmp_path, files, quota, threads):
     assert available_cores(make_tree(tmp_path, files), range(8)) == Cores(8, None, quota, threads)
-
-
-def test_hybrid_machine_lists_both_hierarchies(tmp_path):
-    mounts = (
-        "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-        "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-        "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
-    )
-    files = {"proc/self/cgroup": "4:memory:/api/x\n1:cpu:/\n0::/\n", "proc/self/mountinfo": mounts}
-    root = make_tree(tmp_path, files)
-    expected = ["memory/api/x", "memory/api", "memory", "unified"]
-    assert cgroup_folders("memory", root) == [root / "sys/fs/cgroup" / name for name in expected]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +196,6 @@ def test_ticks_of_our_cpus_and_of_the_machine(text, wanted, expected):
 def test_the_cpus_given_at_the_start_are_remembered_and_restored(monkeypatch: pytest.MonkeyPatch):
     given = os.sched_getaffinity(0)
     assert read_affinity() == given  # nothing noted
-    monkeypatch.setenv(cpus.GIVEN_CPUS, "0,x")
-    assert read_affinity() == given  # no list
     monkeypatch.setenv(cpus.GIVEN_CPUS, "77")
     assert read_affinity() == {77}
     assert read_affinity(os.getppid()) == os.sched_getaffinity(os.getppid())  # a note is not for other processes

@@ -86,7 +86,6 @@ def test_other_processors(tmp_path, cpuinfo, model, vendor, isa):
     [
         ({".dockerenv": ""}, {}, "docker", "/.dockerenv (docker)"),
         ({"run/.containerenv": ""}, {}, "podman", "/run/.containerenv (podman)"),
-        ({"proc/1/cgroup": "0::/kubepods/pod1"}, {}, "kubernetes", "/proc/1/cgroup (kubernetes)"),
         ({"run/systemd/container": "lxc\n"}, {}, "lxc", "/run/systemd/container (lxc)"),
         ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "apptainer", "variable APPTAINER_CONTAINER (apptainer)"),
         ({}, {"container": "podman"}, "podman", "variable container (podman)"),
