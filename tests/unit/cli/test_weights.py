@@ -143,17 +143,3 @@ def test_a_source_is_fetched_checked_and_kept(source: Path, tmp_path: Path, monk
         assert "sha256" in capsys.readouterr().err
     assert not (tmp_path / "c.pth").exists()
     assert pickle.loads(target.read_bytes())["conv0_weight"].shape == (16, 3, 7, 7)
-
-
-def test_of_many_ranks_one_converts(source: Path, monkeypatch, capsys):
-    for name, value in {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "x",
-        "MASTER_PORT": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    assert run(monkeypatch, source, source.with_name("b.pickle")) == 0
-    assert capsys.readouterr().out == ""
-    assert not source.with_name("b.pickle").exists()

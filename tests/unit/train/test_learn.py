@@ -248,13 +248,6 @@ def pretend_damaged(*_: Any) -> Any:
     return torch.tensor([[4.5, 9.0, 0.0, 9.0]])
 
 
-def test_pictures_that_were_not_judged_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "judge", pretend_damaged)
-    run = train_here(make_config(**ONE_EPOCH), tmp_path, monkeypatch)
-    (found,) = [found for found in run.result.findings if found.code == "pictures-skipped"]
-    assert found.message.startswith("2 ")
-
-
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(learn, "judge", pretend_damaged)
     run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
