@@ -57,9 +57,5 @@ def test_a_configuration_file_of_mlperf_is_read_and_not_run(quick, tmp_path: Pat
     file.write_text("touch made-by-a-shell\n")
     done = quick("recipes", "--from", "mlperf-resnet50", "--", "config_MINE.sh")
     assert done.code == 2
-    assert "nothing here starts the program: touch made-by-a-shell" in done.err
+    assert "config_MINE.sh" in done.err
     assert not (tmp_path / "made-by-a-shell").exists()
-
-
-def test_the_list_of_recipes_names_the_way(quick):
-    assert "trainstone recipes --from ORIGINAL -- OLD FLAGS" in quick("recipes").out

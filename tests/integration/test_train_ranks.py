@@ -1,8 +1,6 @@
 """trainstone train on several ranks: the same learning, the same counts, one voice."""
 
-import math
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -135,28 +133,6 @@ def test_a_signal_to_one_rank_before_the_first_step_ends_both(nursery: Nursery):
     assert learned.result.quality.starts == 2
 
 
-def test_another_global_batch_is_refused(nursery: Nursery, both: tuple[Learned, list[Finished]]):
-    run = find_run(nursery.folder / "two-group")
-    refused = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2")
-    assert refused.code == 2
-    assert "the run has 16 images a step so far; 1 rank with train.batch_size = 8 have 8" in refused.err
-    went_on = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2", "--set", "train.batch_size=16")
-    assert went_on.code == 0
-    learned = read_learned(run)
-    assert learned.document["step"] == 12
-    assert math.isclose(learned.result.quality.epochs, 2.0)
-
-
-def test_a_folder_that_the_first_rank_cannot_have_ends_all_at_once(nursery: Nursery, tmp_path: Path):
-    (tmp_path / "file").touch()
-    arguments = ["train", "demo-classify", *set_arguments(stop__steps=1), "--out", str(tmp_path / "file/runs")]
-    first, second = [child.wait() for child in nursery.start_ranks(2, *arguments)]
-    assert (first.code, second.code) == (7, 7)
-    assert "error: cannot write run folder " in first.err
-    assert "Traceback" not in first.err
-    assert (second.out, second.err) == ("", "")
-
-
 def test_a_signal_to_one_rank_breaks_off_the_evaluation_of_all(nursery: Nursery):
     out, many = nursery.folder / "broken-off", {"data.generated_val": 3000, "eval.batch_size": 1, "stop.epochs": 1.0}
     children = nursery.start_ranks(2, "train", "demo-classify", *set_arguments(**many), "--out", str(out))
@@ -188,24 +164,3 @@ def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):
     assert [columns["step"].tolist() for columns in learned.steps] == [list(range(12)), list(range(6, 12))]
     assert [device.rank for device in learned.result.devices] == [0, 1]
     assert (run / "steps-rank0001.csv.before-1").read_text().count("\n") == 3
-
-
-# No energy counter can be read here: each rank is a host of its own with a counter that says 100 W and 200 W.
-METERED = """
-import os
-import trainstone.train.conclude as conclude
-rank = int(os.environ["RANK"])
-inner = conclude.summarise
-conclude.name_host = lambda: f"node{rank}"
-conclude.summarise = lambda *a, **k: {**inner(*a, **k), "average_watts": 100.0 * (1 + rank), "meter": "made up"}
-"""
-
-
-def test_train_two_ranks_sums_the_energy_of_both(nursery: Nursery, tmp_path: Path):
-    words = ["train", "demo-classify", *set_arguments(stop__epochs=1.0), "--out", str(tmp_path)]
-    ended = [child.wait() for child in nursery.start_ranks(2, *words, prepare=METERED)]
-    assert {one.code for one in ended} == {0}, ended
-    (run,) = tmp_path.iterdir()
-    result = read_result(run)
-    assert (result.energy.average_watts, result.energy.meter) == (300.0, "made up")
-    assert result.energy.joules_per_image == pytest.approx(300.0 / result.throughput.images_per_second)

@@ -75,28 +75,6 @@ def test_the_result_is_one_document_that_tells_of_both(whole: tuple[Path, Finish
     assert "0 of 2 runs reached 90 % top-1" in result.verdict
 
 
-def test_runs_that_are_over_say_so(nursery: Nursery, whole: tuple[Path, Finished]):
-    before = (whole[0] / "result.json").read_bytes()
-    over = nursery.run("train", "--resume", str(whole[0]))
-    assert over.code == 0
-    assert "has come to its end: all of its 2 runs have; --runs N begins new ones" in over.err
-    assert "0 of 2 runs reached" in " ".join(over.out.split())
-    assert nursery.run("train", "--resume", str(whole[0]), "--require-target").code == 8
-    assert (whole[0] / "result.json").read_bytes() == before
-
-
-def test_other_verbs_know_what_it_is(nursery: Nursery, whole: tuple[Path, Finished], tmp_path: Path):
-    run = whole[0]
-    written = nursery.run("report", str(run), "--page", str(tmp_path / "page.html"))
-    assert written.code == 0, written.err
-    assert "Learning, run by run" in (tmp_path / "page.html").read_text()
-    judged = nursery.run("eval", str(run))
-    assert (judged.code, "holds 2 runs, each with its own weights" in judged.err) == (3, True)
-    compared = nursery.run("compare", str(run / "points"), "--to", str(run), "--json")
-    assert compared.code == 7
-    assert "on both sides stands the same run" in compared.err
-
-
 def test_signals_end_it_resumably_and_the_bits_are_the_same(nursery: Nursery, whole: tuple[Path, Finished]):
     out = nursery.folder / "signalled-runs"
     going = start(nursery, out)
@@ -169,19 +147,3 @@ def test_a_run_that_fails_is_named(nursery: Nursery, tmp_path: Path):
     assert result.status == "failed"
     assert [finding.code for finding in result.findings] == ["run-failed"]
     assert [row.status for row in result.repeated.runs] == ["failed"]
-
-
-def test_a_dry_run_names_the_commands(nursery: Nursery, tmp_path: Path):
-    asked = [*LONG, "--runs", "3", "--seed", "3", "--out", str(tmp_path / "none")]
-    planned = nursery.run("train", "demo-classify", *asked, "--dry-run")
-    lines = [line for line in planned.out.splitlines() if " train RUN/config.toml " in line]
-    assert [line.split()[-2:] for line in lines] == [["--seed", seed] for seed in ("3", "4", "5")]
-    told = nursery.run("train", "demo-classify", "--runs", "2", "--dry-run", "--json")
-    assert len(told.json()["commands"]) == 2
-    assert not (tmp_path / "none").exists()
-
-
-def test_many_ranks_are_refused(nursery: Nursery):
-    refused = nursery.run("train", "demo-classify", *LONG, "--runs", "2", world=2)
-    assert refused.code == 2
-    assert "here 2 ranks would each do so" in refused.err

@@ -1,6 +1,6 @@
 """Every sentence about a whole run: the verdict of each kind, and what a sweep means. Pure: numbers in, text out.
 
-What a profile says of its parts is made where they are measured: results/timeline.py and results/roofline.py.
+What a profile says of its parts is in results/breakdown.py.
 """
 
 from collections import Counter
@@ -10,18 +10,7 @@ from typing import Any
 
 from trainstone.machine.health import Noise
 from trainstone.results.anchors import describe_share, is_published
-from trainstone.results.feeding import (
-    WORK,
-    Demand,
-    Feeding,
-    best_point,
-    count_here,
-    describe_target,
-    format_cores,
-    is_trained_here,
-    largest_stage,
-    widest_point,
-)
+from trainstone.results.feeding import WORK, Feeding, best_point, describe_demand, largest_stage
 from trainstone.results.knee import (
     POOR_FIT,
     Measured,
@@ -83,8 +72,6 @@ from trainstone.units import (
 
 BUSY_SHARE = 0.8
 """Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
-SMALL_SHARE = 0.1
-"""Feeding that takes more of the cores that train slows them; bench calls a run limited by data from here on, too."""
 SMALL_FIXED = 0.01
 """A fixed part below this share of the smallest step is none."""
 
@@ -274,27 +261,8 @@ def write_data_verdict(feeding: Feeding, workload: str = "") -> str:
     if stage is not None:
         parts.append(f"{WORK.get(stage.name, stage.name)} takes {format_percent(stage.share, 0)} of the time")
     if feeding.demand is not None:
-        parts.append(_judge_demand(feeding, feeding.demand, workload))
+        parts.append(describe_demand(feeding, feeding.demand, workload or "training"))
     return "; ".join(parts)
-
-
-def _judge_demand(feeding: Feeding, demand: Demand, workload: str) -> str:
-    """Say enough only of what was reached here; of cores that also train, only where few of them are taken."""
-    needed = demand.images_per_second / widest_point(feeding).images_per_second_per_core
-    rate, cores = f"{format_rate(demand.images_per_second)} images/s", format_cores(needed)
-    who = describe_target(feeding, workload) or "training"
-    reached = best_point(feeding).images_per_second >= demand.images_per_second
-    if is_trained_here(feeding):
-        whose = f"{cores} of the cores that train ({count_here(feeding)})"
-        enough = "enough: " if needed <= SMALL_SHARE * feeding.cores else ""
-        if reached:
-            return f"{enough}{who} takes {rate}, and feeding it takes {whose}"
-        return f"feeding {who} at {rate} would take {whose}"
-    if reached:
-        return f"enough: {who} takes {rate}, which {cores} cores feed"
-    if needed <= feeding.cores:  # threads that wait for each other: idle cores do not help
-        return f"not enough: {who} takes {rate}, and all {format_count(feeding.cores, 'core')} here do not reach it"
-    return f"feeding {who} at {rate} would take {cores} cores: {count_here(feeding)}"
 
 
 def write_row_verdict(row: ComparisonRow) -> str:

@@ -58,24 +58,6 @@ def test_several_rows_have_corrected_p_values_and_a_mean():
     assert "geometric mean of A / B: 1.970\n" in text
 
 
-def test_the_verdict_may_stand_elsewhere():
-    file = io.StringIO()
-    comparison = Comparison(rows=[FASTER], verdict="new-box is 1.23 times as fast")
-    print_comparison(Console(file=file, width=100), comparison, verdict=False)
-    assert file.getvalue() + "\nnew-box is 1.23 times as fast\n" == show(FASTER)
-
-
-def test_what_both_sides_have_does_not_differ():
-    text = show(FASTER.model_copy(update={"differences": ["host: x | y", "steady: no on both sides"]}))
-    assert "\ndiffers: host: x | y\nsteady: no on both sides\n" in text
-
-
-def test_small_ratios_are_told():
-    text = show(FASTER.model_copy(update={"ratio": 0.0004, "ci95": (0.00038, 0.00042)}), geometric_mean=0.0004)
-    assert "0.000400 (0.000380 … 0.000420)" in text
-    assert "geometric mean of A / B: 0.000400\n" in text
-
-
 def test_sides_are_named_in_their_cells_where_rows_differ():
     text = show(FASTER, OTHER, width=140)
     assert re.search(r"A: new-box +B +A / B", text)

@@ -1,16 +1,15 @@
 """How fast a data set feeds, on the terminal: wide, narrow, with text nobody may obey."""
 
 import io
-import math
 import re
 
 import pytest
 from rich.console import Console
 
 from made_feeding import A100, make_feeding, make_point
-from trainstone.cli.sparkline import ACROSS, draw_bars
+from trainstone.cli.sparkline import draw_bars
 from trainstone.cli.tables import print_feeding
-from trainstone.results.feeding import Feeding, Stage
+from trainstone.results.feeding import Feeding
 
 
 def show(feeding: Feeding, *, width: int = 80) -> str:
@@ -49,21 +48,6 @@ def test_no_line_is_wider_than_the_terminal(width: int):
     assert max(len(line) for line in show(feeding, width=width).splitlines()) <= width
 
 
-def test_narrow_terminals_keep_bars_and_lose_busy_cpus():
-    points = [make_point(1, 600, 0.99), make_point(2, 1190, 1.98)]
-    text = show(make_feeding(points), width=40)
-    assert re.search(r"^ +2 +1,190 ± 1\.0 % +601 +█{4,}", text, re.MULTILINE)
-    assert re.search(r"^ +decode +1,560 +78\.0 % +█{4,}", text, re.MULTILINE)
-    assert "busy" not in text
-
-
-def test_without_room_there_are_numbers_and_no_bars():
-    text = show(make_feeding(), width=34)
-    assert "1,190 ± 1.0 %" in text
-    assert "78.0 %" in text
-    assert not set(ACROSS) & set(text)
-
-
 def test_what_was_not_measured_is_not_told():
     point = make_point(2, 1190, ci95=None, ci_covers="not established: 3 batches")
     text = show(make_feeding([point], stages=[]))
@@ -75,30 +59,10 @@ def test_what_was_not_measured_is_not_told():
     assert "A training that takes N images/s" in text
 
 
-def test_numbers_stand_below_each_other_when_only_some_have_a_spread():
-    points = [make_point(1, 600, ci95=None, ci_covers="not established: 3 batches"), make_point(2, 1190)]
-    lines = show(make_feeding(points)).splitlines()
-    heading = next(number for number, line in enumerate(lines) if "images/s" in line)
-    assert lines[heading + 1].index("600") + len("600") == lines[heading + 2].index("1,190") + len("1,190")
-
-
-def test_a_stage_without_time_is_drawn_as_nothing():
-    stages = [Stage(name="read", seconds_per_image=0, share=0), Stage(name="decode", seconds_per_image=1e-3, share=1)]
-    text = show(make_feeding(stages=stages))
-    assert re.search(r"^  read +0 +0\.0 % *$", text, re.MULTILINE)
-
-
 def test_bars_go_across_in_eighths():
     assert draw_bars([8, 4, 1, 0], 4) == ["████", "██", "▌", ""]
     assert draw_bars([1000, 1], 4) == ["████", "▏"]
     assert draw_bars([3], 2) == ["██"]
-
-
-def test_bars_of_nothing_are_nothing():
-    assert draw_bars([], 10) == []
-    assert draw_bars([0, math.nan, -1, math.inf], 10) == [""] * 4
-    assert draw_bars([1, 2], 0) == ["", ""]
-    assert draw_bars([1, 2], -3) == ["", ""]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "no-such-encoding", None])

@@ -31,29 +31,12 @@ def test_a_table_with_bars_and_the_knee():
     assert "The knee is at batch 2" in lines[6]
 
 
-def test_no_row_is_marked_while_the_speed_rises():
-    lines = show(make_sweep(*steps_of(0.06, 0.02, 1, 2, 4)))
-    assert not any(line.rstrip().endswith("knee") for line in lines[:4])
-    assert "No knee up to batch 4" in "".join(lines)
-
-
-def test_bars_where_the_terminal_has_no_blocks():
-    lines = show(make_sweep(*ROWS), encoding="ascii")
-    assert "#" * 16 in lines[3]
-
-
 def test_bars_go_first_and_then_the_table():
     assert "█" not in "".join(show(make_sweep(*ROWS), width=70))
     narrow = show(make_sweep(*ROWS), width=40)
     assert narrow[0] == "batch 1"
     assert "images/s 44.4" in narrow[1]
     assert max(map(len, narrow)) <= 40
-
-
-def test_without_intervals_the_bars_stay():
-    lines = show(make_sweep(make_row(1, 1.0, None), make_row(2, 2.0, None)))
-    assert lines[0].split() == ["batch", "images/s", "MFU", "memory", "note"]
-    assert lines[2].split()[2] == "█" * 16
 
 
 def test_curves_and_nothing():

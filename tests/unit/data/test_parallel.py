@@ -62,23 +62,6 @@ def test_an_error_comes_in_its_place_and_ends_the_work():
     assert max(began) <= 5 + WAITING_PER_WORKER * 2
 
 
-def test_an_error_of_the_tasks_themselves_ends_the_work():
-    def tasks() -> Iterator[int]:
-        yield 1
-        raise DataError("no more tasks")
-
-    with pytest.raises(DataError, match="no more tasks"), open_pool(2) as pool:
-        list(map_in_order(double, tasks(), pool))
-
-
-def test_who_stops_asking_leaves_nothing_running():
-    with open_pool(1) as pool:
-        results = map_in_order(double, range(100), pool)
-        assert next(results) == 0
-        results.close()  # type: ignore[attr-defined]
-    assert pool.executor._shutdown  # type: ignore[attr-defined]
-
-
 def test_a_process_that_dies_is_one_message():
     with pytest.raises(MachineError, match="a worker process died") as caught, open_pool(1, processes=True) as pool:
         list(map_in_order(os._exit, range(1, 3), pool))
