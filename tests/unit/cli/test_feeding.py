@@ -30,12 +30,11 @@ def test_everything_in_its_order():
         "passed over: 3 pictures that could not be used",
     ]
     wanted = [
-        r"^ +threads +images/s +a core +busy CPUs$",
-        r"^ +1 +600 ± 1\.0 % +606 +1\.0 +█{15}▏$",
-        r"^ +2 +1,190 ± 1\.0 % +601 +2\.0 +█{30}$",
-        r"^  95 % interval within this run$",
-        r"^  read +200 +10\.0 % +█{3}[▏▎▍▌▋▊▉█]?$",
-        r"^  decode +1,560 +78\.0 % +█{30}$",
+        r"^ +threads +images/s +95 % interval +busy CPUs +images/s a core +of the ideal$",
+        r"^ +2 +1,190 +1,178 … 1,202 +1\.98 +601 +99 %",
+        r"^95 % interval within this run$",
+        r"^ +read +200 +10\.0 % +█{2}[▏▎▍▌▋▊▉█]?$",
+        r"^ +decode +1,560 +78\.0 % +█{16}$",
         r"^A core feeds 601 images/s",
     ]
     found = [next(n for n, line in enumerate(lines) if re.search(pattern, line)) for pattern in wanted]
@@ -49,18 +48,9 @@ def test_no_line_is_wider_than_the_terminal(width: int):
     assert max(len(line) for line in show(feeding, width=width).splitlines()) <= width
 
 
-def test_narrow_terminals_keep_bars_and_lose_busy_cpus():
-    points = [make_point(1, 600, 0.99), make_point(2, 1190, 1.98)]
-    text = show(make_feeding(points), width=40)
-    assert re.search(r"^ +2 +1,190 ± 1\.0 % +601 +█{4,}", text, re.MULTILINE)
-    assert re.search(r"^ +decode +1,560 +78\.0 % +█{4,}", text, re.MULTILINE)
-    assert "busy" not in text
-
-
-def test_without_room_there_are_numbers_and_no_bars():
-    text = show(make_feeding(), width=34)
-    assert "1,190 ± 1.0 %" in text
-    assert "78.0 %" in text
+def test_narrow_terminals_get_lines_without_bars():
+    text = show(make_feeding(), width=24)
+    assert "images/s  1,190" in text
     assert not set(ACROSS) & set(text)
 
 
@@ -73,13 +63,6 @@ def test_what_was_not_measured_is_not_told():
     assert "busy" not in text
     assert "passed over" not in text
     assert "A training that takes N images/s" in text
-
-
-def test_numbers_stand_below_each_other_when_only_some_have_a_spread():
-    points = [make_point(1, 600, ci95=None, ci_covers="not established: 3 batches"), make_point(2, 1190)]
-    lines = show(make_feeding(points)).splitlines()
-    heading = next(number for number, line in enumerate(lines) if "images/s" in line)
-    assert lines[heading + 1].index("600") + len("600") == lines[heading + 2].index("1,190") + len("1,190")
 
 
 def test_a_stage_without_time_is_drawn_as_nothing():
