@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from command import LIMIT
+
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe", "--hide-scrollbars"),
@@ -35,7 +37,6 @@ os.dup2(read, 3)
 os.dup2(write, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-SECONDS = 60.0  # for any answer; a busy machine starts Chromium slowly
 KEYS = {"Tab": (9, ""), "Enter": (13, "\r")}  # name -> (Windows key code, text it types)
 
 
@@ -113,7 +114,7 @@ class Browser:
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its answer; events that come before it are handed to their pages."""
         number = self.send(method, session, **parameters)
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + LIMIT
         while number not in self._answers:
             self.receive(deadline, method)
         answer = self._answers.pop(number)
@@ -137,7 +138,7 @@ class Browser:
         """Wait for more from the browser and sort it."""
         ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise BrowserError(f"no answer to {waiting_for} within {SECONDS:.0f} s; {self._tell_end()}")
+            raise BrowserError(f"no answer to {waiting_for} within {LIMIT:.0f} s; {self._tell_end()}")
         chunk = os.read(self._from, 1 << 20)
         if not chunk:
             raise BrowserError(f"the browser ended while {waiting_for} waited; {self._tell_end()}")
@@ -181,7 +182,7 @@ class Page:
         failure = self._call("Page.navigate", url=self._url).get("errorText")
         if failure:
             raise BrowserError(f"cannot open {self._url}: {failure}")
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + LIMIT
         while not self._loaded:
             self._browser.receive(deadline, f"the end of loading {self._url}")
         self.evaluate("document.fonts.ready.then(() => null)")

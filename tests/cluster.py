@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from command import LIMIT
+from nursery import wait_until
 from ranks import find_free_port
 
 NODES = ("n1", "n2")
@@ -72,7 +73,7 @@ class Cluster:
     def run(self, *command: str) -> str:
         """Run one of Slurm's commands; return what it says."""
         environment = os.environ | self.environment
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -85,19 +86,11 @@ class Cluster:
         """End all jobs and mend the nodes, as before the first test."""
         self.run("scancel", "--user=root")
         self.run("scancel", "--user=root", "--signal=KILL", "--full")
-        wait_for(lambda: not self.run("squeue", "-h").strip())
+        wait_until(lambda: not self.run("squeue", "-h").strip())
         for node in NODES:
             if "idle" not in self.run("sinfo", "-h", "-n", node, "-o", "%t"):
                 self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_for(lambda: self.run("sinfo", "-h", "-p", "batch", "-o", "%t").split() == ["idle"])
-
-
-def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
-    """Look a few times a second."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.2)
+        wait_until(lambda: self.run("sinfo", "-h", "-p", "batch", "-o", "%t").split() == ["idle"])
 
 
 def find_programs() -> dict[str, str] | None:
@@ -125,7 +118,7 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
         for number, command in enumerate(commands):
             with (folder / f"daemon-{number}.log").open("wb") as log:
                 started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
-        wait_for(lambda: is_idle(cluster), 30)
+        wait_until(lambda: is_idle(cluster))
         yield cluster
         cluster.clear()
     finally:
@@ -166,7 +159,7 @@ def start_munge(program: str, folder: Path) -> subprocess.Popen[bytes]:
     command = [program, "--foreground", "--force", *(f"--{name}={path}" for name, path in places.items())]
     with (folder / "munge.out").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    wait_for((folder / "munge.socket").exists, 10)
+    wait_until((folder / "munge.socket").exists)
     return process
 
 

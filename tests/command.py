@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+LIMIT = 600.0
+"""Seconds that a test waits for anything before it fails: only hangs take so long, on the slowest machine too."""
 # A network small enough for a test: some 20 ms a step on two cores.
 TINY = ("device=cpu", "model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32")
 # A quarter as wide, for tests that do not look at shares of a step. Not narrower: with fewer than 16 channels oneDNN
@@ -36,3 +38,10 @@ def narrow_arguments() -> list[str]:
 
 def command_line(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trainstone", *arguments]
+
+
+def find_run(folder: Path) -> Path:
+    """The only run below a folder, or below its folder `runs`."""
+    runs = folder / "runs" if (folder / "runs").is_dir() else folder
+    (run,) = (path for path in runs.iterdir() if path.is_dir())
+    return run

@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from browser import Browser, find_chromium
-from command import ROOT, Finished, command_line
+from command import LIMIT, ROOT, Finished, command_line
 
 SCRUBBED = (
     "RANK",
@@ -46,10 +46,10 @@ def scrubbed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyte
 def trainstone(tmp_path: Path) -> Callable[..., Finished]:
     """Run the real command line in an empty folder."""
 
-    def run(*arguments: str, env: dict[str, str] | None = None, timeout: float = 240) -> Finished:
+    def run(*arguments: str, env: dict[str, str] | None = None) -> Finished:
         environment = {**os.environ, **(env or {})}
         done = subprocess.run(
-            command_line(*arguments), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout
+            command_line(*arguments), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT
         )
         return Finished(done.returncode, done.stdout, done.stderr)
 

@@ -75,7 +75,7 @@ def act(action: str, folder: Path, result: dict[str, Any]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.default_int_handler)
         try:
-            time.sleep(60)
+            time.sleep(600)
         except KeyboardInterrupt:
             write(folder, result | {"status": "interrupted"})
             sys.exit(130)

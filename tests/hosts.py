@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from command import ROOT, Finished
+from command import LIMIT, ROOT, Finished
 from nursery import Child, Nursery
 
 CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS = 0x40000000, 0x04000000, 0x00020000
@@ -68,11 +67,9 @@ class Hosts:
         """Python that lets a process live on a host."""
         return f"import hosts; hosts.enter({self.space[host]!r}, {host!r}, {before!r})"
 
-    def run(self, ranks: list[str], arguments: list[str], *, timeout: float = 180, **more: object) -> list[Finished]:
+    def run(self, ranks: list[str], arguments: list[str], **more: object) -> list[Finished]:
         """Run to the end."""
-        end = time.monotonic() + timeout
-        started = self.start(ranks, arguments, **more)  # type: ignore[arg-type]
-        return [child.wait(max(0.1, end - time.monotonic())) for child in started]
+        return [child.wait() for child in self.start(ranks, arguments, **more)]  # type: ignore[arg-type]
 
     def run_fresh(self, ranks: list[str], arguments: list[str], folder: Path, world: int) -> list[Finished]:
         """Run to the end, by processes that begin and end as any do."""
@@ -84,7 +81,7 @@ class Hosts:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             started.append(subprocess.Popen(command, env=env, cwd=folder, text=True, **pipes))  # type: ignore[call-overload]
         try:
-            texts = [one.communicate(timeout=180) for one in started]
+            texts = [one.communicate(timeout=LIMIT) for one in started]
         finally:
             for one in started:
                 one.kill()

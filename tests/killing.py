@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+from command import find_run
 from nursery import Child, Nursery, wait_until
 from small_training import Learned, read_learned, set_arguments
 from trainstone.results.store import read_result
@@ -24,11 +25,6 @@ def start(
     if ignore:
         return [nursery.start("train", "demo-classify", *settings, *arguments, ignore=ignore)]
     return nursery.start_ranks(ranks, "train", "demo-classify", *settings, *arguments)
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 def wait_for_steps(children: list[Child]) -> None:

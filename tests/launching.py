@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from command import command_line
+from command import LIMIT, command_line
 from nursery import LAUNCHERS, wait_until
 from small_training import set_arguments
 
@@ -30,6 +30,13 @@ def start_launch(cwd: Path, *words: str, env: dict[str, str] | None = None) -> s
     kept |= {"OMP_NUM_THREADS": "1", "TRAINSTONE_CACHE": os.environ["TRAINSTONE_CACHE"], **(env or {})}
     pipe = subprocess.PIPE
     return subprocess.Popen(command_line("launch", *words), cwd=cwd, env=kept, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(launched: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """Wait for the end of a launcher; return what it wrote to stdout and stderr."""
+    output, errors = launched.communicate(timeout=LIMIT)
+    assert launched.returncode == code, output + errors
+    return output, errors
 
 
 def find_launched(out: Path) -> list[tuple[psutil.Process, int | None]]:
@@ -61,7 +68,7 @@ def find_step(out: Path) -> int:
 
 def wait_for_training(out: Path, step: int = 1) -> None:
     """Until ranks have written a checkpoint of that step or a later one."""
-    wait_until(lambda: find_step(out) >= step, 120)
+    wait_until(lambda: find_step(out) >= step)
 
 
 def kill_rank(out: Path, number: int) -> None:
@@ -81,5 +88,5 @@ def kill_at(out: Path, step: int, chance: random.Random) -> None:
     time.sleep(step % EVERY * chance.uniform(0, 0.05))  # as long as its steps after the checkpoint may take
     ranks[rank].send_signal(signal.SIGKILL)
     print(f"rank {rank} was killed about step {step}; the last checkpoint is of step {find_step(out)}")
-    _, left = psutil.wait_procs(list(ranks.values()), 60)
+    _, left = psutil.wait_procs(list(ranks.values()), LIMIT)
     assert not left

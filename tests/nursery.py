@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from command import ROOT, Finished
+from command import LIMIT, ROOT, Finished
 from ranks import find_free_port
 from trainstone.machine.allocator import keeping_environment
 
@@ -36,8 +36,8 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 120) -> Finished:
-        code = self.nursery.ask({"wait": self.pid, "timeout": timeout})["code"]
+    def wait(self) -> Finished:
+        code = self.nursery.ask({"wait": self.pid})["code"]
         assert code is not None, f"took too long: {self.err.read_text()[-2000:]}"
         return Finished(code, self.out.read_text(), self.err.read_text())
 
@@ -68,7 +68,7 @@ class Nursery:
         with self._parent as parent:
             assert parent.stdin is not None
             parent.stdin.close()  # it ends its children, and itself
-            parent.wait(30)
+            parent.wait(LIMIT)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._parent.stdin is not None
@@ -127,9 +127,9 @@ class Nursery:
         return ended[0]
 
 
-def wait_until(true: Callable[[], bool], timeout: float = 60) -> None:
+def wait_until(true: Callable[[], bool]) -> None:
     """Look every few milliseconds."""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + LIMIT
     while not true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.003)
@@ -154,7 +154,7 @@ def serve() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         if "wait" in question:
-            answer = {"code": wait_for(question["wait"], question["timeout"])}
+            answer = {"code": wait_for(question["wait"])}
             children.discard(question["wait"])
         else:
             # Opened before the answer: a terminal is gone when the test closes its end and nobody else has it open.
@@ -176,16 +176,15 @@ def leave_out() -> None:
     """Measure no peak and draw no page."""
     import trainstone.cli.execute
     from trainstone.measure.peaks import Peaks
-    from trainstone.train import inference, profiling, run, to_target
+    from trainstone.train import observation
 
     vars(trainstone.cli.execute)["write_page"] = lambda _run: None
-    for module in (run, to_target, inference, profiling):
-        vars(module)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
+    vars(observation)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
-def wait_for(pid: int, timeout: float) -> int | None:
+def wait_for(pid: int) -> int | None:
     """Return a child's exit code, minus the signal that killed it; None: it still runs."""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

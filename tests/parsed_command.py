@@ -8,12 +8,12 @@ from typing import Any
 import typer
 
 from trainstone.cli.main import app
-from trainstone.config.old.told import Told
+from trainstone.config.old.told import Translation
 
 STARTED = re.compile(r"trainstone launch [^;]*")
 
 
-def parse_told(told: Told) -> None:
+def parse_told(told: Translation) -> None:
     """Parse each command that is printed for an old line, those in its notes included."""
     started = [line.replace("$seed", "1") for note in told.notes for line in STARTED.findall(note) if " -- " in line]
     for command in (told.command, told.file_command, *started):

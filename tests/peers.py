@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command import ROOT
+from command import LIMIT, ROOT
 
 PEERS = ROOT / "tests/interop"
 
@@ -42,7 +42,7 @@ def run_peer(name: str, *arguments: Path | str, text: str = "") -> str:
         "LC_ALL": "C.UTF-8",
     }
     command = [str(python), *map(str, arguments)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, env=quiet)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=LIMIT, env=quiet)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from command import ROOT
+from command import LIMIT, ROOT
 
 if TYPE_CHECKING:
     from trainstone.config.learning import ParallelConfig
@@ -32,9 +32,7 @@ pathlib.Path(answer).write_text(json.dumps(getattr(module, function)(*json.loads
 """
 
 
-def run_ranks(
-    world: int, function: Callable[..., Any], folder: Path, *arguments: Any, timeout: float = 120, **environment: str
-) -> list[Any]:
+def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments: Any, **environment: str) -> list[Any]:
     """Call a function of a file in so many ranks and return what each returned; None from a rank that left no answer.
 
     Fails with what was said on stderr if a rank fails, and ends all ranks if one fails or takes too long.
@@ -45,7 +43,7 @@ def run_ranks(
     try:
         for number in range(world):
             started.append(start_rank(number, world, port, function, folder, arguments, environment))
-        wait_for_all(started, timeout, folder)
+        wait_for_all(started, folder)
     finally:
         for process in started:
             process.kill()
@@ -81,8 +79,8 @@ def start_rank(
         return subprocess.Popen(command, env={**os.environ, **torchrun, **environment}, stdout=err, stderr=err)
 
 
-def wait_for_all(started: list[subprocess.Popen[bytes]], timeout: float, folder: Path) -> None:
-    end = time.monotonic() + timeout
+def wait_for_all(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    end = time.monotonic() + LIMIT
     while True:
         codes = [process.poll() for process in started]
         failed = [number for number, code in enumerate(codes) if code not in (None, 0)]

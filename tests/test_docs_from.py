@@ -13,7 +13,7 @@ from old_lines import TABLES, mlperf_words
 from parsed_command import find_verb, parse_told, parse_words
 from trainstone.config.load import list_shipped
 from trainstone.config.old.flag import Flag
-from trainstone.config.old.told import ORIGINALS, read_key, tell_old
+from trainstone.config.old.told import ORIGINALS, read_key, translate
 
 FRAGMENTS = ("trainstone data imagenet --boxes", "trainstone data imagenet --format tfrecord")
 """Named for one flag alone."""
@@ -47,7 +47,7 @@ def test_lines_that_the_pages_show_work(original: str, tmp_path: Path, monkeypat
     lines = re.findall(rf"^trainstone recipes --from {original} -- (.*?)(?: > .*)?$", read_page(original), re.MULTILINE)
     assert lines
     for line in lines:
-        told = tell_old(original, shlex.split(line))
+        told = translate(original, shlex.split(line))
         assert told.command
         parse_told(told)
 
@@ -71,7 +71,7 @@ def test_a_page_has_what_the_names_of_scripts_for_a_dgx1_mean():
     assert set(rows) == {"gbn", "gbn2", "gbn4", "nhwc", "nchw", "fp16", "amp"}
     for shared, layout, precision in itertools.product(("gbn", "gbn2", "gbn4"), ("nhwc", "nchw"), ("fp16", "amp")):
         name = "_".join(["train_mlperf_dgx1", *([shared] if shared != "gbn" else []), layout, precision])
-        config = tell_old("mlperf-ssd", [f"{name}.sh"]).config
+        config = translate("mlperf-ssd", [f"{name}.sh"]).config
         assert config is not None
         for key, value in re.findall(r"`([\w.]+) = (.*?)`", rows[shared] + rows[layout] + rows[precision]):
             assert read_key(config, key) == json.loads(value), (name, key)

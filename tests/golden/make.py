@@ -21,13 +21,13 @@ from trainstone.machine.health import grade_noise
 from trainstone.measure.flops import Op, Work
 from trainstone.measure.peaks import Peaks
 from trainstone.results import schema
-from trainstone.results.checks import check_limits, check_machine, check_throughput
+from trainstone.results.checks import check_limits, check_machine, check_throughput, finding
 from trainstone.results.samples import HEADER, format_sample, read_samples, summarise
 from trainstone.results.steps import PHASE_COLUMNS, StepRecord, StepWriter, read_columns
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, summarise_steps
 from trainstone.results.verdicts import write_verdict
-from trainstone.train.conclude import DEVICE_WORDS, judge_utilisation, tell_throttling, tell_unmeasured
+from trainstone.train.conclude import DEVICE_WORDS, judge_utilisation, tell_throttling
 from trainstone.train.fit import Fitted
 
 Columns = dict[str, NDArray[np.float64]]
@@ -116,7 +116,11 @@ def judge(case: Case, path: Path) -> dict[str, Any]:
             *check_throughput(summary.throughput, summary.step_seconds),
             *check_limits(utilisation, summary.data_share, throttled),
             *check_machine(noise, case.memory, keep_memory=True, threads=case.config.engine.threads, cores=cores),
-            *tell_unmeasured(case.ranks[0].unsupported),
+            *(
+                [finding("not-measured", f"telemetry: {'; '.join(case.ranks[0].unsupported)}")]
+                if case.ranks[0].unsupported
+                else ()
+            ),
         ],
         "verdict": verdict,
     }

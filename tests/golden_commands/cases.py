@@ -24,6 +24,8 @@ class Case:
     """Run the command again with --json and record the keys of the document."""
     exact: bool = False
     """The numbers come from stored files, so they are compared as text."""
+    losses: int | None = None
+    """Compare only so many losses: these recipes' learning rates multiply the rounding errors of a processor."""
 
 
 def list_cases() -> list[Case]:
@@ -38,9 +40,9 @@ def list_cases() -> list[Case]:
             ("bench", *SMALL, "--set", "loader.threads=1", "--iterations", "8", "--data", "set"),
             needs="data_make",
         ),
-        Case("bench_wmlce", ("bench", "resnet50-wmlce", *SMALL, "--iterations", "30", "-q")),
-        Case("bench_tbd", ("bench", "resnet50-tbd", *SMALL, "--iterations", "20", "-q")),
-        Case("bench_sc22", ("bench", "resnet50-sc22", *SMALL, "--iterations", "8", "-q")),
+        Case("bench_wmlce", ("bench", "resnet50-wmlce", *SMALL, "--iterations", "30", "-q"), losses=4),
+        Case("bench_tbd", ("bench", "resnet50-tbd", *SMALL, "--iterations", "20", "-q"), losses=8),
+        Case("bench_sc22", ("bench", "resnet50-sc22", *SMALL, "--iterations", "8", "-q"), losses=2),
         Case("train", TRAIN, json=True),
         Case("train_runs", (*TRAIN, "--runs", "2"), needs="train"),
         Case("train_resume", ("train", "--resume", "{run}", "--set", "stop.epochs=2"), needs="train"),

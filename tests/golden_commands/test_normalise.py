@@ -64,3 +64,8 @@ def test_count_names_counts():
 )
 def test_same_allows_small_differences_of_losses_only(changed: str, expected: bool):
     assert same(LOSSES, changed) is expected
+
+
+def test_same_compares_only_so_many_losses():
+    assert same(LOSSES, LOSSES.replace("6.93478", "6.9"), 1)
+    assert not same(LOSSES, LOSSES.replace("7.14634", "7.1"), 1)

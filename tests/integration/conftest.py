@@ -24,8 +24,8 @@ def quick(nursery: Nursery, tmp_path: Path) -> Callable[..., Finished]:
     For tests that need no interpreter of their own; `whole=True` measures the peak and draws the page.
     """
 
-    def run(*arguments: str, env: dict[str, str] | None = None, timeout: float = 240, whole: bool = False) -> Finished:
+    def run(*arguments: str, env: dict[str, str] | None = None, whole: bool = False) -> Finished:
         environment = {"TRAINSTONE_CACHE": os.environ["TRAINSTONE_CACHE"], **(env or {})}
-        return nursery.start(*arguments, env=environment, cwd=tmp_path, whole=whole).wait(timeout)
+        return nursery.start(*arguments, env=environment, cwd=tmp_path, whole=whole).wait()
 
     return run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command import narrow_arguments
+from command import find_run, narrow_arguments
 from nursery import Child, Nursery, wait_until
 from trainstone.config.load import load_config
 from trainstone.results.steps import Columns, read_columns
@@ -19,11 +19,6 @@ ROW_KEYS = {
 }  # fmt: skip
 
 
-def only_run(folder: Path) -> Path:
-    (run,) = (folder / "runs").iterdir()
-    return run
-
-
 def steps_of(run: Path, name: str) -> Columns:
     return read_columns(run / "points" / name / "steps-rank0000.csv")
 
@@ -33,7 +28,7 @@ def test_the_same_thing_twice(quick, tmp_path: Path):
     done = quick(*TINY, "--against", "train.batch_size=2", "--iterations", "40", "--json")
     assert done.code == 0, done.err
     result = done.json()
-    run = only_run(tmp_path)
+    run = find_run(tmp_path)
     assert result == json.loads((run / "result.json").read_text())
     assert (result["kind"], result["status"]) == ("bench", "ok")
     (row,) = result["comparison"]["rows"]
@@ -69,7 +64,7 @@ def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone,
     assert row["ratio"] > 1.2  # how much faster depends on the processor
     assert result["verdict"].startswith("A (data.image_size=32) is ")
     assert result["verdict"].endswith("interleaved blocks): faster")
-    run = only_run(tmp_path)
+    run = find_run(tmp_path)
     host = result["process"]["host"]
     assert {path.name for path in run.iterdir()} - {"report.html"} == {
         "result.json", "config.toml", "machine.json", f"telemetry-{host}-cpu.csv", "log.txt", "points",
@@ -92,19 +87,6 @@ def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone,
     assert "points/a/steps-rank0000.csv" in result["files"]
 
 
-def test_the_steps_alternate_in_time(quick, tmp_path: Path):
-    done = quick(*TINY, "--against", "train.batch_size=4", "--iterations", "25", "--json", "-q")
-    assert done.code == 0, done.err
-    run = only_run(tmp_path)
-    steps = [(start, name) for name in "ab" for start in steps_of(run, name)["start_seconds"]]
-    assert "".join(name for _, name in sorted(steps)) == "ba" * 7 + "abbbaa" * 6
-    (row,) = done.json()["comparison"]["rows"]
-    assert row["a"]["label"] == "train.batch_size=2"
-    assert row["b"]["label"] == "train.batch_size=4"
-    images = {name: set(steps_of(run, name)["images"]) for name in "ab"}
-    assert images == {"a": {2}, "b": {4}}
-
-
 def test_another_recipe_file(quick, tmp_path: Path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
@@ -119,20 +101,10 @@ def test_another_recipe_file(quick, tmp_path: Path):
     result = done.json()
     (row,) = result["comparison"]["rows"]
     assert (row["a"]["label"], row["b"]["label"]) == ("resnet50", "mine")
-    other = load_config(str(only_run(tmp_path) / "points/b/config.toml"))
+    other = load_config(str(find_run(tmp_path) / "points/b/config.toml"))
     assert other.model.depth == 18  # --set is for both
     assert other.train.batch_size == 4  # --against KEY=VALUE for B alone
     assert other.measure.seconds == 60
-
-
-def test_the_resolved_files_repeat_the_comparison(quick, tmp_path: Path):
-    first = quick(*TINY, "--against", "engine.channels_last=false", "--iterations", "17", "--json", "-q")
-    assert first.code == 0, first.err
-    run = Path("runs") / first.json()["run_id"]
-    second = quick("bench", f"{run}/config.toml", "--against", f"{run}/points/b/config.toml", "--json", "-q")
-    assert second.code == 0, second.err
-    rows = [done.json()["comparison"]["rows"][0] for done in (first, second)]
-    assert rows[0]["b"]["label"] == rows[1]["b"]["label"] == "engine.channels_last=false"
 
 
 def test_too_few_rounds_are_told(quick):
@@ -140,23 +112,6 @@ def test_too_few_rounds_are_told(quick):
     assert done.code == 0, done.err
     assert "not judged" in done.out
     assert "2 complete rounds A B B A, 6 needed [few-steps]" in done.out.replace("\n", " ")
-
-
-def test_no_round_at_all(quick):
-    done = quick(*TINY, "--against", "seed=1", "--iterations", "2", "--json", "-q")
-    assert done.code == 0, done.err
-    result = done.json()
-    assert "comparison" not in result
-    assert result["verdict"] == "A (seed=0) against B (seed=1): not judged"
-    assert result["findings"][0]["code"] == "few-steps"
-
-
-def test_the_summary_ends_with_the_judgement(quick):
-    done = quick(*TINY, "--against", "seed=1", "--seconds", "3", env={"COLUMNS": "150"})
-    assert done.code == 0, done.err
-    assert "A (seed=0) is " in done.out
-    assert "comparing: A, pair 1 · " in done.err
-    assert len(done.err.splitlines()) < 15  # no line for each turn
 
 
 def test_dry_run_shows_both_plans(quick, tmp_path: Path):
@@ -197,7 +152,7 @@ def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: P
     done = quick(*TINY, "--against", "optimizer.learning_rate=1e30", "--iterations", "40")
     assert done.code == 6
     assert "error: B: the loss of step" in done.err
-    run = only_run(tmp_path)
+    run = find_run(tmp_path)
     for folder in (run, run / "points/a", run / "points/b"):
         result = read_result(folder)
         assert result.status == "failed"
@@ -217,29 +172,16 @@ def start(nursery: Nursery, folder: Path, wanted_lines: int) -> Child:
     return child
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_comparison_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
+def test_an_interrupted_comparison_keeps_what_it_measured(nursery: Nursery, tmp_path: Path):
     child = start(nursery, tmp_path, 5)
-    child.send(number)
-    ended = child.wait(60)
+    child.send(signal.SIGTERM)
+    ended = child.wait()
     assert ended.code == 130, ended.err
     assert "Traceback" not in ended.err
-    assert f"stopped by {number.name}" in ended.out
-    run = only_run(tmp_path)
+    assert "stopped by SIGTERM" in ended.out
+    run = find_run(tmp_path)
     for folder in (run, run / "points/a", run / "points/b"):
         result = read_result(folder)
         assert result.status == "interrupted"
         assert "interrupted" in [found.code for found in result.findings]
     assert read_result(run / "points/b").throughput is not None
-
-
-def test_kill_leaves_readable_folders(nursery: Nursery, tmp_path: Path):
-    child = start(nursery, tmp_path, 5)
-    child.send(signal.SIGKILL)
-    assert child.wait().code == -signal.SIGKILL
-    run = only_run(tmp_path)
-    for folder in (run, run / "points/a", run / "points/b"):
-        assert read_result(folder).status == "killed"
-    assert [point.run for point in read_result(run).points] == ["points/a", "points/b"]
-    assert len(steps_of(run, "b")["step"]) > 4
-    assert not list(run.rglob("*.partial"))

@@ -7,13 +7,12 @@ import pty
 import re
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from command import Finished, command_line, narrow_arguments
+from command import LIMIT, Finished, command_line, find_run, narrow_arguments
 from nursery import Child, Nursery, wait_until
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
@@ -29,18 +28,13 @@ KEYS = {
 }  # fmt: skip
 
 
-def only_run(folder: Path) -> Path:
-    (run,) = (folder / "runs").iterdir()
-    return run
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """The folder of a whole run, with its peak and its page, in a process as users start it, and what it said."""
     folder = tmp_path_factory.mktemp("whole")
     environment = {**os.environ, "TRAINSTONE_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
     done = subprocess.run(command_line(*QUICK, "--json"), cwd=folder, env=environment, capture_output=True, text=True)
-    return only_run(folder), Finished(done.returncode, done.stdout, done.stderr)
+    return find_run(folder), Finished(done.returncode, done.stdout, done.stderr)
 
 
 def test_json_is_one_document_with_the_keys_of_the_contract(whole: tuple[Path, Finished]):
@@ -51,7 +45,7 @@ def test_json_is_one_document_with_the_keys_of_the_contract(whole: tuple[Path, F
     assert result["status"] == "ok"
     assert set(result["recipe"]) == {"name", "version", "sha256"}
     throughput = result["throughput"]
-    assert 50 <= throughput["num_steps"] <= 120
+    assert 20 <= throughput["num_steps"] <= 120
     if throughput["ci_covers"] == "within this run":
         low, high = throughput["ci95"]
         assert low < throughput["images_per_second"] < high
@@ -190,7 +184,7 @@ def test_bad_input_gets_one_message_and_its_exit_code(quick, case: str):
 def test_a_failed_run_says_so_in_its_folder(quick, tmp_path: Path):
     done = quick("bench", "--set", "train.batch_size=1000000", "--set", "train.precision=fp32")
     assert done.code == 6
-    result = read_result(only_run(tmp_path))
+    result = read_result(find_run(tmp_path))
     assert result.status == "failed"
     assert result.findings[-1].code == "out-of-memory"
     assert "out of memory" in result.findings[-1].message
@@ -200,7 +194,7 @@ def test_a_loss_that_is_no_number_stops_the_run(quick, tmp_path: Path):
     done = quick(*QUICK, "--set", "optimizer.learning_rate=1e30")
     assert done.code == 6
     assert "the loss of step" in done.err
-    assert read_result(only_run(tmp_path)).status == "failed"
+    assert read_result(find_run(tmp_path)).status == "failed"
 
 
 def start(nursery: Nursery, folder: Path) -> Child:
@@ -219,7 +213,7 @@ def test_kill_leaves_a_readable_folder(nursery: Nursery, tmp_path: Path):
     child = start(nursery, tmp_path)
     child.send(signal.SIGKILL)
     assert child.wait().code == -signal.SIGKILL
-    run = only_run(tmp_path)
+    run = find_run(tmp_path)
     assert read_result(run).status == "killed"
     assert len(read_columns(run / "steps-rank0000.csv")["step"]) > 4
     assert not list(run.glob("*.partial"))
@@ -229,9 +223,9 @@ def test_kill_leaves_a_readable_folder(nursery: Nursery, tmp_path: Path):
 def test_an_interrupted_run_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
     child = start(nursery, tmp_path)
     child.send(number)
-    ended = child.wait(60)
+    ended = child.wait()
     assert ended.code == 130, ended.err
-    result = read_result(only_run(tmp_path))
+    result = read_result(find_run(tmp_path))
     assert result.status == "interrupted"
     assert result.throughput is not None
     assert f"stopped by {number.name}" in ended.out
@@ -244,18 +238,15 @@ def test_ctrl_c_stops_all_runs(tmp_path: Path):
         command_line(*ENDLESS, "--runs", "3"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "runs").glob("*/points/*/steps-rank0000.csv")):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: any(tmp_path.glob("runs/*/points/*/steps-rank0000.csv")))
     os.killpg(child.pid, signal.SIGINT)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=LIMIT)
     assert child.returncode == 130, err
-    result = read_result(only_run(tmp_path))
+    result = read_result(find_run(tmp_path))
     assert result.status == "interrupted"
     assert result.points == []  # a shortened run is not counted
     assert result.findings[-1].message == "stopped by SIGINT after 0 of 3 runs"
-    (point,) = (only_run(tmp_path) / "points").iterdir()
+    (point,) = (find_run(tmp_path) / "points").iterdir()
     assert read_result(point).status == "interrupted"
 
 

@@ -16,7 +16,7 @@ COMPILED = ["bench", *narrow_arguments(), "--iterations", "8", "--json", "-q", "
 def test_compile_time_is_told_apart(quick, tmp_path: Path):
     # Without vectors the compiler is done sooner.
     anew = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "ATEN_CPU_CAPABILITY": "default"}
-    done = quick(*COMPILED, env=anew, timeout=600)
+    done = quick(*COMPILED, env=anew)
     assert done.code == 0, done.err
     result = done.json()
     steps, phases = result["step_seconds"], result["phases"]
@@ -27,7 +27,7 @@ def test_compile_time_is_told_apart(quick, tmp_path: Path):
 
 def test_without_a_compiler_the_message_says_so(quick, tmp_path: Path):
     nothing = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PATH": str(tmp_path)}
-    done = quick(*COMPILED, env=nothing, timeout=600)
+    done = quick(*COMPILED, env=nothing)
     assert done.code == 4
     assert done.err.startswith("error: torch.compile does not work here: ")
     assert "hint:  --set engine.compile=false" in done.err

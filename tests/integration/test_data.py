@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from command import command_line
+from command import LIMIT, command_line
 from made_sets import pack_image
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.recognise import open_dataset
@@ -88,7 +88,7 @@ def test_three_ranks_at_once_make_what_one_makes(pictures: Path, tmp_path: Path,
         )
         for rank in range(3)
     ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0, 0]
+    assert [rank.wait(LIMIT) for rank in ranks] == [0, 0, 0]
     assert digest(tmp_path / "shared") == digest(tmp_path / "alone")
 
 
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_in_order_and_work_goes_on(tmp_path: Path, trainstone):
         time.sleep(0.05)
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert b"give the same command again to resume" in told
     assert b"Traceback" not in told

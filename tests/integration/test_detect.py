@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from command import find_run
 from made_coco import real_coco
 from nursery import Nursery
 from trainstone.results.schema import Result
@@ -29,11 +30,6 @@ REAL = HERE | {"data.image_size": 64, "train.batch_size": 4, "model.num_classes"
 
 def set_all(settings: dict[str, object]) -> list[str]:
     return [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 @pytest.fixture(scope="module")

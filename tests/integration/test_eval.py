@@ -67,16 +67,6 @@ def test_pictures_are_named_and_damaged_ones_told(quick, tmp_path: Path, checkpo
     assert set(found[0]["guesses"][0]) == {"class", "name", "text", "score"}
 
 
-def test_exported_weights_can_be_judged_with_a_recipe(quick, tmp_path: Path, checkpoint: str):
-    done = quick("eval", checkpoint, "--export", "w.safetensors")
-    assert done.code == 0, done.err
-    assert f"wrote averaged weights of step 12 of {RUN_ID} to w.safetensors" in done.out
-    again = quick("eval", "w.safetensors", "--recipe", "demo-classify", "--set", "model.width=24", "--dry-run")
-    assert again.code == 0, again.err
-    assert "width = 24" in again.out
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [

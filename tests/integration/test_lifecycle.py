@@ -4,12 +4,11 @@ import json
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from command import command_line, narrow_arguments
+from command import LIMIT, command_line, find_run, narrow_arguments
 from made_saved import make_checkpoint
 from nursery import Child, Nursery, wait_until
 from small_training import set_arguments
@@ -20,11 +19,6 @@ ENDLESS = ("--seconds", "100", "--set", "measure.half_width=1e-9")
 REOPEN = "; sys.stderr = os.fdopen(2, 'w', 1, closefd=False)"
 CLOSED_PIPE = f"import os, sys; read, write = os.pipe(); os.dup2(write, 2); os.close(read); os.close(write){REOPEN}"
 FULL = f"import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 2){REOPEN}"
-
-
-def find_run(out: Path) -> Path:
-    (run,) = (path for path in out.iterdir() if (path / "result.json").exists())
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +84,7 @@ def test_training_survives_its_terminal(nursery: Nursery, tmp_path: Path, broken
 
 def test_bench_without_a_standard_output_ends_well(tmp_path: Path):
     words = command_line("bench", *narrow_arguments(), "--iterations", "3", "--json", "--out", str(tmp_path))
-    done = subprocess.run(["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", f"{shlex.join(words)} >&-"], capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert read_result(find_run(tmp_path)).status == "ok"
 
@@ -130,29 +124,11 @@ def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signa
     )
     wait_until(lambda: any(tmp_path.glob("*/result.json")))
     child.send_signal(number)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=LIMIT)
     assert child.returncode == 130, err
     assert "Traceback" not in err
     result = json.loads((find_run(tmp_path) / "result.json").read_text())
     assert result["status"] == "interrupted"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_at_any_early_moment_leaves_no_run_behind(
-    nursery: Nursery, tmp_path: Path, number: signal.Signals, delay: float
-):
-    begun = tmp_path / "begun"
-    child = nursery.start(*TRAIN, "--out", str(tmp_path / "runs"), prepare=f"open({str(begun)!r}, 'w').close()")
-    wait_until(begun.exists)
-    time.sleep(delay)
-    child.send(number)
-    ended = child.wait()
-    assert "Traceback" not in ended.err
-    assert ended.code in (130, 75, -number)
-    for path in tmp_path.glob("runs/*/result.json"):
-        assert json.loads(path.read_text())["status"] == "interrupted"
 
 
 def start_sweep(nursery: Nursery, out: Path) -> Child:
@@ -182,4 +158,4 @@ def test_children_of_a_killed_sweep_end_with_it(nursery: Nursery, tmp_path: Path
     (point,) = tmp_path.glob("*/points/*")
     child.send(signal.SIGKILL)
     child.wait()
-    wait_until(lambda: json.loads((point / "result.json").read_text())["status"] == "interrupted", timeout=20)
+    wait_until(lambda: json.loads((point / "result.json").read_text())["status"] == "interrupted")

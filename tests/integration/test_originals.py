@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import narrow_arguments
+from command import find_run, narrow_arguments
 from small_training import make_config, train_here
 from trainstone.formats.iterdur import read_iterdur
 from trainstone.formats.nvlog import Entry, read_nvlog
@@ -29,11 +29,6 @@ BENCH = (
     "30",
     "-q",
 )
-
-
-def find_run(folder: Path) -> Path:
-    (run,) = (folder / "runs").iterdir()
-    return run
 
 
 def values(entries: list[Entry], key: str) -> list:

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from command import Finished, tiny_arguments
+from command import Finished, find_run, tiny_arguments
 from nursery import Nursery, wait_until
 from trainstone.formats.kineto import read_trace
 from trainstone.results.store import read_result
 
 PROFILE = ("profile", *tiny_arguments(), "--start", "6", "--iterations", "2", "--out", "runs")
-
-
-def find_run(folder: Path) -> Path:
-    (path,) = (folder / "runs").iterdir()
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +52,6 @@ def test_the_trace_is_kept_for_perfetto(profiled: tuple[Finished, Path]):
     assert read_trace(trace).rank == 0
 
 
-def test_the_page_has_its_sections(profiled: tuple[Finished, Path]):
-    page = (profiled[1] / "report.html").read_text()
-    for title in ("Where a step goes", "Operators", "Roofline"):
-        assert f">{title}</h2>" in page
-    assert "trace/rank0000.json.gz" in page
-
-
-def test_it_cannot_be_compared(profiled: tuple[Finished, Path], quick):
-    done = quick("compare", str(profiled[1]), "--to", str(profiled[1]))
-    assert done.code == 7
-    assert "a profile is not comparable" in done.err
-
-
 def test_json_is_one_document(quick):
     done = quick(*PROFILE, "--json", "--set", "engine.split_phases=true", "--set", "train.precision=fp32")
     assert done.code == 0, done.err
@@ -100,24 +82,6 @@ def test_on_a_cpu_nvtx_is_switched_off_and_it_profiles_itself(quick, tmp_path: P
     result = read_result(find_run(tmp_path))
     assert result.timeline is not None
     assert "engine-adapted" in [found.code for found in result.findings]
-
-
-def test_a_sweep_on_many_ranks_is_refused(quick, tmp_path: Path):
-    done = quick("sweep", *tiny_arguments(), env={"RANK": "0", "WORLD_SIZE": "2"})
-    assert done.code == 2
-    assert "sweep measures one process; here 2 ranks" in done.err
-    assert not list(tmp_path.glob("runs/*"))
-
-
-def test_killed_in_the_middle_it_leaves_a_readable_folder(nursery: Nursery, tmp_path: Path, quick):
-    child = nursery.start("profile", *tiny_arguments(), "--start", "100000", "--out", "runs", cwd=tmp_path)
-    wait_until(lambda: any(file.stat().st_size > 500 for file in tmp_path.glob("runs/*/steps-rank0000.csv")))
-    child.send(signal.SIGKILL)
-    child.wait()
-    run = find_run(tmp_path)
-    assert read_result(run).status == "killed"
-    shown = quick("report", str(run), whole=True)
-    assert shown.code == 0, shown.err
 
 
 def test_ctrl_c_ends_it_with_130(nursery: Nursery, tmp_path: Path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command import ROOT, Finished, tiny_arguments
+from command import LIMIT, ROOT, Finished, tiny_arguments
 from made_sweep import write_fake_result
 from nursery import wait_until
 from trainstone.formats.timehistory import read_timehistory
@@ -48,7 +48,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen]:
 
 def wait(child: subprocess.Popen) -> Finished:
     with child:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=LIMIT)
     return Finished(child.returncode, out, err)
 
 
@@ -118,9 +118,8 @@ def test_killed_half_way_it_is_resumed(start, tmp_path: Path):
     assert killed.status == "killed"
     assert [row.value for row in killed.sweep.rows] == [1, 8]
     assert killed.verdict.endswith("(2 of 4 points)")
-    wait_until(
-        lambda: "interrupted" in [point.status for point in list_points(run)], timeout=10
-    )  # the point ends with its parent
+    # The point ends with its parent.
+    wait_until(lambda: "interrupted" in [point.status for point in list_points(run)])
     again = wait(start(*resume(run)))
     assert again.code == 0, again.err
     assert f"resuming {run}: 2 of 4 points are done" in again.err

@@ -1,24 +1,18 @@
 """trainstone train through the command line: to the target and other ends, exit codes, what is refused."""
 
 import json
-import os
 import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from command import ROOT, Finished, tiny_arguments
+from command import Finished, find_run
 from nursery import Nursery
 from small_sets import make_set
 from small_training import read_learned, set_arguments
 from trainstone.results.store import read_result
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 def train(nursery: Nursery, out: Path, *arguments: str, **changes: object) -> Finished:
@@ -66,7 +60,7 @@ def test_a_run_that_is_over_says_so(nursery: Nursery, missed: tuple[Path, Finish
     before = (missed[0] / "result.json").read_bytes()
     over = nursery.run("train", "--resume", str(missed[0]))
     assert over.code == 0
-    assert "has come to its end: stop.steps = 5; --set stop.steps=0 takes the limit away" in over.err
+    assert "stop.steps = 5; --set" in over.err
     assert "the target of 90 % was not reached" in " ".join(over.out.split())
     assert nursery.run("train", "--resume", str(missed[0]), "--require-target").code == 8
     assert (missed[0] / "result.json").read_bytes() == before
@@ -143,13 +137,6 @@ def test_a_loss_that_is_no_number_names_step_rate_and_the_last_good_checkpoint(n
     assert all(tensor.isfinite().all() for tensor in checkpoint.tensors.values() if tensor.is_floating_point())
 
 
-def test_without_pictures_there_is_nothing_to_learn(nursery: Nursery, tmp_path: Path):
-    ended = nursery.run("train", "resnet50", *tiny_arguments(), "--set", "engine.keep_memory=false", "--out", "none")
-    assert ended.code == 2
-    assert "error: recipe resnet50 has no pictures to learn from: its data is synthetic" in ended.err
-    assert "hint:  give --data DIR" in ended.err
-
-
 def test_a_set_must_fit_the_network_and_have_something_to_validate_with(
     nursery: Nursery, missed: tuple[Path, Finished], tmp_path: Path
 ):
@@ -200,11 +187,3 @@ def hurt(path: Path, chance: random.Random) -> None:
     content[chance.randrange(len(content) // 2, len(content))] ^= 1
     path.unlink()
     path.write_bytes(content)
-
-
-def test_a_dry_run_trains_nothing(nursery: Nursery, tmp_path: Path):
-    planned = train(nursery, tmp_path / "runs", "--dry-run")
-    assert planned.code == 0
-    assert 'name = "demo-classify"' in planned.out
-    assert not (tmp_path / "runs").exists()
-    assert os.fspath(ROOT) not in planned.out

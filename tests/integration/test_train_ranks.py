@@ -1,12 +1,10 @@
 """trainstone train on several ranks: the same learning, the same counts, one voice."""
 
-import math
 import signal
-from pathlib import Path
 
 import pytest
 
-from command import Finished
+from command import Finished, find_run
 from nursery import Nursery, wait_until
 from small_training import Learned, furthest, read_learned, set_arguments
 from trainstone.results.store import read_result
@@ -18,17 +16,12 @@ def train(nursery: Nursery, ranks: int, name: str, **changes: object) -> Learned
     changes = {"train.batch_size": 16 // ranks, "stop.epochs": 1.0, **changes}
     ended = run_all(nursery, ranks, name, **changes)
     assert {one.code for one in ended} == {0}, ended
-    return read_learned(find_run(nursery, name), ranks)
+    return read_learned(find_run(nursery.folder / name), ranks)
 
 
 def run_all(nursery: Nursery, ranks: int, name: str, **changes: object) -> list[Finished]:
     arguments = ["train", "demo-classify", *set_arguments(**changes), "--out", str(nursery.folder / name)]
     return [child.wait() for child in nursery.start_ranks(ranks, *arguments)]
-
-
-def find_run(nursery: Nursery, name: str) -> Path:
-    (run,) = (nursery.folder / name).iterdir()
-    return run
 
 
 def mean_losses(learned: Learned) -> list[float]:
@@ -45,7 +38,7 @@ def grouped(nursery: Nursery) -> Learned:
 def both(nursery: Nursery) -> tuple[Learned, list[Finished]]:
     """Two ranks, and what each of them said."""
     ended = run_all(nursery, 2, "two-group", model__norm="group", train__batch_size=8, stop__epochs=1.0)
-    return read_learned(find_run(nursery, "two-group"), 2), ended
+    return read_learned(find_run(nursery.folder / "two-group"), 2), ended
 
 
 def test_two_ranks_learn_as_one_does(grouped: Learned, both: tuple[Learned, list[Finished]]):
@@ -75,7 +68,7 @@ def test_only_the_first_rank_speaks_and_each_is_recorded(nursery: Nursery, both:
     assert (first.code, second.code) == (0, 0)
     assert "ResNet-18: best" in first.out
     assert (second.out, second.err) == ("", "")
-    result, run = learned.result, find_run(nursery, "two-group")
+    result, run = learned.result, find_run(nursery.folder / "two-group")
     assert (result.world.ranks, result.world.nodes) == (2, 1)
     assert [device.rank for device in result.devices] == [0, 1]
     assert {"steps-rank0001.csv", "log-rank0001.txt"} <= set(result.files)
@@ -105,7 +98,7 @@ def test_a_loss_that_is_no_number_ends_all_ranks(nursery: Nursery):
     ended = run_all(nursery, 2, "diverged", optimizer__learning_rate=1e12, checkpoint__every_steps=1)
     assert [one.code for one in ended] == [6, 6]
     assert "error: the loss is no number any more at step " in ended[0].err
-    run = find_run(nursery, "diverged")
+    run = find_run(nursery.folder / "diverged")
     result = read_result(run)
     assert result.status == "failed"
     assert result.findings[-1].code == "run-failed"
@@ -123,7 +116,7 @@ def test_a_rank_that_dies_ends_the_others_and_they_say_so(nursery: Nursery):
     first = children[0].wait()
     assert first.code == 5, first.err
     assert "error: another rank died or does not answer" in first.err
-    assert read_result(find_run(nursery, "died")).status == "failed"
+    assert read_result(find_run(nursery.folder / "died")).status == "failed"
 
 
 def test_a_signal_to_one_rank_before_the_first_step_ends_both(nursery: Nursery):
@@ -132,34 +125,12 @@ def test_a_signal_to_one_rank_before_the_first_step_ends_both(nursery: Nursery):
     wait_until(lambda: "fitting the recipe" in children[0].err.read_text())
     children[1].send(signal.SIGTERM)
     assert [child.wait().code for child in children] == [75, 75]
-    run = find_run(nursery, "early")
+    run = find_run(nursery.folder / "early")
     assert read_result(run).status == "interrupted"
     assert nursery.run("train", "--resume", str(run), world=2).code == 0
     learned = read_learned(run, 2)
     assert learned.document["step"] == 6
     assert learned.result.quality.starts == 2
-
-
-def test_another_global_batch_is_refused(nursery: Nursery, both: tuple[Learned, list[Finished]]):
-    run = find_run(nursery, "two-group")
-    refused = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2")
-    assert refused.code == 2
-    assert "the run has 16 images a step so far; 1 rank with train.batch_size = 8 have 8" in refused.err
-    went_on = nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2", "--set", "train.batch_size=16")
-    assert went_on.code == 0
-    learned = read_learned(run)
-    assert learned.document["step"] == 12
-    assert math.isclose(learned.result.quality.epochs, 2.0)
-
-
-def test_a_folder_that_the_first_rank_cannot_have_ends_all_at_once(nursery: Nursery, tmp_path: Path):
-    (tmp_path / "file").touch()
-    arguments = ["train", "demo-classify", *set_arguments(stop__steps=1), "--out", str(tmp_path / "file/runs")]
-    first, second = [child.wait(30) for child in nursery.start_ranks(2, *arguments)]
-    assert (first.code, second.code) == (7, 7)
-    assert "error: cannot write run folder " in first.err
-    assert "Traceback" not in first.err
-    assert (second.out, second.err) == ("", "")
 
 
 def test_a_signal_to_one_rank_breaks_off_the_evaluation_of_all(nursery: Nursery):
@@ -168,7 +139,7 @@ def test_a_signal_to_one_rank_breaks_off_the_evaluation_of_all(nursery: Nursery)
     wait_until(lambda: "evaluating" in children[0].err.read_text())
     children[1].send(signal.SIGTERM)
     assert [child.wait().code for child in children] == [75, 75]
-    run = find_run(nursery, "broken-off")
+    run = find_run(nursery.folder / "broken-off")
     stopped = read_learned(run, 2)
     assert (stopped.result.status, stopped.document["step"], stopped.judged) == ("interrupted", 6, [])
     judging = nursery.start_ranks(
@@ -177,7 +148,7 @@ def test_a_signal_to_one_rank_breaks_off_the_evaluation_of_all(nursery: Nursery)
     wait_until(lambda: "evaluating" in judging[0].err.read_text())
     judging[1].send(signal.SIGTERM)
     assert [child.wait().code for child in judging] == [130, 130]
-    assert read_result(find_run(nursery, "broken-eval")).status == "interrupted"
+    assert read_result(find_run(nursery.folder / "broken-eval")).status == "interrupted"
     ended = nursery.run("train", "--resume", str(run), "--set", "eval.batch_size=64", world=2)
     assert ended.code == 0
     assert [(step, images) for _, step, images, _ in read_learned(run, 2).judged] == [(6, 3000)]
@@ -185,7 +156,7 @@ def test_a_signal_to_one_rank_breaks_off_the_evaluation_of_all(nursery: Nursery)
 
 def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):
     train(nursery, 2, "lost", stop__epochs=1.0)
-    run = find_run(nursery, "lost")
+    run = find_run(nursery.folder / "lost")
     steps = run / "steps-rank0001.csv"
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:3]))
     assert nursery.run("train", "--resume", str(run), "--set", "stop.epochs=2", world=2).code == 0
@@ -193,24 +164,3 @@ def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):
     assert [columns["step"].tolist() for columns in learned.steps] == [list(range(12)), list(range(6, 12))]
     assert [device.rank for device in learned.result.devices] == [0, 1]
     assert (run / "steps-rank0001.csv.before-1").read_text().count("\n") == 3
-
-
-# No energy counter can be read here: each rank is a host of its own with a counter that says 100 W and 200 W.
-METERED = """
-import os
-import trainstone.train.conclude as conclude
-rank = int(os.environ["RANK"])
-inner = conclude.summarise
-conclude.name_host = lambda: f"node{rank}"
-conclude.summarise = lambda *a, **k: {**inner(*a, **k), "average_watts": 100.0 * (1 + rank), "meter": "made up"}
-"""
-
-
-def test_train_two_ranks_sums_the_energy_of_both(nursery: Nursery, tmp_path: Path):
-    words = ["train", "demo-classify", *set_arguments(stop__epochs=1.0), "--out", str(tmp_path)]
-    ended = [child.wait() for child in nursery.start_ranks(2, *words, prepare=METERED)]
-    assert {one.code for one in ended} == {0}, ended
-    (run,) = tmp_path.iterdir()
-    result = read_result(run)
-    assert (result.energy.average_watts, result.energy.meter) == (300.0, "made up")
-    assert result.energy.joules_per_image == pytest.approx(300.0 / result.throughput.images_per_second)

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from killing import STEPS, find_run, kill_and_resume, start, wait_for_steps
+from command import find_run
+from killing import STEPS, kill_and_resume, start, wait_for_steps
 from nursery import Nursery
 from small_training import Learned, assert_same, read_learned
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from command import NARROW, Finished
+from command import NARROW, Finished, find_run
 from nursery import Nursery, wait_until
 from small_sets import make_set
 from small_training import assert_same, read_learned, train_here
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.errors import DataError
 from trainstone.formats.iterdur import RankPlace, read_iterdur
 from trainstone.formats.mllog import read_mllog
 from trainstone.results.progress import Progress
@@ -38,11 +37,6 @@ def list_arguments(pictures: Path, out: Path, *further: str) -> list[str]:
 
 def make_config(pictures: Path, *settings: str) -> Config:
     return load_config("resnet50-sc22", settings=[*SMALL, f"data.root={json.dumps(str(pictures))}", *settings])
-
-
-def find_run(out: Path) -> Path:
-    (run,) = out.iterdir()
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +69,6 @@ def test_its_mlperf_log_is_whole_but_for_the_accuracy(alone: tuple[Path, Finishe
     assert {"run_start", "epoch_start", "run_stop"} <= set(events)
 
 
-def test_its_page_is_drawn(nursery: Nursery, alone: tuple[Path, Finished]):
-    run, _ = alone
-    assert nursery.run("report", str(run)).code == 0
-    page = (run / "report.html").read_text()
-    assert VERDICT in page
-    assert "Trained for 2.4 epochs; not evaluated." in page
-
-
-def test_nothing_is_left_to_resume(nursery: Nursery, alone: tuple[Path, Finished]):
-    again = nursery.run("train", "--resume", str(alone[0]))
-    assert again.code == 0
-    assert "stop.steps = 12; --set stop.steps=0 takes the limit away" in again.err
-
-
 def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -114,31 +94,11 @@ def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
         assert told.train_seconds is not None
 
 
-@pytest.mark.parametrize("setting", ["eval.target=0.5", "eval.every_epochs=1"])
-def test_a_target_or_a_rhythm_asks_for_pictures_to_validate_with(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
-):
-    with pytest.raises(DataError, match="has one split, train: nothing is left to validate with") as told:
-        train_here(make_config(pictures, setting), tmp_path, monkeypatch)
-    assert "eval.every_epochs = 0" in told.value.hint
-
-
 def test_a_set_with_both_is_judged_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     both = make_set(tmp_path / "both", "folder", count=10, val=4)
     run = train_here(make_config(both, "stop.steps=3"), tmp_path / "runs", monkeypatch)
     assert [one.images for one in run.result.quality.history] == [4]
     assert "not-evaluated" not in {found.code for found in run.result.findings}
-
-
-def test_several_runs_are_combined(nursery: Nursery, pictures: Path, tmp_path: Path):
-    ended = nursery.start(*list_arguments(pictures, tmp_path / "many", "--iterations", "12", "--runs", "2")).wait(240)
-    assert ended.code == 0, ended.err
-    run = find_run(tmp_path / "many")
-    result = read_result(run)
-    assert (result.status, result.verdict) == ("ok", "ResNet-18: trained 2.4 epochs (2 runs); not evaluated")
-    assert "trained 2.4 epochs" in ended.out
-    assert nursery.run("report", str(run)).code == 0
-    assert nursery.run("report", str(tmp_path / "many")).code == 0
 
 
 @pytest.mark.parametrize("limit", [("--iterations", "7"), ("--seconds", "0.5", "--iterations", "0")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command import command_line
+from command import LIMIT, command_line
 from made_sets import SCENES, make_imagenet, make_oddities
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI")
@@ -26,7 +26,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             target = root / f"{len(made)}-{verb}"
             to = [str(target)] if verb == "convert" else ["--to", str(target)]
             command = command_line("data", *key, *to, "-q")
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
             assert done.returncode == 0, done.stderr
             made[key] = target
         return made[key]

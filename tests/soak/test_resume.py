@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from killing import find_run, kill_and_resume, start
+from command import find_run
+from killing import kill_and_resume, start
 from nursery import Nursery
 from small_training import assert_same, read_learned
 

@@ -196,24 +196,21 @@ def coco(
 ) -> None:
     """Unpack and check COCO 2017; write box-only annotations, the list of images that have boxes, the class map."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.data.raw.download import COCO_FILES, fetch
+    from trainstone.data.raw.download import fetch, list_coco_files
     from trainstone.data.raw.prepare_coco import prepare_coco
-    from trainstone.machine.ranks import ALONE, read_rank
+    from trainstone.machine.ranks import read_rank
 
     start_work(quiet)
     if source is None and download is None:
         raise ConfigError("where is COCO?", hint="--from DIR, or --download URL of a mirror")
     zips = source if source is not None else target.with_name(f"{target.name}-zips")
-    rank = read_rank()
-    if download is not None or on_bad == "skip":
-        if rank.number > 0:
-            return  # one process fills the network, and one takes images out of annotations
-        rank = ALONE
+    if read_rank().number > 0:
+        return  # one process fills the network and the disk
     worked = False
-    with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible():
-        for step in fetch(download, COCO_FILES, zips) if download is not None else ():
+    with ProgressLine(quiet=bool(quiet)) as line, interruptible():
+        for step in fetch(list_coco_files(download), zips) if download is not None else ():
             line.show_work(*step)
-        for step in prepare_coco(zips, target, rank, count_workers(workers), skip_bad=on_bad == "skip"):
+        for step in prepare_coco(zips, target, count_workers(workers), skip_bad=on_bad == "skip"):
             worked = True
             line.show_work(*step)
     tell_made(target, as_json=as_json, worked=worked)

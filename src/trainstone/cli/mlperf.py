@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,6 @@ from trainstone.cli import options
 from trainstone.errors import EXIT_GATE, DataError
 
 if TYPE_CHECKING:
-    from trainstone.cli.mlperfing import NotRead, Verdict
     from trainstone.results.mlperf.rules import Rulesets
 
 app = typer.Typer(name="mlperf", help="Check and sum up MLPerf training logs.", no_args_is_help=True)
@@ -42,26 +41,29 @@ def check(
     as_json: options.Json = False,
 ) -> None:
     """Run MLPerf's compliance checker on logs and print what it says. Exit 9 if one fails."""
-    from trainstone.cli.mlperfing import NotRead, document_verdict, print_verdicts
+    from trainstone.cli.mlperfing import print_verdicts
     from trainstone.cli.output import print_json
     from trainstone.launch.checkers import list_rulesets
     from trainstone.results.mlperf.logged import find_logs
 
     known = list_rulesets()
     logs, errors = find_logs(paths)
-    verdicts = [check_one(log, known, ruleset, keep, number) for number, log in enumerate(logs)]
-    verdicts += [NotRead(path, err) for path, err in errors.items()]
-    unread = [verdict for verdict in verdicts if isinstance(verdict, NotRead)]
-    if unread and len(verdicts) == 1:
-        raise unread[0].error
-    documents = [document_verdict(verdict) for verdict in verdicts]
-    failed = sum(not document["passed"] for document in documents)
+    verdicts = []
+    for number, log in enumerate(logs):
+        try:
+            verdicts.append(check_one(log, known, ruleset, keep, number))
+        except DataError as err:
+            errors[log] = err
+    if not verdicts and len(errors) == 1:
+        raise next(iter(errors.values()))
+    failed = any(not verdict["passed"] for verdict in verdicts)
+    verdicts += [{"path": str(path), "passed": False, "error": err.message} for path, err in errors.items()]
     if as_json:
-        print_json({"passed": not failed, "logs": documents})
+        print_json({"passed": not (failed or errors), "logs": verdicts})
     else:
         print_verdicts(verdicts)
-    if failed:
-        raise typer.Exit(EXIT_GATE if failed > len(unread) else DataError.exit_code)
+    if failed or errors:
+        raise typer.Exit(EXIT_GATE if failed else DataError.exit_code)
 
 
 @app.command()
@@ -89,18 +91,26 @@ def summary(paths: Logs, as_json: options.Json = False) -> None:
         raise typer.Exit(DataError.exit_code)
 
 
-def check_one(log: Path, known: "Rulesets", ruleset: str | None, keep: Path | None, number: int) -> "Verdict | NotRead":
-    """Check a log; `keep`: the folder that the checker's own log stays in."""
-    from trainstone.cli.mlperfing import NotRead, Verdict
+def check_one(log: Path, known: "Rulesets", ruleset: str | None, keep: Path | None, number: int) -> dict[str, Any]:
+    """Check a log and return the verdict, as --json prints it; `keep`: where the checker's own log stays."""
     from trainstone.launch.checkers import check_log
     from trainstone.results.mlperf.logged import read_logged
     from trainstone.results.mlperf.rules import choose_ruleset
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(log.absolute().parts[-3:])).strip("-.")[:100]
     kept = keep / f"{number}-{name}.log" if keep else None
-    try:
-        run = read_logged(log)
-        choice = choose_ruleset(run, known, ruleset)
-        return Verdict(log, run, choice, check_log(log, choice.ruleset, kept), kept)
-    except DataError as err:
-        return NotRead(log, err)
+    run = read_logged(log)
+    choice = choose_ruleset(run, known, ruleset)
+    checked = check_log(log, choice.ruleset, kept)
+    document = {
+        "path": str(log),
+        "passed": checked.passed,
+        "benchmark": run.benchmark,
+        "division": run.division,
+        "ruleset": choice.ruleset,
+        "ruleset_reason": choice.reason,
+        "complaints": checked.complaints,
+        "checker_fault": checked.fault or None,
+        "checker_log": str(kept) if kept else None,
+    }
+    return {key: value for key, value in document.items() if value is not None}

@@ -1,4 +1,4 @@
-"""trainstone recipes: list them, show one with the documentation of its keys, or say an old command line in ours."""
+"""trainstone recipes: list them, show one with the documentation of its keys, or translate an old command line."""
 
 import shlex
 from typing import Annotated
@@ -73,15 +73,15 @@ def list_systems() -> dict[str, list[str]]:
 def show_old(original: str, words: list[str], *, as_json: bool) -> None:
     """--from: print the recipe that equals an old command line."""
     from trainstone.cli.output import print_json
-    from trainstone.config.old.told import tell_old, write_file
+    from trainstone.config.old.told import translate, write_file
     from trainstone.text import printable_lines
 
-    told = tell_old(original, words)
+    found = translate(original, words)
     if as_json:
-        config = {"config": told.config.model_dump(mode="json", exclude_none=True)} if told.config else {}
-        print_json({"verb": told.verb, "command": told.command, **config, "notes": told.notes})
+        config = {"config": found.config.model_dump(mode="json", exclude_none=True)} if found.config else {}
+        print_json({"verb": found.verb, "command": found.command, **config, "notes": found.notes})
     else:
-        print(printable_lines(write_file(told)))
+        print(printable_lines(write_file(found)))
 
 
 def show_recipe(name: str, *, as_json: bool) -> None:

@@ -86,11 +86,11 @@ def bring(source: str, target: Path, sha256: str | None, line: "ProgressLine") -
         if sha256 is not None:
             raise ConfigError("--sha256 is for a file that is fetched; SRC is none with http:// or https://")
         return Path(source)
-    mirror, wanted = find_file(source, sha256)
+    wanted = find_file(source, sha256)
     file = target.parent / wanted.name
     if file == target:
         raise ConfigError(f"{target} is where the fetched file goes", hint="choose another name or folder for DST")
-    for step in fetch(mirror, [wanted], target.parent):
+    for step in fetch([wanted], target.parent):
         line.show_work(*step)
     return file
 

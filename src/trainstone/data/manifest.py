@@ -25,9 +25,9 @@ Count = Annotated[int, Field(ge=0)]
 
 
 def check_name(name: str) -> str:
-    """Refuse names that lead out of the folder."""
+    """Reject names that lead out of the folder."""
     if not is_inside(name):
-        raise ValueError(f"{name!r} is no name of a file in the folder")
+        raise ValueError(f"{name!r} is not the name of a file in the folder")
     return name
 
 
@@ -73,7 +73,7 @@ Storage = Literal["recordio", "tfrecord", "folder", "wds"]
 class Manifest(Record):
     """A whole data set."""
 
-    format: Annotated[int, Field(ge=1)] = FORMAT
+    format: Annotated[int, Field(ge=1, le=FORMAT)] = FORMAT
     dataset: str
     kind: Literal["classify", "detect"]
     storage: Storage
@@ -96,22 +96,16 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return a folder's manifest; None: it has none."""
     path = folder / NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        manifest = parse_record(Manifest, path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as err:
-        raise DataError(f"cannot read {path}: {err}") from err
-    try:
-        found = json.loads(text)
-        if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT:
-            raise DataError(f"{path} has format {found['format']}; this trainstone reads up to {FORMAT}")
-        return Manifest.model_validate(freeze(found))
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{path} is damaged at {where or 'its top'}: {first['msg']}") from err
-    except (ValueError, RecursionError) as err:
-        raise DataError(f"{path} is no JSON: {err}") from err
+    except (OSError, ValueError, RecursionError) as err:
+        raise DataError(f"cannot read {path}: {err}") from err
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -122,7 +116,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def parse_record(kind: type[Parsed], data: bytes) -> Parsed:
     """Return a record that was written as JSON; ValueError or RecursionError where it is none.
 
-    Not by pydantic's own parser, which refuses names that are no UTF-8.
+    Not by pydantic's own parser, which rejects names that are not UTF-8.
     """
     return kind.model_validate(freeze(json.loads(data)))
 
@@ -139,14 +133,12 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     for shard in manifest.shards:
         for facts in (shard, *shard.sidecars):
             path = folder / facts.file
+            is_folder = manifest.storage == "folder" and facts is shard
             if path.suffix == ".idx" and not path.exists():
                 continue  # readers do without
-            if manifest.storage == "folder" and facts is shard:
-                if not path.is_dir():
-                    raise DataError(f"{path} is missing, though {NAME} names it")
-            elif not path.is_file():
+            if not (path.is_dir() if is_folder else path.is_file()):
                 raise DataError(f"{path} is missing, though {NAME} names it")
-            elif path.stat().st_size != facts.bytes:
+            if not is_folder and path.stat().st_size != facts.bytes:
                 raise DataError(f"{path} has {path.stat().st_size} bytes; {NAME} says {facts.bytes}")
 
 

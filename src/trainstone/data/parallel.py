@@ -1,5 +1,6 @@
-"""Work over cores with results in order and a bounded number of them waiting; and how far it has come."""
+"""Work over cores with results in order and a bounded number of them waiting; locks, and how far it has come."""
 
+import fcntl
 import multiprocessing
 import os
 import threading
@@ -8,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from trainstone.errors import MachineError
+from trainstone.errors import DataError, MachineError
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -27,6 +29,19 @@ class Progress(NamedTuple):
     unit: str
     """bytes, files or pictures."""
     written_bytes: int = 0
+
+
+@contextmanager
+def lock_file(path: Path, written: Path) -> Iterator[None]:
+    """Hold a lock against a second process that writes the same; the file of the lock stays."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as err:
+        raise DataError(f"{written} is being written by another process", hint="let it end") from err
+    finally:
+        os.close(descriptor)
 
 
 class Pool(NamedTuple):

@@ -34,7 +34,7 @@ DEFAULT_QUALITY = 95
 
 
 class Chunk(NamedTuple):
-    """What a thread made of some pictures."""
+    """What a thread made of some images."""
 
     made: list[Encoded]
     repaired: list[tuple[str, str]]
@@ -62,19 +62,20 @@ class Maker:
                     named = where.split(",", 1)[0] in err.message
                     told = err.message if named else f"{where}: {err.message}"
                     raise DataError(told, hint="drop what is damaged with --on-bad skip, into a new folder") from err
-                chunk.skipped.append((self._name(number), err.message))
+                chunk.skipped.append((find_name(self.source, number), err.message))
                 continue
             chunk.made.append(made)
             if why:
                 chunk.repaired.append((sample.name, why))
         return chunk
 
-    def _name(self, number: int) -> str:
-        """Return the name of what cannot be used, or, where even that cannot be read, its place."""
-        try:
-            return self.source.name(number)
-        except DataError:
-            return self.source.where(number)
+
+def find_name(source: Source, number: int) -> str:
+    """Return the name of a sample or, where even that cannot be read, its place."""
+    try:
+        return source.name(number)
+    except DataError:
+        return source.where(number)
 
 
 def treat(sample: Sample, treatment: Treatment, num_classes: int) -> tuple[Sample, Look, str | None]:
@@ -244,14 +245,8 @@ def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
     splits = []
     for split in plan.splits:
         shards = tuple(facts for shard in split.shards if (facts := found[shard.file]) is not None)
-        splits.append(
-            SplitFacts(
-                name=split.name,
-                records=sum(s.records for s in shards),
-                bytes=sum(s.bytes for s in shards),
-                shards=shards,
-            )
-        )
+        records, size = sum(s.records for s in shards), sum(s.bytes for s in shards)
+        splits.append(SplitFacts(name=split.name, records=records, bytes=size, shards=shards))
     manifest = Manifest(
         dataset=plan.dataset,
         kind="detect" if plan.kind == "detect" else "classify",

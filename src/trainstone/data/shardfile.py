@@ -4,7 +4,6 @@ Interrupted at any point, kill -9 included, a shard is either complete or writte
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from typing import IO, Self
 import google_crc32c
 
 from trainstone.data.manifest import FileFacts, ShardFacts, parse_record
+from trainstone.data.parallel import lock_file
 from trainstone.data.storage.boxfile import SUFFIX
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
-from trainstone.errors import DataError
 from trainstone.files import dump_json, sync_path, write_atomically
 from trainstone.formats.span import Span
 
@@ -38,6 +37,7 @@ class ShardWriter:
         self._encoder = encoder
         self._path = _temporary(work, shard.file)
         self._folder = self._path if folder else None
+        self._exits = contextlib.ExitStack()
         self._file: IO[bytes] | None = None
         self._lines: list[list[str]] = [[] for _ in encoder.sidecars(shard)]
         self._unsynced: list[Path] = []
@@ -53,15 +53,9 @@ class ShardWriter:
         """Written so far."""
 
     def __enter__(self) -> Self:
-        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            os.close(self._lock)
-            written = self._target / self._shard.file
-            raise DataError(f"{written} is being written by another process", hint="let it end") from err
+        self._exits.enter_context(lock_file(self._path.with_suffix(".lock"), self._target / self._shard.file))
         if self._folder is None:
-            self._file = self._path.open("wb", buffering=0)
+            self._file = self._exits.enter_context(self._path.open("wb", buffering=0))
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir()
@@ -69,9 +63,7 @@ class ShardWriter:
 
     def __exit__(self, *_: object) -> None:
         self._syncer.shutdown(wait=True)
-        if self._file is not None:
-            self._file.close()
-        os.close(self._lock)
+        self._exits.close()
 
     @property
     def places(self) -> int:
@@ -204,10 +196,9 @@ def write_all(file: IO[bytes], buffers: Sequence[bytes | memoryview]) -> None:
     for start in range(0, len(buffers), MAX_BUFFERS):
         some = buffers[start : start + MAX_BUFFERS]
         written = os.writev(file.fileno(), some)
-        if written < sum(len(buffer) for buffer in some):
-            rest = memoryview(b"".join(some))[written:]
-            while rest:
-                rest = rest[os.write(file.fileno(), rest) :]
+        rest = memoryview(b"".join(some))[written:] if written < sum(map(len, some)) else memoryview(b"")
+        while rest:
+            rest = rest[os.write(file.fileno(), rest) :]
 
 
 def _temporary(work: Path, name: str) -> Path:

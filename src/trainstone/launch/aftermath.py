@@ -22,10 +22,9 @@ from trainstone.text import format_error, printable_lines
 
 log = logging.getLogger(__name__)
 
-BUG_HINT = "this is a bug; its traceback is in {}"
 ENGINES = {"local": "torchrun", "mpi": "mpirun", "slurm": "srun"}
 STOPPING = (-signal.SIGTERM, -signal.SIGUSR1)
-"""How a rank ends that was asked to stop before it could listen."""
+"""How a rank ends that gets a stop signal before it handles them."""
 # torchrun: a block for each rank that failed; the one that it saw first stands last, under this line.
 ROOT = "Root Cause (first observed failure)"
 TORCHRUN = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: \d+\)\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -34,7 +33,7 @@ MPIRUN = re.compile(r"process rank (\d+) with PID \d+ on node (\S+)\s+exited\s+o
 MPIRUN_CODE = re.compile(r"^\s*Process name:\s*\[\[?[^\n]*?,\s*(\d+)\]\s+Exit code:\s*(\d+)", re.MULTILINE)
 SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
 LAST_LINES, LAST_CHARACTERS = 5, 600
-RULE = re.compile(r"^-{20,}$", re.MULTILINE)
+RULE = re.compile("-{20,}$")
 SLOTS_HINT = "name hosts with enough slots (--host a:4,b:4), or share cores: --mpirun --oversubscribe"
 
 
@@ -53,12 +52,12 @@ def settle(
 ) -> int:
     """Return the exit code of a run that came to an orderly end; else write down the cause and raise it.
 
-    `stopped`: ranks were asked to stop. Those that were too young to hear of it died of it, which is no failure.
+    `stopped`: ranks got a stop signal. Those that it ended before they handled it have not failed.
     `launch`: its name, if not that of this process.
     """
-    told = read_code(run)
-    if code == 0 and told is not None:
-        return told
+    run_code = read_code(run)
+    if code == 0 and run_code is not None:
+        return run_code
     if stopped and died_of_stop(run, engine_text, engine, code):
         return EXIT_RESUMABLE
     err = find_cause(run, engine_text, engine, code)
@@ -67,7 +66,7 @@ def settle(
 
 
 def died_of_stop(run: Path, engine_text: str, engine: str, code: int) -> bool:
-    """Say whether nothing went wrong but that ranks, or the engine before it had any, died of the signal to stop."""
+    """Return whether the stop signal is all that ended ranks, or the engine before it had any."""
     failures = read_failures(run)
     if any(not failure.echo for failure in failures):
         return False
@@ -81,45 +80,49 @@ def find_cause(run: Path, engine_text: str, engine: str, code: int) -> Trainston
     failures = read_failures(run)
     causes = [failure for failure in failures if not failure.echo]
     if causes:
-        return _tell_failure(causes[0], run, engine)
-    # Who left an echo did not die first, even where the engine saw it first.
+        return _explain_failure(causes[0], run, engine)
+    # A rank that left an echo did not die first, even where the engine saw it first.
     echoed = {failure.rank for failure in failures}
     for death in find_deaths(engine_text, engine):
         if death.rank not in echoed:
-            return _tell_death(death, engine_text)
+            return _explain_death(death, engine_text)
     if failures:
-        return _tell_failure(failures[0], run, engine)
-    return _tell_engine(engine_text, engine, code)
+        return _explain_failure(failures[0], run, engine)
+    return _explain_engine(engine_text, engine, code)
 
 
-def _tell_failure(failure: Failure, run: Path, engine: str) -> TrainstoneError:
+def _explain_failure(failure: Failure, run: Path, engine: str) -> TrainstoneError:
     message = f"rank {failure.rank} on {failure.host}: {failure.message}"
     if failure.exit_code == TrainstoneError.exit_code:
         where = "the job's log" if engine == "slurm" else run / FOLDER / LOG
-        return TrainstoneError(message, hint=BUG_HINT.format(where))
+        return TrainstoneError(message, hint=f"this is a bug; its traceback is in {where}")
     return error_of_child(failure.exit_code, message, failure.hint)
 
 
-def _tell_death(death: Death, engine_text: str) -> TrainstoneError:
-    """A rank that left no word: its signal, or its exit code with what it printed."""
+def _explain_death(death: Death, engine_text: str) -> TrainstoneError:
+    """A rank that left no failure record: its signal, or its exit code with what it printed."""
     who = f"rank {death.rank} on {death.host or name_host()}"
     if death.code < 0:
         name = name_signal(-death.code)
         return LaunchError(f"{who} was ended by {name}", hint=MEMORY_HINT if name == "SIGKILL" else None)
-    message, hint = find_told(engine_text)
+    message, hint = find_printed(engine_text)
     return error_of_child(death.code, f"{who}: {message or f'ended with exit code {death.code}'}", hint)
 
 
-def _tell_engine(engine_text: str, engine: str, code: int) -> TrainstoneError:
-    """No rank is known to have failed: the engine's own words."""
+def _explain_engine(engine_text: str, engine: str, code: int) -> TrainstoneError:
+    """No rank is known to have failed: the engine's own message."""
     name = ENGINES.get(engine, engine)
-    message, hint = find_told(engine_text)
+    message, hint = find_printed(engine_text)
     if message:
         return error_of_child(code, message, hint)
     ended = f"was ended by {name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
     if code == 0:
         ended = "ended, but no rank said how its work went"
-    words, hint = find_engine_words(engine_text)
+    if "not enough slots" in engine_text:
+        return LaunchError(f"{name} {ended}: there are not enough slots for all ranks", hint=SLOTS_HINT)
+    lines = [line for line in engine_text.splitlines() if line.strip() and not RULE.match(line)]
+    words = printable_lines("\n".join(lines[-LAST_LINES:])[-LAST_CHARACTERS:])
+    hint = "its whole output is in launch/ of the run folder"
     return LaunchError(f"{name} {ended}" + (f": {words}" if words else ""), hint=hint)
 
 
@@ -142,7 +145,7 @@ def record_cause(run: Path, err: TrainstoneError, launch: str | None = None) -> 
         status = result.status if result.status in FINISHED else "failed"
         RunFolder(run, result).update(status=status, findings=[failed, *kept])
     except (OSError, TrainstoneError) as problem:
-        log.warning("%s does not tell of the failure: %s", run, problem)
+        log.warning("cannot record the failure in %s: %s", run, problem)
 
 
 def main(words: list[str]) -> int:
@@ -161,24 +164,17 @@ def main(words: list[str]) -> int:
 
 def find_deaths(text: str, engine: str) -> list[Death]:
     """Return the deaths of the last attempt, the likely cause first; those by SIGTERM, which engines send, last."""
-    readers = {"local": _read_torchrun, "mpi": _read_mpirun, "slurm": _read_srun}
-    found = readers[engine](text) if engine in readers else []
+    found = []
+    if engine == "local":
+        before, _, root = text.rpartition(ROOT)
+        others = before[before.rfind(" FAILED\n") :] if " FAILED\n" in before else ""
+        found = [Death(int(rank), None, int(code)) for part in (root, others) for rank, code in TORCHRUN.findall(part)]
+    elif engine == "mpi":
+        found = [Death(int(rank), host, -int(number)) for rank, host, number in MPIRUN.findall(text)]
+        found = found or [Death(int(rank), None, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
+    elif engine == "slurm":
+        found = [Death(int(rank), host, _read_end(words)) for host, rank, words in SRUN.findall(text)]
     return sorted(found, key=lambda death: death.code == -signal.SIGTERM)
-
-
-def _read_torchrun(text: str) -> list[Death]:
-    before, _, root = text.rpartition(ROOT)
-    others = before[before.rfind(" FAILED\n") :] if " FAILED\n" in before else ""
-    return [Death(int(rank), None, int(code)) for part in (root, others) for rank, code in TORCHRUN.findall(part)]
-
-
-def _read_mpirun(text: str) -> list[Death]:
-    killed = [Death(int(rank), host, -int(number)) for rank, host, number in MPIRUN.findall(text)]
-    return killed or [Death(int(rank), None, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
-
-
-def _read_srun(text: str) -> list[Death]:
-    return [Death(int(rank), host, _read_end(words)) for host, rank, words in SRUN.findall(text)]
 
 
 def _read_end(words: str) -> int:
@@ -191,7 +187,7 @@ def _read_end(words: str) -> int:
     return -(found or signal.SIGKILL)
 
 
-def find_told(text: str) -> tuple[str | None, str | None]:
+def find_printed(text: str) -> tuple[str | None, str | None]:
     """Return the first error and hint that a rank printed; further lines of them are indented."""
     found = {}
     for name in ("error", "hint"):
@@ -199,18 +195,6 @@ def find_told(text: str) -> tuple[str | None, str | None]:
         match = re.search(rf"^(?:\[[\d,]+\]<\w+>:?\s?|\d+: )?{name}: +(.+(?:\n {{7}}.+)*)", text, re.MULTILINE)
         found[name] = re.sub(r"\n {7}", "\n", match[1]) if match else None
     return found["error"], found["hint"]
-
-
-def find_engine_words(text: str) -> tuple[str, str | None]:
-    """Return what an engine says of itself: the first paragraph of mpirun's box, else the last lines; and a hint."""
-    boxes = [box.strip() for box in RULE.split(text)[1::2]]
-    if boxes and boxes[0]:
-        words = " ".join(boxes[0].split("\n\n")[0].split())
-        before = [line for line in RULE.split(text)[0].splitlines() if line.strip()][-1:]
-        told = printable_lines("; ".join([*before, words])[:LAST_CHARACTERS])
-        return told, SLOTS_HINT if "not enough slots" in words else None
-    lines = [line for line in text.splitlines() if line.strip()][-LAST_LINES:]
-    return printable_lines("\n".join(lines)[-LAST_CHARACTERS:]), "the whole of it is in launch/ of the run folder"
 
 
 if __name__ == "__main__":

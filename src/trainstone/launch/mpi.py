@@ -22,15 +22,11 @@ SCHEDULERS = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"}
 """Who has set one of these tells mpirun the hosts."""
 
 
-class Host(NamedTuple):
-    """A host and how many ranks it has room for."""
-
-    name: str
-    slots: int | None
-    """None: not said."""
+Hosts = list[tuple[str, int | None]]
+"""Each host with its number of slots; None: not given."""
 
 
-class Asked(NamedTuple):
+class Options(NamedTuple):
     """Options of the command line."""
 
     ranks: int | None = None
@@ -42,58 +38,59 @@ class Asked(NamedTuple):
     """For mpirun itself."""
 
 
-def list_hosts(asked: Asked) -> list[Host]:
-    """Return the hosts that were named; none: this one, or what a scheduler gives mpirun."""
-    if asked.host and asked.hostfile:
+def list_hosts(options: Options) -> Hosts:
+    """Return the named hosts; none: this one, or what a scheduler gives mpirun."""
+    if options.host and options.hostfile:
         raise ConfigError("--host and --hostfile both name hosts", hint="give one of them")
-    if asked.host:
-        return read_hosts(asked.host)
-    return read_hostfile(asked.hostfile) if asked.hostfile else []
+    if options.host:
+        return read_hosts(options.host)
+    return read_hostfile(options.hostfile) if options.hostfile else []
 
 
-def choose_ranks(asked: Asked, verb: Verb, hosts: list[Host]) -> int:
-    """Return how many ranks to start: as asked, else the slots of the hosts, else one a device of the system."""
-    devices = verb.system.nodes * verb.system.devices_per_node if verb.system else None
-    ranks = asked.ranks or count_slots(hosts) or devices
+def choose_ranks(options: Options, verb: Verb, hosts: Hosts) -> int:
+    """Return how many ranks to start: as requested, else the slots of the hosts, else one per device of the system."""
+    slots = sum(number or 0 for _, number in hosts) if all(number for _, number in hosts) else 0
+    devices = verb.system.nodes * verb.system.devices_per_node if verb.system else 0
+    ranks = options.ranks or slots or devices
     if not ranks:
         raise ConfigError(
-            "nothing says how many ranks to start", hint="say -np N, or name hosts with their slots: --host n1:4,n2:4"
+            "the number of ranks is not known", hint="add -np N, or name hosts with their slots: --host n1:4,n2:4"
         )
     return ranks
 
 
-def plan_mpi(verb: Verb, run: Path, launch: str, asked: Asked) -> Plan:
+def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
     """Return what starts the ranks."""
     settings = verb.system.launch if verb.system else None
-    hosts = list_hosts(asked)
-    ranks = choose_ranks(asked, verb, hosts)
+    hosts = list_hosts(options)
+    ranks = choose_ranks(options, verb, hosts)
     environment = rank_environment(run, launch, ranks=ranks, bind=True)
     if hosts and "MASTER_ADDR" not in os.environ:
-        environment["MASTER_ADDR"] = hosts[0].name
+        environment["MASTER_ADDR"] = hosts[0][0]
     environment |= settings.environment if settings else {}
-    container = asked.container or (settings.container if settings else None)
+    container = options.container or (settings.container if settings else None)
     return Plan(
         engine="mpi",
-        command=(*mpirun(asked, ranks, list_forwarded(environment)), *rank_command(verb, run, container)),
+        command=(*mpirun(options, ranks, list_forwarded(environment)), *rank_command(verb, run, container)),
         environment=environment,
         prologue=settings.prologue if settings else (),
-        attempts=1 + asked.max_restarts,
+        attempts=1 + options.max_restarts,
     )
 
 
-def mpirun(asked: Asked, ranks: int, forwarded: Sequence[str]) -> list[str]:
+def mpirun(options: Options, ranks: int, forwarded: Sequence[str]) -> list[str]:
     """Return mpirun's words. Ranks bind themselves; a name alone after -x takes the value from mpirun's environment."""
     words = ["mpirun", "-np", str(ranks)]
-    words += ["--host", asked.host] if asked.host else []
-    words += ["--hostfile", str(asked.hostfile)] if asked.hostfile else []
+    words += ["--host", options.host] if options.host else []
+    words += ["--hostfile", str(options.hostfile)] if options.hostfile else []
     words += ["--bind-to", "none", "--wdir", str(Path.cwd())]
     words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     for name in forwarded:
         words += ["-x", name]
     try:
-        return [*words, *shlex.split(asked.words)]
+        return [*words, *shlex.split(options.words)]
     except ValueError as err:
-        raise ConfigError(f"--mpirun {asked.words}: {err}") from err
+        raise ConfigError(f"--mpirun {options.words}: {err}") from err
 
 
 def list_forwarded(environment: dict[str, str]) -> list[str]:
@@ -113,10 +110,10 @@ def rank_command(verb: Verb, run: Path, container: str | None) -> list[str]:
     return wrap_command(verb.command(PYTHON), container, binds, gpus=verb.config.device != "cpu", program=program)
 
 
-def check_hosts(asked: Asked, verb: Verb) -> None:
+def check_hosts(options: Options, verb: Verb) -> None:
     """Refuse a system of several nodes of which none is named: mpirun would take this host for all of them."""
     nodes = verb.system.nodes if verb.system else 1
-    if nodes > 1 and not (asked.ranks or asked.host or asked.hostfile) and not SCHEDULERS & os.environ.keys():
+    if nodes > 1 and not (options.ranks or options.host or options.hostfile) and not SCHEDULERS & os.environ.keys():
         raise ConfigError(
             f"system {verb.config.system} has {nodes} nodes, and nothing names them",
             hint="--host a:4,b:4 or --hostfile FILE, or start it inside a scheduler's allocation",
@@ -138,36 +135,29 @@ def check_programs(plan: Plan) -> None:
         )
 
 
-def read_hosts(text: str) -> list[Host]:
+def read_hosts(text: str) -> Hosts:
     """Read a:4,b:4."""
-    hosts = []
+    hosts: Hosts = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([^\s:,-][^\s:,]*)(?::(\d+))?\s*", part)
         if match is None:
-            raise ConfigError(f"--host {text} is no list of hosts", hint="for example --host n1:4,n2:4")
-        hosts.append(Host(match[1], int(match[2]) if match[2] else None))
+            raise ConfigError(f"invalid --host {text}: expected a list of hosts", hint="--host n1:4,n2:4")
+        hosts.append((match[1], int(match[2]) if match[2] else None))
     return hosts
 
 
-def read_hostfile(path: Path) -> list[Host]:
-    """Read Open MPI's hostfile: a host a line, with slots=4 or :4 behind; # begins a remark."""
+def read_hostfile(path: Path) -> Hosts:
+    """Read Open MPI's hostfile: one host per line, followed by slots=4 or :4; # begins a comment."""
     try:
-        text = path.read_text(encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"cannot read --hostfile {path}: {err}") from err
-    hosts = []
-    for line in text.splitlines():
-        words = line.partition("#")[0].split()
-        if words:
-            slots = re.search(r"\bslots\s*=\s*(\d+)", " ".join(words[1:]))
-            name, _, number = words[0].rpartition(":") if re.search(r":\d+$", words[0]) else (words[0], "", "")
-            hosts.append(Host(name.rpartition("@")[2], int(slots[1] if slots else number) if slots or number else None))
+    hosts: Hosts = []
+    for line in lines:
+        match = re.match(r"\s*(?:\S+@)?([^\s#]+?)(?::(\d+))?(?:\s(?:[^#]*\bslots\s*=\s*(\d+))?|#|$)", line)
+        if match:
+            slots = match[3] or match[2]
+            hosts.append((match[1], int(slots) if slots else None))
     if not hosts:
-        raise ConfigError(f"--hostfile {path} names no host", hint="a line for each: n1 slots=4")
+        raise ConfigError(f"--hostfile {path} names no host", hint="one per line: n1 slots=4")
     return hosts
-
-
-def count_slots(hosts: list[Host]) -> int | None:
-    """Return how many ranks all hosts have room for; None where one does not say."""
-    slots = [host.slots for host in hosts]
-    return sum(slot for slot in slots if slot) if slots and None not in slots else None

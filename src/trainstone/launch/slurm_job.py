@@ -43,19 +43,6 @@ BY_SLURM = {
     "DEADLINE": ("it reached its deadline", None),
 }
 """States of jobs that Slurm ended: meaning and hint."""
-REASONS = {
-    "Resources": "waiting for free nodes",
-    "Priority": "jobs of higher priority go first",
-    "BeginTime": "Slurm starts it later",
-    "JobHeldUser": "held; scontrol release JOB starts it",
-    "ReqNodeNotAvail": "a requested node is down, reserved or busy",
-    "Nodes_required_for_job_are_DOWN": "requested nodes are down, drained or reserved",
-    "PartitionNodeLimit": "more nodes than the partition has available",
-    "PartitionTimeLimit": "a longer time limit than the partition allows",
-    "BadConstraints": "no node has what is requested",
-    "launch_failed_requeued_held": "held because a node could not start it",
-}
-"""Why a job is pending; Slurm has more reasons, which are shown without an explanation."""
 SUBMIT = "submit.sh"
 USABLE = ("idle", "mix", "alloc", "comp", "plnd")
 """States of nodes that work, as sinfo abbreviates them."""
@@ -176,23 +163,14 @@ def follow_job(number: str, run: Path) -> Generator[str, None, Job]:
 
 
 def describe_job(job: Job) -> str:
-    """Return for example "job 12 is pending: Resources (waiting for free nodes); cancel it with: scancel 12"."""
+    """Return for example "job 12 is pending: Resources; cancel it with: scancel 12"."""
     start = f" (start {job.restarts + 1})" if job.restarts else ""
     if job.state == NO_ANSWER:
         return f"Slurm does not answer: {job.reason}"
     if job.state == "PENDING":
-        return f"job {job.number} is pending{start}: {explain_reason(job)}; cancel it with: scancel {job.number}"
-    if job.state == "RUNNING":
-        return f"job {job.number} is running on {printable(job.nodes)}{start}"
-    return f"job {job.number} is {job.state.lower().replace('_', ' ')}{start}"
-
-
-def explain_reason(job: Job) -> str:
-    """Return why a job is pending in Slurm's words, and what they mean."""
-    if job.reason == "None":
-        return "no reason yet"
-    meaning = REASONS.get(re.split(r"[,:]", job.reason)[0])
-    return printable(job.reason.replace("_", " ")) + (f" ({meaning})" if meaning else "")
+        return f"job {job.number} is pending{start}: {printable(job.reason)}; cancel it with: scancel {job.number}"
+    where = f" on {printable(job.nodes)}" if job.nodes else ""
+    return f"job {job.number} is {job.state.lower().replace('_', ' ')}{where}{start}"
 
 
 def conclude_job(job: Job, run: Path, log: Path, until: float | None = None) -> int:
@@ -258,18 +236,13 @@ def list_nodes(partition: str | None, reservation: str | None = None) -> tuple[l
         only = ["-n", found[1]] if found else []
     lines = run_slurm("sinfo", "-h", "-N", "-p", chosen, *only, "-o", "%N %t").stdout.splitlines()
     states = dict(line.split(maxsplit=1) for line in lines)
-    usable = [node for node, state in states.items() if is_usable(state, reserved=bool(only))]
+    # A node that does not respond has a star, one in a reservation a dollar sign.
+    flags, allowed = ("~#!%@^$-", (*USABLE, "resv", "maint")) if only else ("~#!%@-", USABLE)
+    usable = [node for node, state in states.items() if state.rstrip(flags) in allowed]
     if not usable:
         described = ", ".join(f"{node} {state}" for node, state in states.items()) or "it has none"
         raise LaunchError(f"no usable node in partition {chosen}: {described}", hint="sinfo -R shows why")
     return usable, {node: state for node, state in states.items() if node not in usable}
-
-
-def is_usable(state: str, *, reserved: bool) -> bool:
-    """Return whether a node works; one that does not respond has a star, one in a reservation a dollar sign."""
-    if reserved:
-        return state.rstrip("~#!%@^$-") in (*USABLE, "resv", "maint")
-    return state.rstrip("~#!%@-") in USABLE
 
 
 def write_submit(nodes: Sequence[str]) -> str:
@@ -310,12 +283,12 @@ def follow_fleet(number: str, nodes: Sequence[str]) -> Generator[str, None, dict
 
 
 def describe_fleet(number: str, jobs: Sequence[Job], done: int, total: int) -> str:
-    """Return for example "3 of 4 nodes done, 1 pending: Resources (waiting for free nodes)"."""
+    """Return for example "3 of 4 nodes done, 1 pending: Resources"."""
     running = sum(job.state == "RUNNING" for job in jobs)
     pending = [job for job in jobs if job.state == "PENDING"]
     text = f"{done} of {total} nodes done, {running} running"
     if pending:
-        reasons = "; ".join(sorted({explain_reason(job) for job in pending}))
+        reasons = "; ".join(sorted({printable(job.reason) for job in pending}))
         text += f", {len(pending)} pending: {reasons}; cancel with: scancel {number}"
     return text
 
@@ -323,20 +296,17 @@ def describe_fleet(number: str, jobs: Sequence[Job], done: int, total: int) -> s
 def gather_members(folder: Path, number: str, ended: dict[str, Job]) -> list[Member]:
     """Return what happened on each node; a failure is written into its run folder as well."""
     until = time.monotonic() + VISIBLE_SECONDS
-    logs = [folder / FOLDER / f"engine-{number}_{task}.log" for task in range(len(ended))]
-    return [gather_member(folder / node, job, log, until) for (node, job), log in zip(ended.items(), logs, strict=True)]
-
-
-def gather_member(run: Path, job: Job, log: Path, until: float) -> Member:
-    """Return what happened on the node that the run folder is named after."""
-    code, failure = None, None
-    try:
-        code = conclude_job(job, run, log, until)
-    except TrainstoneError as err:
-        failure = err.message
-    try:
-        result = read_result(run)
-    except ResultError as err:
-        return Member(run.name, "failed", None, failure or err.message, code)
-    rate = result.throughput.images_per_second if result.throughput else None
-    return Member(run.name, result.status, rate, failure, code)
+    members = []
+    for task, (node, job) in enumerate(ended.items()):
+        code, failure, status, rate = None, None, "failed", None
+        try:
+            code = conclude_job(job, folder / node, folder / FOLDER / f"engine-{number}_{task}.log", until)
+        except TrainstoneError as err:
+            failure = err.message
+        try:
+            result = read_result(folder / node)
+            status, rate = result.status, result.throughput.images_per_second if result.throughput else None
+        except ResultError as err:
+            failure = failure or err.message
+        members.append(Member(node, status, rate, failure, code))
+    return members

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,19 +35,12 @@ class Ended(NamedTuple):
     output: str
 
 
-def send_once(number: signal.Signals) -> Stop:
-    """Return what sends a signal once: a second one could end the process before it has written its results."""
-
-    def send(pid: int, notified: set[int]) -> None:
-        if pid not in notified:
-            notified.add(pid)
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    return send
-
-
-terminate_once = send_once(signal.SIGTERM)
+def send_once(pid: int, notified: set[int], number: signal.Signals = signal.SIGTERM) -> None:
+    """Send a signal once: a second one could end the process before it has written its results."""
+    if pid not in notified:
+        notified.add(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def supervise(
@@ -58,7 +51,7 @@ def supervise(
     signals: StopSignals,
     *,
     label: str = "",
-    stop: Stop = terminate_once,
+    stop: Stop = send_once,
     grace_seconds: float | None = None,
 ) -> Generator[str, None, Ended]:
     """Run a command for a run folder to its end; yield the progress lines of its ranks, return how it ended.
@@ -80,7 +73,7 @@ def supervise(
                     stop(process.pid, notified)
                     patience = None if patience is None else patience - POLL_SECONDS
     yield from (prefix + line for line in progress.read())
-    return Ended(process.returncode, read_since(folder / log_name, begin))
+    return Ended(process.returncode, read_since(folder / log_name, begin).decode("utf-8", "replace"))
 
 
 @contextmanager
@@ -132,14 +125,14 @@ def read_environment(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
-def read_since(path: Path, place: int) -> str:
-    """Return the text of a file from a place on."""
+def read_since(path: Path, place: int) -> bytes:
+    """Return what a file holds from a place on; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(place)
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+            return file.read()
+    except OSError:  # not there yet, or a network file system that does not answer
+        return b""
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Plan:
     """Shell lines before."""
     attempts: int = 1
     """How often the launcher itself may start it."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """For the user, before the start."""
 
 
@@ -183,39 +176,28 @@ def run_plan(plan: Plan, run: Path, signals: StopSignals) -> Generator[str, None
     return (yield from supervise(command, plan.environment, run, LOG, signals, stop=STOPS[plan.engine]))
 
 
-def stop_local(engine: int, told: set[int]) -> None:
-    """Send SIGTERM to each rank once: torchrun itself would give them 30 seconds, then kill them while they write."""
+def stop_local(engine: int, notified: set[int]) -> None:
+    """Send SIGTERM to each rank: torchrun itself would give them 30 seconds, then kill them while they write."""
     with suppress(psutil.Error):
         for rank in psutil.Process(engine).children():
-            if rank.pid not in told and "LOCAL_RANK" in read_environment(rank):
-                told.add(rank.pid)
-                rank.send_signal(signal.SIGTERM)
+            if "LOCAL_RANK" in read_environment(rank):
+                send_once(rank.pid, notified)
 
 
 # mpirun passes SIGUSR1 on to ranks on all hosts; a SIGTERM would kill them.
-STOPS: dict[str, Stop] = {"local": stop_local, "mpi": send_once(signal.SIGUSR1)}
+STOPS: dict[str, Stop] = {"local": stop_local, "mpi": partial(send_once, number=signal.SIGUSR1)}
 
 
 class Tail:
-    """Reads what was added since it was made, or since the last time; the file may come late or be replaced."""
+    """Reads the lines that are added to a file from now on; the file may be created later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        found = path.stat() if path.exists() else None
-        self._inode = found.st_ino if found else None
-        self._place = found.st_size if found else 0
+        self._place = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[str]:
-        """Return the new whole lines; what has no end yet comes with its end."""
-        try:
-            with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._place:
-                    self._inode, self._place = found.st_ino, 0
-                file.seek(self._place)
-                added = file.read()
-        except OSError:  # not there yet, or a network's file system that has a moment
-            return []
-        whole = added[: added.rfind(b"\n") + 1]
-        self._place += len(whole)
-        return whole.decode("utf-8", "replace").splitlines()
+        """Return the new complete lines."""
+        added = read_since(self._path, self._place)
+        complete = added[: added.rfind(b"\n") + 1]
+        self._place += len(complete)
+        return complete.decode("utf-8", "replace").splitlines()

@@ -1,8 +1,6 @@
-"""What this process may use: CPU cores (affinity, topology, cgroup quota) and memory (cgroup limit), and whether the
-kernel killed a process for lack of memory.
+"""What this process may use: CPU cores (affinity, topology, cgroup quota) and memory (cgroup limit); kills for memory.
 
-Also the readers of /proc and /sys text that its neighbours share. Nothing here raises when a file is missing,
-unreadable or nonsense: what cannot be read is None. It does not describe the machine (facts.py does).
+Nothing here raises when a file of /proc or /sys is missing, unreadable or invalid: what cannot be read is None.
 """
 
 import math
@@ -12,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 # The CPUs this process was given at its start. With OMP_PROC_BIND set, importing torch binds the main thread to one
-# core; asked later, the system would say that we have only that one. So the command line notes the set, in a variable
-# that a child process inherits.
+# core, the only one that the system reports from then on. So the command line notes the set, in a variable that a
+# child process inherits.
 GIVEN_CPUS = "TRAINSTONE_CPUS"
 CPU_FOLDER = "sys/devices/system/cpu"
-MAX_CPU_NUMBER = 65_535  # Linux builds for at most 8192 CPUs; a list that names more is nonsense
+MAX_CPU_NUMBER = 65_535  # Linux builds for at most 8192 CPUs
 UNLIMITED_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number just below 2**63
 
 
@@ -34,10 +32,10 @@ class Cores:
 class CpuTicks:
     """CPU time since boot, summed over `num_cpus` CPUs, in clock ticks (see os.sysconf("SC_CLK_TCK"))."""
 
-    process: int  # user + nice + system: time spent in somebody's process
+    process: int  # user + nice + system
     interrupt: int
     idle: int  # idle + waiting for a disk
-    steal: int  # time the hypervisor gave to somebody else
+    steal: int  # time the hypervisor gave to another machine
     num_cpus: int
 
     @property
@@ -91,7 +89,7 @@ def parse_cpu_list(text: str | None) -> frozenset[int]:
 
 
 def read_siblings(cpu: int, root: Path = Path("/")) -> frozenset[int]:
-    """Return the logical CPUs that share a core with `cpu`; empty when the kernel does not tell."""
+    """Return the logical CPUs that share a core with `cpu`; empty if unknown."""
     folder = root / CPU_FOLDER / f"cpu{cpu}" / "topology"
     # thread_siblings_list is the name before Linux 5.4.
     return parse_cpu_list(read_text(folder / "core_cpus_list")) or parse_cpu_list(
@@ -107,24 +105,23 @@ def read_governor(root: Path = Path("/")) -> str | None:
 
 def parse_cpu_ticks(stat_text: str | None, cpus: Collection[int]) -> CpuTicks | None:
     """Sum /proc/stat over `cpus`; over the whole machine if one of them is not listed, or none is named."""
-    wanted = {f"cpu{cpu}" for cpu in cpus}
     rows: dict[str, list[int]] = {}
     for line in (stat_text or "").splitlines():
         if not line.startswith("cpu"):
             break  # the CPUs come first; the interrupt line after them is long
         name, *fields = line.split()
-        ticks = [parse_int(field) for field in fields[:8]]
-        numbers = [tick for tick in ticks if tick is not None]
-        if len(numbers) == 8:
-            rows[name] = numbers
-    chosen = [rows[name] for name in wanted] if wanted and wanted <= rows.keys() else []
-    num_cpus = len(chosen)
-    if not chosen and "cpu" in rows:
-        chosen, num_cpus = [rows["cpu"]], len(rows) - 1
-    if not num_cpus:
+        ticks = [tick for field in fields[:8] if (tick := parse_int(field)) is not None]
+        if len(ticks) == 8:
+            rows[name] = ticks
+    whole = rows.pop("cpu", None)
+    names = {f"cpu{cpu}" for cpu in cpus}
+    chosen = [rows[name] for name in names if name in rows]
+    if not chosen or len(chosen) < len(names):
+        chosen, names = ([whole] if whole else []), set(rows)
+    if not chosen or not names:
         return None
     user, nice, system, idle, iowait, irq, softirq, steal = (sum(column) for column in zip(*chosen, strict=True))
-    return CpuTicks(user + nice + system, irq + softirq, idle + iowait, steal, num_cpus)
+    return CpuTicks(user + nice + system, irq + softirq, idle + iowait, steal, len(names))
 
 
 class OpenFile:
@@ -153,35 +150,24 @@ def remember_affinity() -> None:
         os.environ[GIVEN_CPUS] = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0)))
 
 
-def given_affinity() -> frozenset[int] | None:
-    """Return the noted CPUs; None: nothing was noted."""
-    try:
-        return frozenset(int(cpu) for cpu in os.environ[GIVEN_CPUS].split(","))
-    except (KeyError, ValueError):
-        return None
-
-
 def read_affinity(pid: int = 0) -> frozenset[int]:
-    """Return the CPUs a process may run on, its cpuset included; empty where the system cannot tell."""
-    given = given_affinity() if pid in (0, os.getpid()) else None
-    if given:
-        return given
-    ask = getattr(os, "sched_getaffinity", None)
+    """Return the CPUs a process may run on, its cpuset included; empty where the system has no affinity."""
     try:
-        return frozenset(ask(pid)) if ask else frozenset()
-    except OSError:
+        if pid in (0, os.getpid()) and GIVEN_CPUS in os.environ:
+            return frozenset(int(cpu) for cpu in os.environ[GIVEN_CPUS].split(","))
+        return frozenset(os.sched_getaffinity(pid))
+    except (AttributeError, OSError, ValueError):
         return frozenset()
 
 
 def restore_affinity() -> None:
-    """Take the noted CPUs back."""
-    cpus = given_affinity()
-    if cpus and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cpus)
+    """Use all noted CPUs again."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, read_affinity())
 
 
 def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = None) -> Cores:
-    """Count the cores this process may use: its affinity, by core, held down by its cgroup's CPU quota."""
+    """Count the cores this process may use: its affinity, by core, limited by its cgroup's CPU quota."""
     cpus = read_affinity() if affinity is None else frozenset(affinity)
     siblings = [read_siblings(cpu, root) for cpu in cpus]
     logical, physical = len(cpus), len(set(siblings)) if all(siblings) else None
@@ -216,7 +202,7 @@ def _read_quota(root: Path) -> float | None:
     for folder in cgroup_folders("cpu", root):
         quota_text, _, period_text = (read_text(folder / "cpu.max") or "").partition(" ")  # v2: "50000 100000"
         v1 = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
-        # No limit, "max" or -1, is no count.
+        # "max" and -1 mean no limit.
         pairs = ((parse_int(quota_text), parse_int(period_text)), v1)
         quotas += [quota / period for quota, period in pairs if quota and period]
     return min(quotas, default=None)
@@ -251,43 +237,18 @@ def read_keyed_int(path: Path, key: str) -> int | None:
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
-    """Return the folders of this process's cgroup and all ancestors we can see, v1 and v2 alike.
+    """Return the folders of this process's cgroup and all ancestors, v1 and v2 alike; some may not exist.
 
-    Their files have different names in v1 and v2, so the caller tries both; most machines have only one.
+    A container may see its own cgroup as the root of the hierarchy, which is among the ancestors.
     """
     folders: list[Path] = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if not colon or (controllers and controller not in controllers.split(",")):
-            continue
-        for mount_root, mount_point in _cgroup_mounts(controllers, controller, root):
-            base = root / mount_point.lstrip("/")
-            inside = _path_inside(path, mount_root)
-            folders += [base / inside, *(base / parent for parent in inside.parents)]
-    return list(dict.fromkeys(folders))
-
-
-def _path_inside(path: str, mount_root: str) -> PurePosixPath:
-    """Return a cgroup's path below its mount; "." if it lies outside (a container's own view of itself)."""
-    group = PurePosixPath(path)
-    if ".." in group.parts or not group.is_relative_to(mount_root):
-        return PurePosixPath(".")
-    return group.relative_to(mount_root)
-
-
-def _cgroup_mounts(controllers: str, controller: str, root: Path) -> list[tuple[str, str]]:
-    """Return (root in the hierarchy, mount point) of the hierarchy a line of /proc/self/cgroup names."""
-    mounts = []
-    for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
-        left, _, right = line.partition(" - ")
-        before, after = left.split(), right.split()
-        if len(before) < 5 or len(after) < 3:
-            continue
-        same_kind = after[0] == ("cgroup" if controllers else "cgroup2")
-        if same_kind and (not controllers or controller in after[2].split(",")):
-            mounts.append((before[3], before[4].replace("\\040", " ")))
-    return mounts or [("/", f"/sys/fs/cgroup/{controllers}".rstrip("/"))]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if path.startswith("/") and (not controllers or controller in controllers.split(",")):
+            group = PurePosixPath("." if ".." in path else path.lstrip("/"))
+            base = root / "sys/fs/cgroup" / controllers
+            folders += [base / group, *(base / parent for parent in group.parents)]
+    return folders
 
 
 def count_kills(root: Path = Path("/")) -> dict[str, int]:
@@ -301,6 +262,6 @@ def count_kills(root: Path = Path("/")) -> dict[str, int]:
 
 
 def may_be_memory(before: dict[str, int], after: dict[str, int]) -> bool:
-    """Say whether a SIGKILL in between may have been for memory: a counter rose, or none can be read."""
+    """Return whether a SIGKILL in between may have been for memory: a counter rose, or none can be read."""
     known = before.keys() & after.keys()
     return not known or any(after[name] > before[name] for name in known)

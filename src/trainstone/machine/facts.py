@@ -59,11 +59,8 @@ CONTAINER_VARIABLES = {
     "KUBERNETES_SERVICE_HOST": "kubernetes",
     "APPTAINER_CONTAINER": "apptainer",
     "SINGULARITY_CONTAINER": "singularity",
-    "SHIFTER_RUNTIME": "shifter",
-    "CH_RUNNING": "charliecloud",
 }
 CONTAINER_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".singularity.d": "singularity"}
-CONTAINER_CGROUPS = {"kubepods": "kubernetes", "libpod": "podman", "docker": "docker", "lxc": "lxc"}
 
 
 def read_facts(root: Path = Path("/")) -> dict[str, Any]:
@@ -114,23 +111,21 @@ def _read_cpu(root: Path, here: bool) -> dict[str, Any]:
     names = [int(cpu.name[3:]) for cpu in cpus if cpu.name[3:].isdecimal()]
     sockets = {read_int(cpu / "topology/physical_package_id") for cpu in cpus} - {None}
     cores = {read_siblings(name, root) for name in names} - {frozenset()}
+    boost, no_turbo = read_int(folder / "cpufreq/boost"), read_int(folder / "intel_pstate/no_turbo")
     max_khz = [khz for cpu in cpus if (khz := read_int(cpu / "cpufreq/cpuinfo_max_freq"))]
     smt = read_int(folder / "smt/active")
     flags = set((info.get("flags") or info.get("Features") or "").split())
-    physical_cores = len(cores) or None
-    if here and not cpus:
-        physical_cores = psutil.cpu_count(logical=False)
     return {
         "model": read_cpu_model(root),
         "vendor": info.get("vendor_id") or ARM_VENDORS.get(info.get("CPU implementer", "")),
         "architecture": platform.machine() if here else None,
         "sockets": len(sockets) or None,
-        "physical_cores": physical_cores,
+        "physical_cores": len(cores) or (psutil.cpu_count(logical=False) if here and not cpus else None),
         "logical_cores": len(cpus) or (os.cpu_count() if here else None),
         "isa": sorted(filter(RELEVANT_ISA.fullmatch, flags)) if flags else None,
         "max_mhz": max(max_khz) / 1000 if max_khz else None,
         "governor": read_governor(root),
-        "boost": _read_boost(folder),
+        "boost": bool(boost) if boost is not None else None if no_turbo is None else not no_turbo,
         "numa_nodes": len(list(root.glob("sys/devices/system/node/node[0-9]*"))) or None,
         "smt": None if smt is None else bool(smt),
     }
@@ -143,14 +138,6 @@ def read_cpu_model(root: Path = Path("/")) -> str | None:
     if not name and "CPU part" in info:
         name = f"implementer {info.get('CPU implementer', 'unknown')} part {info['CPU part']}"
     return name or (platform.processor() if root == Path("/") else None) or None
-
-
-def _read_boost(folder: Path) -> bool | None:
-    boost = read_int(folder / "cpufreq/boost")  # acpi-cpufreq, amd-pstate
-    if boost is not None:
-        return bool(boost)
-    no_turbo = read_int(folder / "intel_pstate/no_turbo")
-    return None if no_turbo is None else not no_turbo
 
 
 def _read_virtualisation(root: Path) -> dict[str, Any]:
@@ -168,15 +155,9 @@ def _read_container(root: Path) -> dict[str, Any]:
     if kind := os.environ.get("container"):  # noqa: SIM112  as podman, systemd-nspawn and lxc write it
         seen.append((kind, "variable container"))
     seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if os.access(root / name, os.F_OK)]
-    for source in ("proc/1/cgroup", "proc/self/cgroup"):
-        text = read_text(root / source) or ""
-        seen += [(kind, f"/{source}") for word, kind in CONTAINER_CGROUPS.items() if word in text]
-    manager = read_text(root / "run/systemd/container")
-    if manager:
+    if manager := read_text(root / "run/systemd/container"):
         seen.append((manager, "/run/systemd/container"))
-    if not seen:
-        return {}
-    return {"kind": seen[0][0], "seen_by": [f"{where} ({kind})" for kind, where in seen]}
+    return {"kind": seen[0][0], "seen_by": [f"{where} ({kind})" for kind, where in seen]} if seen else {}
 
 
 def _read_scheduler() -> dict[str, Any]:
@@ -250,14 +231,6 @@ def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
         return None
 
 
-def _read_pci_bus(device: Path) -> str | None:
-    try:
-        address = device.readlink().name  # 0000:03:00.0
-    except OSError:
-        return None
-    return address.split(":")[1] if address.count(":") == 2 else None
-
-
 def _read_other_gpus(root: Path) -> list[dict[str, Any]]:
     """Name AMD GPUs and discrete Intel ones; we cannot read their telemetry and say so."""
     found = []
@@ -265,7 +238,7 @@ def _read_other_gpus(root: Path) -> list[dict[str, Any]]:
         device = card / "device"
         kind, maker = DRM_VENDORS.get(read_text(device / "vendor") or "", (None, None))
         # Intel's built-in GPU sits on PCI bus 0; every card in a slot is behind a bridge, on another bus.
-        built_in = kind == "intel" and _read_pci_bus(device) == "00"
+        built_in = kind == "intel" and device.resolve().name.split(":")[1:2] == ["00"]  # 0000:03:00.0
         if kind is None or built_in or not card.name[4:].isdecimal():  # card0-DP-1 is a socket of card0
             continue
         part = read_text(device / "device") or "of unknown kind"

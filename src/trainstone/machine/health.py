@@ -22,6 +22,7 @@ from trainstone.machine.cpus import (
     read_keyed_int,
     read_text,
 )
+from trainstone.text import printable
 
 Grade = Literal["A", "B", "C"]
 
@@ -71,18 +72,9 @@ class _Process(NamedTuple):
     pid: int
     parent: int
     name: str
-    state: str
     ticks: int
     ended_children_ticks: int
     start: int
-
-
-# /proc/PID/stat; the name in brackets may itself hold brackets, spaces and control characters.
-_PROCESS = re.compile(
-    r"(\d{1,9}) \((.*)\) (\S) (\d{1,9}) (?:\S+ ){9}(\d{1,18}) (\d{1,18}) (\d{1,18}) (\d{1,18}) "
-    r"(?:\S+ ){4}(\d{1,18})",
-    re.DOTALL | re.ASCII,
-)
 
 
 def read_pressure(
@@ -98,7 +90,10 @@ def read_pressure(
         cpus = frozenset[int]().union(*(read_affinity(pid) for pid in pids))
     ticks = parse_cpu_ticks(read_text(root / "proc/stat"), cpus)
     processes = _read_processes(root)
-    ours = {process for process in processes.values() if _is_ours(process, processes, pids)}
+    own_pids = set(pids)
+    while children := {one.pid for one in processes.values() if one.parent in own_pids} - own_pids:
+        own_pids |= children
+    ours = {process for process in processes.values() if process.pid in own_pids}
     counters = {
         "total": _to_seconds(ticks.total) if ticks else None,
         "process": _to_seconds(ticks.process) if ticks else None,
@@ -142,10 +137,10 @@ def grade_noise(
     drifting: bool = False,
     throttled: bool = False,
 ) -> Noise:
-    """Judge what happened between two snapshots.
+    """Grade what happened between two snapshots.
 
     `step_variation_percent`: robust spread (1.4826 MAD / median) of the steady steps; `drifting`: they never
-    became steady; `throttled`: a device's telemetry shows it held back by heat or a power brake.
+    became steady; `throttled`: a device's telemetry shows it limited by heat or a power brake.
     """
     elapsed_seconds = after.monotonic_seconds - before.monotonic_seconds
     grown = {
@@ -210,8 +205,8 @@ def _find_doubts(noise: Noise, num_cpus: int, busiest: tuple[str, ...]) -> list[
 def _share_of_others(grown: Mapping[str, float], elapsed_seconds: float) -> float | None:
     """Return the CPU time of processes that are not ours, in percent of one core.
 
-    A PID namespace hides other processes but not their time in /proc/stat. Interrupts belong to nobody: they
-    are left out. The kernel rounds the two sources differently, hence never below zero.
+    A PID namespace hides other processes but not their time in /proc/stat. Interrupts are not counted. The kernel
+    rounds the two sources differently, hence never below zero.
     """
     if elapsed_seconds < MIN_WINDOW_SECONDS or not {"process", "own"} <= grown.keys():
         return None
@@ -246,18 +241,16 @@ def _read_quota_stops(root: Path) -> float | None:
 def _read_processes(root: Path) -> dict[int, _Process]:
     processes = {}
     for path in root.glob("proc/[0-9]*/stat"):
-        match = _PROCESS.match(read_text(path) or "")
-        if match:
-            pid, parent, user, system, ended_user, ended_system, start = map(int, match.group(1, *range(4, 10)))
-            name = "".join(letter if letter.isprintable() else "?" for letter in match[2])
-            ticks, ended = user + system, ended_user + ended_system
-            processes[pid] = _Process(pid, parent, name, match[3], ticks, ended, start)
+        # The name in brackets may itself hold brackets, spaces and control characters.
+        before, _, after = (read_text(path) or "").rpartition(") ")
+        pid, _, name = before.partition(" (")
+        try:
+            numbers = [int(field) for field in after.split()[1:20]]  # from the parent on: man 5 proc_pid_stat
+            user, system, ended_user, ended_system = numbers[10:14]
+            process = _Process(
+                int(pid), numbers[0], printable(name), user + system, ended_user + ended_system, numbers[18]
+            )
+        except (ValueError, IndexError):
+            continue
+        processes[process.pid] = process
     return processes
-
-
-def _is_ours(process: _Process, processes: Mapping[int, _Process], pids: Collection[int]) -> bool:
-    seen = set()
-    while process.pid not in pids and process.pid not in seen and process.parent in processes:
-        seen.add(process.pid)  # a snapshot of moving things may hold a ring
-        process = processes[process.parent]
-    return process.pid in pids

@@ -22,14 +22,8 @@ class Interface(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Nobody outside this host can reach it."""
-        return is_loopback(self.address)
-
-
-def is_loopback(address: str) -> bool:
-    """Say whether an address means the host itself."""
-    plain = address.partition("%")[0]
-    return ipaddress.ip_address(plain).is_loopback
+        """Whether other hosts cannot reach it."""
+        return ipaddress.ip_address(self.address.partition("%")[0]).is_loopback
 
 
 def list_interfaces() -> list[Interface]:
@@ -45,27 +39,21 @@ def list_interfaces() -> list[Interface]:
     return found
 
 
-def find_named(name: str, wished_by: str) -> Interface:
-    """Return the interface of that name; say which there are where it is not here or has no address."""
-    here = list_interfaces()
+def find_requested(name: str | None) -> Interface | None:
+    """Return the interface that the recipe or the environment names; None: neither does."""
+    here, source = list_interfaces(), "parallel.interface"
+    if name is None:
+        name, source = os.environ.get(GLOO, "").split(",")[0], GLOO
+    if not name:
+        # NCCL also takes beginnings of names, and names to exclude: only a whole name chooses one.
+        name = os.environ.get(NCCL, "").removeprefix("=").split(",")[0]
+        return next((one for one in here if one.name == name), None)
     found = next((one for one in here if one.name == name), None)
-    if found:
-        return found
-    present = ", ".join(dict.fromkeys(f"{one.name} ({one.address})" for one in here)) or "none"
-    state = "has no address or is down" if name in psutil.net_if_addrs() else "is not there"
-    raise LaunchError(f"network interface {name} ({wished_by}) {state}; there are: {present}", hint=HINT)
-
-
-def find_wished(asked: str | None) -> Interface | None:
-    """Return the interface that the recipe or the environment names; None: nobody names one."""
-    if asked:
-        return find_named(asked, "parallel.interface")
-    wished = os.environ.get(GLOO)
-    if wished:
-        return find_named(wished.split(",")[0], GLOO)
-    # NCCL also takes beginnings of names, and names that are not to be taken: only a whole name says which one.
-    name = os.environ.get(NCCL, "").removeprefix("=").split(",")[0]
-    return next((one for one in list_interfaces() if one.name == name), None)
+    if found is None:
+        present = ", ".join(dict.fromkeys(f"{one.name} ({one.address})" for one in here)) or "none"
+        state = "has no address or is down" if name in psutil.net_if_addrs() else "is not there"
+        raise LaunchError(f"network interface {name} ({source}) {state}; there are: {present}", hint=HINT)
+    return found
 
 
 def find_route(host: str) -> Interface | None:
@@ -79,12 +67,11 @@ def find_route(host: str) -> Interface | None:
         try:
             with socket.socket(family, kind) as probe:
                 probe.connect(address)
-                own = str(probe.getsockname()[0])
+                own = Interface("", str(probe.getsockname()[0]))
         except OSError:
             continue
         # All of 127.0.0.0/8 is loopback's, which lists one address only.
-        same = (one for one in here if one.address == own or (one.loopback and is_loopback(own)))
-        found = next(same, None)
+        found = next((one for one in here if one.address == own.address or (one.loopback and own.loopback)), None)
         if found:
             return found
     return None

@@ -6,7 +6,7 @@ Ranks of one host that compute on the CPU: each takes its fair share of the core
 import os
 import re
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ VARIABLES = (
 JOB_NAMES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 # Below the ports that Linux hands out by itself (32768 and above): seldom taken.
 FIRST_PORT, NUM_PORTS = 20000, 12000
+NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 LOOPBACK = "127.0.0.1"
 BIND = "TRAINSTONE_BIND"
 """cores: ranks that compute on the CPU divide the cores of their host among themselves and stay on them."""
@@ -63,34 +64,26 @@ ALONE = Rank()
 
 
 def read_rank() -> Rank:
-    """Return this process's place; alone where no launcher says otherwise."""
+    """Return this process's place; a single process where no launcher says otherwise.
+
+    srun with PMI sets PMI_RANK but Slurm's local number, and users who export RANK often leave LOCAL_RANK to srun.
+    """
     names = find_launcher()
     if names is None:
         return ALONE
-    rank, world = os.environ[names.rank], os.environ[names.world]
-    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
-        raise LaunchError(f"{names.rank}={rank} of {names.world}={world} is no place among processes")
-    return Rank(int(rank), int(world), read_local(names))
+    locals_ = [name for name in (names.local, *(other.local for other in VARIABLES)) if name in os.environ][:1]
+    for name in (names.rank, names.world, *locals_):
+        if not os.environ[name].isdecimal():
+            raise LaunchError(f"invalid {name}={os.environ[name]}: expected a number")
+    rank, world = int(os.environ[names.rank]), int(os.environ[names.world])
+    if rank >= world:
+        raise LaunchError(f"invalid {names.rank}={rank}: expected less than {names.world}={world}")
+    return Rank(rank, world, int(os.environ[locals_[0]]) if locals_ else 0)
 
 
 def find_launcher() -> Variables | None:
-    """Return the names of the first launcher that set its two; none: this process is alone."""
+    """Return the names of the first launcher that set its two; None: this is a single process."""
     return next((names for names in VARIABLES if names.rank in os.environ and names.world in os.environ), None)
-
-
-def read_local(names: Variables) -> int:
-    """Return the number on this host as the launcher tells it, else as another does, else 0.
-
-    srun with PMI sets PMI_RANK but Slurm's local number; who exports RANK by hand often leaves LOCAL_RANK to srun.
-    """
-    for name in (names.local, *(other.local for other in VARIABLES)):
-        local = os.environ.get(name)
-        if local is None:
-            continue
-        if not local.isdecimal():
-            raise LaunchError(f"{name}={local} is no number of a process on its host")
-        return int(local)
-    return 0
 
 
 def count_sharing_ranks() -> int:
@@ -113,25 +106,23 @@ def read_meeting() -> Meeting:
     host = host or find_host(names)
     if port:
         if not (port.isdecimal() and 0 < int(port) < 65536):
-            raise LaunchError(f"MASTER_PORT={port} is no port: 1 to 65535 are")
+            raise LaunchError(f"invalid MASTER_PORT={port}: expected a port from 1 to 65535")
         return Meeting(host, int(port))
     job = name_job(names)
     if job is None:
-        raise LaunchError(f"nothing says at which port of {host} the ranks meet", hint=SET_BOTH)
+        raise LaunchError("MASTER_PORT is not set, and no launcher implies it", hint=SET_BOTH)
     return Meeting(host, FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS)
 
 
 def find_host(names: Variables | None) -> str:
     """Return the host of rank 0: the first of Slurm's list, or this one if all ranks are here."""
     # mpirun starts its daemons on the other hosts by a step of their own, which lacks the first host.
-    lists = ("SLURM_JOB_NODELIST",) if names == OPEN_MPI else ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    for name in lists:
-        nodes = os.environ.get(name)
-        if nodes:
-            return read_first_host(name, nodes)
+    hosts = list_step_hosts(NODE_LISTS[1:] if names == OPEN_MPI else NODE_LISTS)
+    if hosts:
+        return hosts[0]
     if names and os.environ.get(names.local_world) == os.environ[names.world]:
         return LOOPBACK
-    raise LaunchError("nothing says where the ranks meet: MASTER_ADDR is not set", hint=SET_BOTH)
+    raise LaunchError("MASTER_ADDR is not set, and no launcher implies it", hint=SET_BOTH)
 
 
 def name_job(names: Variables | None) -> str | None:
@@ -143,16 +134,9 @@ def name_job(names: Variables | None) -> str | None:
     return f"{slurm}.{os.environ.get('SLURM_STEP_ID', '')}" if slurm else job
 
 
-def read_first_host(name: str, nodes: str) -> str:
-    """Return the first host of a list as Slurm writes it: n[01-03,7],gpu5 begins with n01."""
-    first = re.match(r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", nodes)
-    if first is None:
-        raise LaunchError(f"{name}={nodes} is no list of hosts such as n[01-03,7],gpu5", hint=SET_BOTH)
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group())
-
-
-def expand_hosts(text: str) -> list[str]:
-    """Return every host of a list: n01, n02, n03, n7, gpu5."""
+def list_step_hosts(variables: Sequence[str] = NODE_LISTS) -> list[str]:
+    """Return the hosts of the Slurm step or job that this process belongs to: n[01-02],gpu5 is n01, n02, gpu5."""
+    text = next((os.environ[name] for name in variables if os.environ.get(name)), "")
     found = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
         names = [""]
@@ -167,38 +151,25 @@ def expand_ranges(text: str) -> list[str]:
     found = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if first.isdecimal() and last.isdecimal():
+        if last.isdecimal():
             found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         else:
             found.append(part)
     return found
 
 
-def list_step_hosts() -> list[str]:
-    """Return the hosts of the Slurm step or job that this process belongs to; empty: there is none."""
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
-        if os.environ.get(name):
-            return expand_hosts(os.environ[name])
-    return []
-
-
 def bind_cores(rank: Rank) -> None:
-    """Stay on this rank's share, where the launcher asks for it (TRAINSTONE_BIND); call it before threads are made."""
-    # Taken out: the share is taken once, and a child process has it already.
-    asked = os.environ.pop(BIND, None) == "cores"
+    """Stay on this rank's share, where the launcher says so (TRAINSTONE_BIND); call it before threads are made."""
+    # Removed: the share is taken once, and a child process has it already.
+    wanted = os.environ.pop(BIND, None) == "cores"
     sharing = count_local_ranks()
-    if not asked or sharing < 2 or is_bound_by_slurm() or not hasattr(os, "sched_setaffinity"):
+    bound_by_slurm = not (os.environ.get("SLURM_CPU_BIND_TYPE") or "none").startswith("none")
+    if not wanted or sharing < 2 or bound_by_slurm or not hasattr(os, "sched_setaffinity"):
         return
     cores = list_cores(read_affinity())
     if cores:
         os.sched_setaffinity(0, share_cores(cores, sharing, rank.local))
         remember_affinity()
-
-
-def is_bound_by_slurm() -> bool:
-    """Say whether Slurm has given each rank cores of its own."""
-    kind = os.environ.get("SLURM_CPU_BIND_TYPE", "none")
-    return bool(kind) and not kind.startswith("none")
 
 
 def list_cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:

@@ -3,6 +3,7 @@
 Numbers of threads take turns, up and down again, so that a machine that grows slower hits all alike.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from trainstone.data.loader import STAGES, Loader
 from trainstone.machine.cpus import Cores
 from trainstone.results import feeding, stats
 from trainstone.results.progress import Progress
+from trainstone.units import format_count
 
-MIN_BATCHES = 4
+MIN_BATCHES = 6
 """Of a turn, however long they take."""
 
 
@@ -55,19 +57,23 @@ def measure_threads(
             step = loader.step
 
 
-def take_turn(loader: Loader, turns: Turns, seconds: float) -> Iterator[Progress]:
-    """Take batches as fast as they come. Those made before anybody waited do not count."""
+def take_turn(
+    loader: Loader, turns: Turns, seconds: float, num_batches: int | None = None, phase: str = ""
+) -> Iterator[Progress]:
+    """Take batches as fast as they come, for a time or a number. Those made before anything waited do not count."""
     for _ in range(loader.num_slots):
         next(loader)
     begin = last = time.perf_counter()
     cpu = time.process_time()
-    while True:
+    phase = phase or format_count(turns.threads, "thread")
+    for taken in itertools.count(1):
         images = len(next(loader)[0])
         now = time.perf_counter()
         turns.batch_seconds.append(now - last)
         rate, last = images / (now - last), now
-        yield Progress(f"{turns.threads} threads" if turns.threads > 1 else "1 thread", images_per_second=rate)
-        if now - begin >= seconds and loader.step >= loader.first_step + loader.num_slots + MIN_BATCHES:
+        yield Progress(phase, taken, rate)
+        over = taken >= MIN_BATCHES and last - begin >= seconds
+        if over if num_batches is None else taken >= num_batches:
             break
     turns.wall_seconds += last - begin
     turns.cpu_seconds += time.process_time() - cpu

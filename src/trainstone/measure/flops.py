@@ -78,24 +78,26 @@ class CallCounter(TorchDispatchMode):
         return out
 
 
-def count_work(run_step: Callable[[], Tensor]) -> Work:
+def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> Work:
     """Count what `run_step`, a forward pass that returns the loss, and the backward pass of that loss do.
 
     Meant for the meta device, where nothing is computed and nothing allocated. Autocast does not act on meta:
     to count it, let `run_step` work on FakeTensors. The model's parameters are left with (meta) gradients.
     """
     saved: dict[int, int] = {}  # storage -> bytes; all stay alive until backward, so addresses are unique
+    parameters: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    with CallCounter() as counter:
+    with CallCounter() as counter, torch.set_grad_enabled(backward):
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = run_step()
-        parameters = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in _leaves(loss)}
-        loss.backward()
+        if backward:
+            parameters = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in _leaves(loss)}
+            loss.backward()
     ops = list_ops(counter)
     return Work(
         flops=sum(op.flops for op in ops),
@@ -112,15 +114,6 @@ def list_ops(counter: "CallCounter") -> tuple[Op, ...]:
         Op(name, shapes, count, flops * count, moved * count)
         for (name, shapes, flops, moved), count in counter.calls.items()
     )
-
-
-def count_forward(run_forward: Callable[[], Tensor]) -> Work:
-    """Count what a forward pass alone does: nothing is kept for a backward pass. Otherwise as count_work."""
-    with CallCounter() as counter, torch.no_grad():
-        run_forward()
-    ops = list_ops(counter)
-    flops, moved = sum(op.flops for op in ops), sum(op.bytes_moved for op in ops)
-    return Work(flops, moved, saved_tensor_bytes=(), parameter_bytes=0, ops=ops)
 
 
 def roofline_seconds(ops: Iterable[Op], peak_flops: float, bytes_per_second: float) -> tuple[float, float]:

@@ -7,13 +7,13 @@ cannot be read is None and `unsupported` says why; nothing here raises because o
 import contextlib
 import importlib
 import os
-import re
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from trainstone.machine import cpus
+from trainstone.measure.telemetry import Reader
 from trainstone.results.samples import Reading
 
 # Clocks and throttle counters are read on so many cores at most, evenly spread: a read may disturb a core.
@@ -80,7 +80,7 @@ class _Rapl:
         return self._joules, joules / elapsed_seconds if known else None
 
 
-class CpuReader:
+class CpuReader(Reader):
     """The CPUs this process may use (clock, temperature, load, throttling, energy) and its own memory."""
 
     def __init__(
@@ -90,14 +90,13 @@ class CpuReader:
         available: Collection[int] | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.unsupported: list[str] = []
+        super().__init__()
         self._now = now
         self._cpus = sorted(cpus.read_affinity() if available is None else available)
         self._rapl = _Rapl(root, self.unsupported)
         self.meter = f"RAPL {'+'.join(self._rapl.names)}" if self._rapl.names else None
         cores = _choose_cores(self._cpus, root)
-        self._clocks = self._open([core / "cpufreq/scaling_cur_freq" for core in cores])
-        self._cpuinfo = [] if self._clocks else self._open_cpuinfo(root)
+        self._clocks = self._open([core / "cpufreq/scaling_cur_freq" for core in cores], "clock: no cpufreq here")
         counters = [core / f"thermal_throttle/{kind}_throttle_count" for core in cores for kind in ("core", "package")]
         self._throttles = self._open(counters, "throttle: no thermal_throttle counters here")
         self._sensors = self._open(_find_sensors(root), "temp: no CPU sensor under hwmon or thermal")
@@ -124,33 +123,20 @@ class CpuReader:
 
     def close(self) -> None:
         """Close the files."""
-        groups = (self._rapl.files, self._clocks, self._cpuinfo, self._throttles, self._sensors)
-        for files in (*groups, self._stat, self._memory):
+        for files in (self._rapl.files, self._clocks, self._throttles, self._sensors, self._stat, self._memory):
             _close_all(files)
 
-    def _open(self, paths: list[Path], if_none: str | None = None, size_bytes: int = 4096) -> list[cpus.OpenFile]:
+    def _open(self, paths: list[Path], if_none: str, size_bytes: int = 4096) -> list[cpus.OpenFile]:
         files = []
         for path in paths:
             with contextlib.suppress(OSError):
                 files.append(cpus.OpenFile(path, size_bytes))
-        if if_none and not files:
+        if not files:
             self.unsupported.append(if_none)
         return files
 
-    def _open_cpuinfo(self, root: Path) -> list[cpus.OpenFile]:
-        info = cpus.read_cpuinfo(root)
-        if "hypervisor" in info.get("flags", "").split():
-            self.unsupported.append("clock: a virtual machine shows a constant")
-        elif "cpu MHz" not in info:
-            self.unsupported.append("clock: neither cpufreq nor /proc/cpuinfo shows it")
-        else:
-            return self._open([root / "proc/cpuinfo"], size_bytes=1 << 20)
-        return []
-
     def _read_clock(self) -> float | None:
         clocks = [khz / 1000 for file in self._clocks if (khz := file.read_int())]
-        for file in self._cpuinfo:
-            clocks += map(float, re.findall(r"^cpu MHz\s*: (\d+\.\d+)$", file.read(), re.MULTILINE))
         return sum(clocks) / len(clocks) if clocks else None
 
     def _read_ticks(self) -> cpus.CpuTicks | None:
@@ -199,12 +185,11 @@ def _find_sensors(root: Path) -> list[Path]:
     return found or [zone.with_name("temp") for zone in zones if cpus.read_text(zone) in CPU_ZONES]
 
 
-class NvmlReader:
+class NvmlReader(Reader):
     """One NVIDIA device, by its UUID: GPU-... (an index of torch's depends on CUDA_VISIBLE_DEVICES)."""
 
     def __init__(self, uuid: str) -> None:
-        self.meter: str | None = None
-        self.unsupported: list[str] = []
+        super().__init__()
         self._queries: dict[str, Callable[[], Any]] = {}
         self._errors: tuple[type[Exception], ...] = (AttributeError, TypeError, ValueError, OSError)
         try:

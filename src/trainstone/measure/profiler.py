@@ -4,12 +4,10 @@ It analyses nothing: results/timeline.py does. Bounded: shapes are recorded, sta
 the requested steps are kept.
 """
 
-import gzip
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -21,6 +19,7 @@ from trainstone.measure.devices import synchronize
 
 # Kineto prints a line at each start and stop unless told otherwise.
 LOG_LEVEL = ("KINETO_LOG_LEVEL", "6")
+DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
 
 class Window(NamedTuple):
@@ -38,8 +37,11 @@ class Capture:
     def __init__(self, target: Path, device: torch.device, rank: Rank, window: Window) -> None:
         os.environ.setdefault(*LOG_LEVEL)
         self._target, self._device, self._rank, self._window = target, device, rank, window
-        self._profiler = profile(activities=choose_activities(device), schedule=self._choose_action, record_shapes=True)
-        # The trace's ProfilerStep#N shall be the run's own numbers.
+        activities = [ProfilerActivity.CPU]
+        if device.type in DEVICE_ACTIVITIES:
+            activities.append(DEVICE_ACTIVITIES[device.type])
+        self._profiler = profile(activities=activities, schedule=self._choose_action, record_shapes=True)
+        # The trace's ProfilerStep#N are the run's own numbers.
         self._profiler.step_num, self._profiler.current_action = window.begin, self._choose_action(window.begin)
 
     def _choose_action(self, step: int) -> ProfilerAction:
@@ -66,18 +68,10 @@ class Capture:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._profiler.stop()
         if kind is None:
-            self._write()
-
-    def _write(self) -> None:
-        """Complete or absent: the name appears when all of it is there."""
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._target.with_name(f"{self._target.name}.partial")
-        with tempfile.TemporaryDirectory(dir=self._target.parent) as folder:
-            plain = Path(folder) / "trace.json"
-            self._profiler.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(partial, "wb", compresslevel=6) as packed:
-                shutil.copyfileobj(source, packed, 1 << 20)
-        partial.replace(self._target)
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._target.with_name(f"partial-{self._target.name}")
+            self._profiler.export_chrome_trace(str(partial))
+            partial.replace(self._target)
 
 
 class OuterCapture:
@@ -92,12 +86,6 @@ class OuterCapture:
 
     def __exit__(self, *_: object) -> None:
         stop_profiler()
-
-
-def choose_activities(device: torch.device) -> list[ProfilerActivity]:
-    """Return what to record: the host, and the device's kernels where the profiler knows its kind."""
-    kinds = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
-    return [ProfilerActivity.CPU, *([kinds[device.type]] if device.type in kinds else [])]
 
 
 def start_profiler() -> None:
@@ -134,26 +122,19 @@ class ProfilerRange:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if not self._on:
-            return
-        self._on = False
-        try:
-            self._stop()
-        except RuntimeError:  # a device in error answers with the error that is on its way up already
-            if kind is None:
-                raise
+        if self._on:
+            # A device in error answers with the error that is on its way up already.
+            with suppress(RuntimeError) if kind else nullcontext():
+                self._stop()
 
     def pass_to_next_step(self) -> bool:
-        """Be told that the next step is about to begin; the loop asks whether it may, and it always may."""
+        """The next step is about to begin; always returns True."""
         self._step += 1
         self._switch()
         return True
 
     def _switch(self) -> None:
-        if self._steps is None:
-            return
-        first, count = self._steps
-        inside = first <= self._step < first + count
+        inside = self._steps is not None and 0 <= self._step - self._steps[0] < self._steps[1]
         if inside != self._on:
             self._on = inside
             (self._start if inside else self._stop)()

@@ -1,20 +1,18 @@
 """Which ResNet weights are of, told by their names and shapes alone; and the ResNet in weights of a detector."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trainstone.models.mxnet_names import HEADS
-from trainstone.models.resnet import DEPTHS, build_resnet
+from trainstone.models.resnet import COUNTER, DEPTHS, build_resnet, list_names
 
 BACKBONE = "backbone."
 """What a detector of ours calls its ResNet."""
 ENDS = ("layer4.", "fc.")
 """Parts that a backbone may lack: a detector has other layers there."""
-COUNTER = "num_batches_tracked"
 
 
 class Network(NamedTuple):
@@ -33,34 +31,21 @@ class Network(NamedTuple):
         return f"ResNet-{self.depth}{kind}{whole}"
 
 
-class Split(NamedTuple):
-    """A ResNet's weights, and the names of those that are not its own."""
-
-    weights: dict[str, Tensor]
-    others: tuple[str, ...]
-
-
-def take_backbone(weights: Mapping[str, Tensor]) -> Split:
-    """Return the ResNet of a detector's weights, by its own names; weights of a ResNet as they are."""
+def take_backbone(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the ResNet in weights, also in those of a detector, and the names of the tensors outside it."""
     inner = {n.removeprefix(BACKBONE): t for n, t in weights.items() if n.startswith(BACKBONE)}
     if inner:
-        return Split(inner, tuple(name for name in weights if not name.startswith(BACKBONE)))
+        return inner, tuple(name for name in weights if not name.startswith(BACKBONE))
     heads = tuple(name for name in weights if name.startswith(HEADS))
-    return Split({name: tensor for name, tensor in weights.items() if name not in heads}, heads)
+    return {name: tensor for name, tensor in weights.items() if name not in heads}, heads
 
 
-class Recognised(NamedTuple):
-    """A ResNet and its like without memory, which has all names and shapes."""
-
-    network: Network
-    skeleton: nn.Module
-
-
-def recognise(weights: Mapping[str, Tensor]) -> Recognised | None:
-    """Return the ResNet that most names are of, whether or not all fit; None if they are of none."""
+def recognise(weights: Mapping[str, Tensor]) -> tuple[Network, nn.Module] | None:
+    """Return the ResNet that most names are of, and that network on the meta device; None for other networks."""
     names = {name for name in weights if not name.endswith(COUNTER)}
     norm = "batch" if any(name.endswith(("running_mean", "running_var")) for name in names) else "group"
-    ends = _find_ends(names)
+    last = any(name.startswith("fc.") for name in names)  # a classifier needs the stage before it
+    ends = ENDS if last else tuple(end for end in ENDS if any(name.startswith(end) for name in names))
     absent = tuple(end for end in ENDS if end not in ends)
     listed = {depth: {n for n in list_names(depth, norm) if not n.startswith(absent)} for depth in DEPTHS}
     depth = min(DEPTHS, key=lambda depth: len(listed[depth] ^ names))
@@ -74,17 +59,4 @@ def recognise(weights: Mapping[str, Tensor]) -> Recognised | None:
         skeleton = build_resnet(depth, num_classes=num_classes, stem=stem, width=width, norm=norm)
     for end in absent:
         delattr(skeleton, end.rstrip("."))
-    return Recognised(Network(depth, width, norm, ends), skeleton)
-
-
-def _find_ends(names: set[str]) -> tuple[str, ...]:
-    """Return which ends there are; a classifier needs the stage before it."""
-    last = any(name.startswith("fc.") for name in names)
-    return ENDS if last else tuple(end for end in ENDS if any(name.startswith(end) for name in names))
-
-
-@cache
-def list_names(depth: int, norm: str) -> frozenset[str]:
-    """Return the names of all tensors of a ResNet but the counters of batches."""
-    with torch.device("meta"):
-        return frozenset(n for n in build_resnet(depth, norm=norm).state_dict() if not n.endswith(COUNTER))
+    return Network(depth, width, norm, ends), skeleton

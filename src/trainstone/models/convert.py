@@ -2,7 +2,7 @@
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,22 +10,16 @@ import torch
 from torch import Tensor
 
 from trainstone.errors import ConfigError, DataError
-from trainstone.models.backbone import COUNTER, Network, recognise, take_backbone
+from trainstone.models.backbone import Network, recognise, take_backbone
 from trainstone.models.mxnet_names import name_in_gluon
 from trainstone.models.pickled import pickle_arrays
-from trainstone.models.resnet import DEPTHS
+from trainstone.models.resnet import COUNTER, DEPTHS
 from trainstone.models.tensorfile import gather_tensors, tensor_pieces, write_pieces
 from trainstone.models.weights import load_weights, read_weights, refuse_not_finite
 from trainstone.text import printable
 
-KINDS = {
-    ".pth": "torch",
-    ".pt": "torch",
-    ".safetensors": "safetensors",
-    ".pickle": "mlperf_ssd",
-    ".pkl": "mlperf_ssd",
-}
-"""What a file is by the end of its name."""
+KINDS = {".pth": "torch", ".pt": "torch", ".safetensors": "safetensors", ".pickle": "mlperf_ssd", ".pkl": "mlperf_ssd"}
+"""Kind of a file by its suffix."""
 GLUON_DEPTHS = (18, 34)
 NO_BATCHES = torch.tensor(0)
 """For counters of batches that a file has not: MLPerf's and torch's before 0.4.1 have none."""
@@ -70,7 +64,7 @@ def convert_weights(source: Path, target: Path) -> Converted:
     refuse_not_finite(weights, where)
     complete = {name: weights.get(name, NO_BATCHES) for name in skeleton.state_dict()}
     kept = _choose_kept(kind, network, complete, where)
-    write_pieces(target, WRITERS[kind](kept))
+    write_pieces(target, _build_pieces(kind, kept))
     parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
     left_out = (*others, *(name for name in weights if name not in kept))
     told = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
@@ -90,22 +84,11 @@ def _choose_kept(kind: str, network: Network, weights: Mapping[str, Tensor], whe
     return {name: tensor for name, tensor in weights.items() if name_in_gluon(name) is not None}
 
 
-def _torch_pieces(weights: Mapping[str, Tensor]) -> Iterable[bytes]:
+def _build_pieces(kind: str, weights: Mapping[str, Tensor]) -> Iterable[bytes]:
+    if kind == "safetensors":
+        return tensor_pieces(gather_tensors(weights), {"format": "pt"})  # "pt" is what others look for
+    if kind == "mlperf_ssd":
+        return [pickle_arrays({str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in weights.items()})]
     memory = io.BytesIO()
     torch.save(OrderedDict(gather_tensors(weights)), memory)
     return [memory.getvalue()]
-
-
-def _safetensors_pieces(weights: Mapping[str, Tensor]) -> Iterable[bytes]:
-    return tensor_pieces(gather_tensors(weights), {"format": "pt"})  # "pt" is what others look for
-
-
-def _gluon_pieces(weights: Mapping[str, Tensor]) -> Iterable[bytes]:
-    return [pickle_arrays({str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in weights.items()})]
-
-
-WRITERS: dict[str, Callable[[Mapping[str, Tensor]], Iterable[bytes]]] = {
-    "torch": _torch_pieces,
-    "safetensors": _safetensors_pieces,
-    "mlperf_ssd": _gluon_pieces,
-}

@@ -6,73 +6,52 @@ Gluon counts the layers of a stage: stage2_conv3_weight. It knows the stem and t
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import TypeVar
+
+from trainstone.models.resnet import list_names
 
 Value = TypeVar("Value")
 
 PREFIX = "ssd0_resnetmlperf0_"
 HEADS = "ssd0_"
-"""What the names of the original's other layers begin with."""
-# Number of a layer in its block, and what it is called there. The shortcut's comes last.
+"""Prefix of the original's other layers."""
+# Number of a layer in its block; the shortcut's is the last.
 _LAYERS = {"conv1": 0, "conv2": 1, "downsample.0": 2, "bn1": 0, "bn2": 1, "downsample.1": 2}
-_CONVS = ("conv1", "conv2", "downsample.0")
-_NORMS = ("bn1", "bn2", "downsample.1")
 _NORM_KINDS = {"weight": "gamma", "bias": "beta", "running_mean": "running_mean", "running_var": "running_var"}
-_OURS = re.compile(r"layer([1-3])\.([0-9]{1,3})\.(conv[12]|bn[12]|downsample\.[01])\.([a-z_]+)")
-_THEIRS = re.compile(
-    r"(?:stage([1-3])_)?(conv|batchnorm)([0-9]{1,3})_(weight|gamma|beta|running_mean|running_var|moving_mean|moving_var)"
-)
+_OURS = re.compile(r"(?:layer([1-3])\.([0-9]{1,3})\.)?(conv[12]|bn[12]|downsample\.[01])\.([a-z_]+)")
 
 
 def name_in_gluon(name: str) -> str | None:
     """Return stage2_conv3_weight for layer2.1.conv1.weight; None for what the original leaves out or does not have."""
-    stem = re.fullmatch(r"(conv|bn)1\.([a-z_]+)", name)
-    if stem:
-        return _add_kind("conv0" if stem[1] == "conv" else "batchnorm0", stem[2])
-    block = _OURS.fullmatch(name)
-    if block is None:
+    found = _OURS.fullmatch(name)
+    if found is None or found[4] not in _NORM_KINDS:
         return None
-    stage, unit, layer, kind = int(block[1]), int(block[2]), block[3], block[4]
+    stage, unit, number = int(found[1] or 0), int(found[2] or 0), _LAYERS[found[3]]
     # Blocks after the first of stages 2 and 3 have the shortcut of the first before them.
-    number = 2 * unit + _LAYERS[layer] + (1 if stage > 1 and unit > 0 else 0)
-    return _add_kind(f"stage{stage}_{'conv' if layer in _CONVS else 'batchnorm'}{number}", kind)
+    number += 2 * unit + (1 if stage > 1 and unit > 0 else 0)
+    prefix = f"stage{stage}_" if stage else ""
+    if found[3] in ("conv1", "conv2", "downsample.0"):
+        return f"{prefix}conv{number}_weight"
+    return f"{prefix}batchnorm{number}_{_NORM_KINDS[found[4]]}"
 
 
-def name_from_gluon(name: str) -> str | None:
-    """Return layer2.1.conv1.weight for stage2_conv3_weight; None for a name of another network."""
-    found = _THEIRS.fullmatch(name.removeprefix(PREFIX))
-    if found is None or (found[2] == "conv") != (found[4] == "weight"):
-        return None
-    number = int(found[3])
-    kinds = {theirs: ours for ours, theirs in _NORM_KINDS.items()}
-    kind = "weight" if found[2] == "conv" else kinds[found[4].replace("moving", "running")]
-    if found[1] is None:
-        return f"{'conv' if found[2] == 'conv' else 'bn'}1.{kind}" if number == 0 else None
-    layers = _CONVS if found[2] == "conv" else _NORMS
-    if found[1] == "1":
-        unit, layer = divmod(number, 2)
-    else:
-        unit, layer = divmod(number - 1, 2) if number > 2 else (0, number)
-    return f"layer{found[1]}.{unit}.{layers[layer]}.{kind}"
+@cache
+def _gluon_names() -> dict[str, str]:
+    """Gluon's name -> ours, of ResNet-34, which has all names of ResNet-18."""
+    return {theirs: ours for ours in list_names(34, "batch") if (theirs := name_in_gluon(ours)) is not None}
 
 
 def rename_from_gluon(weights: Mapping[str, Value]) -> dict[str, Value]:
     """Return weights under our names if they have Gluon's; what has no such name keeps its own. ValueError: a clash."""
-    renamed = {name: name_from_gluon(name) for name in weights}
-    if "conv1.weight" not in renamed.values():
+    known = _gluon_names()
+    plain = {name: name.removeprefix(PREFIX).replace("moving", "running") for name in weights}
+    if "conv0_weight" not in plain.values():
         return dict(weights)
-    made: dict[str, Value] = {}
-    for name, ours in renamed.items():
-        if (ours or name) in made:
-            raise ValueError(f"two tensors that are both {ours or name}")
-        made[ours or name] = weights[name]
-    return made
-
-
-def _add_kind(layer: str, kind: str) -> str | None:
-    if "conv" in layer:
-        return f"{layer}_weight" if kind == "weight" else None
-    return f"{layer}_{_NORM_KINDS[kind]}" if kind in _NORM_KINDS else None
+    renamed = {known.get(plain[name], name): value for name, value in weights.items()}
+    if len(renamed) < len(weights):
+        raise ValueError("two tensors of the same name")
+    return renamed
 
 
 _STEM = {"conv1": "conv0", "bn1": "bn0", "fc": "fc1"}

@@ -4,7 +4,7 @@ is the caller's) and casts no logits (that is the loss's)."""
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 TRUNCATED_NORMAL_STD = 0.87962566103423978  # of N(0, 1) cut at +-2; TensorFlow and Keras divide by it
 WITHIN_TWO = math.erf(math.sqrt(2.0))  # the share of N(0, 1) between -2 and 2
 
+COUNTER = "num_batches_tracked"
 Norm = Callable[[int], nn.Module]
 
 
@@ -195,3 +196,10 @@ def build_trunk(depth: int, *, width: int = 64, norm: str = "batch", last_stride
     if not trunk.conv1.weight.is_meta:
         _initialise(trunk, "normal_fan_out", zero_gamma=False)
     return trunk
+
+
+@cache
+def list_names(depth: int, norm: str) -> frozenset[str]:
+    """Return the names of all tensors of a ResNet except the batch counters."""
+    with torch.device("meta"):
+        return frozenset(n for n in build_resnet(depth, norm=norm).state_dict() if not n.endswith(COUNTER))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.errors import DataError
-from trainstone.models.backbone import ENDS, Network, recognise, take_backbone
+from trainstone.models.backbone import ENDS, recognise, take_backbone
 from trainstone.models.mxnet_names import rename_from_gluon
 from trainstone.models.pickled import read_pickled
 from trainstone.models.tensorfile import FORMAT, gather_tensors, open_document, read_tensors, write_tensors
@@ -31,17 +31,6 @@ LEGACY = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 """A number near the start of what torch.save wrote before 1.6: such a pickle is torch's."""
 PICKLES = (".pickle", ".pkl")
 """Needed for the oldest pickles alone: they begin with anything."""
-# What lies where weights should be, by its first bytes
-OTHERS = {
-    b"\x89PNG": "a PNG picture",
-    b"\xff\xd8\xff": "a JPEG picture",
-    b"\x89HDF": "an HDF5 file",
-    b"\x1f\x8b": "compressed with gzip",
-    b"<": "a web page or XML",
-    b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
-}
-MAX_REASON = 200
-"""Characters of what torch says."""
 THE_MODEL = "the model"
 SAVE_AGAIN = "where it comes from, save the tensors alone: torch.save(model.state_dict(), FILE), or as safetensors"
 
@@ -59,7 +48,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     A backbone by the names of MLPerf's SSD in MXNet gets ours.
     """
-    weights = _read_kind(path, _read_head(path))
+    weights = _read_kind(path)
     if not weights:
         raise DataError(f"{path} holds no tensors")
     try:
@@ -81,8 +70,10 @@ def load_pretrained(module: nn.Module, path: Path) -> Loaded:
     try:
         load_weights(module, fitting, str(path))
     except DataError as err:
-        found = recognise(weights)
-        raise DataError(err.message, hint=_hint_network(found.network) if found else None) from err
+        hint = None
+        if found := recognise(weights):
+            hint = f"the file is of {found[0]}: --set model.depth={found[0].depth} --set model.width={found[0].width}"
+        raise DataError(err.message, hint=hint) from err
     return Loaded(len(fitting), others + spare)
 
 
@@ -105,8 +96,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, *,
     faults = [
         _list_names("missing", missing),
         _list_names("unknown", unknown),
-        _list_names("of another shape", [_contrast(n, weights[n].shape, state[n].shape, of) for n in shapes]),
-        _list_names("of another type", [_contrast(n, weights[n].dtype, state[n].dtype, of) for n in kinds]),
+        _list_names("of another shape", [f"{n} {tuple(weights[n].shape)} for {tuple(state[n].shape)}" for n in shapes]),
+        _list_names("of another type", [f"{n} {weights[n].dtype} for {state[n].dtype}" for n in kinds]),
     ]
     if any(faults):
         found = "; ".join(fault for fault in faults if fault)
@@ -122,33 +113,27 @@ def write_weights(path: Path, model_state: Mapping[str, Tensor], metadata: Mappi
     write_tensors(path, gather_tensors(model_state), {"format": "pt", **metadata})  # "pt" is what others look for
 
 
-def _read_head(path: Path) -> bytes:
+def _read_kind(path: Path) -> dict[str, Tensor]:
+    """Read a file as what its first bytes say it is."""
     try:
-        if not path.exists():
-            raise DataError(f"{path} does not exist")
-        if not path.is_file():
-            raise DataError(f"{path} is no ordinary file; weights are one file")
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise DataError(f"{path} {'is not an ordinary file' if path.exists() else 'does not exist'}")
         with path.open("rb") as file:
             head = file.read(32)
     except OSError as err:
         raise DataError(f"cannot read {path}: {err.strerror or err}") from err
-    if not head:
-        raise DataError(f"{path} is empty")
-    return head
-
-
-def _read_kind(path: Path, head: bytes) -> dict[str, Tensor]:
-    """Read a file as what its first bytes say it is."""
     # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
     is_pickle = head.startswith(b"\x80") and head[8:9] != b"{"
     if head.startswith(ZIP) or (is_pickle and LEGACY in head):
-        return _unwrap(path, _load_torch(path, head))
+        return _unwrap(path, _load_torch(path))
     if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
         return _read_safetensors(path)
-    kind = next((f": it is {kind}" for start, kind in OTHERS.items() if head.startswith(start)), "")
-    if is_pickle or (path.suffix in PICKLES and not kind):
+    if is_pickle or path.suffix in PICKLES:
         return {name: torch.from_numpy(array) for name, array in read_pickled(path).items()}
-    raise DataError(f"{path} holds no weights: neither safetensors, a file of torch.save nor a pickle of arrays{kind}")
+    raise DataError(
+        f"{path} holds no weights: it is neither safetensors, a file of torch.save nor a pickle of arrays "
+        f"(it begins with {head[:12]!r})"
+    )
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -169,32 +154,27 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     return parts[0] | parts[1]
 
 
-def _load_torch(path: Path, head: bytes) -> Any:
-    """Open a file of torch.save as weights alone; whatever else it asks for is refused before it happens."""
+def _load_torch(path: Path) -> Any:
+    """Open a file of torch.save as weights alone; anything else that it asks for is refused before it happens."""
     try:
         if zipfile.is_zipfile(path):
-            _refuse_swollen(path)
-        elif head.startswith(ZIP):
-            raise ValueError("it begins as a zip file, but the list of contents at its end is not there")
+            _check_unpacked(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: the error says enough
             return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
-    except pickle.UnpicklingError as err:
-        raise _explain_pickle(path, str(err)) from err
     except Exception as err:  # a damaged file makes torch raise anything: struct.error, KeyError, ...
-        reason = "it ends too early" if isinstance(err, EOFError) else _first_sentence(str(err)) or type(err).__name__
-        raise DataError(f"{path} is cut off, damaged or no file of torch.save: {reason}") from err
+        wanted = re.search(r"GLOBAL (\S+)", str(err))
+        if wanted and isinstance(err, pickle.UnpicklingError):
+            what = f"holds code, or objects other than tensors: it asks for {printable(wanted[1])[:100]}"
+        else:
+            reason = printable(str(err).strip().partition("\n")[0])[:200] or type(err).__name__
+            what = f"is cut off, damaged or not a file of weights alone: {reason}"
+        raise DataError(f"{path} {what}; it was not opened", hint=SAVE_AGAIN) from err
 
 
-def _first_sentence(text: str) -> str:
-    """Return what goes before the first full stop; one that is too long ends in three."""
-    sentence = printable(re.split(r"\.?\s*\n|\.(?=\s|$)", text.strip(), maxsplit=1)[0])
-    return sentence if len(sentence) <= MAX_REASON else f"{sentence[: MAX_REASON - 3]}..."
-
-
-def _refuse_swollen(path: Path) -> None:
+def _check_unpacked(path: Path) -> None:
     """Refuse a small file that would fill the memory; torch never compresses."""
     with zipfile.ZipFile(path) as archive:
         unpacked_bytes = sum(member.file_size for member in archive.infolist())
@@ -202,14 +182,6 @@ def _refuse_swollen(path: Path) -> None:
         raise DataError(
             f"{path} unpacks to {unpacked_bytes} bytes, more than it has; torch.save does not compress", hint=SAVE_AGAIN
         )
-
-
-def _explain_pickle(path: Path, reason: str) -> DataError:
-    wanted = re.search(r"GLOBAL (\S+)", reason)
-    what = "is damaged, or a pickle that is more than weights"
-    if wanted:
-        what = f"holds code, or objects other than tensors: it asks for {printable(wanted[1])[:100]}"
-    return DataError(f"{path} {what}; it was not opened", hint=SAVE_AGAIN)
 
 
 def _unwrap(path: Path, found: Any) -> dict[str, Tensor]:
@@ -246,11 +218,6 @@ def _strip_prefixes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def _contrast(name: str, of_file: object, of_model: object, model: str) -> str:
-    shown = [str(tuple(each)) if isinstance(each, torch.Size) else str(each) for each in (of_file, of_model)]
-    return f"{name} is {shown[0]}, {model}'s {shown[1]}"
-
-
 def _list_names(what: str, names: Iterable[str]) -> str:
     """Return "7 missing (a, b, c, ...)"; nothing for none."""
     shown = [printable(name)[:200] for name in names]
@@ -258,15 +225,10 @@ def _list_names(what: str, names: Iterable[str]) -> str:
     return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})" if shown else ""
 
 
-def _hint_network(network: Network) -> str:
-    return f"the file is of {network}: --set model.depth={network.depth} --set model.width={network.width}"
-
-
 def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, Tensor]) -> str | None:
-    """Tell how to make the model's last layer like the file's, if that is all that differs."""
+    """Return how to make the model's last layer like the file's, if that is all that differs."""
     last = names[-1].rpartition(".")[0]
-    classes = {weights[name].shape[:1] for name in differing if name.rpartition(".")[0] == last}
-    only_last = all(name.rpartition(".")[0] == last for name in differing)
-    if not only_last or len(classes) != 1 or not (shape := classes.pop()):
+    classes = {weights[name].shape[:1] for name in differing}
+    if any(name.rpartition(".")[0] != last for name in differing) or len(classes) != 1 or not (shape := classes.pop()):
         return None
     return f"--set model.num_classes={shape[0]}"

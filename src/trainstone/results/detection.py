@@ -1,13 +1,10 @@
 """How well boxes are found: COCO's twelve numbers, and what tables and pictures need beside them.
 
 The counting is done by libraries that agree with pycocotools to the last digit.
-hotcoco first: it takes the arrays as they are, and other Python threads run while it evaluates and accumulates. Only
-while it takes over the found boxes, 0.25 s for a million, does it hold the interpreter (benchmarks/coco_eval.py; the
-longest pause of a thread beside it). It uses all cores unless RAYON_NUM_THREADS says how many.
-faster-coco-eval where that is missing: the same numbers, fourteen times slower, and pauses of 3 s for a million boxes.
+hotcoco first: other Python threads run while it evaluates and accumulates (benchmarks/coco_eval.py). It uses all cores
+unless RAYON_NUM_THREADS says how many. faster-coco-eval where that is missing: the same numbers, fourteen times slower.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -31,24 +28,17 @@ MATCH_OVERLAP = 0.5
 MOST_FOUND = 100
 """Found boxes of a picture and class that count, by their score."""
 
-_ALL, _FIFTY, _SEVENTY_FIVE = slice(None), slice(0, 1), slice(5, 6)
+OVERLAPS = {"map50": slice(0, 1), "map75": slice(5, 6)}
+"""Metric -> place among the overlaps 0.5, 0.55 ... 0.95; all others are the mean of all."""
 PRECISIONS = {
-    "map": (_ALL, "all"),
-    "map50": (_FIFTY, "all"),
-    "map75": (_SEVENTY_FIVE, "all"),
-    "map_small": (_ALL, "small"),
-    "map_medium": (_ALL, "medium"),
-    "map_large": (_ALL, "large"),
+    **{"map": "all", "map50": "all", "map75": "all"},
+    **{"map_small": "small", "map_medium": "medium", "map_large": "large"},
 }
-"""Metric -> places among the overlaps 0.5, 0.55 ... 0.95, and the size of the true boxes."""
+"""Metric -> size of the true boxes."""
 MOST_COUNTED = (1, 10, MOST_FOUND)
 RECALLED = {
-    "recall_1": (0, "all"),
-    "recall_10": (1, "all"),
-    "recall_100": (2, "all"),
-    "recall_small": (2, "small"),
-    "recall_medium": (2, "medium"),
-    "recall_large": (2, "large"),
+    **{"recall_1": (0, "all"), "recall_10": (1, "all"), "recall_100": (2, "all")},
+    **{"recall_small": (2, "small"), "recall_medium": (2, "medium"), "recall_large": (2, "large")},
 }
 """Metric -> place in MOST_COUNTED, and the size of the true boxes."""
 METRICS = (*PRECISIONS, *RECALLED)
@@ -80,24 +70,12 @@ class Found:
     score: Numbers
 
 
-@dataclass(frozen=True)
-class ClassScore:
-    """Average precision of a class that has true boxes."""
+class ClassScore(NamedTuple):
+    """Average precision of a class that has true boxes: mean of all overlaps, and at 0.5."""
 
     label: int
     average_precision: float
-    """Mean of the overlaps 0.5, 0.55 ... 0.95."""
     average_precision_50: float
-    num_true: int
-
-
-@dataclass(frozen=True)
-class SizeScore:
-    """How well the true boxes of a size are found; None where there are none."""
-
-    name: str
-    average_precision: float | None
-    recall: float | None
     num_true: int
 
 
@@ -111,7 +89,8 @@ class BoxScores:
     """map50, map75, map -> precision at each of RECALLS, mean of the classes that have true boxes."""
     classes: list[ClassScore]
     """By label."""
-    sizes: list[SizeScore]
+    sizes: dict[str, int]
+    """small, medium, large -> number of true boxes."""
     num_pictures: int
     num_true: int
     """Without crowds."""
@@ -127,11 +106,6 @@ class Counted(NamedTuple):
     """(10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count)."""
     recall: Numbers
     """(10 overlaps, classes, 4 AREAS, 3 numbers of found boxes that count)."""
-
-
-Count = Callable[[Integers, Integers, Numbers, Numbers], Counted]
-"""Numbers of the classes, of the pictures; true boxes (picture, left, top, width, height, class, area, 1 for a crowd);
-found boxes (picture, left, top, width, height, score, class)."""
 
 
 def score_boxes(
@@ -155,23 +129,23 @@ def score_boxes(
             f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored",
             hint="trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count",
         )
-    name, count = choose_evaluator(evaluator)
+    name = evaluator or choose_evaluator()
     asked, good = ~truth.crowd, np.isfinite(found.edges).all(axis=1) & np.isfinite(found.score)
     # Pictures and classes are counted from 1, as some take 0 for none.
     true = (truth.picture + 1, _list_sides(truth.edges), truth.label + 1, truth.area, truth.crowd)
     sides = _list_sides(found.edges[good], int(inclusive_edges))
     seen = (found.picture[good] + 1, sides, found.score[good], found.label[good] + 1)
     rows = (np.column_stack(columns).astype(np.float64) for columns in (true, seen))
-    counted = count(np.arange(num_classes) + 1, pictures + 1, *rows)
+    counted = _count(name, np.arange(num_classes) + 1, pictures + 1, *rows)
     return BoxScores(
         metrics=_list_metrics(counted),
-        curves={metric: _draw_curve(counted, PRECISIONS[metric][0]) for metric in ("map50", "map75", "map")},
+        curves={metric: _draw_curve(counted, metric) for metric in ("map50", "map75", "map")},
         classes=_score_classes(counted, np.bincount(truth.label[asked], minlength=num_classes)),
-        sizes=_score_sizes(counted, truth.area[asked]),
+        sizes=_count_sizes(truth.area[asked]),
         num_pictures=len(pictures),
         num_true=int(asked.sum()),
         num_found=int(good.sum()),
-        evaluator=name,
+        evaluator=f"{name} {version(name)}",
     )
 
 
@@ -182,49 +156,35 @@ def _list_sides(edges: Numbers, added_pixels: int = 0) -> Numbers:
 
 
 def _list_metrics(counted: Counted) -> dict[str, float]:
-    found: dict[str, float | None] = {}
-    for metric, (overlaps, size) in PRECISIONS.items():
-        found[metric] = _average(counted.precision[overlaps, :, :, AREAS[size], -1])
-    for metric, (most, size) in RECALLED.items():
-        found[metric] = _average(counted.recall[:, :, AREAS[size], most])
-    return {metric: value for metric, value in found.items() if value is not None}
+    values = {metric: _precision(counted, metric, size) for metric, size in PRECISIONS.items()}
+    values |= {metric: counted.recall[:, :, AREAS[size], most] for metric, (most, size) in RECALLED.items()}
+    defined = {metric: value[value > -1] for metric, value in values.items()}  # -1: there is no true box
+    return {metric: float(value.mean()) for metric, value in defined.items() if value.size}
 
 
-def _average(values: Numbers) -> float | None:
-    """Return the mean of what is defined; the evaluators say -1 where there is no true box."""
-    defined = values[values > -1]
-    return float(defined.mean()) if defined.size else None
+def _precision(counted: Counted, metric: str, size: str = "all") -> Numbers:
+    """Return the precision at (overlaps, recalls, classes)."""
+    return counted.precision[OVERLAPS.get(metric, slice(None)), :, :, AREAS[size], -1]
 
 
-def _draw_curve(counted: Counted, overlaps: slice) -> Numbers:
-    precision = counted.precision[overlaps, :, :, AREAS["all"], -1]
+def _draw_curve(counted: Counted, metric: str) -> Numbers:
+    precision = _precision(counted, metric)
     has_truth = (precision > -1).all(axis=(0, 1))
     curve: Numbers = precision[:, :, has_truth].mean(axis=(0, 2))
     return curve
 
 
 def _score_classes(counted: Counted, num_true: Integers) -> list[ClassScore]:
-    scores = []
-    for label in np.flatnonzero(num_true):
-        precision = counted.precision[:, :, label, AREAS["all"], -1]
-        scores.append(
-            ClassScore(int(label), float(precision.mean()), float(precision[_FIFTY].mean()), int(num_true[label]))
-        )
-    return scores
-
-
-def _score_sizes(counted: Counted, areas: Numbers) -> list[SizeScore]:
-    metrics = _list_metrics(counted)
-    edges = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, np.inf)}
+    all_overlaps, fifty = (_precision(counted, metric).mean(axis=(0, 1)) for metric in ("map", "map50"))
+    labels = np.flatnonzero(num_true).tolist()
     return [
-        SizeScore(
-            name,
-            metrics.get(f"map_{name}"),
-            metrics.get(f"recall_{name}"),
-            int(((areas >= least) & (areas < most)).sum()),
-        )
-        for name, (least, most) in edges.items()
+        ClassScore(label, float(all_overlaps[label]), float(fifty[label]), int(num_true[label])) for label in labels
     ]
+
+
+def _count_sizes(areas: Numbers) -> dict[str, int]:
+    limits = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, np.inf)}
+    return {name: int(((areas >= least) & (areas < most)).sum()) for name, (least, most) in limits.items()}
 
 
 def match_boxes(truth: Truth, found: Found) -> tuple[Flags, Flags]:
@@ -259,69 +219,41 @@ def _share(box: Numbers, edges: Numbers, crowd: Flags) -> Numbers:
     return shares
 
 
-def choose_evaluator(name: str | None = None) -> tuple[str, Count]:
-    """Return name and version, and the function, of the one asked for or of the first that can be imported."""
-    wanted = EVALUATORS if name is None else {name: EVALUATORS[name]}
-    for package, (module, count) in wanted.items():
+EVALUATORS = {"hotcoco": ("hotcoco", "COCOeval"), "faster-coco-eval": ("faster_coco_eval", "COCOeval_faster")}
+"""Package -> its module and the class that evaluates; the best first."""
+
+
+def choose_evaluator() -> str:
+    """Return the first package of EVALUATORS that can be imported."""
+    for package, (module, _) in EVALUATORS.items():
         try:
             import_module(module)
         except ImportError:
             continue
-        return f"{package} {version(package)}", count
+        return package
     raise MachineError(
-        f"boxes cannot be scored: {' and '.join(wanted)} cannot be imported", hint="pip install " + next(iter(wanted))
+        f"boxes cannot be scored: {' and '.join(EVALUATORS)} cannot be imported", hint="pip install hotcoco"
     )
 
 
-def _count_hotcoco(classes: Integers, pictures: Integers, true: Numbers, found: Numbers) -> Counted:
-    from hotcoco import COCO, COCOeval
-
-    truth = COCO.from_arrays(
-        [{"id": int(picture)} for picture in pictures],
-        [{"id": int(number), "name": str(number)} for number in classes],
-        true[:, 0].astype(np.int64),
-        true[:, 5].astype(np.int64),
-        true[:, 1:5],
-        area=true[:, 6],
-        iscrowd=true[:, 7].astype(np.bool_),
-    )
-    evaluation = COCOeval(truth, truth.load_res(found), "bbox")
-    evaluation.evaluate()
-    evaluation.accumulate()
-    arrays = evaluation.eval
-    assert arrays is not None
-    return Counted(arrays["precision"], arrays["recall"])
-
-
-def _count_faster(classes: Integers, pictures: Integers, true: Numbers, found: Numbers) -> Counted:
-    from faster_coco_eval import COCO, COCOeval_faster
-
+def _count(package: str, classes: Integers, pictures: Integers, true: Numbers, found: Numbers) -> Counted:
+    """Evaluate true boxes (picture, left, top, width, height, class, area, 1 for a crowd) and found boxes (picture,
+    left, top, width, height, score, class)."""
+    module, evaluator = EVALUATORS[package]
+    library = import_module(module)
     annotations = [
-        {
-            "id": place,
-            "image_id": int(row[0]),
-            "category_id": int(row[5]),
-            "bbox": row[1:5],
-            "area": row[6],
-            "iscrowd": int(row[7]),
-        }
+        {"id": place, "image_id": int(row[0]), "category_id": int(row[5]), "bbox": row[1:5]}
+        | {"area": row[6], "iscrowd": int(row[7])}
         for place, row in enumerate(true.tolist(), start=1)
     ]
-    truth = COCO(
+    truth = library.COCO(
         {
             "images": [{"id": int(picture)} for picture in pictures],
             "categories": [{"id": int(number), "name": str(number)} for number in classes],
             "annotations": annotations,
         }
     )
-    evaluation = COCOeval_faster(truth, truth.loadRes(found), "bbox")
+    evaluation = getattr(library, evaluator)(truth, truth.loadRes(found), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
     return Counted(np.asarray(evaluation.eval["precision"]), np.asarray(evaluation.eval["recall"]))
-
-
-EVALUATORS: dict[str, tuple[str, Count]] = {
-    "hotcoco": ("hotcoco", _count_hotcoco),
-    "faster-coco-eval": ("faster_coco_eval", _count_faster),
-}
-"""Package -> its module, and the function; the best first."""

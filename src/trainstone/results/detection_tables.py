@@ -34,12 +34,8 @@ def _tell_twelve(scores: BoxScores) -> QualityTable:
 
 def _name_metric(metric: str) -> str:
     """Return COCO's own name: AP @[ IoU=0.50:0.95 | area=all | maxDets=100 ]."""
-    if metric in PRECISIONS:
-        size, most = PRECISIONS[metric][1], MOST_FOUND
-    else:
-        place, size = RECALLED[metric]
-        most = MOST_COUNTED[place]
-    kind = "AP" if metric in PRECISIONS else "AR"
+    place, size = RECALLED.get(metric) or (2, PRECISIONS[metric])
+    kind, most = "AP" if metric in PRECISIONS else "AR", MOST_COUNTED[place]
     return f"{kind} @[ IoU={_OVERLAPS.get(metric, '0.50:0.95')} | area={size} | maxDets={most} ]"
 
 
@@ -84,7 +80,8 @@ def _tell_classes(scores: BoxScores, class_names: Sequence[str]) -> QualityTable
 
 def _tell_sizes(scores: BoxScores) -> QualityTable:
     rows: list[Row] = [
-        [SIZES[one.name], _round(one.average_precision), _round(one.recall), one.num_true] for one in scores.sizes
+        [SIZES[name], _round(scores.metrics.get(f"map_{name}")), _round(scores.metrics.get(f"recall_{name}")), num_true]
+        for name, num_true in scores.sizes.items()
     ]
     return QualityTable(
         name="ap-by-size",

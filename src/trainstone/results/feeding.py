@@ -116,41 +116,27 @@ def largest_stage(feeding: Feeding) -> Stage | None:
     return max(feeding.stages, key=lambda stage: stage.seconds_per_image, default=None)
 
 
-def is_trained_here(feeding: Feeding) -> bool:
-    """Say whether the cores that feed are those that train."""
-    return feeding.demand is not None and feeding.demand.device == feeding.cpu
-
-
-def count_here(feeding: Feeding) -> str:
-    """Return there are 2 here."""
-    return f"there {'is' if feeding.cores == 1 else 'are'} {feeding.cores:,} here"
-
-
-def describe_target(feeding: Feeding, workload: str = "") -> str:
-    """Return ResNet-50 on 8 x NVIDIA A100, as far as it is known."""
-    demand = feeding.demand
-    if demand is None:
-        return workload
-    name = "this CPU" if is_trained_here(feeding) else demand.device
-    device = f"{demand.devices} x {name}" if name and demand.devices > 1 else name
-    return " on ".join(part for part in (workload, device) if part)
+def describe_demand(feeding: Feeding, demand: Demand, workload: str = "training") -> str:
+    """Return ResNet-50 on 8 x NVIDIA A100 takes 20,000 images/s, which take 34 cores; 2 here do not reach that."""
+    own = demand.device == feeding.cpu  # the cores that load are those that train
+    device = "this CPU" if own else demand.device
+    where = f" on {demand.devices} x {device}" if device and demand.devices > 1 else f" on {device}" if device else ""
+    needed = demand.images_per_second / widest_point(feeding).images_per_second_per_core
+    reached = best_point(feeding).images_per_second >= demand.images_per_second
+    share = f"{format_cores(needed)} cores; {feeding.cores:,} here{', which also train,' if own else ''}"
+    enough = "reach" if reached else "do not reach"
+    return f"{workload}{where} takes {format_rate(demand.images_per_second)} images/s, which take {share} {enough} that"
 
 
 def describe_cores(feeding: Feeding) -> str:
-    """Say what a core feeds, how many the demand takes, and whose rate that is reckoned with."""
-    widest, needed = widest_point(feeding), cores_needed(feeding)
+    """Describe what a core feeds, and how many cores the demand takes."""
+    widest = widest_point(feeding)
     per_core, threads = format_rate(widest.images_per_second_per_core), format_count(widest.threads, "thread")
-    most = ", the most measured: the rate a core usually falls as threads get more" if len(feeding.points) > 1 else ""
-    core = f"A core feeds {per_core} images/s with {threads}{most}."
-    if feeding.demand is None or needed is None:
+    core = f"A core feeds {per_core} images/s with {threads}."
+    if feeding.demand is None:
         return f"{core} A training that takes N images/s needs N / {per_core} cores to feed it."
-    known = ", ".join(part for part in (describe_target(feeding), feeding.demand.how) if part)
-    rate = f"{format_rate(feeding.demand.images_per_second)} images/s ({known})"
-    taken = "of the cores that train" if is_trained_here(feeding) else "cores"
-    reached = best_point(feeding).images_per_second >= feeding.demand.images_per_second
-    if not reached and needed <= feeding.cores:
-        return f"{core} {rate} were not reached with all cores here: the threads wait for something else."
-    return f"{core} So {rate} take {format_cores(needed)} {taken}; {count_here(feeding)}."
+    told = describe_demand(feeding, feeding.demand, f"Training ({feeding.demand.how})")
+    return f"{core} {told}."
 
 
 def describe_spread(point: ThreadPoint) -> str:
@@ -159,23 +145,15 @@ def describe_spread(point: ThreadPoint) -> str:
 
 
 def describe_covers(feeding: Feeding) -> list[str]:
-    """Say what the intervals cover, or why there is none; threads are named where they differ in it."""
-    told = []
-    for covers in dict.fromkeys(point.ci_covers for point in feeding.points):
-        threads = [str(point.threads) for point in feeding.points if point.ci_covers == covers]
-        whose = "" if len(threads) == len(feeding.points) else f"threads {', '.join(threads)}: "
-        told.append(f"{whose}95 % interval {covers}")
-    return told
+    """Describe what the intervals cover, or why there is none."""
+    return list(dict.fromkeys(f"95 % interval {point.ci_covers}" for point in feeding.points))
 
 
 def format_cores(cores: float) -> str:
-    """Return 34, 3.4 or 0.01: rounded up, because that many are needed."""
-    decimals = 0 if cores >= 10 else 1 if cores >= 1 else 2
-    tens = 10**decimals
-    # Without rounding first, 1.1 would become 1.2: it is a little more than eleven tenths
-    return f"{max(1, math.ceil(round(cores * tens, 6))) / tens:,.{decimals}f}"
+    """Return 34 or 3.41, never less than are needed by more than a hundredth."""
+    return f"{math.ceil(cores):,}" if cores >= 10 else f"{max(0.01, cores):.2f}"
 
 
 def format_microseconds(seconds: float) -> str:
-    """Return 1,311, 34.2 or 0.51: microseconds without their unit, to stand in a column."""
+    """Return 1,311, 34.2 or 0.51: microseconds without their unit, for a column."""
     return f"{seconds * 1e6:,.0f}" if seconds >= 99.95e-6 else f"{seconds * 1e6:.3g}"

@@ -171,13 +171,8 @@ def write_data_verdict(feeding: Feeding, workload: str = "") -> str:
         parts.append(f"only {best.cpu_cores:.1f} of {units.format_count(usable, 'core')} busy")
     if stage is not None:
         parts.append(f"{fed.WORK.get(stage.name, stage.name)} takes {units.format_percent(stage.share, 0)} of the time")
-    needed = fed.cores_needed(feeding)
-    if feeding.demand is not None and needed is not None:
-        enough = "enough" if best.images_per_second >= feeding.demand.images_per_second else "not enough"
-        who = fed.describe_target(feeding, workload) or "training"
-        cores = "of the cores that train" if fed.is_trained_here(feeding) else "cores"
-        rate = f"{units.format_rate(feeding.demand.images_per_second)} images/s"
-        parts.append(f"{enough}: {who} takes {rate}, {fed.format_cores(needed)} {cores} ({fed.count_here(feeding)})")
+    if feeding.demand is not None:
+        parts.append(fed.describe_demand(feeding, feeding.demand, workload or "training"))
     return "; ".join(parts)
 
 

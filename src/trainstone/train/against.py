@@ -21,25 +21,16 @@ from trainstone.measure.clock import choose_timer
 from trainstone.measure.devices import choose_device
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema
-from trainstone.results.checks import check_limits, check_throughput, finding
+from trainstone.results.checks import check_throughput, finding
 from trainstone.results.paired import MIN_ROUNDS, ORDER, compare_blocks, gather_findings, write_comparison
 from trainstone.results.progress import Progress
 from trainstone.results.samples import read_samples, summarise
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder, create_run
 from trainstone.results.summary import summarise_steps
-from trainstone.train.conclude import (
-    assess_noise,
-    check_setting,
-    describe_device,
-    describe_memory,
-    tell_interruption,
-    tell_throttling,
-    tell_unmeasured,
-    tell_verdict,
-)
+from trainstone.train import conclude
 from trainstone.train.fit import Fitted, fit_to_machine, free_bytes, needed_bytes
-from trainstone.train.interleave import Arm, Interleaved, Turn, interleave, naming, sum_blocks
+from trainstone.train.interleave import Arm, Interleaving, naming
 from trainstone.train.lifecycle import Lifecycle, record_failure
 from trainstone.train.loop import train_steps
 from trainstone.train.observation import Observed, observe
@@ -78,34 +69,25 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
     folders = create_points(run, fitted)
     with record_failure(folders["A"], life), record_failure(folders["B"], life):
         life.check_stop()
-        done, clock_start = Interleaved(), time.perf_counter()
+        clock_start = time.perf_counter()
         loaders: dict[str, Loader] = {}
         with ExitStack() as files:
             variants = {
                 name: build_variant(name, asked, fitted[name], opened[name], folders[name], files, loaders, clock_start)
                 for name, asked in (("A", a), ("B", b))
             }
-            seen = yield from measure_turns(life, variants, done, clock_start)
-        log.info("steps a block %s, blocks run to their end: %s", done.steps_per_block, done.blocks)
-        contrast(run, variants, done, seen, program_seconds=life.seconds)
+            arms = {name: variant.arm for name, variant in variants.items()}
+            both = Interleaving(arms, fitted["A"].config.measure, lambda: life.signals.received)
+
+            def count_steps() -> int:
+                return sum(variant.recorder.current_step() for variant in variants.values())
+
+            with observe(life, fitted["A"], count_steps, clock_start) as seen:
+                yield from both.run()
+            seen.interrupted = life.signals.received
+        log.info("steps per block %s, blocks run to their end: %s", both.steps_per_block, both.blocks)
+        contrast(run, variants, both, seen, program_seconds=life.seconds)
     return run.result.status
-
-
-def measure_turns(
-    life: Lifecycle, variants: Mapping[str, Variant], done: Interleaved, clock_start: float
-) -> Generator[Progress, None, Observed]:
-    """Run both in turn, one sampler beside them; return what was seen beside the steps."""
-    fitted = variants["A"].fitted
-    arms = {name: variant.arm for name, variant in variants.items()}
-
-    def count_steps() -> int:
-        return sum(variant.recorder.current_step() for variant in variants.values())
-
-    with observe(life, fitted, count_steps, clock_start) as observed:
-        for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.signals.received):
-            yield tell_progress(turn, done)
-    observed.interrupted = life.signals.received
-    return observed
 
 
 def create_points(run: RunFolder, fitted: Mapping[str, Fitted]) -> dict[str, RunFolder]:
@@ -163,112 +145,83 @@ def enter_turn(name: str, config: Config, loaders: Mapping[str, Loader]) -> None
     apply_process_settings(config)
 
 
-def tell_progress(turn: Turn, done: Interleaved) -> Progress:
-    """Return e.g. comparing: B, pair 12."""
-    if turn.round == 0:
-        return Progress("warming up", step=turn.record.step + 1)
-    rate = turn.record.images / turn.record.step_seconds
-    phase = f"comparing: {turn.arm}, pair {len(done.blocks) // 2 + 1}"
-    return Progress(phase, images_per_second=rate, seconds_left=turn.seconds_left)
-
-
 def contrast(
     run: RunFolder,
     variants: Mapping[str, Variant],
-    done: Interleaved,
+    both: Interleaving,
     seen: Observed,
     *,
     program_seconds: float,
 ) -> None:
     """Write the final result of each variant, then the parent's with the comparison."""
-    telemetry = summarise_telemetry(variants, done, seen)
-    throttled = tell_throttling(telemetry)
-    findings = {name: conclude_variant(variant, seen, throttled) for name, variant in variants.items()}
+    telemetry = summarise_telemetry(variants, both, seen)
+    findings = {name: conclude_variant(variant, seen, telemetry) for name, variant in variants.items()}
     fitted = {name: variant.fitted.config for name, variant in variants.items()}
-    labels, blocks = label_pair(fitted["A"], fitted["B"]), done.whole_rounds()
-    arms = {name: variant.arm for name, variant in variants.items()}
-    paired = compare_blocks(*sum_blocks(arms, blocks)) if blocks else None
-    comparison = None
-    if paired is not None:
+    labels, blocks = label_pair(fitted["A"], fitted["B"]), both.whole_rounds()
+    num_rounds = len(blocks) // len(ORDER)
+    comparison, told = None, format_count(num_rounds, "complete round")
+    if blocks:
         runs = {name: f"points/{variant.folder.path.name}" for name, variant in variants.items()}
         asked = {name: variant.asked for name, variant in variants.items()}
+        paired = compare_blocks(*both.sum_blocks(blocks))
         comparison = write_comparison(paired, fitted["A"].name, labels, runs, tell_unasked(asked, fitted))
+    found = gather_findings(findings)
+    if num_rounds < MIN_ROUNDS:
+        few = f"A against B: no interval, not established: {told} {' '.join(ORDER)}, {MIN_ROUNDS} needed"
+        found = [finding("few-steps", few), *found]
+    if seen.interrupted:
+        found.append(finding("interrupted", f"stopped by {seen.interrupted} after {told}"))
     noises = [variant.folder.result.noise for variant in variants.values()]
-    num_rounds = paired.num_rounds if paired else 0
     run.update(
         status="interrupted" if seen.interrupted else "ok",
         comparison=comparison,
         verdict=comparison.verdict if comparison else f"A ({labels['A']}) against B ({labels['B']}): not judged",
         phases=schema.Phases(program_seconds=program_seconds),
-        memory=describe_memory(seen),
+        memory=conclude.describe_memory(seen),
         noise=max((noise for noise in noises if noise is not None), key=lambda noise: noise.grade, default=None),
-        devices=[describe_device(variants["A"].fitted, seen.reader, telemetry)],
-        findings=[
-            *tell_few_rounds(num_rounds),
-            *gather_findings(findings),
-            *tell_unmeasured(seen.reader.unsupported),
-            *tell_stop(seen.interrupted, num_rounds),
-        ],
+        devices=[conclude.describe_device(variants["A"].fitted, seen.reader, telemetry)],
+        findings=found,
     )
 
 
-def conclude_variant(variant: Variant, seen: Observed, throttled: str | None) -> list[schema.Finding]:
-    """Write one variant's result as a run of its own; return what is doubtful about it.
+def conclude_variant(variant: Variant, seen: Observed, telemetry: dict[str, Any]) -> list[schema.Finding]:
+    """Write one variant's result as a run of its own; return its findings.
 
     Utilisation, energy, memory and page faults are of the process and so of both: a variant has none of its own.
     """
     fitted, recorder = variant.fitted, variant.recorder
-    stopped = tell_interruption(seen.interrupted, len(recorder))
+    stopped = conclude.tell_interruption(seen.interrupted, len(recorder))
     if not len(recorder):
         variant.folder.update(status="interrupted", findings=[*fitted.findings, *stopped])
         return list(fitted.findings)
     summary = summarise_steps(recorder.columns(), compiled=fitted.config.engine.compile)
-    noise = assess_noise(seen, summary, throttled)
-    findings = [
-        *fitted.findings,
-        *check_throughput(summary.throughput, summary.step_seconds),
-        *check_limits(schema.Utilisation(), summary.data_share, throttled),
-        *check_setting(fitted, noise, describe_memory(seen)),
-    ]
+    device = conclude.describe_device(fitted, seen.reader, {}, summary)
+    speed = conclude.describe_speed(fitted, summary, telemetry, seen, [device])
+    found = [*fitted.findings, *check_throughput(summary.throughput, summary.step_seconds), *speed["findings"]]
     variant.folder.update(
         status="interrupted" if seen.interrupted else "ok",
         throughput=summary.throughput,
         step_seconds=summary.step_seconds,
         phases=summary.phases,
-        noise=noise,
-        devices=[describe_device(fitted, seen.reader, {}, summary)],
-        findings=[*findings, *stopped],
-        verdict=tell_verdict(fitted, summary, None, noise),
+        noise=speed["noise"],
+        devices=[device],
+        findings=[*found, *stopped],
+        verdict=conclude.tell_verdict(fitted, summary, None, speed["noise"]),
     )
-    return findings
+    return found
 
 
-def summarise_telemetry(variants: Mapping[str, Variant], done: Interleaved, seen: Observed) -> dict[str, Any]:
-    """Sum up the samples from the first block on; a sample a half second cannot tell one arm from the other."""
-    begins, ends = [], []
+def summarise_telemetry(variants: Mapping[str, Variant], both: Interleaving, seen: Observed) -> dict[str, Any]:
+    """Sum up the samples from the first block on; two samples per second cannot tell one arm from the other."""
+    begins, ends = list[float](), list[float]()
     for name, variant in variants.items():
-        if not len(variant.recorder):
-            continue
-        columns = variant.recorder.columns()
-        first = next((block.first_step for block in done.blocks if block.arm == name), 0)
-        begins.append(float(columns["start_seconds"][first]))
-        ends.append(float(columns["start_seconds"][-1] + columns["step_seconds"][-1]))
+        if len(variant.recorder):
+            columns = variant.recorder.columns()
+            first = next((block.first_step for block in both.blocks if block.arm == name), 0)
+            begins.append(float(columns["start_seconds"][first]))
+            ends.append(float(columns["start_seconds"][-1] + columns["step_seconds"][-1]))
     samples = read_samples(seen.telemetry_file)
     return summarise(samples, min(begins, default=0.0), max(ends, default=0.0), meter=seen.reader.meter)
-
-
-def tell_few_rounds(num_rounds: int) -> list[schema.Finding]:
-    """A finding where there is no interval."""
-    if num_rounds >= MIN_ROUNDS:
-        return []
-    rounds = f"{format_count(num_rounds, 'complete round')} {' '.join(ORDER)}, {MIN_ROUNDS} needed"
-    return [finding("few-steps", f"A against B: no interval, not established: {rounds}")]
-
-
-def tell_stop(signal_name: str | None, num_rounds: int) -> list[schema.Finding]:
-    """A finding where somebody stopped the comparison."""
-    told = f"stopped by {signal_name} after {format_count(num_rounds, 'complete round')}"
-    return [finding("interrupted", told)] if signal_name else []
 
 
 def fit_pair(a: Config, b: Config, *, same_recipe: bool, strict: bool) -> dict[str, Fitted]:
@@ -305,7 +258,6 @@ def check_both_fit(first: Fitted, second: Fitted) -> None:
     free = free_bytes(first.device)
     needs = []
     for one, other in ((first, second), (second, first)):
-        assert isinstance(one.config.train.batch_size, int)  # train/fit.py resolved it
         alone = needed_bytes(one.config, one.device, one.config.train.batch_size)
         needs.append(alone + RESIDENT_COPIES * other.work.parameter_bytes)
     if free is not None and max(needs) > free:

@@ -203,15 +203,12 @@ def restore(task: Task, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
         )
     with torch.no_grad():
         for name, tensor in expected.items():
-            if not name.startswith((RANDOM, AVERAGE)):
+            if not name.startswith(RANDOM):
                 tensor.copy_(tensors[name])
-    if task.average:
-        task.average.load(_below(tensors, AVERAGE))
-    random = _below(tensors, RANDOM)
-    if "cpu" in random:
-        torch.set_rng_state(random["cpu"].cpu())
-    if "cuda" in random and task.device.type == "cuda":
-        torch.cuda.set_rng_state(random["cuda"].cpu(), task.device)
+    if f"{RANDOM}cpu" in tensors:
+        torch.set_rng_state(tensors[f"{RANDOM}cpu"].cpu())
+    if f"{RANDOM}cuda" in tensors and task.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors[f"{RANDOM}cuda"].cpu(), task.device)
     task.scale.load(dict(values.get("loss_scale", {})))
     for group, remembered in zip(task.optimizer.param_groups, values.get("optimizer_groups", []), strict=False):
         group.update(remembered)
@@ -222,7 +219,3 @@ def is_finite(model: nn.Module) -> bool:
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     norms = torch._foreach_norm(tensors, float("inf"))
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,6 +1,5 @@
-"""Judges what a run recorded and writes the final result: the last phase of train/run.py."""
+"""Summarise recorded steps into a result: throughput, utilisation, noise, findings, verdict."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,8 @@ from trainstone.measure.flops import roofline_seconds
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader
-from trainstone.results import schema
-from trainstone.results.checks import (
-    DATA_BOUND_SHARE,
-    check_feeding,
-    check_limits,
-    check_machine,
-    check_throughput,
-    finding,
-    tell_feeding,
-)
+from trainstone.results import checks, schema
+from trainstone.results.checks import finding
 from trainstone.results.learning import scale_throughput
 from trainstone.results.samples import HINDRANCES, read_samples, summarise
 from trainstone.results.summary import StepSummary, find_limit, summarise_steps
@@ -35,7 +26,6 @@ from trainstone.train.feeding import Alone, judge_feeding
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.observation import Observed
-from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 DEVICE_WORDS = {"cpu": "CPU", "cuda": "GPU"}
@@ -66,7 +56,7 @@ def conclude(
     summary, telemetry = summarise_own(fitted, recorder, seen, left_out)
     devices = gather_devices(life.world, describe_device(fitted, seen.reader, telemetry, summary))
     status: schema.Status = "interrupted" if seen.interrupted else "ok"
-    if devices is None:
+    if not devices:
         run.update(status=status)
         return
     fed = judge_feeding(fitted.config, loader, alone, summary) if loader and alone else None
@@ -74,7 +64,7 @@ def conclude(
     speed = describe_speed(fitted, summary, telemetry, seen, devices, fed, faults)
     findings = [
         *fitted.findings,
-        *check_throughput(speed["throughput"], summary.step_seconds),
+        *checks.check_throughput(speed["throughput"], summary.step_seconds),
         *speed.pop("findings"),
         *(tell_feeding_left_out(loader, ranks) if run.result.kind == "bench" else ()),
         *tell_interruption(seen.interrupted, len(recorder)),
@@ -101,10 +91,17 @@ def describe_speed(
     page_faults: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """What a result says of the steps of rank 0 and the devices of all ranks, and the findings about it."""
-    throttled = tell_throttling(telemetry)
+    engine, throttled = fitted.config.engine, tell_throttling(telemetry)
     throughput = scale_throughput(summary.throughput, len(devices))
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed) if seen.peaks else None
-    noise, memory = assess_noise(seen, summary, throttled), describe_memory(seen, page_faults)
+    noise = grade_noise(
+        *seen.pressure,
+        step_variation_percent=summary.variation_percent,
+        drifting=summary.drifting,
+        throttled=bool(throttled),
+    )
+    memory = describe_memory(seen, page_faults)
+    cores, unsupported = available_cores().threads, seen.reader.unsupported
     return {
         "throughput": throughput,
         "step_seconds": summary.step_seconds,
@@ -113,22 +110,12 @@ def describe_speed(
         "energy": sum_energy(devices, throughput.images_per_second),
         "noise": noise,
         "findings": [
-            *check_limits(utilisation or schema.Utilisation(), None if fed else summary.data_share, throttled),
-            *(check_feeding(fed, summary.data_share) if fed else ()),
-            *check_setting(fitted, noise, memory),
-            *tell_unmeasured(seen.reader.unsupported),
+            *checks.check_limits(utilisation or schema.Utilisation(), None if fed else summary.data_share, throttled),
+            *(checks.check_feeding(fed, summary.data_share) if fed else ()),
+            *checks.check_machine(noise, memory, keep_memory=engine.keep_memory, threads=engine.threads, cores=cores),
+            *([finding("not-measured", f"telemetry: {'; '.join(unsupported)}")] if unsupported else ()),
         ],
     }
-
-
-def assess_noise(seen: Observed, summary: StepSummary, throttled: str | None) -> Noise:
-    """Grade how quiet the machine was during the steps."""
-    return grade_noise(
-        *seen.pressure,
-        step_variation_percent=summary.variation_percent,
-        drifting=summary.drifting,
-        throttled=bool(throttled),
-    )
 
 
 def summarise_own(
@@ -152,12 +139,10 @@ def describe_memory(seen: Observed, page_faults: NDArray[np.float64] | None = No
     )
 
 
-def gather_devices(world: World, own: schema.Device) -> list[schema.Device] | None:
-    """Return the devices of all ranks on the first; None on others. Alone: this one, which has no rank."""
-    if world.alone:
-        return [own]
+def gather_devices(world: World, own: schema.Device) -> list[schema.Device]:
+    """Return the devices of all ranks on rank 0; none on others."""
     devices = gather(world, {**own.model_dump(mode="json"), "rank": world.rank.number})
-    return None if devices is None else [schema.Device.model_validate(one) for one in devices]
+    return [schema.Device.model_validate(one) for one in devices or ()]
 
 
 def tell_verdict(
@@ -178,7 +163,7 @@ def tell_verdict(
         noise,
         device_kind=DEVICE_WORDS.get(fitted.device.type, "device"),
         precision=fitted.config.train.precision,
-        feeding=tell_feeding(fed, summary.data_share) if fed else "",
+        feeding=checks.tell_feeding(fed, summary.data_share) if fed else "",
         ranks=ranks,
     )
 
@@ -195,7 +180,6 @@ def judge_utilisation(
     work = fitted.work
     compute_seconds, memory_seconds = roofline_seconds(work.ops, peaks.flops, peaks.bytes_per_second)
     batch = fitted.config.train.batch_size
-    assert isinstance(batch, int)  # train/fit.py resolved it
     utilisation = schema.Utilisation(
         mfu=summary.throughput.images_per_second * work.flops / batch / peaks.flops,
         flops_per_image=work.flops // batch,
@@ -207,7 +191,7 @@ def judge_utilisation(
         roofline_memory_seconds=memory_seconds,
     )
     busy = telemetry["util_percent"] if fitted.device.type == "cuda" else None
-    data_bound = fed.data_bound if fed else summary.data_share > DATA_BOUND_SHARE
+    data_bound = fed.data_bound if fed else summary.data_share > checks.DATA_BOUND_SHARE
     limit = find_limit(utilisation, data_bound=data_bound, busy_percent=busy, throttled=throttled)
     return utilisation.model_copy(update={"limit": limit})
 
@@ -223,33 +207,19 @@ def sum_energy(devices: list[schema.Device], images_per_second: float) -> schema
 
 
 def describe_device(
-    fitted: Fitted, reader: Reader, telemetry: Mapping[str, Any], summary: StepSummary | None = None
+    fitted: Fitted, reader: Reader, telemetry: dict[str, Any], summary: StepSummary | None = None
 ) -> schema.Device:
     """This rank's device in `devices[]`; with its speed where it has one of its own."""
-    device = schema.Device(
+    return schema.Device(
         host=name_host(),
         name=name_device(fitted.device),
         label=str(fitted.device),
         telemetry={name: value for name, value in telemetry.items() if value is not None},
         unsupported=reader.unsupported,
+        images_per_second=summary.throughput.images_per_second if summary else None,
+        step_seconds_median=summary.step_seconds.median if summary else None,
+        data_wait_seconds=summary.phases.data_wait_seconds if summary else None,
     )
-    if summary is None:
-        return device
-    return device.model_copy(
-        update={
-            "images_per_second": summary.throughput.images_per_second,
-            "step_seconds_median": summary.step_seconds.median,
-            "data_wait_seconds": summary.phases.data_wait_seconds,
-        }
-    )
-
-
-def check_setting(fitted: Fitted, noise: Noise, memory: schema.Memory) -> list[schema.Finding]:
-    """Findings about the machine as it was set up for this run."""
-    engine = fitted.config.engine
-    assert isinstance(engine.threads, int)  # train/fit.py resolved it
-    cores = available_cores().threads
-    return check_machine(noise, memory, keep_memory=engine.keep_memory, threads=engine.threads, cores=cores)
 
 
 def tell_throttling(telemetry: dict[str, Any]) -> str | None:
@@ -260,31 +230,23 @@ def tell_throttling(telemetry: dict[str, Any]) -> str | None:
     return ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in shares.items() if name in HINDRANCES)
 
 
-def tell_unmeasured(unsupported: list[str]) -> list[schema.Finding]:
-    """One finding for all that telemetry could not read."""
-    return [finding("not-measured", f"telemetry: {'; '.join(unsupported)}")] if unsupported else []
-
-
 def tell_feeding_left_out(loader: Loader | None, ranks: int) -> list[schema.Finding]:
-    """Findings where several ranks were fed with real pictures: what one rank alone would measure, and the damaged."""
+    """Findings where several ranks loaded real images: what only a single rank measures, and damaged images."""
     if ranks == 1 or loader is None:
         return []
-    told = f"with {ranks} ranks real pictures are not held against synthetic ones, nor is the loader timed alone"
+    told = f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
     hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
     return [*tell_skipped(loader), finding("not-measured", told, hint=hint)]
 
 
 def tell_skipped(loader: Loader | None) -> list[schema.Finding]:
-    """A finding where damaged pictures were left out."""
+    """A finding where damaged images were skipped."""
     if loader is None or not loader.skipped:
         return []
-    pictures = format_count(len(loader.bad_pictures), "damaged picture")
-    times = format_count(loader.skipped, "time")
-    return [
-        finding("pictures-skipped", f"{pictures} left out, {times} in all, since the last start; log.txt names them")
-    ]
+    told = f"damaged images skipped since the last start: {len(loader.bad_pictures)}, {loader.skipped} times in all"
+    return [finding("pictures-skipped", f"{told}; log.txt names them")]
 
 
 def tell_interruption(signal_name: str | None, num_steps: int) -> list[schema.Finding]:
-    """A finding where somebody stopped the run."""
+    """A finding where a signal stopped the run."""
     return [finding("interrupted", f"stopped by {signal_name} after {num_steps} steps")] if signal_name else []

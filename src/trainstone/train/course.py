@@ -69,20 +69,6 @@ class Course:
         slow = first or self.seconds_per_step > 2 * record.step_seconds
         self.seconds_per_step += (1.0 if slow else MOVES) * (record.step_seconds - self.seconds_per_step)
 
-    def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Take in an evaluation."""
-        self.history.append(evaluation)
-        self.eval_seconds += evaluation.eval_seconds
-
-    def add_checkpoint(self, seconds: float) -> None:
-        """Take in that a checkpoint was written."""
-        self.checkpoint_seconds += seconds
-        self.saved_at_seconds = self.clock()
-
-    def end(self, *, reached: bool, stopped: bool) -> None:
-        """No step follows."""
-        self.ended, self.reached, self.stopped = True, reached, stopped
-
     def best(self, metric: str) -> Evaluation | None:
         """Return the first of the best evaluations."""
         return max(self.history, key=lambda one: one.metrics[metric], default=None)

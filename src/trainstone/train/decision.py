@@ -7,12 +7,12 @@ Steps are counted as done: after the first there is 1. An epoch ends with the st
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from trainstone.config.learning import CheckpointConfig, EvalConfig, StopConfig
 
 Action = Literal["train", "evaluate", "collect", "checkpoint", "fail", "end"]
-EndReason = Literal["target", "stop", "time", "last step"]
 
 
 def as_written(epochs: float) -> Fraction:
@@ -22,21 +22,32 @@ def as_written(epochs: float) -> Fraction:
 
 @dataclass(frozen=True)
 class Cadence:
-    """The rhythm of one run."""
+    """After which steps a run evaluates, writes a checkpoint and ends."""
 
     pictures: int
-    """An epoch's."""
+    """Images per epoch."""
     global_batch: int
-    """Pictures a step, of all ranks."""
+    """Images per step, of all ranks."""
     eval: EvalConfig
     stop: StopConfig
     checkpoint: CheckpointConfig
 
-    @property
+    @cached_property
     def last_step(self) -> int:
         """Steps after which training ends, target or not."""
         steps = self._steps_for(as_written(self.stop.epochs))
         return min(steps, self.stop.steps or steps)
+
+    @cached_property
+    def evaluations(self) -> list[int]:
+        """Steps that are followed by an evaluation."""
+        last = self.last_step
+        due = {step for step in map(self._steps_for, self._epochs_due) if step <= last}
+        # A run that ends early, or would never be evaluated, is evaluated at its end all the same.
+        whole = last == self._steps_for(as_written(self.stop.epochs))
+        if self.eval.at_end or not (whole and due):
+            due.add(last)
+        return sorted(due)
 
     def epochs_after(self, done: int) -> float:
         """Return the epochs of so many steps, with their fraction."""
@@ -47,64 +58,42 @@ class Cadence:
         return done * self.global_batch // self.pictures
 
     def evaluates_after(self, done: int) -> bool:
-        """Say whether the validation pictures are due after so many steps."""
-        every = self.eval.every_epochs
-        if done >= self.last_step and self._judges_the_end:
-            return True
-        if self.eval.at_epochs:
-            return done in self._listed
-        ended = range(self.whole_epochs_after(done - 1), self.whole_epochs_after(done))
-        return bool(every) and any(epoch % every == self._offset for epoch in ended)
+        """Return whether an evaluation is due after so many steps."""
+        return min(done, self.last_step) in self.evaluations
 
     def next_evaluation(self, epochs: int) -> int:
         """Return the steps of the first evaluation that is due after more than so many whole epochs, or at the end."""
-        dues = [self.last_step]
-        every = self.eval.every_epochs
-        if self.eval.at_epochs:
-            later = [epoch for epoch in map(as_written, self.eval.at_epochs) if epoch > epochs]
-            dues += [self._steps_for(later[0])] if later else []
-        elif every:
-            dues.append(self._steps_for(Fraction(epochs + 1 + (self._offset - epochs) % every)))
-        return min(dues)
-
-    @property
-    def _listed(self) -> list[int]:
-        """Steps that eval.at_epochs end with."""
-        return [self._steps_for(as_written(epoch)) for epoch in self.eval.at_epochs]
-
-    @property
-    def _offset(self) -> int:
-        return self.eval.every_epochs - 1 if self.eval.offset is None else self.eval.offset
-
-    @property
-    def _judges_the_end(self) -> bool:
-        """Always, but for a whole run that was to be judged in its rhythm alone and was."""
-        whole = self.last_step == self._steps_for(as_written(self.stop.epochs))
-        rhythmic = bool(self.eval.every_epochs) and self.whole_epochs_after(self.last_step) > self._offset
-        if self.eval.at_epochs:
-            rhythmic = self._listed[0] <= self.last_step
-        return self.eval.at_end or not (whole and rhythmic)
+        later = (self._steps_for(epoch) for epoch in self._epochs_due if epoch > epochs)
+        return min(next(later, self.last_step), self.last_step)
 
     def checkpoints_after(self, done: int) -> bool:
-        """Say whether a checkpoint is due after so many steps."""
-        by_epochs, by_steps = self.checkpoint.every_epochs, self.checkpoint.every_steps
-        if done == self.last_step or (by_steps and done % by_steps == 0):
-            return True
-        unit = as_written(by_epochs)
-        return bool(unit) and self._parts(done - 1, unit) < self._parts(done, unit)
+        """Return whether a checkpoint is due after so many steps."""
+        return done == self.last_step or done == min(self._next_checkpoints(done - 1), default=None)
 
     def next_event(self, done: int) -> int:
         """Return after how many steps something may be due next: the loop runs until there."""
-        units = [Fraction(1)] + ([as_written(self.checkpoint.every_epochs)] if self.checkpoint.every_epochs else [])
-        ends = [self._steps_for((self._parts(done, unit) + 1) * unit) for unit in units]
-        if self.checkpoint.every_steps:
-            ends.append((done // self.checkpoint.every_steps + 1) * self.checkpoint.every_steps)
-        ends += [step for step in self._listed if step > done][:1]
-        return min(self.last_step, *ends)
+        evaluation = next((step for step in self.evaluations if step > done), self.last_step)
+        return min(self.last_step, evaluation, self._next_end(done, 1.0), *self._next_checkpoints(done))
 
-    def _parts(self, done: int, unit: Fraction) -> int:
-        """How many times `unit` epochs are complete."""
-        return math.floor(Fraction(done * self.global_batch, self.pictures) / unit)
+    @cached_property
+    def _epochs_due(self) -> list[Fraction]:
+        """Epochs that are followed by an evaluation, whether the run ends there or not."""
+        every = self.eval.every_epochs
+        if self.eval.at_epochs or not every:
+            return [as_written(epoch) for epoch in self.eval.at_epochs]
+        offset = every - 1 if self.eval.offset is None else self.eval.offset
+        return [Fraction(epoch) for epoch in range(offset + 1, self.whole_epochs_after(self.last_step) + 1, every)]
+
+    def _next_checkpoints(self, done: int) -> list[int]:
+        """Return the next step that is due by epochs, and the next by steps."""
+        by_epochs, by_steps = self.checkpoint.every_epochs, self.checkpoint.every_steps
+        due = [self._next_end(done, by_epochs)] if by_epochs else []
+        return due + ([(done // by_steps + 1) * by_steps] if by_steps else [])
+
+    def _next_end(self, done: int, epochs: float) -> int:
+        """Return the first step after `done` that completes another so many epochs."""
+        unit = as_written(epochs)
+        return self._steps_for((Fraction(done * self.global_batch, self.pictures) // unit + 1) * unit)
 
     def _steps_for(self, epochs: Fraction) -> int:
         return math.ceil(epochs * self.pictures / self.global_batch)
@@ -142,14 +131,7 @@ class State:
     """Nothing was done since the last checkpoint or since this start."""
 
 
-class Decision(NamedTuple):
-    """The next action, and for the end its reason."""
-
-    action: Action
-    reason: EndReason | None = None
-
-
-def decide(state: State, agreed: Agreed, cadence: Cadence) -> Decision:
+def decide(state: State, agreed: Agreed, cadence: Cadence) -> Action:
     """Return the next action; call it again after each one.
 
     After steps, `agreed` holds what was agreed on during them. After an evaluation the ranks agree again, because it
@@ -157,35 +139,21 @@ def decide(state: State, agreed: Agreed, cadence: Cadence) -> Decision:
     before the first step of the next start.
     """
     if agreed.nan_step:
-        return Decision("fail" if state.pending is None else "collect")
-    reason = find_end(state, agreed, cadence)
-    saves = bool(agreed.checkpoint) or checkpoints_now(state, cadence)
-    evaluates = bool(agreed.time_over) or (state.done > 0 and cadence.evaluates_after(state.done))
+        return "fail" if state.pending is None else "collect"
+    # A target that was reached counts even if a signal came as well.
+    ends = state.reached or bool(agreed.stop or agreed.time_over) or state.done >= cadence.last_step
+    # By schedule, or because this model is or may turn out to be the best.
+    best = cadence.checkpoint.best and (state.is_best or state.pending == state.done)
+    saves = bool(agreed.checkpoint) or best or cadence.checkpoints_after(state.done)
+    evaluates = bool(agreed.time_over) or cadence.evaluates_after(state.done)
     if state.pending is not None:
         epoch_ended = cadence.whole_epochs_after(state.done) > cadence.whole_epochs_after(state.pending)
         # Nothing that comes after an evaluation is saved or evaluated before its scores are known.
-        if reason or (state.pending < state.done and (saves or evaluates or epoch_ended)):
-            return Decision("collect")
+        if ends or (state.pending < state.done and (saves or evaluates or epoch_ended)):
+            return "collect"
     has_scores = state.evaluated or state.pending == state.done
     if evaluates and state.has_validation and not (has_scores or state.reached or agreed.stop):
-        return Decision("evaluate")
-    if not state.saved and (reason or saves):
-        return Decision("checkpoint")
-    return Decision("end", reason) if reason else Decision("train")
-
-
-def find_end(state: State, agreed: Agreed, cadence: Cadence) -> EndReason | None:
-    """Return why the run ends now, or None; a target that was reached counts even if a signal came as well."""
-    if state.reached:
-        return "target"
-    if agreed.stop:
-        return "stop"
-    if agreed.time_over:
-        return "time"
-    return "last step" if state.done >= cadence.last_step else None
-
-
-def checkpoints_now(state: State, cadence: Cadence) -> bool:
-    """Return whether a checkpoint is due by schedule, or because this model is or may turn out to be the best."""
-    best = cadence.checkpoint.best and (state.is_best or state.pending == state.done)
-    return best or cadence.checkpoints_after(state.done)
+        return "evaluate"
+    if not state.saved and (ends or saves):
+        return "checkpoint"
+    return "end" if ends else "train"

@@ -19,7 +19,8 @@ from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
 from trainstone.results.verdicts import write_eval_verdict
-from trainstone.train.distributed import World, gather
+from trainstone.train.conclude import gather_devices
+from trainstone.train.distributed import World
 from trainstone.train.evaluate import Scoring, judge_network, keep_pictures
 from trainstone.train.fit import fit_engine
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
@@ -69,8 +70,8 @@ def open_pictures(config: Config) -> OpenSplit:
     try:
         opened = open_data(config, "val")
     except DataError as err:
-        asks_other_network = err.hint is not None and err.hint.startswith("--set model.num_classes")
-        raise DataError(err.message, hint=DATA_HINT if err.hint is None or asks_other_network else err.hint) from err
+        other_network = err.hint is None or err.hint.startswith("--set model.num_classes")
+        raise DataError(err.message, hint=DATA_HINT if other_network else err.hint) from err
     if opened is None:
         raise ConfigError(f"recipe {config.name} has no pictures to judge by: its data is synthetic", hint=DATA_HINT)
     return opened
@@ -87,10 +88,8 @@ def conclude_eval(
     parameters: int,
 ) -> None:
     """Write the final result; every rank names its device."""
-    device = schema.Device(
-        host=name_host(), name=name_device(world.device), label=str(world.device), rank=world.rank.number
-    )
-    devices = gather(world, device.model_dump(mode="json")) or []
+    device = schema.Device(host=name_host(), name=name_device(world.device), label=str(world.device))
+    devices = gather_devices(world, device)
     evaluation = Evaluation(
         epoch=saved.epoch or 0.0,
         step=saved.step,
@@ -113,7 +112,7 @@ def conclude_eval(
         status="ok",
         quality=quality,
         phases=phases,
-        devices=[schema.Device.model_validate(one) for one in devices],
+        devices=devices,
         findings=[*run.result.findings, *tell_left_out(opened, judged.images, config)],
         verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
     )

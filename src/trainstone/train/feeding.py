@@ -4,7 +4,6 @@ Each is measured half before and half after the run itself, so that a machine th
 """
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.machine.ranks import ALONE
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
+from trainstone.measure.feeding import Turns, split_stages, take_turn
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema, stats
 from trainstone.results.checks import is_data_bound
@@ -46,9 +46,7 @@ class Alone:
     recorder: StepRecorder
     counted: list[int] = field(default_factory=list)
     """Synthetic steps that count."""
-    batch_seconds: list[float] = field(default_factory=list)
-    stages: dict[str, float] = field(default_factory=dict)
-    pictures: int = 0
+    loader: Turns = field(default_factory=lambda: Turns(0))
     next_step: int = 0
     """Where the loader alone goes on: its second half has other pictures."""
     synthetic_seconds: float = 0.0
@@ -96,28 +94,15 @@ def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, signals:
 
 def measure_loader(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
     """Take batches as fast as they come, for a share of the run's time or steps."""
-    config = fitted.config
+    config, measure = fitted.config, fitted.config.measure
     other = config.model_copy(update={"seed": config.seed ^ OTHER_SEED})
-    measure, num_batches = config.measure, count_share(config.measure.iterations, LOADER_SHARE)
-    with closing(
-        WORKLOADS[config.workload].open_training(other, alone.opened, fitted.device, ALONE, alone.next_step)
-    ) as loader:
-        for _ in range(loader.num_slots):  # made while nobody waited
-            next(loader)
-        begin = last = time.perf_counter()
-        for taken in range(1, 2**62):
-            images = len(next(loader)[0])
-            now = time.perf_counter()
-            alone.batch_seconds.append(now - last)
-            yield Progress("loader alone", taken, images / (now - last))
-            last = time.perf_counter()
-            over = taken >= MIN_STEPS and last - begin >= measure.seconds * LOADER_SHARE
-            if signals.received or (over if num_batches is None else taken >= num_batches):
+    open_training = WORKLOADS[config.workload].open_training
+    with closing(open_training(other, alone.opened, fitted.device, ALONE, alone.next_step)) as loader:
+        num_batches = count_share(measure.iterations, LOADER_SHARE)
+        for progress in take_turn(loader, alone.loader, measure.seconds * LOADER_SHARE, num_batches, "loader alone"):
+            yield progress
+            if signals.received:
                 break
-        stages = loader.stages()
-        for name, seconds in stages.seconds.items():
-            alone.stages[name] = alone.stages.get(name, 0.0) + seconds
-        alone.pictures += stages.pictures
         alone.next_step = loader.step
 
 
@@ -128,12 +113,10 @@ def count_share(iterations: int | None, share: float) -> int | None:
 
 def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSummary) -> schema.Loader | None:
     """Return what goes into the result; None where a run was stopped before there was anything."""
-    if not alone.batch_seconds or not alone.counted:
+    if not alone.loader.pictures or not alone.counted:
         return None
     batch = config.train.batch_size
-    assert isinstance(batch, int)  # train/fit.py resolved them
-    assert isinstance(config.loader.threads, int)
-    seconds = np.asarray(alone.batch_seconds)
+    seconds = np.asarray(alone.loader.batch_seconds)
     by_loader = stats.throughput_within(seconds, np.full(len(seconds), float(batch)))
     columns = alone.recorder.columns()
     synthetic_seconds = columns["step_seconds"][alone.counted]
@@ -152,5 +135,5 @@ def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSum
         digest=digest_samples(loader.feed.source),
         skipped=loader.skipped,
         skipped_pictures=len(loader.bad_pictures),
-        stage_seconds_per_image={name: spent / alone.pictures for name, spent in alone.stages.items()},
+        stage_seconds_per_image={stage.name: stage.seconds_per_image for stage in split_stages(alone.loader)},
     )

@@ -68,7 +68,6 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measure
     if asked.train.batch_size != "auto":
         fitted += derive_rate(asked, config, world) if not measured else []
         refuse(fitted, strict=strict)
-    assert isinstance(config.train.batch_size, int)  # fit_batch resolved it
     work = count_step_work(config, config.train.batch_size)
     # What was settled is settled: the configuration repeats this run as it was.
     config = change_section(config, "train", adapt=())
@@ -77,8 +76,6 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measure
 
 def derive_rate(asked: Config, fitted: Config, world: Rank) -> list[Finding]:
     """A finding where a step has other images than the recipe's system has, and the rate follows by its rule."""
-    assert isinstance(asked.train.batch_size, int)
-    assert isinstance(fitted.train.batch_size, int)
     parts = asked.train.accumulate
     geometry = asked.nodes * asked.devices_per_node
     # Without a system a recipe is for any number of ranks.
@@ -227,7 +224,6 @@ def choose_first(config: Config, device: torch.device, *, measured: bool) -> int
         return FIRST_ACCELERATOR_BATCH
     if not measured:
         return CPU_LEARNING_BATCH
-    assert isinstance(config.engine.threads, int)
     return min(MAX_CPU_BATCH, max(2, 2 ** math.floor(math.log2(config.engine.threads))))
 
 
@@ -295,36 +291,31 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
-    """auto: the fastest by trial. A precision asked for is tried too: it may crash here, or crawl."""
-    asked = config.train.precision
+    """auto: the fastest by trial. A requested precision is tried too: it may crash here, or be slower than fp32.
+
+    A recipe that leaves the choice (train.adapt) then takes the fastest as well.
+    """
+    asked, candidates = config.train.precision, candidate_precisions(device)
     if asked == "fp32":
         return config, []
-    candidates = candidate_precisions(device) if asked == "auto" else ["fp32", asked]
-    if candidates == ["fp32"]:
+    if asked == "auto" and candidates == ["fp32"]:
         message = "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
         return change_section(config, "train", precision="fp32"), [finding("precision-chosen", message)]
-    trials = try_precisions(str(device), candidates, threads)
+    trials = try_precisions(str(device), candidates if asked == "auto" else ["fp32", asked], threads)
     if asked == "auto":
         precision = fastest(trials)
-        message = f"took {precision}: {_tell_trials(trials, precision)}"
-        return change_section(config, "train", precision=precision), [finding("precision-chosen", message)]
-    told = _tell_trouble(*trials)
-    if told and "precision" in config.train.adapt:
-        return adapt_precision(config, device, trials, told, threads)
+        found = finding("precision-chosen", f"took {precision}: {_tell_trials(trials, precision)}")
+        return change_section(config, "train", precision=precision), [found]
+    trouble = _tell_trouble(*trials)
+    if trouble and "precision" in config.train.adapt:
+        others = [precision for precision in candidates if precision not in ("fp32", asked)]
+        # Beside fp32 once more: a disturbance then slows both.
+        precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
+        found = finding("engine-adapted", f"{trouble}: took {precision}")
+        return change_section(config, "train", precision=precision), [found]
     if trials[1].seconds is None:
-        raise MachineError(told, hint="--set train.precision=auto")
-    return config, [finding("precision-slow", told)] if told else []
-
-
-def adapt_precision(
-    config: Config, device: torch.device, trials: list[Trial], trouble: str, threads: int
-) -> tuple[Config, list[Finding]]:
-    """Take the fastest precision where the recipe's is none for this device, and leaves the choice."""
-    others = [precision for precision in candidate_precisions(device) if precision not in ("fp32", trials[1].precision)]
-    # Beside fp32 once more: a disturbance then slows both.
-    precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
-    config = change_section(config, "train", precision=precision)
-    return config, [finding("engine-adapted", f"{trouble}: took {precision}")]
+        raise MachineError(trouble, hint="--set train.precision=auto")
+    return config, [finding("precision-slow", trouble)] if trouble else []
 
 
 def _tell_trouble(base: Trial, trial: Trial) -> str:
@@ -338,12 +329,11 @@ def _tell_trouble(base: Trial, trial: Trial) -> str:
 
 def _tell_trials(trials: list[Trial], chosen: str) -> str:
     base = next(trial.seconds for trial in trials if trial.precision == chosen)
-    told = []
-    for trial in trials:
-        if trial.precision == chosen:
-            continue
-        if trial.seconds is None:
-            told.append(f"{trial.precision} fails here ({trial.failure})")
-        elif base:
-            told.append(f"{trial.precision} takes {trial.seconds / base:.2f} times as long")
+    told = [
+        f"{trial.precision} takes {trial.seconds / base:.2f} times as long"
+        if trial.seconds and base
+        else f"{trial.precision} fails here ({trial.failure})"
+        for trial in trials
+        if trial.precision != chosen
+    ]
     return ", ".join(told) + " (short trial)"

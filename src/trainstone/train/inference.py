@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, change_section
 from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import Timer, choose_timer
-from trainstone.measure.flops import Work, count_forward
-from trainstone.measure.peaks import measure_peaks
+from trainstone.measure.flops import Work, count_work
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
@@ -30,7 +29,7 @@ from trainstone.train.conclude import conclude
 from trainstone.train.evaluation import open_pictures
 from trainstone.train.fit import Fitted, fit_engine
 from trainstone.train.lifecycle import Lifecycle
-from trainstone.train.observation import observe, open_recorder
+from trainstone.train.observation import measure_device, observe, open_recorder
 from trainstone.train.precision import autocast
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import provide_for_all
@@ -56,13 +55,13 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
     yield Progress("building the network")
     model = load_network(fitted.config, fitted.device, saved)
     yield Progress("measuring this device's peak")
-    peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+    peaks = measure_device(life, fitted)
     life.check_stop()
     with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
         pact = Pact(life.world, life.signals, learns=False)
         yield from measure_batches(fitted, model, opened, recorder, pact, observed.clock_start)
     yield Progress("measuring this device's peak again")
-    observed.peaks = peaks.best_of(measure_peaks(fitted.device, fitted.config.train.precision))
+    observed.peaks = peaks.best_of(measure_device(life, fitted))
     observed.interrupted = life.signals.received
     title = f"{WORKLOADS[config.workload].title(config)}, inference"
     conclude(life, fitted, recorder, observed, title=title)
@@ -89,13 +88,9 @@ def fit_inference(config: Config) -> Fitted:
     """Resolve every auto; both batch sizes become that of inference, so that all that reads a result sees it."""
     config, device, findings = fit_engine(config)
     batch = choose_eval_batch(config)
-    changes = {
-        "train": config.train.model_copy(update={"batch_size": batch}),
-        "eval": config.eval.model_copy(update={"batch_size": batch}),
-        # What is timed here has neither phases nor an optimiser.
-        "engine": config.engine.model_copy(update={"split_phases": False, "cuda_graphs": False}),
-    }
-    config = config.model_copy(update=changes)
+    config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
+    # What is timed here has neither phases nor an optimiser.
+    config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
     return Fitted(config, device, count_forward_work(config, batch), tuple(findings))
 
 
@@ -110,7 +105,7 @@ def count_forward_work(config: Config, batch_size: int) -> Work:
             with autocast(CPU, config.train.precision):
                 return score(model, images)
 
-        return count_forward(forward)
+        return count_work(forward, backward=False)
 
 
 def measure_batches(

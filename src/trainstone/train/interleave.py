@@ -9,11 +9,10 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.errors import RunError, TrainstoneError
@@ -54,15 +53,14 @@ class Arm:
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     images: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def advance(self) -> StepRecord | None:
-        """Run one step more and return the one that ended; None: the loop is over."""
+    def advance(self) -> StepRecord:
+        """Run one more step and return the one that ended; StopIteration: the loop is over."""
         with naming(self.name):
-            record = next(self.steps, None)
-            if record is not None:
-                self.keep(record)
-                self.seconds.append(record.step_seconds)
-                self.images.append(record.images)
-                check_loss(record)
+            record = next(self.steps)
+            self.keep(record)
+            self.seconds.append(record.step_seconds)
+            self.images.append(record.images)
+            check_loss(record)
         return record
 
 
@@ -74,31 +72,15 @@ class Block(NamedTuple):
     num_steps: int
 
 
-class Turn(NamedTuple):
-    """A step that ended, for whoever shows progress. Round 0 is the warm-up."""
-
-    arm: str
-    round: int
-    record: StepRecord
-    seconds_left: float | None
-
-
-class Plan(NamedTuple):
-    """How the steps are laid out."""
-
-    num_rounds: int
-    """At most."""
-    steps_per_block: dict[str, int]
-    seconds: float
-    """Time after which no round is begun."""
-    num_warm_up_steps: int
-    """Where steps are counted, those before the first round."""
-
-
 @dataclass
-class Interleaved:
-    """The blocks that were run to their end; filled on the way."""
+class Interleaving:
+    """Two arms, A and B, that run in turn; `blocks` are those that were run to their end."""
 
+    arms: Mapping[str, Arm]
+    measure: MeasureConfig
+    stopped: Callable[[], object]
+    """Asked between steps; if it says so, the run ends there."""
+    now: Callable[[], float] = time.perf_counter
     steps_per_block: dict[str, int] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
 
@@ -106,115 +88,98 @@ class Interleaved:
         """Blocks of complete rounds only."""
         return self.blocks[: len(self.blocks) // len(ORDER) * len(ORDER)]
 
+    def sum_blocks(self, blocks: Sequence[Block]) -> tuple[list[float], list[float]]:
+        """Return images and seconds of each block."""
+        parts = [
+            (self.arms[block.arm], slice(block.first_step, block.first_step + block.num_steps)) for block in blocks
+        ]
+        return [sum(arm.images[part]) for arm, part in parts], [sum(arm.seconds[part]) for arm, part in parts]
 
-def interleave(
-    arms: Mapping[str, Arm],
-    measure: MeasureConfig,
-    done: Interleaved,
-    *,
-    stopped: Callable[[], object],
-    now: Callable[[], float] = time.perf_counter,
-) -> Iterator[Turn]:
-    """Warm both up, then run rounds for the time or the steps of `measure`; ends between steps if `stopped` says so."""
-    if not stopped():
-        yield from warm_up(arms, measure, stopped, now)
-    if not stopped():
-        plan = plan_blocks(arms, measure)
-        done.steps_per_block = plan.steps_per_block
-        yield from run_rounds(arms, plan, done, stopped, now)
-    for arm in arms.values():
-        if arm.lag and arm.seconds:  # a lagging clock has not read the last steps yet, nor has the last block its end
-            arm.enter()
-            for _ in range(arm.lag):
-                arm.advance()
+    def run(self) -> Iterator[Progress]:
+        """Warm both up, then run rounds for the time or the steps of `measure`."""
+        if not self.stopped():
+            yield from self._warm_up()
+        if not self.stopped():
+            yield from self._run_rounds()
+        for arm in self.arms.values():
+            if arm.lag and arm.seconds:  # a clock that reads late has not read the last steps yet
+                arm.enter()
+                with suppress(StopIteration):
+                    for _ in range(arm.lag):
+                        arm.advance()
 
-
-def warm_up(
-    arms: Mapping[str, Arm], measure: MeasureConfig, stopped: Callable[[], object], now: Callable[[], float]
-) -> Iterator[Turn]:
-    """Run each arm's first steps, in turn: steps and time enough, or what the rounds leave of a number of steps."""
-    begin = math.inf
-    while True:
-        for name in "BA":  # ends with the arm that a round begins with
-            arm = arms[name]
-            arm.enter()
-            record = arm.advance()
-            assert record is not None  # a warm-up is part of the steps there are
-            yield Turn(arm.name, 0, record, None)
-            if stopped():  # compiling the other one may take minutes
-                return
-        begin = min(begin, now())
-        taken, lag = len(arm.seconds), arm.lag
-        if measure.iterations is not None:
-            over = taken + lag >= plan_iterations(measure.iterations).num_warm_up_steps
-        else:
-            over = taken >= WARM_UP_STEPS and now() - begin >= WARM_UP_SHARE * measure.seconds
-        if over:
-            return
-
-
-def run_rounds(
-    arms: Mapping[str, Arm],
-    plan: Plan,
-    done: Interleaved,
-    stopped: Callable[[], object],
-    now: Callable[[], float],
-) -> Iterator[Turn]:
-    """Run A B B A until the rounds or the time are over; a round that was begun is finished.
-
-    The step after a change of arm belongs to no block: it finds the other one's data in the caches and heaps.
-    """
-    begin, running = now(), "A"
-    for number in range(1, plan.num_rounds + 1):
-        if now() - begin >= plan.seconds:
-            return
-        for name in ORDER:
-            arm, num_steps, num_settling = arms[name], plan.steps_per_block[name], int(name != running)
-            running = name
-            arm.enter()
-            first_step = len(arm.seconds) + arm.lag + num_settling  # lag: steps that were begun in turns before
-            for _ in range(num_settling + num_steps):
-                record = arm.advance()
-                assert record is not None  # the plan asks for no more steps than the loop has
-                left = plan.seconds - (now() - begin)
-                yield Turn(name, number, record, left if math.isfinite(left) else None)
-                if stopped():
+    def _warm_up(self) -> Iterator[Progress]:
+        """Run each arm's first steps, in turn: steps and time enough, or what the rounds leave of a number of steps."""
+        begin = math.inf
+        while True:
+            for name in "BA":  # ends with the arm that a round begins with
+                arm = self.arms[name]
+                arm.enter()
+                yield Progress("warming up", step=arm.advance().step + 1)
+                if self.stopped():  # compiling the other one may take minutes
                     return
-            done.blocks.append(Block(name, first_step, num_steps))
+            begin = min(begin, self.now())
+            if self.measure.iterations is not None:
+                over = len(arm.seconds) + arm.lag >= split_iterations(self.measure.iterations)[2]
+            else:
+                passed = self.now() - begin
+                over = len(arm.seconds) >= WARM_UP_STEPS and passed >= WARM_UP_SHARE * self.measure.seconds
+            if over:
+                return
+
+    def _run_rounds(self) -> Iterator[Progress]:
+        """Run A B B A until the rounds or the time are over; a round that was begun is finished.
+
+        The step after a change of arm belongs to no block: it finds the other one's data in the caches and heaps.
+        """
+        limit = math.inf if self.measure.iterations is not None else self.measure.seconds
+        num_rounds, self.steps_per_block = self.plan_blocks()
+        begin, running = self.now(), "A"
+        for _ in range(num_rounds):
+            if self.now() - begin >= limit:
+                return
+            for name in ORDER:
+                arm, num_steps, num_settling = self.arms[name], self.steps_per_block[name], int(name != running)
+                running = name
+                arm.enter()
+                first_step = len(arm.seconds) + arm.lag + num_settling  # lag: steps that were begun in turns before
+                for _ in range(num_settling + num_steps):
+                    record = arm.advance()
+                    left = limit - (self.now() - begin)
+                    yield Progress(
+                        f"comparing: {name}, pair {len(self.blocks) // 2 + 1}",
+                        images_per_second=record.images / record.step_seconds,
+                        seconds_left=left if math.isfinite(left) else None,
+                    )
+                    if self.stopped():
+                        return
+                self.blocks.append(Block(name, first_step, num_steps))
+
+    def plan_blocks(self) -> tuple[int, dict[str, int]]:
+        """Return the rounds, at most, and the steps of each arm's blocks, so that blocks of both take the same time.
+
+        A block takes its share of the budget, but at least the slower arm's step. Arms of the same configuration get
+        the same number of steps, whatever their warm-up was like.
+        """
+        if self.measure.iterations is not None:
+            num_rounds, num_steps, _ = split_iterations(self.measure.iterations)
+            return num_rounds, dict.fromkeys("AB", num_steps)
+        step_seconds = {arm.name: statistics.median(arm.seconds[1:] or arm.seconds) for arm in self.arms.values()}
+        if self.arms["A"].config == self.arms["B"].config:
+            step_seconds = dict.fromkeys(step_seconds, min(step_seconds.values()))
+        block_seconds = max(self.measure.seconds / (len(ORDER) * MAX_ROUNDS), *step_seconds.values())
+        return MAX_ROUNDS, {name: max(1, round(block_seconds / seconds)) for name, seconds in step_seconds.items()}
 
 
-def plan_blocks(arms: Mapping[str, Arm], measure: MeasureConfig) -> Plan:
-    """Choose the steps of a block from the warm-up, so that the blocks of both arms take the same time.
-
-    A block takes its share of the budget, but at least the slower arm's step. Arms of the same configuration get the
-    same number of steps, whatever their warm-up was like.
-    """
-    if measure.iterations is not None:
-        return plan_iterations(measure.iterations)
-    step_seconds = {arm.name: statistics.median(arm.seconds[1:] or arm.seconds) for arm in arms.values()}
-    if arms["A"].config == arms["B"].config:
-        step_seconds = dict.fromkeys(step_seconds, min(step_seconds.values()))
-    block_seconds = max(measure.seconds / (len(ORDER) * MAX_ROUNDS), *step_seconds.values())
-    steps = {name: max(1, round(block_seconds / seconds)) for name, seconds in step_seconds.items()}
-    return Plan(MAX_ROUNDS, steps, measure.seconds, 0)
-
-
-def plan_iterations(iterations: int) -> Plan:
-    """Lay out a number of steps an arm: as many whole rounds as they give after the warm-up, which takes the rest.
+def split_iterations(iterations: int) -> tuple[int, int, int]:
+    """Return rounds, steps per block and steps of warm-up of so many steps per arm: whole rounds, the rest warms up.
 
     A round has two blocks of each arm, and one step of each that follows a change.
     """
     spare = max(0, iterations - WARM_UP_STEPS)
     num_steps = max(1, math.ceil((spare / MAX_ROUNDS - 1) / 2))
     num_rounds = spare // (2 * num_steps + 1)
-    num_warm_up_steps = iterations - (2 * num_steps + 1) * num_rounds
-    return Plan(num_rounds, dict.fromkeys("AB", num_steps), math.inf, num_warm_up_steps)
-
-
-def sum_blocks(arms: Mapping[str, Arm], blocks: Sequence[Block]) -> tuple[list[float], list[float]]:
-    """Return images and seconds of each block."""
-    spans = [(arms[block.arm], slice(block.first_step, block.first_step + block.num_steps)) for block in blocks]
-    return [sum(arm.images[span]) for arm, span in spans], [sum(arm.seconds[span]) for arm, span in spans]
+    return num_rounds, num_steps, iterations - (2 * num_steps + 1) * num_rounds
 
 
 @contextmanager
@@ -229,50 +194,30 @@ def naming(arm: str) -> Iterator[None]:
         raise type(known)(f"{arm}: {known.message}", hint=known.hint) from err
 
 
-@dataclass
-class SameTwice:
-    """What an A/A test gave; filled while it runs."""
-
-    config: Config | None = None
-    steps_per_block: int = 0
-    block_seconds: dict[str, list[float]] = field(default_factory=lambda: {"A": [], "B": []})
-    floor: stats.NoiseFloor | None = None
-    interrupted: str | None = None
-
-
-def run_same_twice(life: Lifecycle, outcome: SameTwice) -> Generator[Progress, None, Status]:
-    """Train two equal models in turn, block by block, for the recipe's seconds; fills `outcome`."""
+def run_same_twice(life: Lifecycle, outcome: dict[str, Any]) -> Generator[Progress, None, Status]:
+    """Train two equal models in turn, block by block, for the recipe's seconds; fills what --json prints."""
     config = life.config
     yield Progress("fitting the recipe to this machine")
     fitted = fit_to_machine(settle_classes(config, None), strict=False)
-    outcome.config = fitted.config
     timer = choose_timer(fitted.device)
     arms = {}
     for name in "AB":
         steps = train_steps(build_task(fitted.config, fitted.device), timer, num_steps=config.measure.iterations)
         enter = partial(apply_process_settings, fitted.config)
         arms[name] = Arm(name, fitted.config, steps, lag=timer.lag, enter=enter)
-    done = Interleaved()
-    yield Progress("warming up")
-    for turn in interleave(arms, fitted.config.measure, done, stopped=lambda: life.signals.received):
-        if turn.round:
-            yield Progress("same thing twice", step=len(done.blocks) + 1, seconds_left=turn.seconds_left)
-    outcome.interrupted = life.signals.received
-    outcome.steps_per_block = done.steps_per_block.get("A", 0)
-    for block, seconds in zip(done.blocks, sum_blocks(arms, done.blocks)[1], strict=True):
-        outcome.block_seconds[block.arm].append(seconds)
-    judge(outcome)
-    return "interrupted" if outcome.interrupted else "ok"
-
-
-def judge(outcome: SameTwice) -> None:
-    """Turn the blocks into a noise floor."""
-    pairs = list(zip(outcome.block_seconds["A"], outcome.block_seconds["B"], strict=False))
+    both = Interleaving(arms, fitted.config.measure, lambda: life.signals.received)
+    yield from both.run()
+    block_seconds: dict[str, list[float]] = {"A": [], "B": []}
+    for block, seconds in zip(both.blocks, both.sum_blocks(both.blocks)[1], strict=True):
+        block_seconds[block.arm].append(seconds)
+    pairs = list(zip(block_seconds["A"], block_seconds["B"], strict=False))
     if len(pairs) < MIN_PAIRS:
-        if outcome.interrupted:
-            raise KeyboardInterrupt(outcome.interrupted)
+        if life.signals.received:
+            raise KeyboardInterrupt(life.signals.received)
         raise RunError(
             f"only {len(pairs)} pairs of blocks in the time; {MIN_PAIRS} are needed for a noise floor",
             hint="give more time: --seconds 120",
         )
-    outcome.floor = stats.minimum_detectable([log(b / a) for a, b in pairs])
+    outcome |= asdict(stats.minimum_detectable([math.log(b / a) for a, b in pairs]))
+    outcome |= {"steps_per_block": both.steps_per_block["A"], "block_seconds": block_seconds}
+    return "interrupted" if life.signals.received else "ok"

@@ -24,15 +24,7 @@ from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder
-from trainstone.train.checkpoint import (
-    is_finite,
-    keep_best,
-    list_checkpoints,
-    prune,
-    take_tensors,
-    take_values,
-    write_checkpoint,
-)
+from trainstone.train import checkpoint
 from trainstone.train.course import Course
 from trainstone.train.decision import Agreed, Cadence, State, decide
 from trainstone.train.distributed import Agreement, World, average_buffers, barrier
@@ -71,14 +63,24 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
     """Train from where the course is to the end; the course then holds how it ended."""
     timer, agreed, saved = choose_timer(setting.task.device), Agreed(), True
     while not course.ended:
-        decision = decide(read_state(setting, course, saved=saved), agreed, setting.cadence)
-        match decision.action:
+        state = State(
+            done=course.done,
+            has_validation=setting.validation is not None,
+            evaluated=course.judged_now,
+            is_best=course.is_best_now,
+            pending=setting.scoring.step,
+            reached=course.has_reached(setting.config.eval.target),
+            saved=saved,
+        )
+        match action := decide(state, agreed, setting.cadence):
             case "train":
                 agreed = yield from run_steps(setting, course, timer)
                 share_statistics(setting)
             case "evaluate":
                 yield from run_evaluation(setting, course)
-                agreed = agree_now(setting, course, agreed)
+                agreement = Agreement(setting.world, len(Agreed._fields))
+                agreement.post(list_requests(setting, course, None))
+                agreed = merge(agreed, agreement)
             case "collect":
                 take_scores(setting, course)
             case "checkpoint":
@@ -88,21 +90,8 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
                 raise diverged(setting, agreed.nan_step - 1)
             case "end":
                 barrier(setting.world)  # every rank's steps are in its file
-                course.end(reached=decision.reason == "target", stopped=bool(agreed.stop))
-        saved = decision.action == "checkpoint"
-
-
-def read_state(setting: Setting, course: Course, *, saved: bool) -> State:
-    """Return what the next decision depends on."""
-    return State(
-        done=course.done,
-        has_validation=setting.validation is not None,
-        evaluated=course.judged_now,
-        is_best=course.is_best_now,
-        pending=setting.scoring.step,
-        reached=course.has_reached(setting.config.eval.target),
-        saved=saved,
-    )
+                course.ended, course.reached, course.stopped = True, state.reached, bool(agreed.stop)
+        saved = action == "checkpoint"
 
 
 def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progress, None, Agreed]:
@@ -126,13 +115,6 @@ def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progr
         agreed = merge(agreed, agreement)
         agreement.post(list_requests(setting, course, record))
         yield tell_progress(setting, course, record)
-    return merge(agreed, agreement)
-
-
-def agree_now(setting: Setting, course: Course, agreed: Agreed) -> Agreed:
-    """Add what the ranks agree on between two steps."""
-    agreement = Agreement(setting.world, len(Agreed._fields))
-    agreement.post(list_requests(setting, course, None))
     return merge(agreed, agreement)
 
 
@@ -164,7 +146,7 @@ def list_requests(setting: Setting, course: Course, record: StepRecord | None) -
 def save(setting: Setting, course: Course) -> None:
     """Write a checkpoint, the best one too where this is it; the first rank does it for all."""
     began = time.perf_counter()
-    if not is_finite(setting.task.plain):
+    if not checkpoint.is_finite(setting.task.plain):
         raise diverged(setting, course.done - 1)
     # A resumed run sets a step file aside that lacks steps of its checkpoint: they are written first, on every rank.
     for sink in setting.sinks:
@@ -176,22 +158,24 @@ def save(setting: Setting, course: Course) -> None:
         setting.checkpoints.mkdir(exist_ok=True)
         document = {
             **course.document(),
-            **take_values(setting.task),
+            **checkpoint.take_values(setting.task),
             "run_id": setting.run.result.run_id,
             "config": setting.config.model_dump(mode="json", exclude_none=True),
         }
-        write_checkpoint(setting.checkpoints, course.done, document, take_tensors(setting.task))
+        tensors = checkpoint.take_tensors(setting.task)
+        checkpoint.write_checkpoint(setting.checkpoints, course.done, document, tensors)
         if setting.config.checkpoint.best and course.is_best_now:
-            keep_best(setting.checkpoints, course.done)
-        prune(setting.checkpoints, setting.config.checkpoint.keep)
-    course.add_checkpoint(time.perf_counter() - began)
+            checkpoint.keep_best(setting.checkpoints, course.done)
+        checkpoint.prune(setting.checkpoints, setting.config.checkpoint.keep)
+    course.checkpoint_seconds += time.perf_counter() - began
+    course.saved_at_seconds = course.clock()
 
 
 def diverged(setting: Setting, step: int) -> RunError:
     """Say where it went wrong, with what, and from where to go on."""
     scale = setting.task.scale.value
     scaled = f", loss scale {scale:g}" if scale is not None else ""
-    saved = [path for path in list_checkpoints(setting.checkpoints) if path.exists()]
+    saved = [path for path in checkpoint.list_checkpoints(setting.checkpoints) if path.exists()]
     rate = setting.task.rate(step)
     good = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint yet"
     lower = f"--set optimizer.learning_rate={setting.config.optimizer.learning_rate / 4:g}"
@@ -255,7 +239,8 @@ def take_scores(setting: Setting, course: Course) -> None:
         metrics=scored.metrics,
         images=scored.images,
     )
-    course.add_evaluation(evaluation)
+    course.history.append(evaluation)
+    course.eval_seconds += evaluation.eval_seconds
     for sink in setting.sinks:
         sink.evaluation(evaluation)
     told = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
@@ -263,5 +248,5 @@ def take_scores(setting: Setting, course: Course) -> None:
     if course.best(metric) is evaluation:
         course.tables, course.shown = scored.tables, keep_pictures(setting.run.path, scored)
         if setting.config.checkpoint.best and step < course.done and setting.world.rank.number == 0:
-            keep_best(setting.checkpoints, step)
+            checkpoint.keep_best(setting.checkpoints, step)
     setting.run.update(quality=course.quality(setting.config.eval), phases=course.phases())

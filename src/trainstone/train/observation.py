@@ -10,7 +10,7 @@ from pathlib import Path
 from trainstone.files import sync_path
 from trainstone.machine.health import Pressure, read_pressure
 from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
-from trainstone.measure.peaks import Peaks
+from trainstone.measure.peaks import Peaks, measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader, Telemetry
 from trainstone.train.distributed import World, barrier, gather
@@ -53,26 +53,27 @@ def observe(
     barrier(life.world)  # so that the clocks of all ranks' files begin together
     start = time.perf_counter() if clock_start is None else clock_start
     before = read_pressure(pids=own)
-    with sample_device(life, fitted, current_step, start) as telemetry:
+    # Ranks that share a CPU have a file each, and so have those that call their own device the first.
+    same_name = fitted.device.type == "cpu" or fitted.device.index == 0
+    suffix = f"-rank{life.rank.number:04d}" if same_name and life.rank.number else ""
+    with Telemetry(
+        life.run.path,
+        device_label=str(fitted.device).replace(":", "") + suffix,
+        reader=choose_reader(fitted.device),
+        current_step=current_step,
+        interval_seconds=fitted.config.measure.telemetry_seconds,
+        started=start,
+    ) as telemetry:
         observed = Observed(start, telemetry.path, telemetry.reader, (before, before))
         yield observed
     observed.pressure = before, read_pressure(pids=own)
     observed.peak_bytes = peak_device_bytes(fitted.device), peak_host_bytes()
 
 
-def sample_device(life: Lifecycle, fitted: Fitted, current_step: Callable[[], int], clock_start: float) -> Telemetry:
-    """Return the sampler of this rank's device."""
-    # Ranks that share a CPU have a file each, and so have those that call their own device the first.
-    same_name = fitted.device.type == "cpu" or fitted.device.index == 0
-    suffix = f"-rank{life.rank.number:04d}" if same_name and life.rank.number else ""
-    return Telemetry(
-        life.run.path,
-        device_label=str(fitted.device).replace(":", "") + suffix,
-        reader=choose_reader(fitted.device),
-        current_step=current_step,
-        interval_seconds=fitted.config.measure.telemetry_seconds,
-        started=clock_start,
-    )
+def measure_device(life: Lifecycle, fitted: Fitted) -> Peaks:
+    """Measure what this rank's device can do at most, while all ranks do."""
+    barrier(life.world)
+    return measure_peaks(fitted.device, fitted.config.train.precision)
 
 
 def find_own_processes(world: World) -> set[int]:

@@ -5,7 +5,7 @@ The steps before and after tell what recording costs. Every rank records itself;
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainstone.data.splits import OpenSplit
 from trainstone.errors import MachineError
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.flops import CallCounter, Op, list_ops
-from trainstone.measure.peaks import Peaks, measure_peaks
+from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import Capture, OuterCapture, Window
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.checks import finding
@@ -33,14 +32,14 @@ from trainstone.results.timeline import analyse_trace
 from trainstone.results.verdicts import write_profile_verdict
 from trainstone.train.conclude import conclude
 from trainstone.train.distributed import barrier
-from trainstone.train.fit import Fitted, fit_to_machine
+from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import observe, open_recorder
-from trainstone.train.start import agree_on_fit, build_shared, provide_for_all
+from trainstone.train.observation import measure_device, observe, open_recorder
+from trainstone.train.start import settle_gradients, start_measurement
 from trainstone.train.stopping import Pact
-from trainstone.train.task import Task, open_data, settle_classes
-from trainstone.units import format_count, format_percent
+from trainstone.train.task import Task, build_task
+from trainstone.units import format_percent
 from trainstone.workloads.registry import WORKLOADS
 
 TRACE_NAME = "trace/rank{:04d}.json.gz"
@@ -73,49 +72,32 @@ def run_profile(
 
     `cores`: an ncu run of the same configuration will follow.
     """
-    yield from life.join()
-    config, run, world = life.config, life.run, life.world
-    yield from provide_for_all(config, life)
-    opened = open_data(config)
-    yield Progress("fitting the recipe to this machine")
-    life.check_stop()
-    fitted = agree_on_fit(fit_to_machine(settle_classes(config, opened), strict=strict, world=life.rank), world)
+    fitted, opened = yield from start_measurement(life, strict=strict)
+    run, world = life.run, life.world
     if cores and fitted.device.type != "cuda":
         raise MachineError(
             f"--cores reads the counters of an NVIDIA device by ncu; this run is on {fitted.device.type}",
             hint="leave --cores out: compute utilisation and roofline need no such counters",
         )
-    run.write_config(fitted.config)
-    run.update(findings=list(fitted.findings))
-    yield from profile_and_judge(life, fitted, opened, start, iterations)
-    return run.result.status
-
-
-def profile_and_judge(
-    life: Lifecycle, fitted: Fitted, opened: OpenSplit | None, start: int | None, iterations: int
-) -> Iterator[Progress]:
-    """Measure the peak, record the steps, the peak again; the first rank judges its own trace and writes."""
-    config, device, run, world = fitted.config, fitted.device, life.run, life.world
     yield Progress("measuring this device's peak")
-    barrier(world)
-    peaks = measure_peaks(device, config.train.precision)
+    peaks = measure_device(life, fitted)
     life.check_stop()
-    with ExitStack() as files:
+    with closing(build_task(fitted.config, fitted.device, opened, world=world)) as task:
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
-            task = files.enter_context(closing(build_shared(fitted, opened, world)))
+            settle_gradients(task, fitted.config)
             pact = Pact(world, life.signals)
             recorded = yield from record_window(task, fitted, run.path, recorder, pact, start, iterations)
         yield Progress("measuring this device's peak again")
-        barrier(world)
-        observed.peaks = peaks.best_of(measure_peaks(device, config.train.precision))
+        observed.peaks = peaks.best_of(measure_device(life, fitted))
         yield Progress("reading the trace")
         if world.rank.number == 0:
             run.update(timeline=judge_profile(recorder, recorded, observed.peaks, run.path))
         observed.interrupted = life.find_stop()
         left_out = range(recorded.window.begin, recorded.window.end)
         conclude(life, fitted, recorder, observed, loader=task.loader, left_out=left_out)
-        if world.rank.number == 0:
-            mark_as_profile(run, fitted, recorded)
+    if world.rank.number == 0:
+        mark_as_profile(run, fitted, recorded)
+    return run.result.status
 
 
 def record_window(
@@ -246,12 +228,9 @@ def judge_profile(recorder: StepRecorder, recorded: Recorded, peaks: Peaks, fold
 
 
 def judge_overhead(step_seconds: NDArray[np.float64], window: Window) -> Overhead:
-    """Hold the recorded steps against those before, from where they are steady, and after."""
-    before, profiled, after = (
-        step_seconds[find_steady(step_seconds[: window.begin]).from_step : window.begin],
-        step_seconds[window.first : window.end],
-        step_seconds[window.end :],
-    )
+    """Compare the recorded steps with those before, from where they are steady, and after."""
+    before = step_seconds[find_steady(step_seconds[: window.begin]).from_step : window.begin]
+    profiled, after = step_seconds[window.first : window.end], step_seconds[window.end :]
     plain = spread(np.concatenate([before, after]))
     median = float(np.median(profiled))
     return Overhead(
@@ -265,25 +244,24 @@ def judge_overhead(step_seconds: NDArray[np.float64], window: Window) -> Overhea
 
 
 def mark_as_profile(run: RunFolder, fitted: Fitted, recorded: Recorded) -> None:
-    """Say what the run is, and that its speed is nobody's yardstick."""
+    """Add the finding and the verdict of a profile: its speed is not that of a bench."""
     timeline, window = run.result.timeline, recorded.window
     # That there are too few steps for an interval is no news here.
     findings = [found for found in run.result.findings if found.code != "few-steps"]
     title = WORKLOADS[fitted.config.workload].title(fitted.config)
     verdict = write_profile_verdict(title, timeline) if timeline else run.result.verdict
-    run.update(findings=[tell_profiled(timeline, window), *findings], verdict=verdict)
+    run.update(findings=[describe_profiled(timeline, window), *findings], verdict=verdict)
 
 
-def tell_profiled(timeline: Timeline | None, window: Window) -> Finding:
+def describe_profiled(timeline: Timeline | None, window: Window) -> Finding:
     """The finding of every profile."""
-    several = window.end - window.first > 1
-    which = f"steps {window.first} to {window.end - 1} were" if several else f"step {window.first} was"
+    which = f"steps {window.first} to {window.end - 1}"
     if timeline is None or timeline.overhead is None:
-        return finding("profiled", f"{which} given to an outer profiler (cudaProfilerStart to Stop)")
+        return finding("profiled", f"{which} were given to an outer profiler (cudaProfilerStart to Stop)")
     cost = timeline.overhead
     longer = f"{format_percent(abs(cost.share))} {'longer' if cost.share >= 0 else 'shorter'}"
-    others = f"than {format_count(cost.plain_steps, 'step')} of this run without it"
-    told = f"{which} profiled: each took {longer} {others}, which scatter by {format_percent(cost.noise)}"
+    others = f"than {cost.plain_steps} steps of this run without it"
+    told = f"{which} were profiled: each took {longer} {others}, which scatter by {format_percent(cost.noise)}"
     if cost.share <= max(MUCH_OVERHEAD, cost.noise):
         return finding("profiled", told)
     overstated = "what takes little time each, small operators and Python, has a larger share here than without"

@@ -18,9 +18,7 @@ import numpy as np
 
 from trainstone.config.learning import ParallelConfig
 from trainstone.config.schema import MeasureConfig
-from trainstone.data.splits import OpenSplit
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.peaks import measure_peaks
 from trainstone.measure.profiler import ProfilerRange
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.sink import Sink, watch
@@ -28,17 +26,14 @@ from trainstone.results.paired import ORDER, judge_exchange
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Communication, Status
 from trainstone.train.conclude import conclude
-from trainstone.train.distributed import COMPRESSED, World, barrier, broadcast_dict, gather
+from trainstone.train.distributed import COMPRESSED, World, broadcast_dict, gather
 from trainstone.train.feeding import measure_after, measure_before, open_alone
-from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import observe, open_recorder, sync_steps
-from trainstone.train.original.facts import Facts
-from trainstone.train.original.writers import list_writers
-from trainstone.train.start import agree_on_fit, build_shared, find_seats, provide_for_all
+from trainstone.train.observation import measure_device, observe, open_recorder, sync_steps
+from trainstone.train.start import open_originals, settle_gradients, start_measurement
 from trainstone.train.stopping import Pact, record_steps
-from trainstone.train.task import IMAGENET_PICTURES, Task, open_data, settle_classes
+from trainstone.train.task import IMAGENET_PICTURES, Task, build_task
 
 # Steps of a block; the first does not count: it waits for ranks that came later out of a block without exchange.
 BLOCK_STEPS = 3
@@ -51,74 +46,41 @@ MOST_SECONDS = 60.0
 
 def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Status]:
     """Measure training speed; every rank runs this, rank 0 writes the result. Yields progress to show."""
-    yield from life.join()
-    config, run, world = life.config, life.run, life.world
-    if config.data.source != "synthetic":
-        yield Progress("opening the data set")
-        yield from provide_for_all(config, life)
-    opened = open_data(config)
-    config = settle_classes(config, opened)
-    yield Progress("fitting the recipe to this machine")
-    life.check_stop()
-    fitted = agree_on_fit(fit_to_machine(config, strict=strict, world=life.rank), world)
-    run.write_config(fitted.config)
-    run.update(findings=list(fitted.findings))
-    with ExitStack() as files:
-        yield from measure_and_judge(life, fitted, opened, files)
-    return run.result.status
-
-
-def measure_and_judge(
-    life: Lifecycle, fitted: Fitted, opened: OpenSplit | None, files: ExitStack
-) -> Iterator[Progress]:
-    """Measure the peak, the steps, what feeding and exchange cost, the peak again; then write the result."""
-    config, device, run, world = fitted.config, fitted.device, life.run, life.world
+    fitted, opened = yield from start_measurement(life, strict=strict)
+    config, run, world = fitted.config, life.run, life.world
     yield Progress("measuring this device's peak")
-    life.check_stop()  # all begin at once: that is how they compute
-    peaks = measure_peaks(device, config.train.precision)
     life.check_stop()
-    alone = open_alone(opened, run.path, config, files) if opened and world.alone else None
-    if alone:
-        yield from measure_before(fitted, alone, life.signals)
-        life.check_stop()
-    with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
-        task = files.enter_context(closing(build_shared(fitted, opened, world)))
-        originals = [files.enter_context(sink) for sink in open_originals(life, fitted, task, observed.clock_start)]
-        yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
-    sync_steps(life, recorder)
-    communication = yield from measure_exchange(task, config.parallel, recorder, life)
-    if alone and not life.signals.received:
-        yield from measure_after(task, fitted, alone, life.signals)
-    yield Progress("measuring this device's peak again")
-    barrier(world)
-    observed.peaks = peaks.best_of(measure_peaks(device, config.train.precision))
-    observed.interrupted = life.find_stop()
-    conclude(life, fitted, recorder, observed, loader=task.loader, alone=alone, communication=communication)
-    for sink in originals:
-        sink.finish(run.result.status)
+    peaks = measure_device(life, fitted)
+    life.check_stop()
+    with ExitStack() as files:
+        alone = open_alone(opened, run.path, config, files) if opened and world.alone else None
+        if alone:
+            yield from measure_before(fitted, alone, life.signals)
+            life.check_stop()
+        with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
+            task = files.enter_context(closing(build_task(config, fitted.device, opened, world=world)))
+            settle_gradients(task, config)
+            facts = {
+                "kind": "bench",
+                "global_batch": task.images_per_step * world.rank.world,
+                "train_pictures": task.loader.order.epoch_pictures if task.loader else IMAGENET_PICTURES,
+                "began": time.time() - (time.perf_counter() - observed.clock_start),
+                "steps": limit_steps(task, config.measure),
+            }
+            originals = [files.enter_context(sink) for sink in open_originals(life, fitted, **facts)]
+            yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
+        sync_steps(life, recorder)
+        communication = yield from measure_exchange(task, config.parallel, recorder, life)
+        if alone and not life.signals.received:
+            yield from measure_after(task, fitted, alone, life.signals)
+        yield Progress("measuring this device's peak again")
+        observed.peaks = peaks.best_of(measure_device(life, fitted))
+        observed.interrupted = life.find_stop()
+        conclude(life, fitted, recorder, observed, loader=task.loader, alone=alone, communication=communication)
+        for sink in originals:
+            sink.finish(run.result.status)
     run.update()  # which lists files
-
-
-def open_originals(life: Lifecycle, fitted: Fitted, task: Task, clock_start: float) -> Iterator[Sink]:
-    """Open the files that the recipe's original wrote of a bench, on rank 0."""
-    world = life.world
-    seats, measure = find_seats(world), fitted.config.measure
-    if world.rank.number:
-        return iter(())
-    return list_writers(
-        Facts(
-            kind="bench",
-            config=fitted.config,
-            folder=life.run.path,
-            ranks=world.rank.world,
-            global_batch=task.images_per_step * world.rank.world,
-            train_pictures=task.loader.order.epoch_pictures if task.loader else IMAGENET_PICTURES,
-            began=time.time() - (time.perf_counter() - clock_start),
-            steps=limit_steps(task, measure),
-            device=seats[0].device if seats else fitted.device.index or 0,
-            seats=seats,
-        )
-    )
+    return run.result.status
 
 
 def measure_steps(

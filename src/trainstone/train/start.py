@@ -1,18 +1,20 @@
 """What happens before the first step of a training run: ranks agree, data is there, a checkpoint is taken up."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Rank
+from trainstone.measure.sink import Sink
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
@@ -20,12 +22,22 @@ from trainstone.results.store import RunFolder
 from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read_checkpoint, restore, set_aside
 from trainstone.train.course import Course
 from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
-from trainstone.train.fit import Fitted
+from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.lifecycle import Lifecycle
-from trainstone.train.original.facts import Seat
+from trainstone.train.original.facts import Facts, Seat
+from trainstone.train.original.writers import list_writers
 from trainstone.train.schedule import check_rate, peak_rate
-from trainstone.train.task import Task, build_task, count_parameters, find_data, open_data, order_pictures, provide_data
+from trainstone.train.task import (
+    Task,
+    build_task,
+    count_parameters,
+    find_data,
+    open_data,
+    order_pictures,
+    provide_data,
+    settle_classes,
+)
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
@@ -101,9 +113,40 @@ def agree_on(config: Config, world: World, *keys: str) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update=told)})
 
 
-def agree_on_fit(fitted: Fitted, world: World) -> Fitted:
-    """Let all ranks train with the batch and the precision that the first one found."""
-    return replace(fitted, config=agree_on(fitted.config, world, "batch_size", "precision"))
+def fit_all(
+    life: Lifecycle, config: Config, *, strict: bool, measured: bool = True
+) -> Generator[Progress, None, Fitted]:
+    """Fit the recipe to this machine; all ranks take the batch and the precision that rank 0 found."""
+    yield Progress("fitting the recipe to this machine")
+    life.check_stop()
+    fitted = fit_to_machine(config, strict=strict, world=life.rank, measured=measured)
+    return replace(fitted, config=agree_on(fitted.config, life.world, "batch_size", "precision"))
+
+
+def start_measurement(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, tuple[Fitted, OpenSplit | None]]:
+    """Join the other ranks, open the data and fit the recipe: how bench and profile begin."""
+    yield from life.join()
+    config = life.config
+    if config.data.source != "synthetic":
+        yield Progress("opening the data set")
+    yield from provide_for_all(config, life)
+    opened = open_data(config)
+    fitted = yield from fit_all(life, settle_classes(config, opened), strict=strict)
+    life.run.write_config(fitted.config)
+    life.run.update(findings=list(fitted.findings))
+    return fitted, opened
+
+
+def open_originals(life: Lifecycle, fitted: Fitted, **facts: Any) -> Iterator[Sink]:
+    """Open the files that the recipe's original wrote, on rank 0. All ranks must call this."""
+    seats, rank = find_seats(life.world), life.rank
+    if rank.number:
+        return iter(())
+    device = seats[0].device if seats else fitted.device.index or 0
+    folder = life.run.path
+    return list_writers(
+        Facts(config=fitted.config, folder=folder, ranks=rank.world, device=device, seats=seats, **facts)
+    )
 
 
 def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[schema.Finding]]:
@@ -127,7 +170,6 @@ def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[sc
 def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Checkpoint | None, starts: int) -> Course:
     """Start the run's clock, or let it go on."""
     train, training = config.train, pictures.training
-    assert isinstance(train.batch_size, int)  # train/fit.py resolved it
     order = order_pictures(config, len(training.source), rank)
     course = Course(config.eval.metric, order.epoch_pictures, order.global_batch * train.accumulate, starts=starts)
     course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures if split}
@@ -170,20 +212,13 @@ def start_task(
     course.parameters = count_parameters(task.plain)
     if checkpoint:
         restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
-    settle_exchange(task, config, world)
+    settle_gradients(task, config)
     return task
 
 
-def build_shared(fitted: Fitted, opened: OpenSplit | None, world: World) -> Task:
-    """Build what is measured; of several ranks each has its share of the images, and gradients are averaged."""
-    task = build_task(fitted.config, fitted.device, opened, world=world)
-    settle_exchange(task, fitted.config, world)
-    return task
-
-
-def settle_exchange(task: Task, config: Config, world: World) -> None:
-    """Before the first step: let gradients come into the order that they are exchanged in from then on."""
-    if world.alone:
+def settle_gradients(task: Task, config: Config) -> None:
+    """Before the first step of several ranks: bring gradients into the order that they are all-reduced in."""
+    if not isinstance(task.model, DistributedDataParallel):
         return
     batch = WORKLOADS[config.workload].empty_batch(config, task.images_per_step // task.accumulate)
     on_device = tuple(torch.zeros_like(tensor, device=task.device) for tensor in batch)

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 STEP_SECONDS = 0.5
 """On the run's clock between two points of a curve; steps between are averaged, so that it costs nothing."""
-"""MLflow: how long the end waits for what is still to be sent."""
 MOST_PARAMS, LONGEST_PARAM = 100, 6000
 """MLflow's limits of a request. https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch"""
 QUEUE_LOGGER = "mlflow.utils.async_logging.async_logging_queue"
@@ -141,7 +140,7 @@ class Mlflow(Tracker):
                     operation.wait()  # bounded by the retries and time-outs that open_mlflow sets
                 self._client.set_terminated(self._run_id, ENDS.get(self._status, "FINISHED"))
         except Exception as err:  # noqa: BLE001  stores are plug-ins and raise what they like
-            log.warning("MLflow was not told the end of the run: %s", tell_error(err))
+            log.warning("MLflow was not told the end of the run: %s", describe_error(err))
         finally:
             logging.getLogger(QUEUE_LOGGER).removeFilter(self._report_lost)
 
@@ -149,7 +148,7 @@ class Mlflow(Tracker):
         """Turn MLflow's line for every request that fails into one warning; nothing is sent from then on."""
         if not self._broken:
             self._broken = True
-            log.warning("MLflow takes no more points, training goes on: %s", tell_error(record.getMessage()))
+            log.warning("MLflow takes no more points, training goes on: %s", describe_error(record.getMessage()))
         return False
 
 
@@ -166,12 +165,9 @@ def open_trackers(
 
 def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) -> Mlflow:
     """Go on with the run that the file names, or begin one and name it there."""
-    # A benchmark tells nobody of itself, and an absent server is told in seconds instead of minutes
-    for name, value in (
-        ("DISABLE_TELEMETRY", "true"),
-        ("HTTP_REQUEST_MAX_RETRIES", "2"),
-        ("HTTP_REQUEST_TIMEOUT", "10"),
-    ):
+    # No usage statistics; and a server that is not there is reported in seconds instead of minutes.
+    settings = {"DISABLE_TELEMETRY": "true", "HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_TIMEOUT": "10"}
+    for name, value in settings.items():
         os.environ.setdefault(f"MLFLOW_{name}", value)
     try:
         mlflow = import_module("mlflow")
@@ -181,31 +177,24 @@ def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) 
         client = mlflow.MlflowClient(tracking_uri=uri)
         run_id = find_run(client, file) or begin_run(client, run_name, params)
     except Exception as err:  # stores are plug-ins and raise what they like
-        message = f"MLflow at {hide_password(uri)} cannot be used: {tell_error(err)}"
-        raise MachineError(
-            message, hint="tracking.mlflow is e.g. sqlite:///mlflow.db or http://localhost:5000"
-        ) from err
+        message = f"MLflow at {hide_password(uri)} cannot be used: {describe_error(err)}"
+        hint = "tracking.mlflow is e.g. sqlite:///mlflow.db or http://localhost:5000"
+        raise MachineError(message, hint=hint) from err
     write_atomically(file, dump_json({"mlflow_run_id": run_id}))
     return Mlflow(client, run_id)
 
 
 def find_run(client: Any, file: Path) -> str | None:
-    """Return the run of an earlier start, going on again; None where there is none, or it is not there any more."""
+    """Set the run of an earlier start to running and return it; None: there is none, or it was removed."""
     try:
-        run_id = json.loads(file.read_text(encoding="utf-8"))["mlflow_run_id"]
+        run_id = str(json.loads(file.read_text(encoding="utf-8"))["mlflow_run_id"])
+        client.update_run(run_id, status="RUNNING")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as err:
-        log.warning("%s is not readable, MLflow gets a new run: %s", file, err)
+    except (OSError, ValueError, KeyError, TypeError, import_module("mlflow.exceptions").MlflowException) as err:
+        log.warning("%s names no MLflow run that can be resumed, a new one is started: %s", file, describe_error(err))
         return None
-    try:
-        client.update_run(str(run_id), status="RUNNING")
-    except import_module("mlflow.exceptions").MlflowException as err:
-        if err.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        log.warning("MLflow does not know run %s any more, it gets a new one", run_id)
-        return None
-    return str(run_id)
+    return run_id
 
 
 def begin_run(client: Any, run_name: str, params: Mapping[str, str]) -> str:
@@ -221,10 +210,9 @@ def begin_run(client: Any, run_name: str, params: Mapping[str, str]) -> str:
     return run_id
 
 
-def tell_error(err: object) -> str:
+def describe_error(err: object) -> str:
     """Return the first line of an error, not too long and without a password."""
-    lines = str(err).strip().splitlines() or [type(err).__name__]
-    return hide_password(lines[0])[:300]
+    return hide_password(str(err).strip().partition("\n")[0])[:300]
 
 
 def hide_password(text: str) -> str:

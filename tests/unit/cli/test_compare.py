@@ -41,11 +41,6 @@ def test_limits_that_are_no_ratio(limit):
         check_limit(limit)
 
 
-@pytest.mark.parametrize("limit", [None, 0.5, 0.95, 1.05, 20.0])
-def test_limits_that_are(limit):
-    check_limit(limit)
-
-
 def test_a_percentage_is_set_right():
     with pytest.raises(ConfigError) as caught:
         check_limit(95.0)

@@ -1,13 +1,12 @@
 """What `trainstone data` prints: sets that were made, what was found bad, what a set is; names are never obeyed."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from hostile import EVIL, EVIL_NAME, hidden
 from small_sets import CLASSES, JPEGS, Listed, to_classify, to_detect
-from trainstone.cli.dataset import SHOWN_BAD, count_classes, print_findings, tell_dataset, tell_manifest
+from trainstone.cli.dataset import SHOWN_BAD, print_findings, tell_dataset, tell_manifest
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
 from trainstone.data.sample import DataSet, Sample, Split
@@ -51,18 +50,6 @@ def test_what_was_mended_and_left_out_is_told(capsys):
     assert lines[-2] == "          and 7 more: manifest.json names them"
 
 
-def test_a_manifest_as_json(capsys):
-    tell_manifest(make_manifest(), Path("set"), as_json=True, worked=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told["path"] == "set"
-    assert Manifest.model_validate_json(json.dumps(told["manifest"])) == make_manifest()
-
-
-@pytest.mark.parametrize(("number", "told"), [(0, "0 classes"), (1, "1 class"), (1000, "1,000 classes")])
-def test_classes_are_counted(number: int, told: str):
-    assert count_classes(number) == told
-
-
 BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg", None, Span(0, 0), "y.jpg", "empty")]
 
 
@@ -100,20 +87,6 @@ BAD = [Bad("set/x.rec", 3, Span(70, 9), "a/1.jpg", "truncated"), Bad("set/y.jpg"
 def test_findings(capsys, findings: Findings, lines: list[str]):
     print_findings(Path("a set"), "WebDataset", findings, as_json=False)
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_findings_as_json(capsys):
-    print_findings(Path("set"), "RecordIO", Findings(2, 9, BAD, [Path("x.idx")]), as_json=True)
-    assert json.loads(capsys.readouterr().out) == {
-        "path": "set",
-        "records": 2,
-        "bytes": 9,
-        "bad": [
-            {"file": "set/x.rec", "record": 3, "byte": 70, "name": "a/1.jpg", "why": "truncated"},
-            {"file": "set/y.jpg", "record": None, "byte": 0, "name": "y.jpg", "why": "empty"},
-        ],
-        "stale_indexes": ["x.idx"],
-    }
 
 
 def test_names_are_not_obeyed(capsys):
@@ -157,8 +130,3 @@ def test_labels_that_no_class_has_are_told(capsys):
     out = capsys.readouterr().out
     assert "1 labels that no class has" in out
     assert "1 without a class" in out
-
-
-def test_an_empty_set(capsys):
-    tell_dataset(summarise(DataSet("classify", "x", (), [Split("train", Listed([]))]), "set"), None)
-    assert "0 pictures" in capsys.readouterr().out

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from made_learning import make_evaluations, make_quality, make_training, write_training
-from trainstone.cli.summary import draw_evaluations, print_result, training_rows
+from made_learning import make_quality, make_training, write_training
+from trainstone.cli.summary import print_result, training_rows
 from trainstone.results.schema import Result
 
 
@@ -23,29 +23,10 @@ def test_a_training_tells_quality_target_epochs_and_time():
     }
 
 
-def test_a_bench_has_no_such_rows():
-    assert tell(make_training(quality=make_quality()).model_copy(update={"quality": None})) == {}
-
-
 def test_what_is_not_there_is_not_told():
     quality = make_quality(history=[], target=None, seconds_to_target=None, starts=3)
     result = make_training(status="interrupted", quality=quality).model_copy(update={"phases": None})
     assert tell(result) == {"epochs": "0.4, in 3 starts"}
-
-
-def test_a_missed_target_is_told():
-    quality = make_quality(history=make_evaluations((0.5,)), seconds_to_target=None)
-    told = tell(make_training(quality=quality, status="target_missed"))
-    assert told["target"] == "90 % top-1, not reached"
-    assert "over epochs" not in told
-
-
-def test_the_sparkline_fits_and_needs_no_unicode():
-    many = make_quality(history=make_evaluations(tuple(n / 200 for n in range(200))))
-    drawn = draw_evaluations(many, 20, "ascii")
-    assert drawn is not None
-    assert drawn.plain.startswith("...:")
-    assert len(drawn.plain.split("  ")[0]) == 20
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

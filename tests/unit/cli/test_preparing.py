@@ -7,9 +7,7 @@ import typer
 
 from small_sets import make_set
 from trainstone.cli.preparing import (
-    count_workers,
     interruptible,
-    make_treatment,
     parse_shards,
     parse_size,
     refuse_inside,
@@ -17,7 +15,7 @@ from trainstone.cli.preparing import (
     tell_made,
 )
 from trainstone.data.generated.source import generate
-from trainstone.data.plan import Treatment, make_plan
+from trainstone.data.plan import make_plan
 from trainstone.errors import ConfigError
 
 
@@ -64,17 +62,6 @@ def test_a_target_inside_the_source_is_refused(tmp_path: Path, target: str):
 @pytest.mark.parametrize("target", ["target", "source2", "."])
 def test_a_target_beside_the_source_is_not(tmp_path: Path, target: str):
     refuse_inside(tmp_path / "source", tmp_path / target)
-
-
-def test_what_is_done_with_pictures():
-    assert make_treatment(None, None, no_repair=False, on_bad="error") == Treatment()
-    wished = make_treatment(256, 90, no_repair=True, on_bad="skip")
-    assert wished == Treatment(repair=False, resize=256, quality=90, skip_bad=True)
-
-
-def test_as_many_threads_as_asked_or_as_cores():
-    assert count_workers(3) == 3
-    assert count_workers(None) >= 1
 
 
 def test_ctrl_c_ends_without_a_traceback(capsys):

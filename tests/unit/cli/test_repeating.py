@@ -8,12 +8,8 @@ from made_repeated import make_child, write_repeated
 from made_results import write_run
 from trainstone.cli.eval import refuse_repeated
 from trainstone.cli.repeating import plan_runs, tell_commands
-from trainstone.cli.train import tell_end
-from trainstone.config.learning import StopConfig
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError, DataError
-from trainstone.results.sides import find_runs
-from trainstone.results.store import read_result
 
 CONFIG = load_config("demo-classify", settings=["seed=5"])
 
@@ -50,11 +46,6 @@ def test_ranks_do_not_each_start_their_own(monkeypatch):
         plan_runs(CONFIG, None, 2, strict=False, changed=False)
 
 
-def test_what_is_over_is_said_so(tmp_path: Path):
-    path = write_repeated(tmp_path, (40.0, 41.0))
-    assert tell_end(read_result(path), StopConfig()) == "all of its 2 runs have; --runs N begins new ones"
-
-
 def test_eval_asks_for_one_of_them(tmp_path: Path):
     path = write_repeated(tmp_path, (40.0, 41.0, None))
     with pytest.raises(DataError, match="holds 3 runs, each with its own weights") as caught:
@@ -62,9 +53,3 @@ def test_eval_asks_for_one_of_them(tmp_path: Path):
     assert caught.value.hint == f"give one; the best of them is {path}/points/run-8"
     refuse_repeated(path / "points" / "run-7")
     refuse_repeated(tmp_path / "nothing")
-
-
-def test_compare_takes_the_runs_apart(tmp_path: Path):
-    runs, left_out = find_runs([write_repeated(tmp_path, (40.0, 41.0, None))])
-    assert [run.folder.name for run in runs] == ["run-7", "run-8", "run-9"]
-    assert left_out == []

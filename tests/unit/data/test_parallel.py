@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from command import LIMIT
 from trainstone.data.parallel import WAITING_PER_WORKER, map_in_order, open_pool
 from trainstone.errors import DataError, MachineError
 
@@ -20,7 +21,7 @@ def test_results_come_in_the_order_of_tasks(workers: int):
 
     def wait_for_the_next(number: int) -> int:
         if number + 1 < workers:
-            gates[number + 1].wait(10)
+            gates[number + 1].wait(LIMIT)
         if number < workers:
             gates[number].set()
         return number
@@ -59,23 +60,6 @@ def test_an_error_comes_in_its_place_and_ends_the_work():
         done.extend(map_in_order(work, range(1000), pool))
     assert done == [0, 1, 2, 3, 4]
     assert max(began) <= 5 + WAITING_PER_WORKER * 2
-
-
-def test_an_error_of_the_tasks_themselves_ends_the_work():
-    def tasks() -> Iterator[int]:
-        yield 1
-        raise DataError("no more tasks")
-
-    with pytest.raises(DataError, match="no more tasks"), open_pool(2) as pool:
-        list(map_in_order(double, tasks(), pool))
-
-
-def test_who_stops_asking_leaves_nothing_running():
-    with open_pool(1) as pool:
-        results = map_in_order(double, range(100), pool)
-        assert next(results) == 0
-        results.close()  # type: ignore[attr-defined]
-    assert pool.executor._shutdown  # type: ignore[attr-defined]
 
 
 def test_a_process_that_dies_is_one_message():

@@ -76,7 +76,7 @@ def test_a_bug_keeps_its_code_and_the_log_has_its_traceback(tmp_path: Path):
 def test_engines_own_trouble_in_its_own_words(tmp_path: Path):
     err = find_cause(tmp_path, SLOTS, "mpi", 1)
     assert isinstance(err, LaunchError)
-    assert "not enough slots available in the system to satisfy the 5 slots" in err.message
+    assert "not enough slots" in err.message
     assert "oversubscribe" in str(err.hint)
     told = find_cause(tmp_path, "error: no such thing\n       at all\nhint:  do it\n", "mpi", 3)
     assert isinstance(told, DataError)

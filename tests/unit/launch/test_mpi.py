@@ -7,7 +7,7 @@ from small_training import make_config
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch import mpi
-from trainstone.launch.mpi import Asked, Host, check_programs, count_slots, plan_mpi, read_hostfile, read_hosts
+from trainstone.launch.mpi import Options, check_programs, plan_mpi, read_hostfile, read_hosts
 from trainstone.launch.verb import Verb
 
 
@@ -18,12 +18,10 @@ def make_verb(system: System | None = None) -> Verb:
 
 
 def test_hosts_and_slots(tmp_path: Path):
-    assert read_hosts("a:4,b") == [Host("a", 4), Host("b", None)]
+    assert read_hosts("a:4,b") == [("a", 4), ("b", None)]
     file = tmp_path / "hosts"
     file.write_text("# ours\nn1 slots=4 max_slots=8\n\nme@n2:2  # two\nn3\n")
-    assert read_hostfile(file) == [Host("n1", 4), Host("n2", 2), Host("n3", None)]
-    assert count_slots(read_hosts("a:4,b:2")) == 6
-    assert count_slots(read_hosts("a:4,b")) is None
+    assert read_hostfile(file) == [("n1", 4), ("n2", 2), ("n3", None)]
     for wrong in ("a:x", "", "-a"):
         with pytest.raises(ConfigError):
             read_hosts(wrong)
@@ -31,7 +29,7 @@ def test_hosts_and_slots(tmp_path: Path):
 
 def test_words_of_mpirun(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mpi.os, "geteuid", lambda: 1000)
-    plan = plan_mpi(make_verb(), Path("/r/run"), "mpi-1", Asked(host="n1:4,n2:4", words="--mca btl 'tcp,self'"))
+    plan = plan_mpi(make_verb(), Path("/r/run"), "mpi-1", Options(host="n1:4,n2:4", words="--mca btl 'tcp,self'"))
     words = list(plan.command)
     assert words[:5] == ["mpirun", "-np", "8", "--host", "n1:4,n2:4"]
     assert words[words.index("--bind-to") + 1] == "none"
@@ -45,7 +43,7 @@ def test_words_of_mpirun(monkeypatch: pytest.MonkeyPatch):
 
 def test_ranks_of_the_system_and_an_image():
     system = System(name="s", summary="s", nodes=2, devices_per_node=4, launch=LaunchConfig(container="a.sif"))
-    plan = plan_mpi(make_verb(system), Path("/r/run"), "x", Asked(max_restarts=2))
+    plan = plan_mpi(make_verb(system), Path("/r/run"), "x", Options(max_restarts=2))
     assert plan.command[2] == "8"
     assert plan.attempts == 3
     inside = plan.command[plan.command.index("exec") + 1 :]
@@ -54,11 +52,11 @@ def test_ranks_of_the_system_and_an_image():
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match="how many ranks"):
-        plan_mpi(make_verb(), Path("/r"), "x", Asked())
+    with pytest.raises(ConfigError, match="number of ranks is not known"):
+        plan_mpi(make_verb(), Path("/r"), "x", Options())
     with pytest.raises(ConfigError, match="both name hosts"):
-        plan_mpi(make_verb(), Path("/r"), "x", Asked(ranks=2, host="a", hostfile=Path("b")))
-    plan = plan_mpi(make_verb(), Path("/r"), "x", Asked(ranks=2, container="a.sif"))
+        plan_mpi(make_verb(), Path("/r"), "x", Options(ranks=2, host="a", hostfile=Path("b")))
+    plan = plan_mpi(make_verb(), Path("/r"), "x", Options(ranks=2, container="a.sif"))
     monkeypatch.setattr(mpi.shutil, "which", lambda name: None)
     with pytest.raises(MachineError, match="no mpirun"):
         check_programs(plan)

@@ -38,7 +38,7 @@ print({output!r}, flush=True)
 if {failure!r}:
     (pathlib.Path(os.environ["TRAINSTONE_RUN"]) / "launch/failed-rank0000.json").write_text(json.dumps({failure!r}))
 if {sleep}:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (folder / "pid").write_text(str(child.pid))
     child.wait()
     (folder / "waited").write_text("")

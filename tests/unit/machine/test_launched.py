@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from command import LIMIT
 from trainstone.errors import DataError, LaunchError, PeerLostError
 from trainstone.machine import launched
 from trainstone.machine.launched import begin_attempt, leave_failure, read_code, read_failures, settle_code
@@ -40,6 +41,12 @@ def test_without_a_launcher_nothing_changes(tmp_path: Path, monkeypatch: pytest.
     begin_attempt("train")
 
 
+def test_another_verb_in_a_batch_script_has_no_part_in_the_launch(run: Path):
+    begin_attempt("report")
+    assert settle_code(75) == 75
+    assert read_code(run) is None
+
+
 def test_causes_come_before_echoes_and_a_new_attempt_forgets_its_own(run: Path, monkeypatch: pytest.MonkeyPatch):
     be_rank(monkeypatch, 0)
     leave_failure(PeerLostError("another rank died"))
@@ -72,13 +79,6 @@ def test_a_signal_while_torch_is_loading_is_an_orderly_end(run: Path, tmp_path: 
         "sys.argv[1:] = ['train']\n"
         "main.main()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False)
     assert ended.returncode == 0
     assert read_code(run) == 75
-
-
-def test_another_verb_in_a_batch_script_has_no_part_in_the_launch(run: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TRAINSTONE_RANKS", "4")
-    begin_attempt("report")
-    assert settle_code(75) == 75
-    assert read_code(run) is None

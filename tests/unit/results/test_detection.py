@@ -102,8 +102,7 @@ def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.Captur
     truth = truth_of((0, 0, 50, 50))
     nothing = score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
     assert nothing.metrics == {name: 0.0 for name in METRICS if name[-5:] not in ("small", "large")}
-    assert [one.average_precision for one in nothing.sizes] == [None, 0.0, None]
-    assert [one.num_true for one in nothing.sizes] == [0, 1, 0]
+    assert nothing.sizes == {"small": 0, "medium": 1, "large": 0}
     right = score_boxes(truth, found_of((0, 0, 50, 50, 0.9)), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
     assert list(right.metrics.values()) == pytest.approx([1.0] * 8)
     assert set(right.metrics) == set(nothing.metrics)

@@ -88,15 +88,14 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
     class StoppedLate(StoppedAtOnce):
         received = None  # type: ignore[assignment]
 
-    real = against.tell_progress
-
-    def tell(turn, done):
-        if len(done.blocks) == 25:
-            StoppedLate.received = "SIGTERM"
-        return real(turn, done)
+    class LateBlock(list):
+        def append(self, block):
+            super().append(block)
+            StoppedLate.received = "SIGTERM" if len(self) == 25 else None
 
     monkeypatch.setattr(flows, "StopSignals", StoppedLate)
-    monkeypatch.setattr(against, "tell_progress", tell)
+    real = against.Interleaving
+    monkeypatch.setattr(against, "Interleaving", lambda *parts: real(*parts, blocks=LateBlock()))
     path, _ = compare("seed=1", iterations=60)
     parent, a, _ = read_all(path)
     assert parent.status == a.status == "interrupted"

@@ -5,15 +5,12 @@ import pickle
 import random
 import resource
 import struct
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from small_training import make_config
@@ -98,11 +95,6 @@ def test_channels_last_parameters_and_shared_memory_are_written_as_they_look(tmp
         assert found[name].is_contiguous()
 
 
-def pairs_of(path: Path) -> dict[str, dict[str, str]]:
-    data = path.read_bytes()
-    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
-
-
 def test_a_cut_anywhere_is_refused(sound: Path):
     data = sound.read_bytes()
     for length in range(len(data)):
@@ -124,34 +116,6 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(sound: Path):
     assert accepted < 12  # spaces after the header, an escaped letter's case
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"model.b": TENSORS["model.a"]},
-        {"model.a": TENSORS["model.a"].reshape(3, 2)},
-        {"model.a": TENSORS["model.a"].view(torch.int32)},
-        {"model.a": TENSORS["model.a"] + 1},
-        {"model.a": TENSORS["model.a"], "more": torch.zeros(1)},
-        {"model.a": TENSORS["model.a"], "more": torch.zeros(0)},
-        {},
-    ],
-)
-def test_other_tensors_under_the_same_checksum_are_refused(sound: Path, changed: dict[str, torch.Tensor]):
-    rest = {name: tensor for name, tensor in load_file(sound).items() if name != "model.a"}
-    save_file(rest | changed, sound, metadata=pairs_of(sound)["__metadata__"])
-    with pytest.raises(ResultError, match="checksum differ"):
-        read_checkpoint(sound)
-
-
-@pytest.mark.parametrize("text", ["[]", "1", "{", '{"step": 1}', '{"format": "1"}', "[" * 100_000])
-def test_a_document_that_is_none_is_refused(tmp_path: Path, text: str):
-    path = tmp_path / "step-00000001.safetensors"
-    digest = _hash(text, {})
-    save_file({}, path, metadata={"trainstone": text, "sha256": digest})
-    with pytest.raises(ResultError, match="has a document"):
-        read_checkpoint(path)
-
-
 def write_newer(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
         patch.setattr("trainstone.models.tensorfile.FORMAT", FORMAT + 1)
@@ -167,31 +131,14 @@ def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monk
         assert caught.value.hint == "update trainstone"
 
 
-def test_weights_of_another_tool_are_told_apart(tmp_path: Path):
-    save_file({"fc.weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
-    with pytest.raises(ResultError, match="is no checkpoint of trainstone") as caught:
-        read_checkpoint(tmp_path / "weights.safetensors")
-    assert "trainstone eval" in str(caught.value.hint)
-
-
 class Touch:
+    """Code that a pickle would run."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __reduce__(self):
         return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("form", ["zip", "legacy", "plain"])
-def test_a_pickle_is_named_and_not_opened(tmp_path: Path, form: str):
-    path, mark = tmp_path / "step-00000001.safetensors", tmp_path / "touched"
-    if form == "plain":
-        path.write_bytes(pickle.dumps({"a": Touch(mark)}))
-    else:
-        torch.save({"a": Touch(mark)}, path, _use_new_zipfile_serialization=form == "zip")
-    with pytest.raises(ResultError, match="is a pickle, which may hold code: it is not opened"):
-        read_checkpoint(path)
-    assert not mark.exists()
 
 
 def header_of(**changes: object) -> bytes:
@@ -200,34 +147,42 @@ def header_of(**changes: object) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", "is empty"),
-        (b"abc", "cut off"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "the length of its header makes no sense"),
-        (struct.pack("<Q", 2**63) + b"{}", "the length of its header makes no sense"),
-        (struct.pack("<Q", 100) + b"{}", "ends within its header"),
-        (struct.pack("<Q", 2) + b"{}xxxx", "bytes too many"),
-        (struct.pack("<Q", 2) + b"[]", "no whole safetensors file"),
-        (header_of(shape=[2**40, 2**40]), "no whole safetensors file"),
-        (header_of(data_offsets=[4, 0]), "no whole safetensors file"),
-        (header_of(dtype="F99"), "no whole safetensors file"),
-        (header_of(shape=[-1]), "no whole safetensors file"),
-    ],
-)
-def test_other_files_are_refused(tmp_path: Path, data: bytes, words: str):
+def with_document(text: str) -> bytes:
+    return save({}, metadata={"trainstone": text, "sha256": _hash(text, {})})
+
+
+REFUSED = {
+    "nothing": b"",
+    "three bytes": b"abc",
+    "a picture": b"\x89PNG\r\n\x1a\n" + bytes(100),
+    "a header too long": struct.pack("<Q", 2**63) + b"{}",
+    "a header cut off": struct.pack("<Q", 100) + b"{}",
+    "too many bytes": struct.pack("<Q", 2) + b"{}xxxx",
+    "a header that is a list": struct.pack("<Q", 2) + b"[]",
+    "a tensor too large": header_of(shape=[2**40, 2**40]),
+    "a tensor of no type": header_of(dtype="F99"),
+    "a tensor of no shape": header_of(shape=[-1]),
+    "weights of another tool": save({"fc.weight": torch.zeros(2)}),
+    "a pickle": pickle.dumps({"a": Touch(Path("touched"))}),
+    **{f"document {text[:20]}": with_document(text) for text in ("[]", "{", '{"format": "1"}', "[" * 100_000)},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_read_checkpoint_names_the_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str):
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "step-00000001.safetensors"
-    path.write_bytes(data)
-    with pytest.raises(ResultError, match=words) as caught:
+    path.write_bytes(REFUSED[case])
+    with pytest.raises(ResultError) as caught:
         read_checkpoint(path)
     assert str(path) in caught.value.message
+    assert not Path("touched").exists()
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path):
+def test_read_checkpoint_opens_no_pipe_and_no_folder(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    for name, words in {"none": "does not exist", "pipe": "no ordinary file", ".": "no ordinary file"}.items():
-        with pytest.raises(ResultError, match=words):
+    for name in ("none", "pipe", "."):
+        with pytest.raises(ResultError):
             read_checkpoint(tmp_path / name)
 
 
@@ -317,14 +272,6 @@ def test_the_best_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert read_checkpoint(best).document["n"] == 2
 
 
-def test_a_best_that_cannot_be_made_leaves_the_old_one(tmp_path: Path):
-    write_checkpoint(tmp_path, 1, {}, {})
-    (tmp_path / "best.safetensors").mkdir()
-    with pytest.raises(ResultError, match=r"cannot write .*best\.safetensors"):
-        keep_best(tmp_path, 1)
-    assert {path.name for path in tmp_path.iterdir()} == {"step-00000001.safetensors", "best.safetensors"}
-
-
 def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
     path = write_checkpoint(tmp_path, 1, {"n": 1}, TENSORS)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -337,55 +284,6 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
     assert "free some space" in str(caught.value.hint)
     assert read_checkpoint(path).document["n"] == 1
     assert list(tmp_path.iterdir()) == [path]
-
-
-# torch is loaded once; each writer is a fork that is killed in the middle of its work.
-WRITERS = """
-import os, random, signal, sys, time
-from pathlib import Path
-import torch
-from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
-
-folder, choose = Path(sys.argv[1]), random.Random(1)
-tensors = {f"model.{n}": torch.full((300_000,), float(n)) for n in range(5)}
-for turn in (1, 2, 3):
-    child = os.fork()
-    if child == 0:
-        for step in range(turn * 1000, turn * 1000 + 1000):
-            write_checkpoint(folder, step, {"step": step}, tensors)
-            keep_best(folder, step)
-            prune(folder, 3)
-    while not any(int(path.stem[5:]) >= turn * 1000 + 2 for path in list_checkpoints(folder)):
-        assert os.waitpid(child, os.WNOHANG) == (0, 0)
-        time.sleep(0.002)
-    time.sleep(choose.random() * 0.03)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    print(*(path.name for path in folder.iterdir()), flush=True)
-"""
-
-
-def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Path):
-    folder = tmp_path / "checkpoints"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WRITERS), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    assert len(done.stdout.splitlines()) == 3
-    for name in done.stdout.split():
-        assert name == "best.safetensors" or module.NAME.fullmatch(name) or name.endswith(".partial")
-    found, sentences = find_latest(folder)
-    assert found is not None
-    assert found.document["step"] > 3000
-    assert sentences == []
-    for path in [*list_checkpoints(folder), folder / "best.safetensors"]:
-        assert torch.equal(read_checkpoint(path).tensors["model.4"], torch.full((300_000,), 4.0))
-    prune(folder, 1)
-    assert len(list(folder.iterdir())) == 2
 
 
 CPU = torch.device("cpu")
@@ -440,7 +338,7 @@ def test_an_adapted_loss_scale_is_remembered():
     assert other.scale.state() == state
 
 
-@pytest.mark.parametrize("changes", [{"model.width": 24}, {"model.num_classes": 7}, {"model.depth": 34}])
+@pytest.mark.parametrize("changes", [{"model.width": 24}, {"model.depth": 34}])
 def test_another_network_is_refused_with_the_first_tensor(changes: dict[str, Any]):
     tensors, values = take(make_task())
     with pytest.raises(ResultError, match=r"^there is of another network or optimiser: \d+ tensors missing, .*first: "):

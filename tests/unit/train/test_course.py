@@ -17,7 +17,7 @@ def judged(step: int, top1: float, seconds: float = 1.0) -> Evaluation:
 def make_course(*evaluations: Evaluation) -> Course:
     course = Course("top1", pictures=100, global_batch=10)
     for one in evaluations:
-        course.add_evaluation(one)
+        course.history.append(one)
         course.done = one.step
     return course
 
@@ -60,7 +60,7 @@ def test_a_course_goes_on_from_what_it_wrote():
     course = make_course(judged(10, 0.5), judged(20, 0.7))
     for step in (20, 21):
         course.add_step(record(step, 0.5))
-    course.add_checkpoint(0.25)
+    course.checkpoint_seconds = 0.25
     document = json.loads(json.dumps(course.document()))
     later = Course("top1", 100, 10, starts=2)
     later.go_on_from(document, "there")

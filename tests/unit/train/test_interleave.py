@@ -13,11 +13,9 @@ from trainstone.train.interleave import (
     WARM_UP_STEPS,
     Arm,
     Block,
-    Interleaved,
-    interleave,
+    Interleaving,
     naming,
-    plan_iterations,
-    sum_blocks,
+    split_iterations,
 )
 
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
@@ -39,9 +37,6 @@ class Bench:
             for name, seconds in step_seconds.items()
         }
 
-    def now(self) -> float:
-        return self.clock
-
     def note(self, name: str) -> Callable[[], None]:
         return lambda: self.entered.append(name)
 
@@ -61,13 +56,13 @@ class Bench:
                 yield pending.pop(0)
         yield from pending
 
-    def run(self, stopped: Callable[[], object] = lambda: None, **measure: float) -> Interleaved:
+    def run(self, stopped: Callable[[], object] = lambda: None, **measure: float) -> Interleaving:
         config = MeasureConfig(**measure)
         self.limit = config.iterations
-        done = Interleaved()
-        for _ in interleave(self.arms, config, done, stopped=stopped, now=self.now):
+        both = Interleaving(self.arms, config, stopped, lambda: self.clock)
+        for _ in both.run():
             pass
-        return done
+        return both
 
 
 def constant(seconds: float) -> Callable[[float], float]:
@@ -96,7 +91,7 @@ def test_blocks_take_the_same_time_not_the_same_steps():
     bench = Bench({"A": constant(0.01), "B": constant(0.03)})
     done = bench.run(seconds=60.0)
     assert done.steps_per_block == {"A": 30, "B": 10}
-    assert sum_blocks(bench.arms, done.blocks)[1] == pytest.approx([0.3] * len(done.blocks))
+    assert done.sum_blocks(done.blocks)[1] == pytest.approx([0.3] * len(done.blocks))
     assert MAX_ROUNDS - 2 <= len(done.blocks) / 4 <= MAX_ROUNDS
 
 
@@ -118,7 +113,7 @@ def test_iterations_are_exact_for_each_arm(iterations: int, lag: int):
     done = bench.run(iterations=iterations)
     assert bench.taken.count("A") == bench.taken.count("B") == iterations
     assert [len(arm.seconds) for arm in bench.arms.values()] == [iterations] * 2
-    assert len(done.blocks) == 4 * plan_iterations(iterations).num_rounds
+    assert len(done.blocks) == 4 * split_iterations(iterations)[0]
     assert len(set(done.steps_per_block.values())) == 1
 
 
@@ -148,7 +143,7 @@ def test_only_the_step_after_a_change_is_between_two_blocks(lag: int):
 def test_a_linear_drift_cancels(lag: int):
     bench = Bench({name: lambda clock: 0.05 * (1 + clock / 60) for name in "AB"}, lag=lag, same=True)
     done = bench.run(seconds=60.0)
-    images, seconds = sum_blocks(bench.arms, done.whole_rounds())
+    images, seconds = done.sum_blocks(done.whole_rounds())
     paired = compare_blocks(images, seconds)
     assert seconds[-1] > 1.5 * seconds[0]
     assert paired.ratio == pytest.approx(0.5, rel=1e-3)  # A has 2 images a step, B 4

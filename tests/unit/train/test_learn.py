@@ -17,7 +17,7 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.samples import Sample
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import RunFolder, read_result
-from trainstone.train import learn, to_target
+from trainstone.train import checkpoint, learn, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.course import Course
 from trainstone.train.precision import LossScale
@@ -117,8 +117,8 @@ def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monk
 
 def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     written = []
-    write = learn.write_checkpoint
-    monkeypatch.setattr(learn, "write_checkpoint", lambda *a: (written.append(a[1]), write(*a))[1])
+    write = checkpoint.write_checkpoint
+    monkeypatch.setattr(checkpoint, "write_checkpoint", lambda *a: (written.append(a[1]), write(*a))[1])
     changes = {"stop.epochs": 1.0, "checkpoint.every_seconds": 1e-6}
     train(tmp_path, monkeypatch, **changes)
     assert written == [2, 4, 6, 8, 10, 12]
@@ -186,11 +186,11 @@ class EventLog(Sink):
 def test_sinks_receive_every_event_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sinks: list[EventLog] = []
 
-    def open_curves(run: RunFolder, *_: Any) -> Iterator[Sink]:
-        sinks.append(EventLog(run.path))
+    def open_trackers(_config: Any, run: Path, *_: Any, **_more: Any) -> Iterator[Sink]:
+        sinks.append(EventLog(run))
         yield sinks[0]
 
-    monkeypatch.setattr(to_target, "open_curves", open_curves)
+    monkeypatch.setattr(to_target, "open_trackers", open_trackers)
     train(tmp_path, monkeypatch, **{"train.batch_size": 32, "checkpoint.best": False})
     expected = []
     for epoch, done in ((1, 3), (2, 6)):
@@ -246,13 +246,6 @@ def pretend_damaged(*_: Any) -> Any:
     """Two of eleven pictures could not be read."""
     yield Progress("evaluating")
     return torch.tensor([[4.5, 9.0, 0.0, 9.0]])
-
-
-def test_pictures_that_were_not_judged_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "judge", pretend_damaged)
-    run = train_here(make_config(**ONE_EPOCH), tmp_path, monkeypatch)
-    told = [found.message for found in run.result.findings if found.code == "pictures-skipped"]
-    assert told == ["2 damaged pictures not judged; log.txt names them"]
 
 
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

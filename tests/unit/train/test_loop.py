@@ -76,12 +76,6 @@ def test_a_step_is_timed_from_its_wait_for_data_to_its_end():
     assert records[0].forward_seconds is None
 
 
-def test_phases_on_demand():
-    clock = ScriptedClock()
-    (record,) = train_steps(make_task(clock, split=True), HostTimer(now=clock), num_steps=1)
-    assert (record.forward_seconds, record.backward_seconds, record.optimizer_seconds) == (1.0, 2.0, 0.5)
-
-
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
 def test_late_records_all_come_in_order(num_steps: int):
     clock, losses = ScriptedClock(), []

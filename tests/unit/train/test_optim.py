@@ -20,18 +20,6 @@ class OwnNorm2d(nn.Module):
         self.scale = nn.Parameter(torch.rand(width, 1, 1))
 
 
-class Renamed(nn.BatchNorm2d):
-    """One of torch's by another name."""
-
-
-class PreNorm(nn.Module):
-    """Holds a normalisation and something else."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.inner = nn.LayerNorm(4), inner
-
-
 def build_model() -> nn.Sequential:
     torch.manual_seed(7)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), OwnNorm2d(4), nn.Flatten(), nn.Linear(4, 5))
@@ -124,24 +112,6 @@ def test_lars_takes_a_channels_last_network_and_copies_no_gradients():
     assert all(torch.equal(a, b) for a, b in zip(gradients, kept, strict=True))
 
 
-def test_lars_never_waits_for_the_device():
-    """Meta tensors have no content: reading one number of them would raise."""
-    model = build_model().to("meta")
-    optimizer = build_optimizer(model, OptimizerConfig(name="lars", decay="not_norm"), torch.device("meta"), rate=0.1)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.step()
-    assert decay_term(model.parameters(), 1e-4).is_meta
-
-
-@pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_decay_in_the_loss_is_not_in_the_optimizer(name: str):
-    config = OptimizerConfig(name=name, weight_decay=1e-4, decay_in="loss", decay="not_norm")
-    optimizer = build_optimizer(build_model(), config, CPU, rate=0.1)
-    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
-
-
 @pytest.mark.parametrize(
     ("decay", "spared"),
     [
@@ -155,13 +125,6 @@ def test_what_decays(decay: str, spared: set[str]):
     decayed, not_decayed = split_parameters(model, decay)
     assert names(not_decayed) == spared
     assert names(decayed) == {name for name, _ in model.named_parameters()} - spared
-
-
-def test_normalisation_is_told_by_class_not_by_name():
-    model = nn.ModuleDict({"norm": nn.Linear(2, 2), "conv": Renamed(2), "a": nn.GroupNorm(1, 2), "b": nn.LayerNorm(2)})
-    model["c"] = PreNorm(nn.Linear(4, 4))
-    spared = names(split_parameters(model, "not_norm")[1])
-    assert spared == {f"{name}.{part}" for name in ("conv", "a", "b", "c.norm") for part in ("weight", "bias")}
 
 
 def train_with(model: nn.Module, config: OptimizerConfig, term) -> list[Tensor]:
@@ -212,13 +175,6 @@ def updated_weight(scale: LossScale) -> float:
 )
 def test_a_scale_changes_nothing_in_the_update(scale: LossScale):
     assert updated_weight(scale) == pytest.approx(updated_weight(LossScale(CPU, "fp32", "dynamic")), rel=1e-5)
-
-
-def test_a_fixed_scale_really_scales():
-    layer = nn.Linear(1, 1, bias=False)
-    LossScale(CPU, "fp16", 1024.0).backward(layer(torch.ones(1, 1)).sum())
-    assert layer.weight.grad is not None
-    assert float(layer.weight.grad) == 1024.0
 
 
 def test_a_dynamic_scale_skips_an_overflow_and_gets_smaller():

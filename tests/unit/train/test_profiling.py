@@ -17,8 +17,8 @@ from trainstone.results.breakdown import PARTS
 from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import RunFolder, create_run, read_result
-from trainstone.train import profiling
-from trainstone.train.profiling import judge_overhead, plan_window, run_profile, tell_profiled
+from trainstone.train import observation, profiling
+from trainstone.train.profiling import describe_profiled, judge_overhead, plan_window, run_profile
 
 SMALL = (
     "device='cpu'",
@@ -35,7 +35,7 @@ SMALL = (
 @pytest.fixture(scope="module", autouse=True)
 def quick_peaks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
+        patch.setattr(observation, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
         yield
 
 
@@ -120,7 +120,7 @@ def test_a_profile_that_costs_much_warns_of_its_shares(tmp_path: Path):
     seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
     window = Window(begin=5, first=5, end=7)
     timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
-    told = tell_profiled(timeline, window)
+    told = describe_profiled(timeline, window)
     assert told.severity == "warning"
     assert "each took 50.0 % longer than 7 steps of this run" in told.message
     assert "small operators and Python, has a larger share" in told.message

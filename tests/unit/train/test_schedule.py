@@ -98,24 +98,14 @@ def test_a_warm_up_by_pictures_does_not_count_what_fills_an_epoch_up():
     assert build_rate(by_steps, 1.0, **filled, unfilled_steps=117266 / 512)(1206) < 1.0
 
 
-USUAL = [("lars", 10.5, 3264), ("lars", 3.0, 408), ("lars", 24.699, 67456), ("sgd", 0.1, 256), ("sgd", 0.0125, 32)]
-USUAL += [("sgd", 0.05, 16), ("sgd", 4.096, 4096), ("sgd", 0.01, 2)]
+USUAL = [("lars", 10.5, 3264), ("lars", 3.0, 408), ("lars", 24.699, 67456), ("sgd", 0.1, 256), ("sgd", 4.096, 4096)]
+FAR = [("lars", 10.5, 8), ("sgd", 10.5, 8), ("sgd", 1.024, 32), ("sgd", 1e-4, 256), ("lars", 0.01, 408), ("sgd", 0, 1)]
 
 
-@pytest.mark.parametrize(("name", "peak", "batch"), USUAL)
-def test_usual_rates_raise_no_doubt(name, peak, batch):
-    assert check_rate(OptimizerConfig(name=name), peak=peak, global_batch=batch) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "peak", "batch"),
-    [("lars", 10.5, 8), ("sgd", 10.5, 8), ("sgd", 1.024, 32), ("sgd", 1e-4, 256), ("lars", 0.01, 408), ("sgd", 0, 1)],
-)
-def test_a_rate_far_off_is_told_with_what_is_usual(name, peak, batch):
-    sentence = check_rate(OptimizerConfig(name=name), peak=peak, global_batch=batch)
-    assert sentence is not None
-    assert f"{peak:g} is" in sentence
-    assert ("at 1 image a step" if batch == 1 else f"at {batch} images a step") in sentence
+@pytest.mark.parametrize(("name", "peak", "batch"), USUAL + FAR)
+def test_check_rate_tells_usual_rates_from_far_ones(name: str, peak: float, batch: int):
+    told = check_rate(OptimizerConfig(name=name), peak=peak, global_batch=batch)
+    assert (told is not None) == ((name, peak, batch) in FAR)
 
 
 def test_a_late_border_belongs_to_what_is_before_it():

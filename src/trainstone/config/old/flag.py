@@ -6,7 +6,7 @@ The tables of docs/from are these records.
 import argparse
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -17,16 +17,14 @@ from trainstone.errors import ConfigError
 
 Verb = Literal["train", "bench", "eval", "sweep", "profile"]
 Kind = Literal["text", "path", "integer", "number", "switch", "epochs", "words"]
-SWITCHES = dict.fromkeys(("true", "t", "1", "yes", "y"), True) | dict.fromkeys(("false", "f", "0", "no", "n"), False)
-CONVERTERS: dict[Kind, tuple[Callable[[str], Any], str]] = {
-    "integer": (int, "a whole number"),
-    "number": (float, "a number"),
-    "switch": (lambda text: SWITCHES[text.lower()], "true or false"),
+EXPECTED = {
+    "integer": "a whole number",
+    "number": "a number",
+    "epochs": "a number",
+    "switch": "true or false",
 }
-LONGEST = 1000
-"""Characters of a value; what is longer is a mistake."""
+SWITCHES = dict.fromkeys(("true", "t", "1", "yes", "y"), True) | dict.fromkeys(("false", "f", "0", "no", "n"), False)
 LARGEST = 10**15
-DASH = "-"
 
 
 class Flag(NamedTuple):
@@ -50,6 +48,35 @@ class Flag(NamedTuple):
         named = re.fullmatch(r"`(seed|[a-z]\w*\.\w+)`", self.ours)
         return named[1] if named else ""
 
+    def read(self, text: str) -> Any:
+        """Return what was written as the flag's kind has it; choices in their own spelling."""
+        if self.choices:
+            text = next((choice for choice in self.choices if choice.lower() == text.lower()), text)
+        expected = f"one of {', '.join(self.choices)}" if self.choices else EXPECTED.get(self.kind, "")
+        try:
+            value = convert(self.kind, text)
+            valid = isinstance(value, str) or abs(value) <= LARGEST
+        except (ValueError, KeyError):
+            valid = False
+        if not valid or (self.choices and text not in self.choices):
+            raise argparse.ArgumentTypeError(f"invalid value {text[:80]!r}: expected {expected}")
+        return value
+
+    def read_default(self) -> Any:
+        """Return the value of a flag that is not given."""
+        if self.kind in ("epochs", "words"):
+            return [self.read(text) for text in self.default.split()]
+        return self.read(self.default)
+
+
+def convert(kind: Kind, text: str) -> Any:
+    """Return a text as a kind has it."""
+    if kind == "integer":
+        return int(text)
+    if kind in ("number", "epochs"):
+        return float(text)
+    return SWITCHES[text.lower()] if kind == "switch" else text
+
 
 class Given(NamedTuple):
     """What a line says."""
@@ -57,7 +84,7 @@ class Given(NamedTuple):
     table: tuple[Flag, ...]
     values: dict[str, Any]
     """Of every flag, its default where it was not given; absent where it has none."""
-    asked: dict[str, str]
+    written: dict[str, str]
     """Of those that were given: how they were written."""
     notes: list[str]
     """One for each that was given and has no meaning here."""
@@ -65,20 +92,11 @@ class Given(NamedTuple):
     def list_keys(self, special: Collection[str]) -> dict[str, Any]:
         """Return the recipe keys that flags set with their value, or their default there; not the `special` ones."""
         rows = [row for row in self.table if row.key and row.name in self.values and row.name not in special]
-        return {row.key: list(v) if isinstance(v := self.values[row.name], tuple) else v for row in rows}
-
-    def trace(self) -> dict[str, str]:
-        """Return what was written for the keys that the table names."""
-        said: dict[str, str] = {}
-        for flag in self.table:
-            for key in flag.ours.split("`")[1::2] if flag.name in self.asked else ():
-                keys = ("measure.iterations", "stop.steps") if key.endswith("--iterations") else (key,)
-                said |= dict.fromkeys(keys, self.asked[flag.name])
-        return said
+        return {row.key: self.values[row.name] for row in rows}
 
 
-class Asked(NamedTuple):
-    """What an old line asks for, in our words."""
+class Request(NamedTuple):
+    """What an old line requests, in our words."""
 
     verb: Verb
     keys: Mapping[str, Any]
@@ -88,8 +106,6 @@ class Asked(NamedTuple):
     geometry: Geometry = Geometry()
     notes: Sequence[str] = ()
     runs: int = 1
-    said: Mapping[str, str] = {}
-    """How keys were written there: train.batch_size -> --batch_size=64."""
     command: str = ""
     """A whole command here, where the old line trains nothing and is not a recipe."""
 
@@ -110,16 +126,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print before it exits."""
-        refuse([message.removeprefix("argument ")], self.original)
-        raise AssertionError(message)
-
-
-def refuse(complaints: Sequence[str], original: str) -> None:
-    """Raise all that is wrong with a line at once."""
-    if complaints:
-        unset = any("$" in complaint for complaint in complaints)
-        known = f"docs/from/{original}.md lists every flag and variable that is known"
-        raise ConfigError("; ".join(complaints), hint=VALUES_HINT if unset else known)
+        known = f"docs/from/{self.original}.md lists every flag and variable that is known"
+        raise ConfigError(message.removeprefix("argument "), hint=VALUES_HINT if "$" in message else known)
 
 
 class Grammar(NamedTuple):
@@ -138,112 +146,72 @@ class Grammar(NamedTuple):
 
     def read_flags(self, words: Sequence[str]) -> Given:
         """Read `--name value`, `--name=value`, switches; the last of several counts, as it did there."""
-        known = {flag.name: flag for flag in self.flags}
-        found, strange = self.make_parser().parse_known_args(list(words))
-        unknown = [word.partition("=")[0] for word in strange if word.startswith("-")]
-        options = [f"--{name}" for name in known]
-        complaints = [f"unknown flag {word}{did_you_mean(f'--{word.lstrip(DASH)}', options)}" for word in unknown]
-        complaints += [f"{word!r} is not a flag of {self.original}" for word in strange if not unknown]
-        given = Given(self.flags, read_defaults(self.flags), {}, [])
-        for name, value in vars(found).items():
-            texts = [value] if isinstance(value, str) else value
-            shown = f"--{name}" + ("" if texts in ([], ["true"]) else "=" + " ".join(texts))
-            complaints += take_value(given, known[name], name, texts, shown)
-        refuse(complaints, self.original)
-        return given
-
-    def make_parser(self) -> Parser:
-        """Return a parser that takes texts; what they mean is read afterwards, so that all mistakes are named."""
         parser = Parser(self.original, shortened=not self.absl)
         dashes = ("--", "-") if self.absl else ("--",)
         for flag in self.flags:
             names = [*(f"{dash}{flag.name}" for dash in dashes), *filter(None, [self.short.get(flag.name)])]
             if flag.kind == "switch":
-                parser.add_argument(*names, dest=flag.name, nargs="?", const="true")
-                off = [f"{dash}no{flag.name}" for dash in dashes if self.negated]
-                if off:
-                    parser.add_argument(*off, dest=flag.name, action="store_const", const="false")
+                parser.add_argument(*names, dest=flag.name, nargs="?", const=True, type=flag.read)
+                if self.negated:
+                    off = [f"{dash}no{flag.name}" for dash in dashes]
+                    parser.add_argument(*off, dest=flag.name, action="store_false", default=argparse.SUPPRESS)
             elif flag.kind in ("epochs", "words"):
-                parser.add_argument(*names, dest=flag.name, nargs="*" if flag.may_be_empty else "+")
+                parser.add_argument(*names, dest=flag.name, nargs="*" if flag.may_be_empty else "+", type=flag.read)
             else:
-                parser.add_argument(*names, dest=flag.name)
-        return parser
+                parser.add_argument(*names, dest=flag.name, type=flag.read)
+        found, strange = parser.parse_known_args(list(words))
+        if strange:
+            unknown = [word.partition("=")[0] for word in strange if word.startswith("-")] or strange
+            options = [f"--{flag.name}" for flag in self.flags]
+            named = [f"{word[:80]}{did_you_mean('--' + word.lstrip('-'), options)}" for word in unknown]
+            parser.error("; ".join(f"unknown flag {text}" for text in named))
+        return collect(self.flags, vars(found), "--")
 
-    def read_variables(self, line: Line, optional: Collection[str] = ()) -> Given:
-        """Read variables by their names or patterns; those of files that the table does not have are ignored.
-
-        `optional` are those whose default will do where only a shell could compute them.
-        """
-        given = Given(self.variables, read_defaults(self.variables), {}, [])
-        complaints: list[str] = []
-        for name, text in {**line.computed, **line.values}.items():
+    def read_variables(self, line: Line) -> Given:
+        """Read variables by their names or patterns; those of files that the table does not have are ignored."""
+        parser = Parser(self.original)
+        found: dict[str, Any] = {}
+        table = list(self.variables)
+        for name, text in line.values.items():
             row = next((row for row in self.variables if fnmatch.fnmatchcase(name, row.name)), None)
+            if row is None and name in line.typed:
+                parser.error(f"unknown variable {name}{did_you_mean(name, [row.name for row in self.variables])}")
             if row is None:
-                unknown = f"unknown variable {name}{did_you_mean(name, [known.name for known in self.variables])}"
-                complaints += [unknown] if name in line.typed else []
-            elif name in line.values:
-                complaints += take_value(given, row, name, [text], f"{name}={text}")
-            elif name in optional:
-                given.notes.append(f"{name}={text}: {row.remark}")
-            elif row.ours:
-                complaints.append(f"{name}={text}: only a shell could compute it, and none is started; give its value")
-        refuse(complaints, self.original)
-        return given
+                continue
+            try:
+                found[name] = row.read(text) if row.ours else text
+            except argparse.ArgumentTypeError as err:
+                parser.error(f"{name}: {err}")
+            table += [row._replace(name=name)] * (row.name != name)
+        return collect(tuple(table), found, "")
 
 
-def take_value(given: Given, flag: Flag, name: str, texts: Sequence[str], shown: str) -> list[str]:
-    """Take what was written for a flag or variable; return what is wrong with it."""
-    given.asked[name] = shown
-    if not flag.ours:
-        given.notes.append(f"{shown}: {flag.remark}")
-    try:
-        given.values[name] = read_value(flag, texts)
-    except ValueError as err:
-        return [f"{shown}: {err}"]
-    return []
+def collect(table: tuple[Flag, ...], found: Mapping[str, Any], dashes: str) -> Given:
+    """Return what was found, with defaults, and a note for each that has no meaning here."""
+    values = {row.name: row.read_default() for row in table if row.default}
+    written = {}
+    for name, value in found.items():
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        written[name] = f"{dashes}{name}" if value is True else f"{dashes}{name}={text}"
+    notes = [f"{written[row.name]}: {row.remark}" for row in table if row.name in found and not row.ours]
+    return Given(table, values | dict(found), written, notes)
 
 
-def read_defaults(table: Sequence[Flag]) -> dict[str, Any]:
-    """Return the values of flags that are not given."""
-    return {row.name: read_value(row, [row.default]) for row in table if row.default}
-
-
-def read_value(flag: Flag, texts: Sequence[str]) -> Any:
-    """Return what was written after a flag as its kind has it; epochs and words take several."""
-    if flag.kind == "words":
-        return tuple(texts)
-    if flag.kind == "epochs":
-        return tuple(_convert("number", part) for text in texts for part in text.replace(",", " ").split())
-    if flag.choices and texts[0].lower() not in [choice.lower() for choice in flag.choices]:
-        raise ValueError(f"it is {' or '.join(filter(None, (', '.join(flag.choices[:-1]), flag.choices[-1])))}")
-    return _convert(flag.kind, texts[0])
-
-
-def _convert(kind: Kind, text: str) -> Any:
-    if len(text) > LONGEST:
-        raise ValueError(f"a value of {len(text):,} characters")
-    if kind not in CONVERTERS:
-        return text
-    convert, wanted = CONVERTERS[kind]
-    try:
-        value = convert(text)
-    except (ValueError, KeyError) as err:
-        raise ValueError(f"must be {wanted}") from err
-    if not abs(value) <= LARGEST:  # not a number, too
-        raise ValueError(f"must be {wanted}, at most {LARGEST:,}")
-    return value
+def check_counts(values: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise an error for a number of devices, epochs or runs below 1."""
+    for name in names:
+        if values.get(name, 1) < 1:
+            raise ConfigError(f"{name}={values[name]}: must be at least 1")
 
 
 def set_data(keys: dict[str, Any], path: str | None, flag: str) -> tuple[str, ...]:
-    """Set the folder of the images; say where none can be taken from the line."""
-    if path is None:
-        return (f"{flag} is not given: give --data DIR",)
-    if "$" in path or "`" in path:
-        return (f"{flag} {path}: no shell reads this, so give --data DIR",)
+    """Set the folder of the images; return a note where none can be taken from the line."""
+    if path is None or "$" in path or "`" in path:
+        return (f"{flag} {'is not given' if path is None else path}: give --data DIR",)
     keys |= {"data.root": str(Path(path).absolute()), "data.source": "files"}
     return ()
 
 
-def set_out(asked: str | None) -> tuple[str, ...]:
+def set_out(folder: str | None) -> tuple[str, ...]:
     """Return --out for a folder of results that was named."""
-    return () if not asked or "$" in asked or "`" in asked else ("--out", asked)
+    return () if not folder or "$" in folder or "`" in folder else ("--out", folder)

@@ -2,32 +2,29 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainstone.config.old.flag import Asked, Flag, Grammar, Verb, idle, refuse, set_data, set_out
+from trainstone.config.old.flag import Flag, Grammar, Request, Verb, check_counts, idle, set_data, set_out
 from trainstone.config.old.launcher import Geometry, describe_launcher, read_launcher, settle
 from trainstone.config.old.line import Line, read_line
 from trainstone.errors import ConfigError
 
-ORIGINAL = "mlperf-resnet50"
-SCRIPTS = r"run_and_time\.sh|run_singlenode\.sh|run_multinode\.sh|run_with_docker\.sh|run\.sub"
+PROGRAM = r"train_imagenet\.py|run_and_time\.sh|run_with_docker\.sh|run\.sub"
+REPEATING = ("run_with_docker.sh", "run.sub")
 # The rate and batch that the recipe is written for; the published others lie near the square root of the batch.
 RATE, BATCH, GLOBAL_BATCH = 10.5, 408, 3264
 ODD = 3.0
-COUNTS = ("DGXNGPU", "DGXNNODES", "GPUPERNODE", "NODENUM")
 PACKAGED_SYSTEM = "trainstone train resnet50-mlperf --system backendai-1x2"
-# What config_DGXA100.sh of the Backend.AI package sets, which run_singlenode.sh and run_multinode.sh source.
-PACKAGED = {
-    "OPTIMIZER": "sgdwfastlars",
-    "BATCHSIZE": "4",
-    "LR": "10.5",
-    "WARMUP_EPOCHS": "2",
-    "WD": "5.0e-05",
-    "LABELSMOOTHING": "0.1",
-    "LRSCHED": "pow2",
-    "NUMEPOCHS": "37",
+# What config_DGXA100.sh of the Backend.AI package sets, which both scripts source.
+PACKAGED = (
+    "export OPTIMIZER=sgdwfastlars BATCHSIZE=4 LR=10.5 WARMUP_EPOCHS=2 WD=5.0e-05 LABELSMOOTHING=0.1 LRSCHED=pow2 "
+    "NUMEPOCHS=37"
+)
+SCRIPTS = {
+    "run_singlenode.sh": f"{PACKAGED} GPUPERNODE=2; ./run_and_time.sh",
+    "run_multinode.sh": f"{PACKAGED}; ./run_and_time.sh",
 }
 DALI = "the loader has its own way: `loader.threads`, `loader.prefetch`, `loader.cache`"
 FUSED = "the same mathematics; torch chooses the kernels"
@@ -140,7 +137,7 @@ FLAGS = (
     *idle(DALI, "integer", "dali-crop-buffer-hint=165581 dali-normalize-buffer-hint=441549"),
     Flag("dali-hw-decoder-load", "number", "0", "", DALI),
 )
-GRAMMAR = Grammar(ORIGINAL, FLAGS, VARIABLES)
+GRAMMAR = Grammar("mlperf-resnet50", FLAGS, VARIABLES)
 SPECIAL_VARIABLES = ("OPTIMIZER", "LRSCHED", "E2E_CUDA_GRAPHS", "TIME_TAGS", "NVTX_FLAG", "CLEAR_CACHES")
 SPECIAL_FLAGS = (
     *("optimizer", "lr-step-epochs", "num-examples", "image-shape", "dtype", "e2e-cuda-graphs"),
@@ -149,25 +146,26 @@ SPECIAL_FLAGS = (
 """Those whose value is not the key's."""
 
 
-def understand(words: Sequence[str]) -> Asked:
+def understand(words: Sequence[str]) -> Request:
     """Read variables, a config_*.sh, a start script with variables before it, or a line of train_imagenet.py."""
-    line = read_line(words, rf"train_imagenet\.py|{SCRIPTS}")
-    if line.program == "train_imagenet.py" or any(word.startswith("--") for word in line.after):
+    line = read_line(words, PROGRAM, SCRIPTS)
+    line.notes += describe_launcher(line.launcher)
+    if line.program == "train_imagenet.py" or line.after:
         return read_program(line)
-    return read_script_line(line)
+    return read_variables(line)
 
 
-def read_program(line: Line) -> Asked:
+def read_program(line: Line) -> Request:
     """Read the flags of train_imagenet.py."""
     given = GRAMMAR.read_flags(line.after)
     values = given.values
     geometry = read_launcher(line.launcher)
     if geometry.devices() is None and values.get("gpus"):
-        geometry = Geometry(1, len([gpu for gpu in values["gpus"].split(",") if gpu]))
+        geometry = Geometry(1, len(values["gpus"].split(",")))
     method, notes = read_method(values["optimizer"], values.get("lr-step-epochs", "0"), values["e2e-cuda-graphs"])
     size = re.fullmatch(r"[34],(\d{2,4}),\1", values["image-shape"])
     if size is None:
-        raise ConfigError(f"--image-shape={values['image-shape']}: it is 3 or 4 channels and a square: 3,224,224")
+        raise ConfigError(f"invalid --image-shape={values['image-shape']}: expected channels and a square: 3,224,224")
     keys = given.list_keys(SPECIAL_FLAGS) | method
     keys |= {
         "data.image_size": int(size[1]),
@@ -175,60 +173,43 @@ def read_program(line: Line) -> Asked:
         "augment.aspect": [values["min-random-aspect-ratio"], values["max-random-aspect-ratio"]],
         "train.precision": "fp16" if values["dtype"] == "float16" else "fp32",
     }
-    if "num-examples" in given.asked:
+    if "num-examples" in given.written:
         keys["schedule.pictures"] = values["num-examples"]
-    notes += set_rate(keys, geometry, values["optimizer"])
+    notes += set_rate(keys, geometry)
     source = values.get("data-train")
     notes += set_data(keys, str(PurePosixPath(source).parent) if source else None, "--data-train")
-    notes = [*line.notes, *describe_launcher(line), *given.notes, *notes]
-    return Asked("train", keys, (), geometry, notes, said=given.trace())
+    return Request("train", keys, (), geometry, [*line.notes, *given.notes, *notes])
 
 
-def read_script_line(line: Line) -> Asked:
+def read_variables(line: Line) -> Request:
     """Read variables, given as words or in files, before a start script or alone."""
-    if line.program in ("run_singlenode.sh", "run_multinode.sh"):
-        line.values = {**PACKAGED, **line.values}
-    docker = find_docker_network(line)
-    given = GRAMMAR.read_variables(line, optional=("SEED",))
-    values = dict(given.values)
-    geometry = find_geometry(values, line)
+    if "NODENUM" in line.values and "NETWORK" in line.values:
+        line.notes.append(f"NETWORK={line.values.pop('NETWORK')}: docker's network; no container is needed")
+    if "$" in line.values.get("SEED", ""):
+        line.notes.append(f"SEED={line.values.pop('SEED')}: not drawn; give --seed or --runs")
+    given = GRAMMAR.read_variables(line)
+    values = given.values
+    check_counts(values, ("DGXNGPU", "DGXNNODES", "GPUPERNODE", "NODENUM"))
+    each, nodes = values.get("GPUPERNODE", values.get("DGXNGPU")), values.get("NODENUM", values.get("DGXNNODES"))
+    started = read_launcher(line.launcher)
+    geometry = settle(nodes or started.nodes, each or started.each, started.ranks)
     method, notes = read_method(values["OPTIMIZER"], values["LRSCHED"], values["E2E_CUDA_GRAPHS"])
     keys = given.list_keys(SPECIAL_VARIABLES) | method
     if values["TIME_TAGS"] or values["NVTX_FLAG"]:
         keys |= {"stop.epochs": 4, "schedule.warm_up_epochs": 2}
         keys |= {"engine.split_phases": True} if values["TIME_TAGS"] else {}
         keys |= {"engine.nvtx": True} if values["NVTX_FLAG"] else {}
-    if "CLEAR_CACHES" in given.asked:
+    if "CLEAR_CACHES" in given.written:
         keys["mlperf.clear_caches"] = values["CLEAR_CACHES"] > 0
-    notes += set_rate(keys, geometry, values["OPTIMIZER"])
+    notes += set_rate(keys, geometry)
     verb: Verb = "profile" if values["PROFILE"] else "bench" if values["SYNTH_DATA"] else "train"
     if values["SYNTH_DATA"]:
         keys["data.source"] = "synthetic"
     elif verb == "train" or "DATADIR" in values:
         notes += set_data(keys, values.get("DATADIR"), "DATADIR")
-    notes = [*line.notes, *describe_launcher(line), *docker, *given.notes, *notes]
-    repeated = verb == "train" and ("NEXP" in given.asked or line.program in ("run_with_docker.sh", "run.sub"))
-    runs = values["NEXP"] if repeated else 1
-    return Asked(verb, keys, set_out(values.get("LOGDIR")), geometry, notes, runs, given.trace())
-
-
-def find_docker_network(line: Line) -> list[str]:
-    """Take out the NETWORK of run_multinode.sh, which is docker's and not the neural one."""
-    if not {"NODENUM", "KEYREPO"} & set(line.values) or "NETWORK" not in line.values:
-        return []
-    return [f"NETWORK={line.values.pop('NETWORK')}: docker's network; no container is needed"]
-
-
-def find_geometry(values: Mapping[str, Any], line: Line) -> Geometry:
-    """Return nodes and devices from the variables, or from mpirun and horovodrun."""
-    few = [f"{name}={values[name]}: must be at least 1" for name in COUNTS if values.get(name, 1) < 1]
-    refuse(few, ORIGINAL)
-    each = values.get("GPUPERNODE", values.get("DGXNGPU"))
-    nodes = values.get("NODENUM", values.get("DGXNNODES"))
-    started = read_launcher(line.launcher)
-    if line.program == "run_singlenode.sh" and each is None:
-        each = 2
-    return settle(Geometry(nodes or started.nodes, each or started.each, started.ranks))
+    repeated = verb == "train" and ("NEXP" in given.written or line.program in REPEATING)
+    notes = [*line.notes, *given.notes, *notes]
+    return Request(verb, keys, set_out(values.get("LOGDIR")), geometry, notes, values["NEXP"] if repeated else 1)
 
 
 def read_method(optimizer: str, plan: str, graphs: int) -> tuple[dict[str, Any], list[str]]:
@@ -245,29 +226,25 @@ def read_method(optimizer: str, plan: str, graphs: int) -> tuple[dict[str, Any],
         epochs = [float(epoch) for epoch in plan.split(",")]
         keys |= {"schedule.name": "steps", "schedule.decay_epochs": epochs, "schedule.decay_late": True}
     else:
-        raise ConfigError(f"LRSCHED or --lr-step-epochs={plan}: it is pow2 or a list of epochs such as 30,60,80")
-    notes = []
-    if optimizer == "sgdwfastlarsv2":
-        notes.append("sgdwfastlarsv2: no formula of it is published; LARS is used, as on the other systems")
-    if graphs and not plain:
-        notes.append("CUDA graphs: not captured with LARS, whose rates are the host's")
+        raise ConfigError(f"invalid schedule {plan}: expected pow2 or a list of epochs such as 30,60,80")
+    notes = ["sgdwfastlarsv2: no formula of it is published; LARS is used"] * (optimizer == "sgdwfastlarsv2")
+    notes += ["CUDA graphs: not captured with LARS, whose rates are the host's"] * (graphs > 0 and not plain)
     return keys, notes
 
 
-def set_rate(keys: dict[str, Any], geometry: Geometry, optimizer: str) -> list[str]:
-    """Set for which batch the rate is meant; say where it is far from the recipe's rule."""
-    rate, batch = keys["optimizer.learning_rate"], keys["train.batch_size"]
+def set_rate(keys: dict[str, Any], geometry: Geometry) -> list[str]:
+    """Set which batch the rate is meant for; return a note where it is far from the recipe's rule."""
+    rate, batch, sgd = keys["optimizer.learning_rate"], keys["train.batch_size"], keys["optimizer.name"] == "sgd"
     count = geometry.devices()
     if count is None:
-        if (rate, batch) == (RATE, BATCH) and optimizer != "sgd":
+        if (rate, batch) == (RATE, BATCH) and not sgd:
             return []
         keys["optimizer.rate_for"] = "run"
         return ["the number of devices is not given: the rate is taken as it is, on one or on many"]
     images = batch * count
-    keys |= {"optimizer.rate_for": images, "optimizer.rate_growth": "linear" if optimizer == "sgd" else "sqrt"}
+    keys |= {"optimizer.rate_for": images, "optimizer.rate_growth": "linear" if sgd else "sqrt"}
     usual = RATE * math.sqrt(max(images, 1) / GLOBAL_BATCH)
-    if optimizer == "sgd" or usual / ODD <= rate <= usual * ODD:
+    if sgd or usual / ODD <= rate <= usual * ODD:
         return []
-    told = f"rate {rate:g} for {images:,} images a step: the recipe's rule, {RATE} for {GLOBAL_BATCH:,} and the square"
     instead = PACKAGED_SYSTEM if (count, batch) == (2, 4) else f"--set optimizer.learning_rate={usual:.2g}"
-    return [f"{told} root for others, gives {usual:.2g}: {instead}"]
+    return [f"rate {rate:g} for {images:,} images per step: the recipe's rule gives {usual:.2g}: {instead}"]

@@ -1,12 +1,11 @@
 """torch_imagenet_resnet.py of the SC22 study of GPU variability, and the scripts that start it. K-FAC only when off."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from trainstone.config.old.flag import Asked, Flag, Given, Grammar, idle, set_data, set_out
-from trainstone.config.old.launcher import Geometry, describe_launcher, read_launcher
-from trainstone.config.old.line import PROGRAM, Line, read_line
+from trainstone.config.old.flag import Flag, Given, Grammar, Request, idle, set_data, set_out
+from trainstone.config.old.launcher import describe_launcher, read_launcher
+from trainstone.config.old.line import PROGRAM, read_line
 from trainstone.errors import ConfigError
 
 OFF = "K-FAC is off (--kfac-update-freq 0)"
@@ -43,81 +42,52 @@ FLAGS = (
     Flag("local_rank", "integer", "0", "`--device`", "a launcher sets it; by hand it names the GPU"),
 )
 GRAMMAR = Grammar("sc22", FLAGS)
-KFAC = tuple(flag.name for flag in FLAGS if flag.remark == OFF)
-# What run-resnet.sh passes; the other scripts change the batch and the devices.
-SCRIPT = (
-    *("--base-lr", "0.05", "--batch-size", "64", "--kfac-update-freq", "0", "--kfac-cov-update-freq", "50"),
-    *("--damping", "0.003", "--model", "resnet50", "--checkpoint-freq", "90", "--kfac-comm-method", "comm-opt"),
-    *("--kfac-grad-worker-fraction", "0.0", "--epochs", "1", "--lr-decay", "30", "60", "80"),
+LINE = (
+    "torch_imagenet_resnet.py --base-lr 0.05 --kfac-update-freq 0 --kfac-cov-update-freq 50 --damping 0.003 "
+    "--model resnet50 --checkpoint-freq 90 --kfac-comm-method comm-opt --kfac-grad-worker-fraction 0.0 --epochs 1 "
+    "--lr-decay 30 60 80"
 )
-SCRIPT_ARGUMENTS = {
-    "run-resnet.sh": (),
-    "resnet-singularity.sh": (),
-    "run-resnet-single.sh": ("DEVICE", "RUN"),
-    "run-resnet-multi.sh": ("RUN", "NODES", "BATCH"),
+LAUNCH = "python -m torch.distributed.launch"
+SCRIPTS = {
+    "run-resnet.sh": f"{LAUNCH} --nproc_per_node=4 {LINE} --batch-size 64",
+    "resnet-singularity.sh": f"{LAUNCH} --nproc_per_node=4 {LINE} --batch-size 64",
+    "run-resnet-single.sh": f"{LAUNCH} --nproc_per_node=1 {LINE} --batch-size 16 --local_rank ${{1:-0}}",
+    "run-resnet-multi.sh": f"{LAUNCH} --nproc_per_node=3 --nnodes=${{2:-1}} {LINE} --batch-size ${{3:-64}}",
 }
-SCRIPTS = "|".join(map(re.escape, SCRIPT_ARGUMENTS))
+"""Their arguments: DEVICE RUN of -single, RUN NODES BATCH of -multi."""
 
 
-def understand(words: Sequence[str]) -> Asked:
+def understand(words: Sequence[str]) -> Request:
     """Read a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
     line = read_line(words, PROGRAM, SCRIPTS)
-    geometry = expand_script(line) if line.program in SCRIPT_ARGUMENTS else read_launcher(line.launcher)
     given = GRAMMAR.read_flags(line.after)
-    refuse_kfac(given)
+    if given.values["kfac-update-freq"] != 0:
+        raise ConfigError(
+            f"K-FAC is on, and there is none here: --kfac-update-freq is {given.values['kfac-update-freq']}",
+            hint="the study itself ran with --kfac-update-freq 0: give that",
+        )
     keys = list_keys(given)
-    notes = [*line.notes, *describe_launcher(line), *given.notes]
-    if "train-dir" in given.asked:
+    notes = [*line.notes, *describe_launcher(line.launcher), *given.notes]
+    if "train-dir" in given.written:
         notes += set_data(keys, given.values["train-dir"], "--train-dir")
     else:
         notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
-    options = set_out(given.values["log-dir"] if "log-dir" in given.asked else None)
-    return Asked("bench", keys, options, geometry, notes, said=given.trace())
-
-
-def expand_script(line: Line) -> Geometry:
-    """Write out what a script of the study passes on; return on how many devices."""
-    names = SCRIPT_ARGUMENTS[line.program]
-    if len(line.after) > len(names) or not all(word.isdecimal() for word in line.after):
-        taken = " ".join(names) or "no arguments"
-        raise ConfigError(f"{line.program} {' '.join(line.after)}: it takes {taken}", hint="numbers, in this order")
-    given = {name: int(word[:9]) for name, word in zip(names, line.after, strict=False)}
-    if given.get("NODES", 1) < 1:
-        raise ConfigError(f"{line.program}: NODES={given['NODES']}: must be at least 1")
-    line.notes.append(f"{line.program}: what the study's own script ran; a file of that name would be read")
-    line.after = list(SCRIPT)
-    if line.program == "run-resnet-single.sh":
-        line.after += ["--batch-size", "16", "--local_rank", str(given.get("DEVICE", 0))]
-        return Geometry(1, 1)
-    if line.program == "run-resnet-multi.sh":
-        line.after += ["--batch-size", str(given.get("BATCH", 64))]
-        return Geometry(given.get("NODES", 1), 3)
-    return Geometry(1, 4)
-
-
-def refuse_kfac(given: Given) -> None:
-    """K-FAC is not here; a line that leaves it on cannot be equalled."""
-    if given.values["kfac-update-freq"] == 0:
-        return
-    named = [given.asked[name] for name in ("kfac-update-freq", *KFAC) if name in given.asked]
-    told = ", ".join(named) if named else "--kfac-update-freq is 100 unless it is given"
-    raise ConfigError(
-        f"K-FAC is on, and there is none here: {told}", hint="the study itself ran with --kfac-update-freq 0: give that"
-    )
+    options = set_out(given.values["log-dir"] if "log-dir" in given.written else None)
+    return Request("bench", keys, options, read_launcher(line.launcher), notes)
 
 
 def list_keys(given: Given) -> dict[str, Any]:
     """Return the keys that the flags set."""
     values = given.values
     keys = given.list_keys(("backend", "model", "fp16"))
-    keys["model.depth"] = int(values["model"].lower().removeprefix("resnet"))
+    keys["model.depth"] = int(values["model"].removeprefix("resnet"))
     keys["train.precision"] = "fp16" if values["fp16"] else "fp32"
     if values["batches-per-allreduce"] > 1:
         keys["engine.split_phases"] = False  # phases alternate within a step
-    if "backend" in given.asked:
+    if "backend" in given.written:
         keys["parallel.backend"] = values["backend"]
     if values["no-cuda"]:
         keys["device"] = "cpu"
-    elif "local_rank" in given.asked and values["local_rank"] > 0:
+    elif values["local_rank"] > 0:
         keys["device"] = f"cuda:{values['local_rank']}"
     return keys

@@ -1,43 +1,50 @@
 """MLPerf's MXNet SSD (Dell EMC's): lines of its program, variables of its start scripts, config_*.sh, other scripts."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from trainstone.config.old.flag import Asked, Flag, Given, Grammar, Parser, Verb, idle, refuse, set_data, set_out
+from trainstone.config.old.flag import Flag, Given, Grammar, Parser, Request, check_counts, idle, set_data, set_out
 from trainstone.config.old.launcher import Geometry, describe_launcher, read_launcher, settle
-from trainstone.config.old.line import Line, open_file, read_line, split_words
+from trainstone.config.old.line import Line, read_line, read_script, split_text
 from trainstone.errors import ConfigError
 
 ORIGINAL = "mlperf-ssd"
 PROGRAM = r"ssd_main(?:_async)?\.py"
 STARTING = r"run_with_docker\.sh|run\.slurm|run_and_time(?:_multi)?\.sh"
 REPEATING = ("run_with_docker.sh", "run.slurm")
-DGX1 = r"train_mlperf_dgx1_(?:gbn([24])_)?(nhwc|nchw)_(fp16|amp)\.sh"
 DOCKER = r"build_container\.sh|build\.sh|launch\.sh|launch_local\.sh|config\.sh"
 PREPARING = rf"mll-status|prepare-json\.py|create_tfrecord\.(?:py|sh)|get_resnet34_backbone\.sh|{DOCKER}"
-ABSENT = re.compile(r"""(?:(?:source|\.)\s+)?["']?((?:[^\s"'$`;]*/)?config_([\w.-]+)\.sh)["']?""")
-"""A system's file, by itself or sourced."""
 BASE_RATE = 2.5e-3
-COUNTS = ("NNODES", "NGPU", "DGXNNODES", "DGXNGPU", "NUMEPOCHS", "NEXP")
 BACKBONE = "resnet34-333f7ec4.pickle"
 # config_*.sh: nodes, GPUs of a node, EXTRA_PARAMS.
+C4140_2X = (2, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4")
+C4140_4X = (4, 4, "--batch-size=56 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4 --dali-workers=3")
+DGX1 = (1, 8, "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4")
+DGXA100 = (1, 8, "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4")
 SYSTEMS = {
     "C4140": (1, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
-    "2xC4140": (1, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4"),
-    "4xC4140": (4, 4, "--batch-size=56 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4 --dali-workers=3"),
+    **{"2xC4140": C4140_2X, "2xC4140_01x08x56": C4140_2X, "4xC4140": C4140_4X, "4xC4140_01x08x56": C4140_4X},
     "DSS8440": (1, 8, "--batch-size=128 --lr-warmup-epoch=5 --lr=5.84e-3 --weight-decay=1.6e-4"),
-    "DGX1_01x08x56": (1, 8, "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
-    "DGXA100_1x8x114": (1, 8, "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4"),
+    **{"DGX1": DGX1, "DGX1_01x08x56": DGX1, "DGXA100": DGXA100, "DGXA100_1x8x114": DGXA100},
 }
-SYSTEMS |= {"4xC4140_01x08x56": SYSTEMS["4xC4140"], "DGX1": SYSTEMS["DGX1_01x08x56"]}
-SYSTEMS |= {"DGXA100": SYSTEMS["DGXA100_1x8x114"]}
-NODES_OF = {"2xC4140": 2}
-"""Systems whose file has a wrong number of nodes."""
 # scripts/train/dgx1: batch, and 300 steps of warm-up in epochs, by how many GPUs share batch norm.
 WARM_UPS = {1: (128, 2.619685), 2: (64, 1.3098425), 4: (32, 0.65492125)}
+SCRIPTS = {
+    f"config_{name}.sh": f"export NNODES={nodes} NGPU={each} EXTRA_PARAMS='{extra}'"
+    for name, (nodes, each, extra) in SYSTEMS.items()
+}
+SCRIPTS |= {
+    f"train_mlperf_dgx1_{f'gbn{shared}_' if shared > 1 else ''}{layout}_{precision}.sh": (
+        f"mpirun -np 8 -N 8 python ssd_main_async.py --log-interval=20 --batch-size={WARM_UPS[shared][0]} "
+        f"--lr-warmup-epochs={WARM_UPS[shared][1]} --pretrained-backbone=/datasets/backbones/{BACKBONE} "
+        f"--data-layout={layout} --bn-group={shared} --precision={precision}"
+    )
+    for shared, layout, precision in itertools.product(WARM_UPS, ("nhwc", "nchw"), ("fp16", "amp"))
+}
 FUSED = "the same mathematics; torch chooses the kernels"
 DECODED = "pictures are decoded on the CPU: `loader.threads`, `loader.cache`"
 HOROVOD = "gradients go in parcels of `parallel.bucket_bytes`"
@@ -132,64 +139,45 @@ SPECIAL = (
 """Flags whose value is not the key's."""
 
 
-def understand(words: Sequence[str]) -> Asked:
+def understand(words: Sequence[str]) -> Request:
     """Read variables, a config_*.sh, a start script with variables before it, or a line of ssd_main.py."""
-    words = [word if "\n" in word else ABSENT.sub(name_absent, word) for word in words]
-    line = read_line(words, rf"{PROGRAM}|{PREPARING}|{STARTING}", DGX1)
+    line = read_line(words, rf"{PROGRAM}|{PREPARING}|{STARTING}", SCRIPTS)
     if re.fullmatch(PREPARING, line.program):
         return read_preparing(line)
-    if re.fullmatch(DGX1, line.program):
-        line.notes.append(f"{line.program}: what the benchmark's own script ran; a file of that name would be read")
-        return read_program(line, list_dgx1_words(line.program), Geometry(1, 8))
-    if re.fullmatch(PROGRAM, line.program) or any(word.startswith("-") for word in line.after):
-        line.notes += describe_launcher(line)
+    line.notes += describe_launcher(line.launcher)
+    if re.fullmatch(PROGRAM, line.program) or line.after:
         return read_program(line, line.after, read_launcher(line.launcher))
-    return read_script_line(line)
+    return read_variables(line)
 
 
-def name_absent(named: re.Match[str]) -> str:
-    """Return SYSTEM=<name> for a config_<name>.sh that is not here."""
-    return named[0] if Path(named[1]).is_file() else f"SYSTEM={named[2]}"
-
-
-def list_dgx1_words(program: str) -> list[str]:
-    """Return the flags that a script for a DGX-1 passes, by its name."""
-    named = re.fullmatch(DGX1, program)
-    assert named is not None
-    shared = int(named[1] or 1)
-    batch, warm_up = WARM_UPS[shared]
-    words = ["--log-interval=20", f"--batch-size={batch}", f"--lr-warmup-epochs={warm_up}"]
-    words += [f"--pretrained-backbone=/datasets/backbones/{BACKBONE}", f"--data-layout={named[2].upper()}"]
-    return [*words, f"--bn-group={shared}", f"--precision={named[3]}"]
-
-
-def read_program(line: Line, words: Sequence[str], geometry: Geometry) -> Asked:
+def read_program(line: Line, words: Sequence[str], geometry: Geometry) -> Request:
     """Read the flags of ssd_main.py."""
     given = GRAMMAR.read_flags(words)
-    keys, notes = list_keys(given), [*line.notes, *given.notes, *tell_odd(given)]
-    synthetic = given.values["synthetic"]
-    if synthetic:
+    values, written = given.values, given.written
+    if "resume-from" in written and "pretrained-backbone" in written:
+        raise ConfigError("--resume-from and --pretrained-backbone exclude each other")
+    keys, notes = list_keys(given), [*line.notes, *given.notes]
+    if values["synthetic"]:
         keys["data.source"] = "synthetic"
     else:
-        name = "tfrecord-root" if given.values["use-tfrecord"] else "coco-root"
-        notes += set_data(keys, given.values[name] if name in given.asked else None, f"--{name}")
-    if not {"pretrained-backbone", "resume-from"} & set(given.asked) and not synthetic:
-        notes.append("--pretrained-backbone is not given: it begins with random weights, as there")
-    verb: Verb = "bench" if synthetic else "train"
-    return Asked(verb, keys, set_out(given.values.get("results")), geometry, notes, said=given.trace())
+        name = "tfrecord-root" if values["use-tfrecord"] else "coco-root"
+        notes += set_data(keys, values[name] if name in written else None, f"--{name}")
+        if not {"pretrained-backbone", "resume-from"} & set(written):
+            notes.append("--pretrained-backbone is not given: training starts from random weights, as there")
+    return Request("bench" if values["synthetic"] else "train", keys, set_out(values.get("results")), geometry, notes)
 
 
 def list_keys(given: Given) -> dict[str, Any]:
     """Return the keys that flags set."""
     values = given.values
     keys = given.list_keys(SPECIAL)
-    precision = values["precision"].lower()
+    precision = values["precision"]
     loss_scale = {"fp16": {"train.loss_scale": values["fp16-loss-scale"]}, "amp": {"train.loss_scale": "dynamic"}}
     epochs = list_evaluated(values)
     keys |= {
         "train.precision": "fp32" if precision == "fp32" else "fp16",
         **loss_scale.get(precision, {}),
-        "engine.channels_last": values["data-layout"].upper() == "NHWC",
+        "engine.channels_last": values["data-layout"] == "NHWC",
         "optimizer.learning_rate": values.get("lr") or BASE_RATE,
         "schedule.warm_up_epochs": values.get("lr-warmup-epochs") or 0.0,
         "schedule.warm_up_from": 1 - 2 ** -max(0.0, values["lr-warmup-factor"]),
@@ -199,7 +187,7 @@ def list_keys(given: Given) -> dict[str, Any]:
     }
     if not epochs:
         keys["eval.every_epochs"] = 0
-    if "dali-workers" in given.asked:
+    if "dali-workers" in given.written:
         keys["loader.threads"] = values["dali-workers"]
     if values["log-interval"] != 100:
         keys["original.every_steps"] = values["log-interval"]
@@ -213,39 +201,20 @@ def list_evaluated(values: Mapping[str, Any]) -> list[float]:
     return sorted({*values["val-epochs"], *map(float, regular)})
 
 
-def tell_odd(given: Given) -> list[str]:
-    """Say what the original refused, or what cannot go together."""
-    values, asked = given.values, given.asked
-    if "resume-from" in asked and "pretrained-backbone" in asked:
-        refuse(["--resume-from and --pretrained-backbone exclude each other"], ORIGINAL)
-    notes = []
-    if values["bn-group"] > 1 and (values["data-layout"].upper() == "NCHW" or values["precision"] == "fp32"):
-        notes.append(f"{asked['bn-group']} with NCHW or fp32: refused there; here it is done")
-    if not list_evaluated(values):
-        notes.append(f"{asked['val-epochs']}: no epoch to evaluate after; here the end of the run is")
-    return notes
-
-
-def read_script_line(line: Line) -> Asked:
+def read_variables(line: Line) -> Request:
     """Read variables, given as words or in files, before a start script or alone."""
-    notes = [*line.notes, *describe_launcher(line)]
-    named = [path.name.removeprefix("config_").removesuffix(".sh") for path in line.files if "config_" in path.name]
-    system = line.values.get("SYSTEM", named[-1] if named else "")
-    if named and system != named[-1]:
-        refuse([f"SYSTEM={system} and config_{named[-1]}.sh: one system at a time"], ORIGINAL)
     if "SYSTEM" in line.values:
-        notes += add_system(line, system)
+        read_script(line, [f"config_{line.values['SYSTEM']}.sh"], 0)
     given = GRAMMAR.read_variables(line)
-    few = [f"{name}={given.values[name]}: must be at least 1" for name in COUNTS if given.values.get(name, 1) < 1]
-    refuse(few, ORIGINAL)
-    geometry, corrected = find_geometry(given, line, system)
-    line.notes = [*notes, *given.notes, *corrected]
-    asked = read_program(line, list_words(given), geometry)
-    keys = dict(asked.keys)
-    if "CLEAR_CACHES" in given.asked:
+    check_counts(given.values, ("NNODES", "NGPU", "DGXNNODES", "DGXNGPU", "NUMEPOCHS", "NEXP"))
+    geometry = find_geometry(given.values, line)
+    line.notes += given.notes
+    request = read_program(line, list_words(given), geometry)
+    keys = dict(request.keys)
+    if "CLEAR_CACHES" in given.written:
         keys["mlperf.clear_caches"] = given.values["CLEAR_CACHES"] > 0
-    repeated = "NEXP" in given.asked or line.program in REPEATING
-    return asked._replace(keys=keys, runs=given.values["NEXP"] if repeated else 1, said={**asked.said, **given.trace()})
+    repeated = "NEXP" in given.written or line.program in REPEATING
+    return request._replace(keys=keys, runs=given.values["NEXP"] if repeated else 1)
 
 
 def list_words(given: Given) -> list[str]:
@@ -258,125 +227,59 @@ def list_words(given: Given) -> list[str]:
         words.append(f"--pretrained-backbone={values['PRETRAINED_DIR'].rstrip('/')}/{BACKBONE}")
     if values.get("LOGDIR"):
         words.append(f"--results={values['LOGDIR']}")
-    return words + split_words(values.get("EXTRA_PARAMS", ""))
+    return words + split_text(values.get("EXTRA_PARAMS", ""))
 
 
-def add_system(line: Line, system: str) -> list[str]:
-    """Take what config_<SYSTEM>.sh sets: of the file where it is here, else as Dell EMC's did."""
-    file = f"config_{system}.sh"
-    given = dict(line.values)
-    if Path(file).is_file():
-        open_file(line, Path(file))
-        line.values |= given
-        return [f"{file}: read as text, not executed"]
-    if system not in SYSTEMS:
-        raise ConfigError(
-            f"SYSTEM={system}: there is no {file} here", hint=f"known without their file: {', '.join(SYSTEMS)}"
-        )
-    nodes, each, extra = SYSTEMS[system]
-    line.values = {"NNODES": str(nodes), "NGPU": str(each), "EXTRA_PARAMS": extra, **given}
-    return [f"{file}: as Dell EMC's; a file of that name would be read"]
-
-
-def find_geometry(given: Given, line: Line, system: str) -> tuple[Geometry, list[str]]:
+def find_geometry(values: Mapping[str, Any], line: Line) -> Geometry:
     """Return nodes and devices: of the launcher, of the variables; the number that one file has wrong is corrected."""
-    values = given.values
     started = read_launcher(line.launcher)
     nodes, each = values.get("NNODES", values.get("DGXNNODES")), values.get("NGPU", values.get("DGXNGPU"))
-    notes = []
-    right = NODES_OF.get(system)
-    if right and nodes == 1 and started.nodes is None:
-        nodes = right
-        notes.append(f"NNODES=1: config_{system}.sh says so by mistake; it ran on {right} nodes")
-    if line.program == "run.slurm" and each is None:
-        each = 4
-    if started.ranks is not None and started.nodes is None and each is None:
-        return settle(started), notes
-    return settle(Geometry(started.nodes or nodes, started.each or each, started.ranks)), notes
+    if nodes == 1 and any("2xC4140" in file for file in line.files):
+        nodes = 2
+        line.notes.append("NNODES=1: the file of 2xC4140 says so by mistake; it ran on 2 nodes")
+    if line.program == "run.slurm":
+        each = each or 4
+    return settle(started.nodes or nodes, started.each or each, started.ranks)
 
 
-def read_preparing(line: Line) -> Asked:
-    """Say what a script that trains nothing is here."""
-    command = "trainstone doctor"
-    notes: list[str] = []
+def read_preparing(line: Line) -> Request:
+    """Return the command that equals a script which trains nothing."""
+    command, notes = ["doctor"], [f"{line.program}: no container is needed; --data DIR in place of mounts"]
     if line.program == "mll-status":
-        command = summarise(line)
+        command, notes = ["mlperf", "summary", *(line.after or ["LOG"])], []
     elif line.program == "prepare-json.py":
-        command, notes = prepare_json(line)
+        root = name_root(PurePosixPath(line.after[0] if line.after else "").parent.parent)
+        command = ["data", "coco", "--from", root, "--to", f"{root}-checked"]
+        notes = ["writes bbox_only_instances_*.json of both splits with their areas, and checks the images"]
     elif line.program.startswith("create_tfrecord"):
         command, notes = create_records(line)
     elif line.program == "get_resnet34_backbone.sh":
-        command = "trainstone weights convert resnet34-333f7ec4.pth resnet34.safetensors"
+        command = ["weights", "convert", "resnet34-333f7ec4.pth", "resnet34.safetensors"]
         notes = ["`weights convert` can fetch the .pth from a URL; model.pretrained takes a file only, the .pth too"]
-    else:
-        notes = [f"{line.program}: no container is needed; `pip install trainstone`, and --data DIR in place of mounts"]
-    return Asked("train", {}, notes=(*line.notes, *notes), command=command)
+    quoted = [word if re.fullmatch(r"[\w./*?-]+", word) else shlex.quote(word) for word in command]  # *.log stays
+    return Request("train", {}, notes=(*line.notes, *notes), command=" ".join(["trainstone", *quoted]))
 
 
-def summarise(line: Line) -> str:
-    """mll-status LOG...: patterns of file names stay for the shell."""
-    refuse([f"mll-status takes LOG..., not {word}" for word in line.after if word.startswith("-")], ORIGINAL)
-    logs = ["".join(map(quote_part, re.split(r"([*?])", word))) for word in line.after] or ["LOG"]
-    return " ".join(["trainstone mlperf summary", *logs])
+def name_root(folder: PurePosixPath) -> str:
+    """Return the folder of a data set: COCO where the words do not name it."""
+    return "COCO" if folder.name in ("", "..") else str(folder)
 
 
-def quote_part(part: str) -> str:
-    """Quote a part of a word for a shell, unless it stands for any letters."""
-    return part if part in ("", "*", "?") else shlex.quote(part)
-
-
-def name_folder(path: PurePosixPath) -> tuple[PurePosixPath, list[str]]:
-    """Return a folder that another may be named after: COCO where the words do not name it."""
-    if path.name not in ("", ".."):
-        return path, []
-    return PurePosixPath("COCO"), ["COCO: the folder that has train2017, val2017 and annotations"]
-
-
-def prepare_json(line: Line) -> tuple[str, list[str]]:
-    """prepare-json.py IN OUT [-k] [-p]: one of the files that `data coco` writes."""
-    parser = Parser(ORIGINAL)
-    parser.add_argument("source")
-    parser.add_argument("target")
-    parser.add_argument("-k", "--keep-keys", action="store_true", default=False)
-    parser.add_argument("-p", "--pretty-print", action="store_true", default=False)
-    given = parser.parse_args(line.after)
-    root, notes = name_folder(PurePosixPath(given.source).parent.parent)
-    notes.append("writes bbox_only_instances_*.json of both splits, and checks the pictures")
-    if given.keep_keys:
-        notes.append("-k: areas are kept, where there all became 1.0 and no box was medium or large")
-    if given.pretty_print:
-        notes.append("-p: one line, without spaces; `python -m json.tool` spreads it")
-    return shlex.join(["trainstone", "data", "coco", "--from", str(root), "--to", f"{root}-checked"]), notes
-
-
-def create_records(line: Line) -> tuple[str, list[str]]:
+def create_records(line: Line) -> tuple[list[str], list[str]]:
     """create_tfrecord.py for one split, or create_tfrecord.sh for both: `data convert` does both at once."""
     parser = Parser(ORIGINAL)
-    for names in ("-i", "-a", "-o", "-s --seed", "--size-threshold", "-d --dataset-dir", "-c --container"):
+    for names in ("-i", "-a", "-o", "-n", "-s --seed", "--size-threshold", "-d --dataset-dir", "-c --container"):
         parser.add_argument(*names.split())
-    parser.add_argument("-n", type=int)
     for name in ("--ltrb", "--ratio", "--skip-empty"):
         parser.add_argument(name, action="store_true")
     given = vars(parser.parse_args(line.after))
-    whole, shards = line.program.endswith(".sh"), given.get("n", 1)
-    if shards < 1:
-        refuse([f"-n {shards}: must be a whole number of at least 1"], ORIGINAL)
-    folder = given.get("dataset_dir", "/datasets/ssd")
-    images = PurePosixPath(given.get("i", f"{folder}/coco2017/train2017" if whole else "COCO/train2017"))
-    to = PurePosixPath(given.get("o", f"{folder}/coco2017/tfrecord/train" if whole else "RECORDS/train")).parent
-    root, notes = name_folder(images.parent)
-    notes.append("both splits at once; validation pictures without boxes stay")
-    if to.name in ("", "..") or to == root or to.is_relative_to(images.parent):
-        notes.append(f"{to}: beside {root} instead, or both would be taken for one set")
-        to = root.with_name(f"{root.name}-tfrecord")
-    paths = [f"./{path}" if str(path).startswith("-") else str(path) for path in (root, to)]  # not flags
-    words = [*paths, "--format", "tfrecord"]
-    words += ["--skip-empty"] * (whole or "skip_empty" in given) + ["--shuffle"] * (whole or "seed" in given)
-    if shards > 1:
-        words += ["--shards", str(shards)]
-        notes.append(f"-n {shards}: records are spread, where there all went into the last file")
-    if "size_threshold" in given:
-        notes.append("--size-threshold: every box is kept")
-    if not whole and not {"ltrb", "ratio"} <= set(given):
-        notes.append("boxes are edges as shares of width and height, as with --ltrb --ratio")
-    return shlex.join(["trainstone", "data", "convert", *words]), notes
+    both = line.program.endswith(".sh")
+    folder = f"{given.get('dataset_dir', '/datasets/ssd')}/coco2017/train2017" if both else ""
+    root = name_root(PurePosixPath(given.get("i", folder)).parent)
+    target = PurePosixPath(given.get("o", root)).parent
+    beside = "o" not in given or target.is_relative_to(root) or target.name == ""
+    command = ["data", "convert", root, f"{root}-tfrecord" if beside else str(target), "--format", "tfrecord"]
+    command += ["--skip-empty"] * (both or "skip_empty" in given) + ["--shuffle"] * (both or "seed" in given)
+    command += ["--shards", given["n"]] if given.get("n", "1") != "1" else []
+    notes = ["both splits at once; validation images without boxes stay, boxes are edges as shares of the sides"]
+    return command, notes

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainstone.config.old.flag import Asked, Flag, Given, Grammar, Verb, idle, set_data, set_out
+from trainstone.config.old.flag import Flag, Given, Grammar, Request, Verb, idle, set_data, set_out
 from trainstone.config.old.launcher import Geometry, describe_launcher
 from trainstone.config.old.line import PROGRAM, Line, read_line
 from trainstone.errors import ConfigError
@@ -60,101 +60,84 @@ BATCH_SIZES = "1,2,4,8,16,32,64,96,128"
 MOST_PROFILED = 200
 SUITE_BATCH, SUITE_DEVICES = 384, 4
 """What run_train.sh passes, and on how many GPUs the suite ran it."""
-OWN = "{}: what the suite's own script ran"
-NO_DATA = "its pictures lay in the container: give --data TFRECORDS"
+SCRIPTS = {
+    "run_train.sh": "python3 resnet_ctl_imagenet_main.py --batch_size=384 --dtype=fp32 --train_epochs=90 "
+    "--distribution_strategy multi_worker_mirrored",
+}
+NO_DATA = "its images were in the container: give --data TFRECORDS, or the batches are synthetic"
 
 
-def understand(words: Sequence[str]) -> Asked:
+def understand(words: Sequence[str]) -> Request:
     """Read a line of the program, or one of the suite's scripts with its arguments."""
-    line = read_line(words, rf"{PROGRAM}|measure_throughput\.sh|measure_compute_util\.sh", r"run_train\.sh")
+    line = read_line(words, rf"{PROGRAM}|measure_throughput\.sh|measure_compute_util\.sh", SCRIPTS)
     if line.program == "measure_throughput.sh":
-        return read_throughput(line)
+        (steps,) = read_numbers(line, line.after, (1000,), "[STOP]")
+        note = "every batch size runs its steps; --seconds N instead of measure.iterations ends at a narrow interval"
+        return make_sweep(line, {"measure.iterations": steps}, (), note)
     if line.program == "measure_compute_util.sh":
         return read_utilisation(line)
-    if line.program == "run_train.sh" and not line.after:
-        keys = {"train.batch_size": 96, "train.precision": "fp32", "stop.epochs": 90.0}
-        notes = (*line.notes, *describe_launcher(line), OWN.format(line.program), NO_DATA)
-        return Asked("train", keys, (), Geometry(1, 4), notes)
     return read_program(line)
 
 
-def read_throughput(line: Line) -> Asked:
-    """measure_throughput.sh [stop]: so many steps of each batch size."""
-    (steps,) = read_numbers(line, line.after, (1000,), "[STOP]")
-    told = "every batch size runs its steps; --seconds N instead of measure.iterations ends when the interval is narrow"
-    return make_sweep(line, {"measure.iterations": steps}, (), told)
-
-
-def read_utilisation(line: Line) -> Asked:
+def read_utilisation(line: Line) -> Request:
     """measure_compute_util.sh nvprof|ncu [start] [iterations]: the timeline, or the cores."""
+    usage = "nvprof|ncu [START] [ITERATIONS]"
     tool = line.after[0] if line.after else "nvprof"
     if tool not in ("nvprof", "ncu"):
-        raise ConfigError(f"{line.program} {tool}: it takes nvprof or ncu first", hint="then [START] [ITERATIONS]")
-    start, count = read_numbers(line, line.after[1:], (1000, 200), "nvprof|ncu [START] [ITERATIONS]")
-    told = (
-        f"start {start}, {count} iterations: each point is profiled when it is steady, for some steps; "
-        f"of one batch size: trainstone profile resnet50-tbd --start {start} --iterations {min(count, MOST_PROFILED)}"
-    )
-    return make_sweep(line, {}, ("--profile",) if tool == "nvprof" else ("--cores",), told)
+        raise ConfigError(f"{line.program} {tool}: expected {usage}")
+    start, count = read_numbers(line, line.after[1:], (1000, 200), usage)
+    one = f"trainstone profile resnet50-tbd --start {start} --iterations {min(count, MOST_PROFILED)}"
+    options = ("--profile",) if tool == "nvprof" else ("--cores",)
+    return make_sweep(line, {}, options, f"each point is profiled when it is steady; of one batch size: {one}")
 
 
-def make_sweep(line: Line, keys: Mapping[str, Any], options: tuple[str, ...], note: str) -> Asked:
+def make_sweep(line: Line, keys: Mapping[str, Any], options: tuple[str, ...], note: str) -> Request:
     """Return a sweep over the suite's batch sizes."""
-    notes = (*line.notes, OWN.format(line.program), note, f"{NO_DATA}, or the batches are synthetic")
-    return Asked("sweep", {**keys, "train.precision": "fp32"}, ("--batch-sizes", BATCH_SIZES, *options), notes=notes)
+    options = ("--batch-sizes", BATCH_SIZES, *options)
+    return Request("sweep", {**keys, "train.precision": "fp32"}, options, notes=(*line.notes, note, NO_DATA))
 
 
-def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], taken: str) -> tuple[int, ...]:
+def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], usage: str) -> tuple[int, ...]:
     """Return the arguments of a script, its defaults where they are not given."""
-    if len(words) > len(defaults) or not all(word.isdecimal() and 0 < int(word[:12]) < 10**9 for word in words):
-        raise ConfigError(f"{line.program} {' '.join(line.after)}: it takes {taken}", hint="whole numbers")
+    if len(words) > len(defaults) or not all(re.fullmatch(r"[1-9]\d{0,8}", word) for word in words):
+        raise ConfigError(f"{line.program} {' '.join(line.after)}: expected {usage}", hint="whole numbers")
     return (*map(int, words), *defaults[len(words) :])
 
 
-def read_program(line: Line) -> Asked:
+def read_program(line: Line) -> Request:
     """Read the program's flags."""
     given = GRAMMAR.read_flags(line.after)
     values = given.values
-    verb = choose_verb(values)
-    hosts = [host for host in values.get("worker_hosts", "").split(",") if host]
-    on_cpu = values["num_gpus"] == 0
     if values["num_gpus"] < 0:
         raise ConfigError(f"--num_gpus={values['num_gpus']}: must be at least 0", hint="0 is the CPU")
-    known = hosts or "num_gpus" in given.asked
-    geometry = Geometry(max(1, len(hosts)), 1 if on_cpu else values["num_gpus"]) if known else Geometry()
-    every_gpu = () if known else tell_every_gpu(values)
-    if every_gpu and values["batch_size"] == SUITE_BATCH:
-        geometry = Geometry(1, SUITE_DEVICES)
-    keys = list_keys(given, geometry) | read_length(values, verb) | ({"device": "cpu"} if on_cpu else {})
-    notes = [*line.notes, *describe_launcher(line), *given.notes, *every_gpu]
+    geometry, notes = find_geometry(given)
+    verb: Verb = "bench" if values["skip_eval"] or values["use_synthetic_data"] else "train"
+    verb = "profile" if "profile_step" in values else verb
+    keys = list_keys(given, geometry) | read_length(values, verb)
+    notes = [*line.notes, *describe_launcher(line.launcher), *given.notes, *notes]
     if values["use_synthetic_data"]:
         keys["data.source"] = "synthetic"
-    elif verb == "train" or "data_dir" in given.asked:
-        notes += set_data(keys, values["data_dir"] if "data_dir" in given.asked else None, "--data_dir")
+    elif verb == "train" or "data_dir" in given.written:
+        notes += set_data(keys, values["data_dir"] if "data_dir" in given.written else None, "--data_dir")
     options = set_out(values.get("benchmark_log_dir"))
     if verb == "profile":
         count = min(values["steps_per_loop"], MOST_PROFILED)
         options = ("--start", str(values["profile_step"]), "--iterations", str(count), *options)
-    elif verb == "bench":
-        notes.append("speed alone is asked for: trainstone bench")
-    return Asked(verb, keys, options, geometry, notes, said=given.trace())
+    return Request(verb, keys, options, geometry, notes)
 
 
-def tell_every_gpu(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say where a line took every GPU that was there, and does not tell how many."""
+def find_geometry(given: Given) -> tuple[Geometry, list[str]]:
+    """Return the devices; a line that took every GPU there was does not say how many, unless it is the suite's."""
+    values = given.values
+    hosts = values.get("worker_hosts", "").split(",")
+    if hosts[0] or "num_gpus" in given.written:
+        return Geometry(len(hosts), max(1, values["num_gpus"])), []
     if values["distribution_strategy"] != "multi_worker_mirrored":
-        return ()
+        return Geometry(), []
+    note = "--batch_size is of all GPUs; give --num_gpus, or it is taken as"
     if values["batch_size"] == SUITE_BATCH:
-        told = f"taken as the suite's {SUITE_DEVICES} GPUs with {SUITE_BATCH // SUITE_DEVICES} each"
-        return (f"--batch_size={SUITE_BATCH} is of all GPUs: {told}; give --num_gpus for others",)
-    return ("--batch_size is of all GPUs; give --num_gpus, one is taken without",)
-
-
-def choose_verb(values: Mapping[str, Any]) -> Verb:
-    """A line that judges nothing measures."""
-    if "profile_step" in values:
-        return "profile"
-    return "bench" if values["skip_eval"] or values["use_synthetic_data"] else "train"
+        return Geometry(1, SUITE_DEVICES), [f"{note} the suite's {SUITE_DEVICES}"]
+    return Geometry(), [f"{note} one device's"]
 
 
 def read_length(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
@@ -167,22 +150,19 @@ def read_length(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
 
 def list_keys(given: Given, geometry: Geometry) -> dict[str, Any]:
     """Return the keys that the flags set."""
-    values = given.values
+    values, devices = given.values, geometry.devices() or 1
+    if values["batch_size"] % devices:
+        raise ConfigError(f"--batch_size={values['batch_size']} does not divide among {devices} devices")
     keys = given.list_keys(SPECIAL)
-    keys["train.batch_size"] = divide_batch(values["batch_size"], geometry.devices() or 1)
+    keys["train.batch_size"] = values["batch_size"] // devices
     keys["loader.cache"] = "files" if values["training_dataset_cache"] else "off"
     if values["dtype"] == "fp16":
         scale = values.get("loss_scale", "128")
         keys["train.loss_scale"] = float(scale) if re.fullmatch(r"\d+(\.\d*)?(e-?\d+)?", scale) else scale
-    if "data_format" in given.asked:
+    if "data_format" in given.written:
         keys["engine.channels_last"] = values["data_format"] == "channels_last"
     if values["log_steps"] != 100:
         keys["original.every_steps"] = values["log_steps"]
+    if values["num_gpus"] == 0:
+        keys["device"] = "cpu"
     return keys
-
-
-def divide_batch(images: int, devices: int) -> int:
-    """Return the images of one device."""
-    if images % devices:
-        raise ConfigError(f"--batch_size={images} does not divide among {devices} devices", hint="nor did it there")
-    return images // devices

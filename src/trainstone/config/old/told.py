@@ -11,15 +11,14 @@ import tomli_w
 
 from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
 from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
-from trainstone.config.old.flag import Asked
-from trainstone.config.old.launcher import MOST_DEVICES, Geometry
+from trainstone.config.old.flag import Request
+from trainstone.config.old.launcher import MOST_DEVICES
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
 from trainstone.text import printable
 
 FILE = "FILE.toml"
 OPTIONS = {"data.root": "--data", "seed": "--seed", "device": "--device"}
-MOST_SEEDS = 20
 STEPS = {("bench", "measure.iterations"), ("train", "stop.steps")}
 BESIDE = (
     *("data.", "loader.", "engine.", "measure.", "tracking.", "original.", "mlperf.", "seed", "device"),
@@ -31,10 +30,10 @@ EVALUATED = ("data.", "eval.", "device")
 
 
 class Original(NamedTuple):
-    """Who reads its lines, and the recipe it became."""
+    """What reads its lines, and the recipe it became."""
 
     recipe: str
-    understand: Callable[[Sequence[str]], Asked]
+    understand: Callable[[Sequence[str]], Request]
 
 
 ORIGINALS = {
@@ -46,7 +45,7 @@ ORIGINALS = {
 }
 
 
-class Told(NamedTuple):
+class Translation(NamedTuple):
     """What equals an old command line."""
 
     old: str
@@ -62,7 +61,7 @@ class Told(NamedTuple):
     notes: Sequence[str]
 
 
-def tell_old(original: str, words: Sequence[str]) -> Told:
+def translate(original: str, words: Sequence[str]) -> Translation:
     """Translate an old command line, or raise what cannot be."""
     if original not in ORIGINALS:
         raise ConfigError(
@@ -70,58 +69,37 @@ def tell_old(original: str, words: Sequence[str]) -> Told:
             hint=f"known: {', '.join(ORIGINALS)}",
         )
     recipe, understand = ORIGINALS[original]
-    asked = understand(words)
+    request = understand(words)
     old = words[0] if len(words) == 1 else shlex.join(words)
-    if asked.command:
-        return Told(old, asked.command.split()[1], asked.command, "", None, {}, asked.notes)
-    check_geometry(asked.geometry)
-    try:
-        system, changes = fit_system(recipe, asked)
-        config = load_config(recipe, system=system, flags=changes)
-    except ConfigError as err:
-        raise say_in_old_words(err, asked, recipe) from err
-    several = (asked.geometry.devices() or 1) > 1
-    if asked.runs > 1 and not several:  # several devices repeat by a loop over seeds
-        asked = asked._replace(options=("--runs", str(asked.runs), *asked.options))
-    command, file_command = write_commands(asked, recipe, system, changes)
-    notes = [*asked.notes, *tell_ranks(asked, config)] if several else asked.notes
-    return Told(old, asked.verb, command, file_command, config, read_defects(recipe, system), notes)
+    if request.command:
+        return Translation(old, request.command.split()[1], request.command, "", None, {}, request.notes)
+    count = request.geometry.devices() or 1
+    if max(count, request.geometry.nodes or 1) > MOST_DEVICES:
+        raise ConfigError(f"{count:,} devices: must be at most {MOST_DEVICES:,}", hint="see the words that start it")
+    system, changes = fit_system(recipe, request)
+    config = load_config(recipe, system=system, flags=changes)
+    if request.runs > 1 and count == 1:  # several devices repeat by a loop over seeds
+        request = request._replace(options=("--runs", str(request.runs), *request.options))
+    command, file_command = write_commands(request, recipe, system, changes)
+    notes = [*request.notes, *describe_ranks(request, config)] if count > 1 else request.notes
+    return Translation(old, request.verb, command, file_command, config, read_defects(recipe, system), notes)
 
 
-def check_geometry(geometry: Geometry) -> None:
-    """Refuse numbers of devices that no machine has."""
-    if (count := geometry.devices() or 1) > MOST_DEVICES or (geometry.nodes or 1) > MOST_DEVICES:
-        shown = f"{geometry.nodes or 1:,} x {geometry.each:,}" if geometry.each else f"{count:,}"
-        raise ConfigError(f"{shown} devices: must be at most {MOST_DEVICES:,}", hint="see the words that start it")
-
-
-def say_in_old_words(err: ConfigError, asked: Asked, recipe: str) -> ConfigError:
-    """Name the old flag of a value that the recipe does not take."""
-    told = re.sub(rf"^recipe {re.escape(recipe)}: ", "", err.message)
-    hint = f"`trainstone recipes {recipe}` lists the keys"
-    single = re.match(r"([\w.]+) = .*?: (.*)", told, re.DOTALL)
-    if single and single[1] in asked.said:
-        return ConfigError(f"{asked.said[single[1]]}: {single[2]} ({single[1]} of {recipe})", hint=hint)
-    named = [shown for key, shown in asked.said.items() if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", told)]
-    old = ", ".join(dict.fromkeys(named))
-    return ConfigError(f"{old}: {told} ({recipe})" if old else f"{recipe}: {told}", hint=hint)
-
-
-def fit_system(recipe: str, asked: Asked) -> tuple[str | None, dict[str, Any]]:
-    """Return the shipped system that is what the line asks for, or none, and the keys that differ from it."""
-    nodes, each, _ = asked.geometry
-    count = asked.geometry.devices()
+def fit_system(recipe: str, request: Request) -> tuple[str | None, dict[str, Any]]:
+    """Return the shipped system that is what the line requests, or none, and the keys that differ from it."""
+    nodes, each, _ = request.geometry
+    count = request.geometry.devices()
     for name in list_shipped("systems") if count is not None else ():
         system = load_system(name)
         if recipe not in system.recipe or system.nodes * system.devices_per_node != count:
             continue
         if (nodes or system.nodes) != system.nodes or (each or system.devices_per_node) != system.devices_per_node:
             continue
-        changes = find_changes(asked.keys, load_config(recipe, system=name))
+        changes = find_changes(request.keys, load_config(recipe, system=name))
         if all(key.startswith(BESIDE) for key in changes):
             return name, changes
     geometry = {} if count is None else {"nodes": nodes or 1, "devices_per_node": each or count}
-    return None, find_changes({**asked.keys, **geometry}, load_config(recipe))
+    return None, find_changes({**request.keys, **geometry}, load_config(recipe))
 
 
 def find_changes(keys: Mapping[str, Any], config: Config) -> dict[str, Any]:
@@ -137,24 +115,26 @@ def read_key(config: Config, dotted_key: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def write_commands(asked: Asked, recipe: str, system: str | None, changes: Mapping[str, Any]) -> tuple[str, str]:
+def write_commands(request: Request, recipe: str, system: str | None, changes: Mapping[str, Any]) -> tuple[str, str]:
     """Return the command with the shipped recipe, and with the file, quoted for a shell.
 
     Saved weights of trainstone bring their own recipe, those of others need the file.
     """
-    evaluates = asked.verb == "eval"
-    words = [asked.verb, "CHECKPOINT"] if evaluates else [asked.verb, recipe, *(["--system", system] if system else [])]
+    evaluates = request.verb == "eval"
+    words = (
+        [request.verb, "CHECKPOINT"] if evaluates else [request.verb, recipe, *(["--system", system] if system else [])]
+    )
     for key, value in changes.items():
         if evaluates and not key.startswith(EVALUATED):
             continue
         if key == "data.source" and "data.root" in changes:
             continue
-        option = "--iterations" if (asked.verb, key) in STEPS else OPTIONS.get(key)
+        option = "--iterations" if (request.verb, key) in STEPS else OPTIONS.get(key)
         words += [option, str(value)] if option else ["--set", f"{key}={write_value(value)}"]
-    file_words = ["eval", "WEIGHTS", "--recipe", FILE] if evaluates else [asked.verb, FILE]
-    if "--bench" in asked.options and "data.root" in changes:  # synthetic but for --data, whatever the file says
+    file_words = ["eval", "WEIGHTS", "--recipe", FILE] if evaluates else [request.verb, FILE]
+    if "--bench" in request.options and "data.root" in changes:  # synthetic but for --data, whatever the file says
         file_words += ["--data", str(changes["data.root"])]
-    command, file_command = (shlex.join(["trainstone", *line, *asked.options]) for line in (words, file_words))
+    command, file_command = (shlex.join(["trainstone", *line, *request.options]) for line in (words, file_words))
     return command, file_command
 
 
@@ -165,24 +145,19 @@ def write_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # of texts, numbers and lists TOML has the same
 
 
-def tell_ranks(asked: Asked, config: Config) -> list[str]:
-    """Say how several devices are started, and how a run is repeated on them."""
-    if asked.verb not in ("bench", "train"):
+def describe_ranks(request: Request, config: Config) -> list[str]:
+    """Return how several devices are started, and how a run is repeated on them."""
+    if request.verb not in ("bench", "train"):
         return []
     count = config.nodes * config.devices_per_node
     places = f"--nodes {config.nodes} --ranks-per-node {config.devices_per_node}"
     launcher = f"local --ranks {count}" if config.nodes == 1 else f"slurm {places}"
-    line = f"trainstone launch {launcher} -- {shlex.join([asked.verb, FILE, *asked.options])}"
-    if asked.verb == "bench":
-        return [f"bench by itself measures one device; the original's {count:,} worked together: {line}"]
-    where = f"{count} devices" if config.nodes == 1 else f"{config.nodes} x {config.devices_per_node} devices"
-    if asked.runs == 1:
-        return [f"on {where}: {line}"]
-    last = config.seed + asked.runs - 1
-    seeds = f"$(seq {config.seed} {last})"
-    if asked.runs <= MOST_SEEDS:
-        seeds = " ".join(str(seed) for seed in range(config.seed, last + 1))
-    return [f"{asked.runs} runs on {where}: for seed in {seeds}; do {line} --seed $seed; done"]
+    line = f"trainstone launch {launcher} -- {shlex.join([request.verb, FILE, *request.options])}"
+    if request.runs > 1:
+        seeds = f"$(seq {config.seed} {config.seed + request.runs - 1})"
+        return [f"{request.runs} runs: for seed in {seeds}; do {line} --seed $seed; done"]
+    alone = "bench by itself measures one device; " if request.verb == "bench" else ""
+    return [f"{alone}on {count:,} devices together: {line}"]
 
 
 def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:
@@ -193,18 +168,17 @@ def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:
     return defects
 
 
-def write_file(told: Told) -> str:
+def write_file(translation: Translation) -> str:
     """Return a recipe file that is the old command line, with a head comment that says so."""
-    first, *more = told.old.strip().splitlines() or ["(nothing: all defaults)"]
+    first, *more = translation.old.strip().splitlines() or ["(nothing: all defaults)"]
     head = ["The old command line, in trainstone's words.", "", f"Was       {first}"]
     head += [f"          {line}" for line in more]
-    head += [f"Command   {told.command}"]
-    head += [f"          {told.file_command}, where {FILE} is this file"] if told.config else []
-    head += ["          The first for a checkpoint of trainstone, the second for weights of other tools"] * (
-        told.verb == "eval"
-    )
-    head += ["", "What has to be said:", *(f"- {note}" for note in told.notes)] if told.notes else []
+    head += [f"Command   {translation.command}"]
+    head += [f"          {translation.file_command}, where {FILE} is this file"] if translation.config else []
+    if translation.verb == "eval":
+        head.append("          The first for a checkpoint of trainstone, the second for weights of other tools")
+    head += ["", "What has to be said:", *(f"- {note}" for note in translation.notes)] if translation.notes else []
     comment = "".join(f"# {printable(line)}".rstrip() + "\n" for line in head)
-    config = write_toml(told.config) if told.config else ""
-    defects = tomli_w.dumps({"defects": told.defects}) if told.defects else ""
+    config = write_toml(translation.config) if translation.config else ""
+    defects = tomli_w.dumps({"defects": translation.defects}) if translation.defects else ""
     return "\n".join(filter(None, (comment, config, defects)))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainstone.config.old.flag import Asked, Flag, Given, Grammar, Verb, set_data, set_out
+from trainstone.config.old.flag import Flag, Given, Grammar, Request, Verb, set_data, set_out
 from trainstone.config.old.launcher import describe_launcher, read_launcher
 from trainstone.config.old.line import PROGRAM, read_line
 from trainstone.errors import ConfigError
@@ -21,8 +21,6 @@ DALI = {
     "augment.normalise": "wmlce_dali",
 }
 
-EVALUATED = ("mode", "data_dir", "batch_size", "results_dir", "gpu_id")
-PREDICTED = ("mode", "to_predict", "gpu_id")
 SPECIAL = (
     *("precision", "loss_scale", "use_static_loss_scaling", "use_tf_amp", "use_cosine_lr"),
     *("data_format", "display_every"),
@@ -63,34 +61,30 @@ FLAGS = (
 GRAMMAR = Grammar("wmlce", FLAGS, negated=True)
 
 
-def understand(words: Sequence[str]) -> Asked:
+def understand(words: Sequence[str]) -> Request:
     """Read main.py's flags, with or without what starts it."""
     line = read_line(words, PROGRAM)
     given = GRAMMAR.read_flags(line.after)
     values, mode = given.values, given.values["mode"]
     if values["use_tf_amp"] and values["precision"] == "fp16":
         raise ConfigError(
-            "--use_tf_amp and --precision=fp16 exclude each other, as they did there",
-            hint="both are train.precision=fp16 here: give one",
+            "--use_tf_amp and --precision=fp16 exclude each other", hint="both are train.precision=fp16 here: give one"
         )
     verb: Verb = VERBS.get(mode, "eval")
     keys = list_keys(given)
-    notes = [*line.notes, *describe_launcher(line), *given.notes]
+    notes = [*line.notes, *describe_launcher(line.launcher), *given.notes]
     if mode in NEED_DATA or ("data_dir" in values and mode != "predict"):
         notes += set_data(keys, values.get("data_dir"), "--data_dir")
     if verb == "eval":
         if "batch_size" in values and mode != "predict":
             keys["eval.batch_size"] = values["batch_size"]
-        used = PREDICTED if mode == "predict" else EVALUATED
-        rows = [flag for flag in FLAGS if flag.ours and flag.name in given.asked and flag.name not in used]
-        notes += [f"{given.asked[row.name]}: saved weights bring their own, or need none" for row in rows]
-        notes.append("TensorFlow's checkpoints are not read")
+        notes.append("saved weights bring their own precision and network; TensorFlow's checkpoints are not read")
     else:
         keys |= list_lengths(values, verb)
         notes += ["--mode=train: here training ends with an evaluation, too"] * (mode == "train")
         notes += ["--batch_size is not given: auto, what fits this device"] * ("batch_size" not in values)
     geometry = read_launcher(line.launcher)
-    return Asked(verb, keys, list_options(values), geometry, notes, said=given.trace())
+    return Request(verb, keys, list_options(values), geometry, notes)
 
 
 def list_keys(given: Given) -> dict[str, Any]:
@@ -104,7 +98,7 @@ def list_keys(given: Given) -> dict[str, Any]:
         keys |= {"schedule.name": "steps", "schedule.decay_epochs": DECAY_EPOCHS, "schedule.decay_late": True}
     if values["use_dali"]:
         keys |= DALI
-    if "data_format" in given.asked:
+    if "data_format" in given.written:
         keys["engine.channels_last"] = values["data_format"] == "NHWC"
     if values["display_every"] != 10:
         keys["original.every_steps"] = values["display_every"]

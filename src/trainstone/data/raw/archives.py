@@ -19,16 +19,14 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple, TypeVar
+from typing import IO, BinaryIO, NamedTuple
 
 from trainstone.data.parallel import Progress, map_in_order, open_pool
 from trainstone.errors import DataError
-from trainstone.files import sync_path
 from trainstone.formats.files import MappedFile
 from trainstone.formats.names import find_escape, find_odd_character
 from trainstone.formats.tarmember import read_members
@@ -37,19 +35,14 @@ from trainstone.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
-
 CHUNK_BYTES = 2**20
 CHUNK = 64
 """Files that a thread takes at once."""
-SYNC_THREADS = 8
-"""Waiting for a disk takes no core."""
 # What `read_tar` returns whole: annotations and lists, and a class's packed annotations. Images are not read so.
 MAX_READ_BYTES = 64 * 2**20
 # What an archive may unpack to: text packs about 10 times, tars of many small XML files 50 times, a bomb 1000 times.
 MAX_RATIO = 200
 MAX_RATIO_FREE_BYTES = 64 * 2**20
-MAX_NAME_BYTES = 4096
 MAX_PART_BYTES = 255
 _AGAIN = "it is damaged or was not downloaded whole; get it again"
 _BROKEN_TAR = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
@@ -79,9 +72,8 @@ def clean_name(name: str, archive: str) -> str:
     problem = find_odd_character(name) or find_escape(name)
     if problem is None and ("\\" in name or re.match("[A-Za-z]:", name)):
         problem = "has a name with a drive or a backslash, which is a path on Windows"
-    longest = max((len(part.encode()) for part in parts), default=0) if problem is None else 0
-    if longest > MAX_PART_BYTES or (problem is None and len(name.encode()) > MAX_NAME_BYTES):
-        problem = f"has a name longer than {MAX_NAME_BYTES} bytes, or {MAX_PART_BYTES} between slashes"
+    if problem is None and max((len(part.encode()) for part in parts), default=0) > MAX_PART_BYTES:
+        problem = f"has a name longer than {MAX_PART_BYTES} bytes"
     if problem is not None:
         raise refuse(archive, name, problem)
     return "/".join(parts)
@@ -105,24 +97,19 @@ def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[Me
             raise file.damaged(at, "the tar ends without its end mark, a block of zeros", _AGAIN)
 
 
-def read_tar(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the files in a tar, compressed or not. For many small ones: each is read whole."""
-    with _open_file(path) as file:
-        yield from read_tar_file(file, printable(str(path)))
-
-
-def read_tar_file(file: BinaryIO, title: str) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the files in a tar that is open already, such as one from another tar."""
-    for tar, member in _walk_tar(file, title):
-        if member.size > MAX_READ_BYTES:
-            large = f"is {format_bytes(member.size)} large, {format_bytes(MAX_READ_BYTES)} allowed"
-            raise refuse(title, member.name, large)
-        if member.isfile():
-            with _tar_errors(title):
-                content = tar.extractfile(member)
-                assert content is not None  # a plain file has content
-                data = content.read()
-            yield member.name, data
+def read_tar(path: Path, file: BinaryIO | None = None) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the small files in a tar, compressed or not; `file`: one that is open already."""
+    title = printable(str(path))
+    with _open_file(path) if file is None else file as opened:
+        for tar, member in _walk_tar(opened, title):
+            if member.size > MAX_READ_BYTES:
+                raise refuse(title, member.name, f"is larger than {format_bytes(MAX_READ_BYTES)}")
+            if member.isfile():
+                with _tar_errors(title):
+                    content = tar.extractfile(member)
+                    assert content is not None  # a plain file has content
+                    data = content.read()
+                yield member.name, data
 
 
 def extract_tar(path: Path, target: Path) -> Iterator[Progress]:
@@ -141,7 +128,6 @@ def extract_tar(path: Path, target: Path) -> Iterator[Progress]:
                     tar.extract(member, folder, set_attrs=False)
             yield Progress(phase, file.tell(), total, "bytes")
         yield Progress(phase, total, total, "bytes")
-        yield from sync_folder(folder, path.name)
 
 
 def unpack_once(path: Path, work: Path) -> Path:
@@ -203,25 +189,12 @@ def extract_zip(path: Path, target: Path, workers: int = 1) -> Iterator[Progress
         for name in {info.filename.rpartition("/")[0] for info in members}:
             (folder / name).mkdir(parents=True, exist_ok=True)
         files = [info for info in members if not info.is_dir()]
+        chunks = (files[start : start + CHUNK] for start in range(0, len(files), CHUNK))
         with open_pool(workers) as pool:
             unpack = partial(_unpack_members, path, archive, threading.Lock(), folder)
-            for size in map_in_order(unpack, _cut(files), pool):
+            for size in map_in_order(unpack, chunks, pool):
                 done += size
                 yield Progress(f"unpack {path.name}", done, total, "bytes")
-        yield from sync_folder(folder, path.name)
-
-
-def sync_folder(folder: Path, title: str) -> Iterator[Progress]:
-    """Bring all files of a folder to disk, then the names of its folders."""
-    files, folders = [], []
-    for parent, _, names in os.walk(folder):
-        folders.append(Path(parent))
-        files += [Path(parent) / name for name in names]
-    with open_pool(SYNC_THREADS) as pool:
-        done = 0
-        for count in map_in_order(_sync_all, [*_cut(files), *_cut(folders)], pool):
-            done += count
-            yield Progress(f"bring {title} to disk", min(done, len(files)), len(files), "files")
 
 
 class _StrictInfo(tarfile.TarInfo):
@@ -342,12 +315,12 @@ def _new_folder(archive: Path, target: Path) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True)
         yield folder
+        os.sync()  # all files at once: one fsync for each of many takes longer
         try:
             folder.rename(target)
         except OSError:
             if not target.is_dir():  # else another process was faster with the same archive
                 raise
-        sync_path(target.parent)
     except OSError as err:
         raise DataError(f"cannot extract {title} to {printable(str(target))}: {err.strerror or err}") from err
     finally:
@@ -373,7 +346,7 @@ def _open_member(archive: zipfile.ZipFile, lock: threading.Lock, info: zipfile.Z
 
 
 def _unpack_members(
-    path: Path, archive: zipfile.ZipFile, lock: threading.Lock, folder: Path, members: Iterable[zipfile.ZipInfo]
+    path: Path, archive: zipfile.ZipFile, lock: threading.Lock, folder: Path, members: Sequence[zipfile.ZipInfo]
 ) -> int:
     """Write some files of a zip; return how many bytes."""
     total = 0
@@ -387,16 +360,3 @@ def _unpack_members(
         except _BROKEN_ZIP as err:
             raise refuse(printable(str(path)), info.filename, f"is damaged: {printable(str(err))}") from err
     return total
-
-
-def _sync_all(paths: list[Path]) -> int:
-    for path in paths:
-        sync_path(path)
-    return len(paths)
-
-
-def _cut(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Cut a list into what a thread takes at once."""
-    rest = iter(items)
-    while some := list(islice(rest, CHUNK)):
-        yield some

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from trainstone.data.raw.archives import read_tar, read_tar_file
+from trainstone.data.raw.archives import read_tar
 from trainstone.data.sample import Edges
 from trainstone.data.storage.boxfile import read_box_file
 from trainstone.errors import DataError
@@ -122,18 +122,14 @@ def _list_xml(path: Path, known: Collection[str]) -> Iterator[tuple[str, str, by
                 yield printable(str(file)), name, _read_file(file)
         return
     for name, content in read_tar(path):
-        yield from _open_member(printable(str(path)), name, content, known, depth=0)
-
-
-def _open_member(
-    archive: str, name: str, content: bytes, known: Collection[str], depth: int
-) -> Iterator[tuple[str, str, bytes]]:
-    where = f"{archive}, {printable(name)}"
-    if name.lower().endswith(_PACKED_NAMES) and depth == 0 and _is_wanted(name, known):
-        for inner, inner_content in read_tar_file(io.BytesIO(content), where):
-            yield from _open_member(where, inner, inner_content, known, depth=1)
-    elif name.endswith(".xml") and _is_wanted(name, known):
-        yield where, name, content
+        if name.lower().endswith(_PACKED_NAMES) and _is_wanted(name, known):
+            archive = Path(f"{path}, {name}")
+            inner = ((archive, *entry) for entry in read_tar(archive, io.BytesIO(content)))
+        else:
+            inner = (entry for entry in [(path, name, content)])
+        for archive, inner_name, data in inner:
+            if inner_name.endswith(".xml") and _is_wanted(inner_name, known):
+                yield printable(f"{archive}, {inner_name}"), inner_name, data
 
 
 def _is_wanted(name: str, known: Collection[str]) -> bool:

@@ -9,16 +9,8 @@ import altair as alt
 from trainstone.report.blocks import Block, Figure, Section
 from trainstone.report.charts import BLUE, GREY, ORANGE, figure, round_sensibly, values
 from trainstone.report.view import RunView
-from trainstone.results.mlperf.convergence import (
-    SOURCE,
-    Expected,
-    expect,
-    find_reason,
-    interpolate,
-    judge_runs,
-    list_points,
-    prune,
-)
+from trainstone.results.mlperf import convergence
+from trainstone.results.mlperf.convergence import Expected
 from trainstone.results.mlperf.logged import LoggedRun, find_run_logs, read_logs
 from trainstone.results.mlperf.score import NUM_RUNS
 from trainstone.results.tables import Table
@@ -32,10 +24,10 @@ MEAN, LEFT_OUT, REACHED, MISSED = "reference", "reference, not counted", "reache
 def build(view: RunView) -> Section | None:
     """Only of a training whose log is of a benchmark, data and optimiser that the reference has."""
     runs = read_runs(view) if view.result.kind == "train" else []
-    if not runs or find_reason(runs) is not None:
+    if not runs or convergence.find_reason(runs) is not None:
         return None
     benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
-    expected = expect(benchmark, batch)
+    expected = convergence.expect(benchmark, batch)
     assert expected is not None  # or there was a reason
     lead = format_lead(runs, expected)
     blocks: list[Block] = [draw_convergence(runs, benchmark, batch, expected), tabulate(benchmark, expected)]
@@ -52,34 +44,29 @@ def read_runs(view: RunView) -> list[LoggedRun]:
 
 
 def format_lead(runs: list[LoggedRun], expected: Expected) -> str:
-    """Say how it compares; of runs that missed the target, what the reference would have needed."""
-    judgement, note = judge_runs(runs)
-    note = f"{note[0].upper()}{note[1:]}"
-    if judgement is not None:
-        return f"{note}."
-    trained = max((run.epochs for run in runs if run.epochs is not None), default=0.0)
-    return (
-        f"{note}, in up to {trained:g} epochs; "
-        f"the reference needs {expected.mean:.1f} at a batch of {expected.batch:,}."
-    )
+    """Return how it compares; of runs that missed the target, what the reference would have needed."""
+    assessment, note = convergence.assess_runs(runs)
+    if assessment is None:
+        note = f"{note}; the reference needs {expected.mean:.1f} epochs at a batch of {expected.batch:,}"
+    return f"{note[0].upper()}{note[1:]}."
 
 
 def tabulate(benchmark: str, expected: Expected) -> Table:
     """The reference's points; the ones this batch is compared with are marked."""
-    points = list_points(benchmark)
-    counted = prune(points, NUM_RUNS[benchmark])
+    points = convergence.list_points(benchmark)
+    counted = convergence.prune(points, NUM_RUNS[benchmark])
     rows = [
         [
             f"{point.batch:,}",
             f"{point.mean:.2f}",
             f"{point.least:.2f}",
             f"{point.stdev:.2f}",
-            "held against" if point.batch in expected.points else "" if point in counted else "not counted",
+            "compared with" if point.batch in expected.points else "" if point in counted else "not counted",
         ]
         for point in points
     ]
     caption = (
-        f"{SOURCE[benchmark]}. Mean without the fastest and the slowest run; "
+        f"{convergence.SOURCE[benchmark]}. Mean without the fastest and the slowest run; "
         "fewer epochs than the least are refused. Not counted: slower than the line between its neighbours."
     )
     heads = ["global batch", "epochs, mean", "least", "scatter", ""]
@@ -88,8 +75,8 @@ def tabulate(benchmark: str, expected: Expected) -> Table:
 
 def draw_convergence(runs: list[LoggedRun], benchmark: str, batch: int, expected: Expected) -> Figure:
     """The reference's mean as a line over its least as a band; runs as points."""
-    points = list_points(benchmark)
-    counted = prune(points, NUM_RUNS[benchmark])
+    points = convergence.list_points(benchmark)
+    counted = convergence.prune(points, NUM_RUNS[benchmark])
     curve = trace(counted, NUM_RUNS[benchmark])
     reference = [make_row(point.batch, point.mean, MEAN if point in counted else LEFT_OUT) for point in points]
     trained = [(run.epochs, REACHED if run.converged else MISSED) for run in runs if run.epochs is not None]
@@ -128,7 +115,7 @@ def trace(counted: list[Expected], num_runs: int) -> list[dict[str, Any]]:
     points = []
     for low, high in itertools.pairwise(counted):
         between = [round(low.batch * (high.batch / low.batch) ** (part / PARTS)) for part in range(1, PARTS)]
-        points += [low, *(interpolate(batch, low, high, num_runs) for batch in between)]
+        points += [low, *(convergence.interpolate(batch, low, high, num_runs) for batch in between)]
     return [
         make_row(point.batch, point.mean, MEAN, least=round_sensibly(point.least)) for point in (*points, counted[-1])
     ]

@@ -5,58 +5,23 @@ from typing import Any
 
 import altair as alt
 
+from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
-from trainstone.report.charts import (
-    BLUE,
-    DASHED,
-    GREY,
-    ORANGE,
-    Layers,
-    Rows,
-    across,
-    bars,
-    colours,
-    figure,
-    intervals,
-    lines,
-    mark,
-    round_sensibly,
-    tips,
-    up,
-)
 from trainstone.report.view import RunView
-from trainstone.results.feeding import (
-    WORK,
-    Feeding,
-    best_point,
-    cores_needed,
-    describe_cores,
-    describe_covers,
-    find_one_thread,
-    format_cores,
-    format_microseconds,
-    largest_stage,
-)
+from trainstone.results import feeding as loading
+from trainstone.results.feeding import Feeding
 from trainstone.results.tables import stage_table, thread_table
 from trainstone.units import format_bytes, format_count, format_interval, format_percent, format_rate
 
 METHOD = (
-    "A picture's whole way into a batch was timed: its bytes are read as they are stored, decoded, cropped and "
-    "resized, and put into a batch. Nothing trains meanwhile. Images/s are pictures over time, for each number of "
-    "threads.",
-    "Images/s a core are images/s over the cores kept busy: the CPU seconds that the whole process used in a second, "
-    "or the threads where that is not known, and never more than the cores there are.",
-    "The cores that a training needs are its images/s over the images/s a core with the most threads measured, "
-    "because the rate a core usually falls as threads get more: they share caches, memory and power.",
+    "Reading, decoding, cropping, resizing and batching of images were timed; nothing trains meanwhile. Images/s a "
+    "core are images/s over the cores kept busy: the process's CPU seconds per second (the threads where that is "
+    "unknown), at most the cores there are. The cores that a training needs are its images/s over the images/s a core "
+    "with the most threads, because that rate usually falls as threads share caches, memory and power. A stage's time "
+    "is that of one image on one thread, with the fewest threads measured."
 )
-STAGES_METHOD = (
-    "A stage's time is that of one picture on a thread, with the fewest threads measured; shares are of the sum of all."
-)
-MEASURED, IDEAL, DEMAND = "measured, with its 95 % interval", "ideal: as many times one thread", "demanded"
-HEADROOM = 1.5
-"""The ideal is drawn up to so many times the best that was measured: beyond, it would flatten that."""
-FARTHEST_DEMAND, LEAST_DEMAND = 2.0, 0.02
-"""A demand is drawn from this share of the best (below it lies on the axis) up to so many times it."""
+FARTHEST_DEMAND = 2.0
+"""A demand is drawn up to this many times the best rate: a farther one would flatten the points."""
 
 
 def of_data_bench(build: Callable[[Feeding], Section | None]) -> Callable[[RunView], Section | None]:
@@ -67,16 +32,16 @@ def of_data_bench(build: Callable[[Feeding], Section | None]) -> Callable[[RunVi
 @of_data_bench
 def build_overview(feeding: Feeding) -> Section:
     """Tiles of what people ask first."""
-    best, stage, needed = best_point(feeding), largest_stage(feeding), cores_needed(feeding)
+    best, stage, needed = loading.best_point(feeding), loading.largest_stage(feeding), loading.cores_needed(feeding)
     tiles = [
         (f"images/s, {format_count(best.threads, 'thread')}", format_rate(best.images_per_second)),
         ("images/s a core", format_rate(best.images_per_second_per_core)),
     ]
     if stage is not None:
-        tiles.append((f"of the time: {WORK.get(stage.name, stage.name)}", format_percent(stage.share, 0)))
+        tiles.append((f"of the time: {loading.WORK.get(stage.name, stage.name)}", format_percent(stage.share, 0)))
     if feeding.demand is not None and needed is not None:
         demanded = format_rate(feeding.demand.images_per_second)
-        tiles.append((f"cores for {demanded} images/s", format_cores(needed)))
+        tiles.append((f"cores for {demanded} images/s", loading.format_cores(needed)))
     tiles.append(("cores here", f"{feeding.cores:,}"))
     if feeding.skipped:
         tiles.append(("pictures passed over", f"{feeding.skipped:,}"))
@@ -86,113 +51,63 @@ def build_overview(feeding: Feeding) -> Section:
 @of_data_bench
 def build_threads(feeding: Feeding) -> Section:
     """Chart and table of all points; one alone needs no chart."""
-    best = best_point(feeding)
+    best = loading.best_point(feeding)
     fastest = f"{format_rate(best.images_per_second)} images/s with {format_count(best.threads, 'thread')}"
-    lead = f"{fastest}; {'; '.join(describe_covers(feeding))}."
+    lead = f"{fastest}; {'; '.join(loading.describe_covers(feeding))}."
     drawn: list[Block] = [draw_threads(feeding)] if len(feeding.points) > 1 else []
     return Section("threads", "Speed by threads", [*drawn, thread_table(feeding)], lead)
 
 
 def draw_threads(feeding: Feeding) -> Figure:
-    """Points with their intervals, the ideal as a line, and a rule where the demand lies in the picture."""
-    demand, one = find_demand(feeding), find_one_thread(feeding)
-    most = max(point.threads for point in feeding.points)
-    top = find_top(feeding, demand, one)
-    threads = sorted({point.threads for point in feeding.points})
-    ends = [0, round_sensibly(most + max(0.5, 0.06 * most))]
-    x = across("threads", domain=ends, nice=False, values=threads, labelSeparation=6, grid=False)
-    y = up("images/s", domain=[0, round_sensibly(top)], nice=False)
-    kinds, ideal, rule = {MEASURED: BLUE}, list[dict[str, Any]](), list[dict[str, Any]]()
-    if one is not None and most > 1:
-        kinds[IDEAL] = GREY
-        last = min(float(most), top / one)
-        ideal = [{"x": at, "y": round_sensibly(at * one), "what": IDEAL} for at in (0.0, last)]
-    if demand is not None:
-        named = f"{DEMAND}: {format_rate(demand)} images/s"
-        kinds[named] = ORANGE
-        rule = [{"y": round_sensibly(demand), "what": named}]
-    color = colours(kinds, legend=len(kinds) > 1, labelLimit=300, symbolType="circle")
-    layers = [mark("line", ideal, DASHED, x=x, y=y, color=color)] if ideal else []
-    layers += [mark("rule", rule, {"strokeWidth": 2}, y=y, color=color)] if rule else []
-    layers += mark_points(feeding, x, y, color)
-    told = "; ".join(f"{point.threads}: {_show_rate(point)}" for point in feeding.points)
-    demanded = f" {format_rate(demand)} are demanded." if demand is not None else ""
-    told = f"Images per second by threads: {told}.{demanded}"
-    return figure("threads", "Images/s by threads", told, layers, height=280)
-
-
-def mark_points(feeding: Feeding, x: alt.X, y: alt.Y, color: alt.Color) -> Layers:
-    """A line through the points, intervals, and points that say more when they are pointed at."""
-    rows: Rows = []
+    """A line through the points, with their intervals, and a rule at the demand where it is near them."""
+    rows: list[dict[str, Any]] = []
     for point in sorted(feeding.points, key=lambda point: point.threads):
-        low, high = (round_sensibly(max(0.0, end)) for end in point.ci95) if point.ci95 else (None, None)
-        rows.append(
-            {
-                "x": point.threads,
-                "y": round_sensibly(point.images_per_second),
-                "told": _show_rate(point),
-                "core": format_rate(point.images_per_second_per_core),
-                "what": MEASURED,
-            }
-            | ({} if low is None else {"low": low, "high": high})
-        )
-    tooltip = tips(x="threads", told="images/s", core="images/s a core")
-    line, dotted = lines(rows, size=36, x=x, y=y, color=color, tooltip=tooltip)
-    return [line, intervals(rows, x, y, color), dotted]
-
-
-def _show_rate(point: Any) -> str:
-    interval = f" ({format_interval(point.ci95)})" if point.ci95 else ""
-    return f"{format_rate(point.images_per_second)}{interval}"
-
-
-def find_demand(feeding: Feeding) -> float | None:
-    """Return the demanded rate if it can be shown beside what was measured."""
-    if feeding.demand is None:
-        return None
-    times = feeding.demand.images_per_second / best_point(feeding).images_per_second
-    return feeding.demand.images_per_second if LEAST_DEMAND <= times <= FARTHEST_DEMAND else None
-
-
-def find_top(feeding: Feeding, demand: float | None, one: float | None) -> float:
-    """Return where the vertical axis ends: above all that was measured and demanded, and most of the ideal."""
-    best = best_point(feeding).images_per_second
-    most = max(point.threads for point in feeding.points)
-    highest = max(point.ci95[1] if point.ci95 else point.images_per_second for point in feeding.points)
-    return 1.06 * max(best, highest, demand or 0.0, min(most * (one or 0.0), HEADROOM * best))
+        interval = f" ({format_interval(point.ci95)})" if point.ci95 else ""
+        rate, shown = point.images_per_second, f"{format_rate(point.images_per_second)}{interval}"
+        ends = {"low": max(0.0, point.ci95[0]), "high": point.ci95[1]} if point.ci95 else {}
+        rows.append({"x": point.threads, "y": rate, "told": shown, "core": point.images_per_second_per_core, **ends})
+    most = rows[-1]["x"]
+    x = charts.across("threads", domain=[0, most + 0.5], nice=False, values=[row["x"] for row in rows], grid=False)
+    y, color = charts.up("images/s"), alt.value(charts.BLUE)
+    tooltip = charts.tips("core", x="threads", told="images/s")
+    layers = [*charts.lines(rows, size=36, x=x, y=y, color=color, tooltip=tooltip), charts.intervals(rows, x, y, color)]
+    described = "Images per second by threads: " + "; ".join(f"{row['x']}: {row['told']}" for row in rows) + "."
+    demanded = feeding.demand.images_per_second if feeding.demand else 0.0
+    if 0 < demanded <= FARTHEST_DEMAND * max(row["y"] for row in rows):
+        layers.append(charts.mark("rule", [{"y": demanded}], {"strokeWidth": 2, "color": charts.ORANGE}, y=y))
+        described += f" The line at {format_rate(demanded)} is the demand."
+    return charts.figure("threads", "Images/s by threads", described, layers, height=280)
 
 
 @of_data_bench
 def build_stages(feeding: Feeding) -> Section | None:
     """Chart and table of a picture's way; left out where it was not taken apart."""
-    stage = largest_stage(feeding)
+    stage = loading.largest_stage(feeding)
     if stage is None:
         return None
-    total = format_microseconds(sum(part.seconds_per_image for part in feeding.stages))
-    lead = f"Of {total} µs an image, {WORK.get(stage.name, stage.name)} takes {format_percent(stage.share, 0)}."
+    total = loading.format_microseconds(sum(part.seconds_per_image for part in feeding.stages))
+    lead = f"Of {total} µs an image, {loading.WORK.get(stage.name, stage.name)} takes {format_percent(stage.share, 0)}."
     return Section("stages", "Where the time goes", [draw_stages(feeding), stage_table(feeding)], lead)
 
 
 def draw_stages(feeding: Feeding) -> Figure:
-    """A bar for each stage, in the order of a picture's way, with its share."""
-    rows: Rows = []
+    """A bar for each stage, in the order of an image's way, with its share."""
+    rows: list[dict[str, Any]] = []
     for stage in feeding.stages:
-        spent = format_microseconds(stage.seconds_per_image)
-        micro = round_sensibly(stage.seconds_per_image * 1e6)
-        rows.append({"what": stage.name, "x": micro, "told": spent, "share": format_percent(stage.share, 0)})
+        spent, share = loading.format_microseconds(stage.seconds_per_image), format_percent(stage.share, 0)
+        rows.append({"what": stage.name, "x": stage.seconds_per_image * 1e6, "told": spent, "share": share})
     # Room for the longest bar's share beside it; all stages may have taken no time that a clock could see
-    top = 1.15 * max(row["x"] for row in rows) or 1.0
-    x = across("µs an image", domain=[0, top], nice=False, tickCount=5, labelSeparation=8)
-    tooltip = tips("share", what="stage", told="µs an image")
-    chart = bars(rows, x, step=34, limit=160, label="share", tooltip=tooltip)
-    told = "; ".join(f"{row['what']}: {row['told']} µs, {row['share']}" for row in rows)
-    return figure("stages", "What a picture's stages take", f"Microseconds an image: {told}.", chart)
+    x = charts.across("µs an image", domain=[0, 1.15 * max(row["x"] for row in rows) or 1.0], nice=False, tickCount=5)
+    tooltip = charts.tips("share", what="stage", told="µs an image")
+    chart = charts.bars(rows, x, step=34, limit=160, label="share", tooltip=tooltip)
+    described = "; ".join(f"{row['what']}: {row['told']} µs, {row['share']}" for row in rows)
+    return charts.figure("stages", "What a picture's stages take", f"Microseconds an image: {described}.", chart)
 
 
 @of_data_bench
 def build_cores(feeding: Feeding) -> Section:
     """What a training needs, as a lead: that breaks names of devices however long they are."""
-    return Section("cores", "Cores a training needs", [], describe_cores(feeding))
+    return Section("cores", "Cores a training needs", [], loading.describe_cores(feeding))
 
 
 @of_data_bench
@@ -209,5 +124,4 @@ def build_method(feeding: Feeding) -> Section:
         ("CPU", f"{feeding.cpu}, {format_count(feeding.cores, 'core')} that may be used"),
         ("passed over", f"{format_count(feeding.skipped, 'picture')} that could not be used"),
     ]
-    told = [*METHOD, *([STAGES_METHOD] if feeding.stages else [])]
-    return Section("method", "How it was measured", [*(Prose(text) for text in told), Facts(facts)])
+    return Section("method", "How it was measured", [Prose(METHOD), Facts(facts)])

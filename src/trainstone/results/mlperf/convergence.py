@@ -1,18 +1,18 @@
 """MLPerf's reference convergence points (RCPs): how many epochs the reference needs to the target, by batch size.
 
-Judges as mlperf-logging's rcp_checker does, in closed form: a mean of epochs below what a one-sided t-test at 5 % still
+Assesses as mlperf-logging's rcp_checker does, in closed form: a mean of epochs below what a one-sided t-test at 5 %
 lets pass is too good to be true. Points slower than the line between their neighbours do not count ("pruned").
 """
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.results.mlperf.score import NUM_RUNS, olympic_mean
 from trainstone.results.stats import student_t_quantile
-from trainstone.units import format_count
 
 ALPHA = 0.05
 MISSED = 1e9
@@ -22,41 +22,27 @@ PICTURES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
 OPTIMIZERS = ("lars", "sgd")
 TARGETS = {"resnet": 0.759, "ssd": 0.23}
 
-How = Literal["recorded", "interpolated", "smallest"]
-
-
-class Reference(NamedTuple):
-    """One point: a batch size, and how often the reference needed how many epochs."""
-
-    batch: int
-    runs: dict[int, int]
-
-    @property
-    def epochs(self) -> list[int]:
-        """Epochs of each run, in rising order."""
-        return [epochs for epochs, count in sorted(self.runs.items()) for _ in range(count)]
-
-
 # mlperf-logging 4.1.68 (Apache-2.0): rcp_checker/training_4.0.0/rcps_resnet.json, training_1.0.0/rcps_ssd.json (SSD300;
-# later rulesets mean RetinaNet by ssd). Epochs: number of runs. A test holds them against the installed files.
-REFERENCES = {
-    "resnet": (
-        Reference(1632, {33: 1, 34: 4, 35: 9, 37: 3}),
-        Reference(3264, {34: 2, 35: 9, 36: 3, 37: 1}),
-        Reference(4096, {39: 4, 40: 3, 41: 2, 42: 1}),
-        Reference(8192, {41: 4, 42: 3, 43: 2, 44: 1}),
-        Reference(13056, {44: 1, 45: 4, 46: 5}),
-        Reference(32768, {55: 1, 56: 8, 57: 1}),
-        Reference(49152, {67: 2, 68: 6, 69: 2}),
-        Reference(58880, {78: 1, 79: 1, 80: 6, 81: 2}),
-        Reference(65536, {83: 2, 84: 2, 85: 5, 86: 1}),
-        Reference(67840, {85: 8, 86: 16, 87: 4}),
-    ),
-    "ssd": (
-        Reference(1024, {50: 10}),
-        Reference(2048, {65: 58, 70: 2}),
-        Reference(4096, {85: 22, 90: 15}),
-    ),
+# later rulesets mean RetinaNet by ssd). By batch size, how
+# many runs needed how many epochs. A test compares them with the installed files.
+REFERENCES: dict[str, dict[int, dict[int, int]]] = {
+    "resnet": {
+        1632: {33: 1, 34: 4, 35: 9, 37: 3},
+        3264: {34: 2, 35: 9, 36: 3, 37: 1},
+        4096: {39: 4, 40: 3, 41: 2, 42: 1},
+        8192: {41: 4, 42: 3, 43: 2, 44: 1},
+        13056: {44: 1, 45: 4, 46: 5},
+        32768: {55: 1, 56: 8, 57: 1},
+        49152: {67: 2, 68: 6, 69: 2},
+        58880: {78: 1, 79: 1, 80: 6, 81: 2},
+        65536: {83: 2, 84: 2, 85: 5, 86: 1},
+        67840: {85: 8, 86: 16, 87: 4},
+    },
+    "ssd": {
+        1024: {50: 10},
+        2048: {65: 58, 70: 2},
+        4096: {85: 22, 90: 15},
+    },
 }
 SOURCE = {
     "resnet": "mlperf-logging 4.1.68, rcps_resnet.json of ruleset 4.0.0",
@@ -72,13 +58,14 @@ class Expected(NamedTuple):
     stdev: float
     least: float
     """Fewer epochs than this on average are refused."""
-    how: How
+    how: str
+    """recorded, interpolated, or smallest: the batch is smaller than any that was recorded."""
     points: tuple[int, ...]
     """Batch sizes it was taken from."""
 
 
-class Judgement(NamedTuple):
-    """Runs held against the reference."""
+class Assessment(NamedTuple):
+    """Runs compared with the reference."""
 
     expected: Expected
     epochs: float
@@ -88,15 +75,11 @@ class Judgement(NamedTuple):
     """By which MLPerf lengthens the time of runs that needed fewer epochs than the reference; 1: not at all."""
 
 
-def summarise(point: Reference, num_runs: int) -> Expected:
+def summarise(batch: int, runs: Mapping[int, int], num_runs: int) -> Expected:
     """Return mean, scatter and least mean of a recorded point."""
-    epochs = point.epochs
-    middle = sum(epochs) / len(epochs)
-    stdev = math.sqrt(sum((value - middle) ** 2 for value in epochs) / len(epochs))
-    mean = olympic_mean(epochs)
-    return Expected(
-        point.batch, mean, stdev, least_mean(mean, stdev, len(epochs) - 2, num_runs), "recorded", (point.batch,)
-    )
+    epochs = [value for value, count in runs.items() for _ in range(count)]
+    mean, stdev = olympic_mean(epochs), statistics.pstdev(epochs)
+    return Expected(batch, mean, stdev, least_mean(mean, stdev, len(epochs) - 2, num_runs), "recorded", (batch,))
 
 
 def least_mean(mean: float, stdev: float, num_reference: int, num_runs: int) -> float:
@@ -128,19 +111,16 @@ def prune(points: Sequence[Expected], num_runs: int) -> list[Expected]:
 
 
 def list_points(benchmark: str) -> list[Expected]:
-    """Return all points of a benchmark by rising batch; none where there are none."""
-    return [summarise(point, NUM_RUNS[benchmark]) for point in REFERENCES.get(benchmark, ())]
+    """Return all points of a benchmark by rising batch."""
+    return [summarise(batch, runs, NUM_RUNS[benchmark]) for batch, runs in REFERENCES[benchmark].items()]
 
 
 def expect(benchmark: str, batch: int) -> Expected | None:
     """Return what the reference needs at a batch: recorded, interpolated, or for small ones the smallest's.
 
-    None: the batch is larger than any that was recorded, or the benchmark has no points.
+    None: the batch is larger than any that was recorded.
     """
-    points = list_points(benchmark)
-    if not points:
-        return None
-    pruned = prune(points, NUM_RUNS[benchmark])
+    pruned = prune(list_points(benchmark), NUM_RUNS[benchmark])
     if batch < pruned[0].batch:
         return pruned[0]._replace(how="smallest")
     for low, high in itertools.pairwise(pruned):
@@ -149,20 +129,19 @@ def expect(benchmark: str, batch: int) -> Expected | None:
     return next((point for point in pruned if point.batch == batch), None)
 
 
-def judge(benchmark: str, batch: int, epochs: Sequence[float | None]) -> Judgement | None:
-    """Hold the epochs of runs against the reference; None for a run that missed the target.
+def assess(expected: Expected, epochs: Sequence[float | None]) -> Assessment | None:
+    """Compare the epochs of runs with the reference; None for a run that missed the target.
 
-    None: there is no reference, no run, or more than one run that missed it.
+    None: more than one run missed it, or the only ones.
     """
-    expected = expect(benchmark, batch)
-    if expected is None or not epochs or sum(value is None for value in epochs) > (len(epochs) > 2):
+    if sum(value is None for value in epochs) > (len(epochs) > 2):
         return None
     mean = olympic_mean([MISSED if value is None else value for value in epochs])
-    return Judgement(expected, mean, mean >= expected.least, max(1.0, expected.mean / mean))
+    return Assessment(expected, mean, mean >= expected.least, max(1.0, expected.mean / mean))
 
 
 def find_reason(runs: Sequence[LoggedRun]) -> str | None:
-    """Say why the reference is no measure for runs of the same thing; None where it is."""
+    """Return why the reference is no measure for runs of the same thing; None where it is."""
     first = runs[0]
     benchmark, batch, samples, optimizer = first.benchmark, first.global_batch, first.train_samples, first.optimizer
     if benchmark not in REFERENCES:
@@ -178,38 +157,34 @@ def find_reason(runs: Sequence[LoggedRun]) -> str | None:
     target = min((run.accuracy for run in runs if run.converged and run.accuracy is not None), default=None)
     if target is not None and target < TARGETS[benchmark]:
         return f"the reference trains to {TARGETS[benchmark]:g}, this run only to {target:g}"
-    largest = REFERENCES[benchmark][-1].batch
+    largest = max(REFERENCES[benchmark])
     return f"the largest batch with a reference is {largest:,}, here it is {batch:,}" if batch > largest else None
 
 
-def judge_runs(runs: Sequence[LoggedRun]) -> tuple[Judgement | None, str]:
+def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
     """Compare the epochs of runs of the same thing with the reference, and say what it means; or why not."""
-    first, reason = runs[0], find_reason(runs)
-    if reason is not None or first.benchmark is None or first.global_batch is None:
-        return None, reason or ""
-    judgement = judge(first.benchmark, first.global_batch, [run.epochs if run.converged else None for run in runs])
-    if judgement is None:
-        return None, f"{sum(run.converged for run in runs)} of {format_count(len(runs), 'run')} reached the target"
-    needed = NUM_RUNS[first.benchmark]
-    other_number = "" if len(runs) == needed else f" (judged for {needed} runs, not {len(runs)})"
-    return judgement, format_judgement(judgement) + other_number
+    reason = find_reason(runs)
+    if reason is not None:
+        return None, reason
+    benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
+    expected = expect(benchmark, batch)
+    assert expected is not None  # or there was a reason
+    assessment = assess(expected, [run.epochs if run.converged else None for run in runs])
+    if assessment is None:
+        return None, f"{sum(run.converged for run in runs)} of {len(runs)} runs reached the target"
+    needed = NUM_RUNS[benchmark]
+    other_number = "" if len(runs) == needed else f" (a result needs {needed} runs, not {len(runs)})"
+    return assessment, format_assessment(assessment) + other_number
 
 
-def format_judgement(judgement: Judgement) -> str:
-    """Say how the epochs compare with the reference, as MLPerf judges it."""
-    expected, points = judgement.expected, judgement.expected.points
-    source = {
-        "recorded": f"at this batch of {points[0]:,}",
-        "smallest": f"at {points[0]:,}, its smallest batch",
-        "interpolated": f"(between batches {points[0]:,} and {points[-1]:,})",
-    }
-    reference = f"the reference needs {expected.mean:.1f} {source[expected.how]}"
-    text = f"{judgement.epochs:.1f} epochs to the target; {reference}"
-    if judgement.epochs >= expected.mean:
-        return f"{text}: not fewer, which passes"
-    if not judgement.passes:
-        return f"{text}: faster than its least of {expected.least:.1f}, which MLPerf refuses"
-    return (
-        f"{text}: faster, but not below its least of {expected.least:.1f}, which passes; "
-        f"MLPerf multiplies the time by {judgement.factor:.4f}"
-    )
+def format_assessment(assessment: Assessment) -> str:
+    """Return how the epochs compare with the reference, as MLPerf assesses it."""
+    expected = assessment.expected
+    batches = " and ".join(f"{batch:,}" for batch in expected.points)
+    where = f"{'between batches' if expected.how == 'interpolated' else 'at batch'} {batches}"
+    text = f"{assessment.epochs:.1f} epochs to the target; the reference needs {expected.mean:.1f} {where}"
+    if not assessment.passes:
+        return f"{text}: fewer than its least of {expected.least:.1f}, which MLPerf refuses"
+    if assessment.factor == 1:
+        return f"{text}: passes"
+    return f"{text}: passes; MLPerf multiplies the time by {assessment.factor:.4f}"

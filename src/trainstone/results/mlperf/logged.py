@@ -1,38 +1,37 @@
 """MLPerf logs found and read: when each run began and ended, how good it got, where its time went."""
 
-import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from trainstone.errors import DataError
 from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import HINT, Event, scan_mllog
 from trainstone.text import printable
-from trainstone.units import format_count
 
 LOG_NAME = "mlperf.log"
 RESULT_NAMES = "result_*.txt"
-Form = Literal["0.5", "0.6", "0.7"]
-"""Which line form: :::MLPv0.5.0, :::MLL, or :::MLLOG, which came with 0.7 and stayed."""
-LOOKED_AT = frozenset(
-    [
-        *("submission_benchmark", "submission_division", "submission_org", "submission_platform", "global_batch_size"),
-        *("train_samples", "opt_name", "seed", "run_start", "run_stop", "eval_accuracy", "resumed", "init_start"),
-        *("init_stop", "epoch_start", "epoch_stop", "eval_start", "eval_stop"),
-    ]
+KEYS = (
+    *("submission_benchmark", "submission_division", "submission_org", "submission_platform", "global_batch_size"),
+    *("train_samples", "opt_name", "seed", "run_start", "run_stop", "eval_accuracy", "resumed", "init_start"),
+    *("init_stop", "epoch_start", "epoch_stop", "eval_start", "eval_stop"),
 )
+"""Of the events that are looked at."""
+IN_TIME = "eval_accuracy before run_stop"
 MOST_EVENTS = 100_000
 OWN = "trainstone/"
 """How the file that writes our lines begins; others name none, or theirs."""
-_FORM = re.compile(r":::(?:(MLLOG) |(MLL) |(MLPv))")
+FORMS = {"MLLOG ": "0.7", "MLL ": "0.6", "MLPv": "0.5"}
+"""Which line form: :::MLLOG came with 0.7 and stayed."""
+Events = Mapping[str, Sequence[Event]]
+"""By their key."""
 
 
-class JudgedAt(NamedTuple):
+class LoggedEvaluation(NamedTuple):
     """One evaluation."""
 
     epoch: float | None
@@ -42,20 +41,20 @@ class JudgedAt(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Where the seconds of a run went, as mll-status of MLPerf's SSD showed them; None is what the log does not say."""
+    """Where the seconds of a run went; None is what the log does not say."""
 
     devices: int | None = None
-    total: float | None = None
+    total_seconds: float | None = None
     """From the first init_start to run_stop."""
-    converge: float | None = None
+    converge_seconds: float | None = None
     """From run_start to run_stop."""
-    init: float | None = None
-    first_epoch: float | None = None
-    epoch: float | None = None
-    """Mean of the epochs from the second to the one before the first evaluation; where that is none, of all later."""
-    train: float | None = None
+    init_seconds: float | None = None
+    first_epoch_seconds: float | None = None
+    mean_epoch_seconds: float | None = None
+    """Of the epochs from the second to the one before the first evaluation; where that is none, of all later."""
+    train_seconds: float | None = None
     """All epochs together."""
-    evaluations: tuple[JudgedAt, ...] = ()
+    evaluations: tuple[LoggedEvaluation, ...] = ()
 
 
 NO_TIMES = Times()
@@ -66,7 +65,8 @@ class LoggedRun:
     """One run, as its log tells it; None is what the log does not say."""
 
     path: Path
-    form: Form
+    form: str
+    """0.5, 0.6 or 0.7."""
     benchmark: str | None
     division: str | None
     org: str | None
@@ -79,8 +79,6 @@ class LoggedRun:
     """success or aborted; None: the log stops before the run did."""
     start_ms: int
     stop_ms: int | None
-    accuracies: tuple[float, ...]
-    """Of every evaluation, in order."""
     epochs: float | None
     """What the last evaluation before run_stop calls its epoch: to the target, where the run reached it."""
     accuracy: float | None = None
@@ -98,11 +96,6 @@ class LoggedRun:
     def minutes(self) -> float | None:
         """From run_start to run_stop."""
         return None if self.stop_ms is None else (self.stop_ms - self.start_ms) / 60_000
-
-    @property
-    def best_accuracy(self) -> float | None:
-        """Of all evaluations."""
-        return max(self.accuracies, default=None)
 
     @property
     def images_per_second(self) -> float | None:
@@ -153,21 +146,16 @@ def read_logged(path: Path) -> LoggedRun:
     form = _read_form(path)
     events, namespace = _gather(path)
     name = printable(str(path))
-    starts, stops = _named(events, "run_start"), _named(events, "run_stop")
+    starts, stops = events["run_start"], events["run_stop"]
     if not starts:
         raise DataError(f"{name}: no run_start in it, so no run", hint="a run that fell over while it was built?")
     if len(starts) > 1 or len(stops) > 1:
-        raise DataError(
-            f"{name}: several runs in one log: {format_count(len(starts), 'time')} run_start, "
-            f"{format_count(len(stops), 'time')} run_stop",
-            hint=HINT,
-        )
+        raise DataError(f"{name}: several runs in one log: run_start {len(starts)}, run_stop {len(stops)}", hint=HINT)
     if stops and stops[0].time_ms < starts[0].time_ms:
         raise DataError(f"{name}: run_stop comes before run_start", hint=HINT)
-    judged = _list_judged(events)
-    # Images may be evaluated again after the target was reached: what counts is before run_stop.
-    in_time = _list_judged(itertools.takewhile(lambda event: event.key != "run_stop", events))
-    last = next(reversed(in_time or judged), None)
+    # Images may be evaluated again after the target was reached: what counts stands before run_stop.
+    scored = [event for event in events[IN_TIME] or events["eval_accuracy"] if _number(event.value) is not None]
+    last = scored[-1] if scored else None
     status = stops[0].metadata.get("status") if stops else None
     return LoggedRun(
         path=path,
@@ -179,36 +167,35 @@ def read_logged(path: Path) -> LoggedRun:
         global_batch=_count(events, "global_batch_size"),
         train_samples=_count(events, "train_samples"),
         optimizer=_text(events, "opt_name"),
-        seeds=tuple(e.value for e in _named(events, "seed") if type(e.value) is int),
+        seeds=tuple(e.value for e in events["seed"] if type(e.value) is int and _number(e.value) is not None),
         ended=status if isinstance(status, str) else None,
         start_ms=starts[0].time_ms,
         stop_ms=stops[0].time_ms if stops else None,
-        accuracies=tuple(float(event.value) for event in judged),
         epochs=_number(last.metadata.get("epoch_num")) if last else None,
         accuracy=float(last.value) if last else None,
-        resumed=len(_named(events, "resumed")),
+        resumed=len(events["resumed"]),
         times=measure_times(events),
     )
 
 
-def measure_times(events: Sequence[Event]) -> Times:
+def measure_times(events: Events) -> Times:
     """Return the times of a run. Of lines that every rank wrote the first counts."""
-    first = {event.key: event for event in reversed(events)}
-    begun, over = _by_epoch(events, "epoch_start"), _by_epoch(events, "epoch_stop")
-    measured = {epoch: _span(begun[epoch], over.get(epoch)) for epoch in sorted(begun)}
-    epochs = {epoch: seconds for epoch, seconds in measured.items() if seconds is not None}
+    first = {key: found[0] for key, found in events.items() if found}
+    begun, over = _by_epoch(events["epoch_start"]), _by_epoch(events["epoch_stop"])
+    spans = {epoch: _span(begun[epoch], over.get(epoch)) for epoch in sorted(begun)}
+    epochs = {epoch: seconds for epoch, seconds in spans.items() if seconds is not None}
     evaluations = tuple(_list_evaluations(events))
     later = list(epochs)[1:]
-    judged = min((one.epoch for one in evaluations if one.epoch is not None), default=None)
-    before = [epoch for epoch in later if judged is None or epoch < judged] or later
+    evaluated = min((one.epoch for one in evaluations if one.epoch is not None), default=None)
+    before = [epoch for epoch in later if evaluated is None or epoch < evaluated] or later
     return Times(
-        devices=_count_devices(events, first.get("submission_platform")),
-        total=_span(first.get("init_start"), first.get("run_stop")),
-        converge=_span(first.get("run_start"), first.get("run_stop")),
-        init=_span(first.get("init_start"), first.get("init_stop")),
-        first_epoch=next(iter(epochs.values()), None),
-        epoch=sum(epochs[epoch] for epoch in before) / len(before) if before else None,
-        train=sum(epochs.values()) if epochs else None,
+        devices=_count_devices(events),
+        total_seconds=_span(first.get("init_start"), first.get("run_stop")),
+        converge_seconds=_span(first.get("run_start"), first.get("run_stop")),
+        init_seconds=_span(first.get("init_start"), first.get("init_stop")),
+        first_epoch_seconds=next(iter(epochs.values()), None),
+        mean_epoch_seconds=sum(epochs[epoch] for epoch in before) / len(before) if before else None,
+        train_seconds=sum(epochs.values()) if epochs else None,
         evaluations=evaluations,
     )
 
@@ -236,82 +223,73 @@ def _order(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]{1,9})", str(path))]
 
 
-def _read_form(path: Path) -> Form:
+def _read_form(path: Path) -> str:
     """Return the form of the first line that is one of MLPerf's."""
     for _, line in read_lines(path):
-        if found := _FORM.search(line):
-            return "0.7" if found[1] else "0.6" if found[2] else "0.5"
+        if found := re.search(r":::(MLLOG |MLL |MLPv)", line):
+            return FORMS[found[1]]
     raise DataError(f"{printable(str(path))}: no MLPerf log line in it", hint=HINT)
 
 
-def _gather(path: Path) -> tuple[list[Event], str]:
+def _gather(path: Path) -> tuple[Events, str]:
     """Return the events that are looked at, and the first namespace; a log may hold millions of others."""
-    kept: list[Event] = []
+    kept: dict[str, list[Event]] = {key: [] for key in (*KEYS, IN_TIME)}
     namespace = ""
     for event in scan_mllog(path):
         namespace = namespace or event.namespace
-        if event.key in LOOKED_AT:
-            kept.append(event)
-        if len(kept) > MOST_EVENTS:
-            raise DataError(f"{printable(str(path))}: more than {MOST_EVENTS} events that one run has once", hint=HINT)
+        if event.key not in KEYS:
+            continue
+        if event.key == "run_stop":
+            kept[IN_TIME] = list(kept["eval_accuracy"])
+        kept[event.key].append(event)
+        if len(kept[event.key]) > MOST_EVENTS:
+            raise DataError(f"{printable(str(path))}: more than {MOST_EVENTS} times {event.key}", hint=HINT)
     return kept, namespace
 
 
-def _list_judged(events: Iterable[Event]) -> list[Event]:
-    return [event for event in _named(events, "eval_accuracy") if _number(event.value) is not None]
-
-
-def _list_evaluations(events: Sequence[Event]) -> Iterator[JudgedAt]:
+def _list_evaluations(events: Events) -> Iterator[LoggedEvaluation]:
     """Evaluations in order; their ends may stand beside the next epoch, so they are matched by number."""
-    starts, stops = _by_epoch(events, "eval_start"), _by_epoch(events, "eval_stop")
+    starts, stops = _by_epoch(events["eval_start"]), _by_epoch(events["eval_stop"])
     seen: set[float] = set()
-    for event in _list_judged(events):
-        accuracy, epoch = float(event.value), _number(event.metadata.get("epoch_num"))
-        if epoch in seen:
+    for event in events["eval_accuracy"]:
+        accuracy, epoch = _number(event.value), _number(event.metadata.get("epoch_num"))
+        if accuracy is None or epoch in seen:
             continue
         if epoch is None:
-            yield JudgedAt(None, None, accuracy)
+            yield LoggedEvaluation(None, None, accuracy)
         else:
             seen.add(epoch)
-            yield JudgedAt(epoch, _span(starts.get(epoch), stops.get(epoch, event)), accuracy)
+            yield LoggedEvaluation(epoch, _span(starts.get(epoch), stops.get(epoch, event)), accuracy)
 
 
-def _count_devices(events: Iterable[Event], platform: Event | None) -> int | None:
+def _count_devices(events: Events) -> int | None:
     """Every rank of the originals wrote init_start; ours writes one, and the platform's name begins with the ranks."""
-    starts = len(_named(events, "init_start"))
+    starts, platforms = len(events["init_start"]), events["submission_platform"]
     if starts > 1:
         return starts
-    if platform is None or not str(platform.metadata.get("file", "")).startswith(OWN):
+    if not platforms or not str(platforms[0].metadata.get("file", "")).startswith(OWN):
         return None
-    counted = re.match(r"([0-9]{1,9})x", str(platform.value))
+    counted = re.match(r"([0-9]{1,9})x", str(platforms[0].value))
     return int(counted[1]) if counted else None
 
 
-def _named(events: Iterable[Event], key: str) -> list[Event]:
-    return [event for event in events if event.key == key]
+def _by_epoch(events: Sequence[Event]) -> dict[float, Event]:
+    """Return the first event of each epoch."""
+    numbered = ((_number(event.metadata.get("epoch_num")), event) for event in reversed(events))
+    return {epoch: event for epoch, event in numbered if epoch is not None}
 
 
-def _by_epoch(events: Iterable[Event], key: str) -> dict[float, Event]:
-    """Return the first event of a key by its epoch."""
-    found: dict[float, Event] = {}
-    for event in _named(events, key):
-        epoch = _number(event.metadata.get("epoch_num"))
-        if epoch is not None:
-            found.setdefault(epoch, event)
-    return found
+def _text(events: Events, key: str) -> str | None:
+    return next((e.value for e in events[key] if isinstance(e.value, str) and e.value), None)
 
 
-def _text(events: Iterable[Event], key: str) -> str | None:
-    return next((e.value for e in events if e.key == key and isinstance(e.value, str) and e.value), None)
-
-
-def _count(events: Iterable[Event], key: str) -> int | None:
-    values = (_number(event.value) for event in _named(events, key))
+def _count(events: Events, key: str) -> int | None:
+    values = (_number(event.value) for event in events[key])
     return next((int(value) for value in values if value is not None and value >= 1), None)
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, int | float) and type(value) is not bool and abs(value) < 2**63 else None
 
 
 def _span(begin: Event | None, end: Event | None) -> float | None:

@@ -11,13 +11,6 @@ Rulesets = Mapping[str, Collection[str]]
 """Of each ruleset the benchmarks it has rules for."""
 OLD_FORM = "0.6.0"
 """The one ruleset that reads :::MLL lines, and reads no others."""
-CHOSEN = {
-    "resnet": ("4.0.0", "the last with ResNet"),
-    "ssd": (
-        "1.0.0",
-        "the last whose weights need not be listed and whose ssd is SSD300; from 2.0.0 on it is RetinaNet",
-    ),
-}
 
 
 class Choice(NamedTuple):
@@ -27,51 +20,43 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose_ruleset(run: LoggedRun, known: Rulesets, asked: str | None = None) -> Choice:
+CHOSEN = {
+    "resnet": Choice("4.0.0", "the last with ResNet"),
+    "ssd": Choice("1.0.0", "the last for SSD300 without a list of weights; from 2.0.0 on ssd is RetinaNet"),
+}
+
+
+def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None) -> Choice:
     """Return the ruleset to check a log by; refuse one that cannot read it."""
-    name = printable(str(run.path))
+    name, rulesets = printable(str(run.path)), sorted(known, key=order)
     if run.form == "0.5":
         raise DataError(
-            f"{name} is a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads",
+            f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads",
             hint=f"trainstone mlperf summary reads it; the oldest ruleset is {OLD_FORM}",
         )
-    if asked is not None:
-        return _take_asked(run, known, asked)
-    if run.form == "0.6":
-        return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)")
-    if run.benchmark in CHOSEN:
-        return Choice(*CHOSEN[run.benchmark])
-    return Choice(list_having(run, known)[-1], f"the last with rules for {run.benchmark}")
-
-
-def list_having(run: LoggedRun, known: Rulesets) -> list[str]:
-    """Return the rulesets with rules for the benchmark of a log, the newest last; refuse a log that has none."""
-    having = [ruleset for ruleset, benchmarks in known.items() if run.benchmark in benchmarks]
+    having = [ruleset for ruleset in rulesets if run.benchmark in known[ruleset]]
     if not having:
         raise DataError(
-            f"{printable(str(run.path))}: no ruleset has rules for benchmark {printable(str(run.benchmark))}",
+            f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}",
             hint="submission_benchmark is resnet or ssd in logs of trainstone",
         )
-    return sorted(having, key=order)
-
-
-def _take_asked(run: LoggedRun, known: Rulesets, asked: str) -> Choice:
-    if asked not in known:
-        raise ConfigError(f"--ruleset {asked} is not known", hint=f"one of {', '.join(sorted(known, key=order))}")
-    if (asked == OLD_FORM) != (run.form == "0.6"):
-        form, wanted = (":::MLL of 0.6", OLD_FORM) if run.form == "0.6" else (":::MLLOG", "0.7.0 or later")
+    if requested is None:
+        if run.form == "0.6":
+            return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)")
+        return CHOSEN.get(run.benchmark or "", Choice(having[-1], f"the last with rules for {run.benchmark}"))
+    if requested not in known:
+        raise ConfigError(f"unknown --ruleset {requested}", hint=f"one of {', '.join(rulesets)}")
+    if (requested == OLD_FORM) != (run.form == "0.6"):
+        wanted = OLD_FORM if run.form == "0.6" else "0.7.0 or later"
         raise DataError(
-            f"{printable(str(run.path))}: its lines are {form}, which ruleset {asked} does not read",
-            hint=f"--ruleset {wanted}, or none",
+            f"{name}: ruleset {requested} does not read lines of MLPerf {run.form}", hint=f"--ruleset {wanted}, or none"
         )
-    having = list_having(run, known)
-    if asked not in having:
-        span = " ... ".join(dict.fromkeys((having[0], having[-1])))
+    if requested not in having:
         raise ConfigError(
-            f"--ruleset {asked} has no {run.benchmark}: {run.benchmark} has rules in {span}",
-            hint=f"--ruleset {CHOSEN[run.benchmark][0] if run.benchmark in CHOSEN else having[-1]}",
+            f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}",
+            hint=f"--ruleset {having[-1]}",
         )
-    return Choice(asked, "asked for")
+    return Choice(requested, "requested")
 
 
 def order(ruleset: str) -> tuple[int, ...]:

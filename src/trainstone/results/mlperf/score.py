@@ -25,18 +25,16 @@ def score_runs(benchmark: str | None, minutes: Sequence[float | None]) -> Score:
     """Score runs by the minutes each took to its target; None: it did not reach it, which counts as slowest."""
     reached = [value for value in minutes if value is not None]
     mean = sum(reached) / len(reached) if reached else None
-    needed = NUM_RUNS.get(benchmark or "")
-    missed = len(minutes) - len(reached)
+    needed, missed = NUM_RUNS.get(benchmark or ""), len(minutes) - len(reached)
     if needed is None:
         return Score(None, f"how many runs a score of {benchmark or 'this'} needs is not known here", mean)
     if len(minutes) != needed:
-        return Score(None, f"no score: {benchmark} needs {needed} runs, here {_are(len(minutes))}", mean)
+        return Score(None, f"{benchmark} needs {needed} runs, not {len(minutes)}", mean)
     if missed > 1:
-        return Score(None, f"no score: {missed} of {needed} runs missed the target, one may", mean)
+        return Score(None, f"{missed} of {needed} runs missed the target, one may", mean)
     ranked = rank_times(minutes)
     kept = [value for at in ranked[1:-1] if (value := minutes[at]) is not None]
-    slowest = "the slowest, which missed the target," if missed else "the slowest"
-    note = f"mean of {len(kept)} of {needed} runs: the fastest and {slowest} are left out"
+    note = f"mean of {len(kept)} of {needed} runs: the fastest and the slowest are left out"
     return Score(sum(kept) / len(kept), note, mean, (ranked[0], ranked[-1]))
 
 
@@ -50,7 +48,3 @@ def olympic_mean(values: Sequence[float]) -> float:
     ranked = sorted(values)
     kept = ranked[1:-1] or ranked
     return sum(kept) / len(kept)
-
-
-def _are(count: int) -> str:
-    return "is 1" if count == 1 else f"are {count}"

@@ -1,25 +1,23 @@
-"""Several MLPerf logs as results: grouped by system and benchmark, scored, compared with the reference.
+"""Several MLPerf logs as results: grouped by system and benchmark, scored, compared with the reference."""
 
-Tables and documents are made here, once; the terminal and --json only print them.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainstone.results.mlperf.convergence import SOURCE, Judgement, judge_runs
-from trainstone.results.mlperf.logged import LOG_NAME, JudgedAt, LoggedRun, Times
+from trainstone.results.mlperf.convergence import SOURCE, Assessment, assess_runs
+from trainstone.results.mlperf.logged import LOG_NAME, LoggedEvaluation, LoggedRun
 from trainstone.results.mlperf.score import Score, score_runs
-from trainstone.text import printable
-from trainstone.units import count_decimals, format_rate
+from trainstone.results.tables import Table
+from trainstone.units import format_rate
 
-RUN_COLUMNS = ("log", "minutes", "epochs", "accuracy", "images/s", "")
-TIME_COLUMNS = (
-    *("seconds", "gpus", "batch", "total", "converge", "init", "epoch1", "epoch_avg", "train", "last_eval"),
-    "epoch: evaluation, accuracy",
-)
-"""The columns of the original SSD's mll-status."""
+RUN_COLUMNS = {"log": False, "minutes": True, "epochs": True, "accuracy": True, "images/s": True, "": False}
+TIME_COLUMNS = {
+    "seconds": False,
+    **dict.fromkeys(("gpus", "batch", "total", "converge", "init", "epoch1", "epoch_avg", "train", "last_eval"), True),
+    "epoch: evaluation, accuracy": False,
+}
+"""The columns of the original SSD's mll-status; of each whether it is flush right."""
 SHOWN_EVALUATIONS = 8
 """Of many the last."""
 
@@ -31,9 +29,9 @@ class Group:
     name: str
     runs: tuple[LoggedRun, ...]
     score: Score
-    judgement: Judgement | None
+    assessment: Assessment | None
     reference_note: str
-    """Why there is no judgement, or what it says."""
+    """Why there is no assessment, or what it says."""
 
 
 def group_runs(runs: Sequence[LoggedRun]) -> list[Group]:
@@ -49,43 +47,26 @@ def make_group(runs: tuple[LoggedRun, ...]) -> Group:
     """Score runs of the same thing."""
     first = runs[0]
     score = score_runs(first.benchmark, [run.minutes if run.converged else None for run in runs])
-    judgement, note = judge_runs(runs)
-    repeated = find_repetition(runs)
-    if repeated is not None:
-        score = Score(None, f"no score: {repeated}", score.mean_minutes)
-        judgement, note = None, f"none: {repeated}"
-    return Group(name_group(first), runs, score, judgement, note)
+    assessment, note = assess_runs(runs)
+    if repeated := find_repetition(runs):
+        score, assessment, note = Score(None, repeated, score.mean_minutes), None, f"none: {repeated}"
+    folder = find_place(first.path)
+    # In a submission the folders are results/SYSTEM/BENCHMARK.
+    in_results = folder.name == first.benchmark and folder.parent.parent.name == "results"
+    name = folder.parent.name if in_results else first.platform or folder.name
+    return Group(name, runs, score, assessment, note)
 
 
 def find_repetition(runs: Sequence[LoggedRun]) -> str | None:
-    """Say which logs are copies of one run, or of one seed; None where every run is one of its own."""
-    same = find_pair(runs, lambda run: replace(run, path=Path()))
-    if same is not None:
-        return f"{name_pair(*same)} are the same run: they say the same, to the millisecond"
-    same = find_pair(runs, lambda run: run.seeds or None)
-    if same is None:
-        return None
-    seeds = ", ".join(map(str, same[0].seeds[:5]))
-    return f"{name_pair(*same)} have the same seed {seeds}: every run needs its own"
-
-
-def find_pair(runs: Sequence[LoggedRun], key: Callable[[LoggedRun], Any]) -> tuple[LoggedRun, LoggedRun] | None:
-    """Return the first two runs of the same key; runs without one are alone."""
+    """Return which logs are copies of one run, or of one seed; None where every run is one of its own."""
     seen: dict[Any, LoggedRun] = {}
     for run in runs:
-        mark = key(run)
-        if mark in seen:
-            return seen[mark], run
-        if mark is not None:
+        for mark in (replace(run, path=Path()), ("seed", run.seeds) if run.seeds else object()):
+            if mark in seen:
+                names = " and ".join("/".join(one.path.absolute().parts[-2:]) for one in (seen[mark], run))
+                return f"{names} are the same run, or have the same seed"
             seen[mark] = run
     return None
-
-
-def name_pair(one: LoggedRun, other: LoggedRun) -> str:
-    """Return the names of two logs, as short as tells them apart."""
-    if one.path.name != other.path.name:
-        return f"{one.path.name} and {other.path.name}"
-    return " and ".join("/".join(run.path.absolute().parts[-2:]) for run in (one, other))
 
 
 def find_place(log: Path) -> Path:
@@ -93,75 +74,55 @@ def find_place(log: Path) -> Path:
     return log.absolute().parent.parent if log.name == LOG_NAME else log.absolute().parent
 
 
-def name_group(run: LoggedRun) -> str:
-    """Return the system's name: the folder's in a submission (results/SYSTEM/BENCHMARK), else the platform's."""
-    folder = find_place(run.path)
-    if folder.name == run.benchmark and folder.parent.parent.name == "results":
-        return folder.parent.name
-    return run.platform or folder.name
-
-
 def format_title(group: Group) -> str:
     """Return the system's name and what it ran."""
     first = group.runs[0]
     batch = f"batch {first.global_batch:,}" if first.global_batch else None
-    parts = (group.name, first.benchmark, first.org, first.division, batch)
-    return printable(" · ".join(part for part in parts if part))
+    return " · ".join(filter(None, (group.name, first.benchmark, first.org, first.division, batch)))
 
 
-def list_run_rows(group: Group) -> list[list[str]]:
-    """One row per run, in the order of RUN_COLUMNS."""
-    decimals, rows = count_minute_decimals(group), []
+def run_table(group: Group) -> Table:
+    """One row per run."""
+    decimals, rows = count_decimals(group), []
     for at, (run, name) in enumerate(zip(group.runs, name_runs(group.runs), strict=True)):
-        ended = {"success": "", None: "not ended"}.get(run.ended, str(run.ended))
-        resumed = "resumed: the pause is counted" if run.resumed else ""
-        notes = ", ".join(note for note in (ended, "left out" if at in group.score.dropped else "", resumed) if note)
-        rows.append(
-            [
-                printable(name),
-                "–" if run.minutes is None else f"{run.minutes:.{decimals}f}",
-                "–" if run.epochs is None else f"{run.epochs:g}",
-                "–" if run.accuracy is None else f"{run.accuracy:.4f}",
-                "–" if run.images_per_second is None else format_rate(run.images_per_second),
-                printable(notes),
-            ]
+        notes = (
+            {"success": "", None: "not ended"}.get(run.ended, run.ended),
+            "left out" if at in group.score.dropped else "",
+            "resumed: the pause is counted" if run.resumed else "",
         )
-    return rows
+        cells = [
+            _format(run.minutes, f".{decimals}f"),
+            _format(run.epochs, "g"),
+            _format(run.accuracy, ".4f"),
+            "–" if run.images_per_second is None else format_rate(run.images_per_second),
+        ]
+        rows.append([name, *cells, ", ".join(filter(None, notes))])
+    return Table(list(RUN_COLUMNS), rows, numeric=list(RUN_COLUMNS.values()))
 
 
-def list_time_rows(group: Group) -> list[list[str]]:
-    """Where the time of each run went, in the order of TIME_COLUMNS; none where no log tells an epoch or evaluation."""
-    if not any(run.times.train is not None or run.times.evaluations for run in group.runs):
-        return []
+def time_table(group: Group) -> Table | None:
+    """Where the time of each run went; None where no log tells an epoch or evaluation."""
+    if not any(run.times.train_seconds is not None or run.times.evaluations for run in group.runs):
+        return None
     rows = []
     for run, name in zip(group.runs, name_runs(group.runs), strict=True):
-        times = run.times
-        last = times.evaluations[-1].seconds if times.evaluations else None
+        devices, total, converge, *parts, evaluations = run.times
         # A run that missed its target has its status in place of a time.
-        converge = _format_seconds(times.converge) if run.converged else printable(run.ended or "not ended")
-        rows.append(
-            [
-                printable(name),
-                "–" if times.devices is None else str(times.devices),
-                "–" if run.global_batch is None else str(run.global_batch),
-                _format_seconds(times.total),
-                converge,
-                *map(_format_seconds, (times.init, times.first_epoch, times.epoch, times.train, last)),
-                _format_evaluations(times.evaluations),
-            ]
-        )
-    return rows
+        ended = _format(converge, ".1f") if run.converged else run.ended or "not ended"
+        last = evaluations[-1].seconds if evaluations else None
+        seconds = [_format(value, ".1f") for value in (*parts, last)]
+        counts = [_format(devices, "d"), _format(run.global_batch, "d"), _format(total, ".1f")]
+        rows.append([name, *counts, ended, *seconds, _format_evaluations(evaluations)])
+    return Table(list(TIME_COLUMNS), rows, numeric=list(TIME_COLUMNS.values()))
 
 
-def format_result(group: Group) -> list[str]:
-    """Score, or mean and why there is no score; then the reference."""
-    score, decimals = group.score, count_minute_decimals(group)
-    mean = "" if score.mean_minutes is None else f"; mean to the target {score.mean_minutes:.{decimals}f} min"
+def format_score(group: Group) -> str:
+    """Return the score, or why there is none, and the mean."""
+    score, decimals = group.score, count_decimals(group)
     if score.minutes is not None:
-        text = f"score      {score.minutes:.{decimals}f} min, {score.note}"
-    else:
-        text = f"score      none: {score.note.removeprefix('no score: ')}{mean}"
-    return [printable(text), printable(f"reference  {group.reference_note}")]
+        return f"{score.minutes:.{decimals}f} min, {score.note}"
+    mean = "" if score.mean_minutes is None else f"; mean to the target {score.mean_minutes:.{decimals}f} min"
+    return f"none: {score.note}{mean}"
 
 
 def name_runs(runs: Sequence[LoggedRun]) -> list[str]:
@@ -174,88 +135,72 @@ def name_runs(runs: Sequence[LoggedRun]) -> list[str]:
     return [run.path.absolute().parent.name for run in runs]
 
 
-def count_minute_decimals(group: Group) -> int:
-    """Return the decimals of all minutes of a group: 39.78; where all runs are short, three digits of the longest."""
-    longest = max((run.minutes for run in group.runs if run.minutes is not None), default=0.0)
-    return 2 if longest >= 1 or longest <= 0 else count_decimals(longest, 3)
+def count_decimals(group: Group) -> int:
+    """Return the decimals of all minutes of a group: 39.78; four where all runs are shorter than a minute."""
+    return 2 if max(run.minutes or 0.0 for run in group.runs) >= 1 else 4
 
 
-def _format_evaluations(evaluations: Sequence[JudgedAt]) -> str:
+def _format(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _format_evaluations(evaluations: Sequence[LoggedEvaluation]) -> str:
     """Return 40: 5.2 0.1816; 50: 5.1 0.2302."""
     shown = [
-        f"{'–' if one.epoch is None else f'{one.epoch:g}'}: {_format_seconds(one.seconds)} {one.accuracy:.4f}"
+        f"{_format(one.epoch, 'g')}: {_format(one.seconds, '.1f')} {one.accuracy:.4f}"
         for one in evaluations[-SHOWN_EVALUATIONS:]
     ]
     return "; ".join(["…"] * (len(evaluations) > SHOWN_EVALUATIONS) + shown)
 
 
-def _format_seconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds:.1f}"
-
-
 def document_group(group: Group) -> dict[str, Any]:
     """Return a group as JSON; absent is what the logs do not say."""
-    first, score, judgement = group.runs[0], group.score, group.judgement
-    reference = judgement and {
-        "epochs": judgement.epochs,
-        "passes": judgement.passes,
-        "factor": judgement.factor,
-        "reference_epochs": judgement.expected.mean,
-        "least_epochs": judgement.expected.least,
-        "how": judgement.expected.how,
-        "batches": list(judgement.expected.points),
+    first, score, assessment = group.runs[0], group.score, group.assessment
+    reference = assessment and {
+        "epochs": assessment.epochs,
+        "passes": assessment.passes,
+        "factor": assessment.factor,
+        "reference_epochs": assessment.expected.mean,
+        "least_epochs": assessment.expected.least,
+        "how": assessment.expected.how,
+        "batches": assessment.expected.points,
         "source": SOURCE[first.benchmark or ""],
     }
-    return _drop_absent(
-        {
-            "system": group.name,
-            "benchmark": first.benchmark,
-            "division": first.division,
-            "org": first.org,
-            "platform": first.platform,
-            "global_batch_size": first.global_batch,
-            "score_minutes": score.minutes,
-            "score_note": score.note,
-            "mean_minutes": score.mean_minutes,
-            "reference": reference,
-            "reference_note": group.reference_note,
-            "runs": [_document_run(run, at in score.dropped) for at, run in enumerate(group.runs)],
-        }
-    )
+    document = {
+        "system": group.name,
+        "benchmark": first.benchmark,
+        "division": first.division,
+        "org": first.org,
+        "platform": first.platform,
+        "global_batch_size": first.global_batch,
+        "score_minutes": score.minutes,
+        "score_note": score.note,
+        "mean_minutes": score.mean_minutes,
+        "reference": reference,
+        "reference_note": group.reference_note,
+        "runs": [_document_run(run, at in score.dropped) for at, run in enumerate(group.runs)],
+    }
+    return _drop_absent(document)
 
 
 def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
-    return _drop_absent(
-        {
-            "path": str(run.path),
-            "log_form": run.form,
-            "ended": run.ended,
-            "minutes": run.minutes,
-            "epochs": run.epochs,
-            "accuracy": run.accuracy,
-            "best_accuracy": None if run.best_accuracy == run.accuracy else run.best_accuracy,
-            "images_per_second": run.images_per_second,
-            "seeds": list(run.seeds),
-            "resumed": run.resumed or None,
-            "dropped": dropped,
-            "times": _document_times(run.times),
-        }
-    )
-
-
-def _document_times(times: Times) -> dict[str, Any]:
-    return _drop_absent(
-        {
-            "devices": times.devices,
-            "total_seconds": times.total,
-            "converge_seconds": times.converge,
-            "init_seconds": times.init,
-            "first_epoch_seconds": times.first_epoch,
-            "mean_epoch_seconds": times.epoch,
-            "train_seconds": times.train,
-            "evaluations": [_drop_absent(one._asdict()) for one in times.evaluations],
-        }
-    )
+    evaluations = [_drop_absent(one._asdict()) for one in run.times.evaluations]
+    best = max((one.accuracy for one in run.times.evaluations), default=None)
+    document = {
+        "path": str(run.path),
+        "log_form": run.form,
+        "ended": run.ended,
+        "minutes": run.minutes,
+        "epochs": run.epochs,
+        "accuracy": run.accuracy,
+        "best_accuracy": None if best == run.accuracy else best,
+        "images_per_second": run.images_per_second,
+        "seeds": run.seeds,
+        "resumed": run.resumed or None,
+        "dropped": dropped,
+        "times": _drop_absent(run.times._asdict() | {"evaluations": evaluations}),
+    }
+    return _drop_absent(document)
 
 
 def _drop_absent(document: Mapping[str, Any]) -> dict[str, Any]:

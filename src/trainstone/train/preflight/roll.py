@@ -3,6 +3,7 @@
 Each rank checks itself and its host: versions and configuration against rank 0, data, run folder.
 """
 
+import itertools
 import platform
 import secrets
 import time
@@ -16,20 +17,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from trainstone import __version__
+from trainstone import __version__, errors
 from trainstone.config.learning import ParallelConfig
 from trainstone.config.load import flatten
 from trainstone.config.schema import Config
-from trainstone.errors import (
-    ConfigError,
-    DataError,
-    LaunchError,
-    MachineError,
-    ResultError,
-    TrainstoneError,
-    error_of_child,
-)
-from trainstone.machine.interfaces import Interface, find_route, find_wished, list_interfaces, name_network
+from trainstone.errors import LaunchError, TrainstoneError
+from trainstone.machine.interfaces import Interface, find_requested, find_route, list_interfaces, name_network
 from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Rank, list_step_hosts, read_meeting, read_rank
 from trainstone.measure.devices import list_devices
@@ -76,7 +69,8 @@ def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: Trainsto
         deadline = Deadline.after(seconds)
     mine = describe_rank(rank)
     store.post(f"arrived/{rank.number}", {"host": mine["host"]}, deadline.left)
-    token = name_token(folder) if folder else None
+    # A file that another folder of the same name does not have; it is not a file of the run.
+    token = folder.absolute() / f".meeting-{secrets.token_hex(8)}.partial" if folder else None
     first = mine | {"config": list_shared_keys(config), "token": str(token) if token else None}
     if rank.number == 0:
         store.post("rank0", first, deadline.left)
@@ -109,11 +103,11 @@ def choose_backend(parallel: ParallelConfig, device: torch.device) -> str:
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if backend == "nccl" and device.type != "cuda":
-        raise ConfigError(
+        raise errors.ConfigError(
             f"parallel.backend = nccl is for CUDA devices, not for {device.type}", hint="--set parallel.backend=gloo"
         )
     if not dist.is_backend_available(backend):
-        raise MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
+        raise errors.MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
     return backend
 
 
@@ -121,17 +115,17 @@ def check_rank(
     config: Config, rank: Rank, mine: Document, first: Document
 ) -> tuple[torch.device, str, Interface | None]:
     """Return device, backend and requested interface of this rank; refuse what is wrong with it or its host."""
-    seconds = config.parallel.meeting_seconds
-    if first["token"] and rank.number == 0:
-        check_folder(Path(first["token"]), 0, seconds / 2)
+    seconds, token = config.parallel.meeting_seconds, Path(first["token"]) if first["token"] else None
+    if token and rank.number == 0:
+        check_folder(token, 0, seconds / 2)
     device = choose_rank_device(config.device, rank)
     backend = choose_backend(config.parallel, device)
-    requested = find_wished(config.parallel.interface)
+    requested = find_requested(config.parallel.interface)
     check_data(config, seconds / 2)
     if rank.number:
         compare_with_rank_0(mine, list_shared_keys(config), first)
-    if first["token"] and rank.number:
-        check_folder(Path(first["token"]), rank.number, max(2 * VISIBLE_SECONDS, seconds / 4))
+        if token:
+            check_folder(token, rank.number, max(2 * VISIBLE_SECONDS, seconds / 4))
     return device, backend, requested
 
 
@@ -160,7 +154,7 @@ def raise_first_error(documents: dict[int, Document], hosts: dict[int, str]) -> 
         error = documents[first]["error"]
         also = f" (and {format_count(len(others), 'more rank')}: {group_by_host(others, hosts)})" if others else ""
         message = f"rank {first} on {hosts[first]}: {error['message']}{also}"
-        raise error_of_child(error["exit_code"], message, error["hint"])
+        raise errors.error_of_child(error["exit_code"], message, error["hint"])
 
 
 def require_all(hosts: dict[int, str], world: int, place: str, seconds: float) -> None:
@@ -222,15 +216,10 @@ def choose_interface(one: Document, far: Document | None, loopback: Interface | 
 
 def join_ranks(numbers: list[int]) -> str:
     """Return 3, 5-9, 12."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
     parts = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+    for _, neighbours in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [str(number) for _, number in neighbours]
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else run
     return ", ".join(parts)
 
 
@@ -263,9 +252,8 @@ def read_versions() -> dict[str, str]:
     """Return the versions of the programs that this rank uses."""
     found = {"trainstone": __version__, "torch": str(torch.__version__)}
     found |= {"python": platform.python_version(), "numpy": np.__version__}
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        version = torch.cuda.nccl.version()
-        found["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
 
 
@@ -279,7 +267,7 @@ def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None
     for name in EQUAL_VERSIONS:
         here, there = (one["versions"].get(name, "none") for one in (mine, first))
         if here != there:
-            raise MachineError(
+            raise errors.MachineError(
                 f"its version of {name} is {here}; rank 0 on {first['host']} has {there}",
                 hint=f"install the same version of {name} on all hosts",
             )
@@ -287,7 +275,7 @@ def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None
     if differing:
         shown = ", ".join(f"{key} = {keys.get(key)} ({first['config'].get(key)})" for key in differing[:SHOWN_KEYS])
         more = f" and {len(differing) - SHOWN_KEYS} more" if len(differing) > SHOWN_KEYS else ""
-        raise ConfigError(
+        raise errors.ConfigError(
             f"its configuration differs from that of rank 0 on {first['host']}: {shown}{more}",
             hint="start all ranks with the same command",
         )
@@ -302,14 +290,9 @@ def check_data(config: Config, seconds: float) -> None:
         call_within(seconds, lambda: next(root.iterdir(), None) if root.is_dir() else root.open("rb").close())
     except OSError as err:
         reason = err.strerror or f"the file system does not answer within {seconds:g} s"
-        raise DataError(
+        raise errors.DataError(
             f"cannot read the data set {root}: {reason}", hint="every host needs the data at the same path: --data DIR"
         ) from err
-
-
-def name_token(folder: Path) -> Path:
-    """Return a file name in the run folder that no other folder of that name has; it is not a file of the run."""
-    return folder.absolute() / f".meeting-{secrets.token_hex(8)}.partial"
 
 
 def check_folder(token: Path, number: int, seconds: float) -> None:
@@ -320,9 +303,9 @@ def check_folder(token: Path, number: int, seconds: float) -> None:
         if number == 0:
             token.touch()
             return True
-        end = time.monotonic() + VISIBLE_SECONDS
+        deadline = Deadline.after(VISIBLE_SECONDS)
         while not token.exists():
-            if time.monotonic() > end:
+            if not deadline.left:
                 return False
             with suppress(OSError):
                 list(folder.iterdir())  # makes NFS look again
@@ -337,10 +320,10 @@ def check_folder(token: Path, number: int, seconds: float) -> None:
     except OSError as err:
         reason = err.strerror or "the file system does not answer"
         message = f"the run folder {folder} is unwritable on {name_host()}: {reason}"
-        raise ResultError(message, hint=FOLDER_HINT) from err
+        raise errors.ResultError(message, hint=FOLDER_HINT) from err
     if not visible:
         what = "sees another folder of that name instead of" if folder.is_dir() else "does not see"
-        raise ResultError(f"{name_host()} {what} the run folder {folder}", hint=FOLDER_HINT)
+        raise errors.ResultError(f"{name_host()} {what} the run folder {folder}", hint=FOLDER_HINT)
 
 
 def tell_refusal(config: Config, err: TrainstoneError) -> None:

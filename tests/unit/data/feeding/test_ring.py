@@ -1,18 +1,18 @@
 """Threads fill batches in order, no further ahead than there is memory, and always come to an end."""
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
+from command import LIMIT
+from nursery import wait_until
 from trainstone.data import loader
 from trainstone.data.feeding import ring
 from trainstone.data.feeding.feed import Bad, Worker
 from trainstone.data.feeding.order import Place
 from trainstone.data.feeding.ring import Ring
 
-LONG = 20.0
 """Seconds after which a test is lost; none waits so long."""
 
 
@@ -31,7 +31,7 @@ class Made:
         return [Place(step, row) for row in range(4)]
 
     def fill(self, memory: list[int], row: int, place: Place, _worker: Worker, _bad: list[Bad]) -> None:
-        assert self.gate.wait(LONG)
+        assert self.gate.wait(LIMIT)
         memory[row] = place.epoch * 100 + place.picture
         self.filled.append((place.epoch, row))
 
@@ -51,13 +51,6 @@ def made():
     for one in some.rings:
         one.close()
     assert set(threading.enumerate()) <= before
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def wait_for_rest(one: Ring) -> None:
@@ -121,10 +114,10 @@ def test_closing_while_someone_waits_for_a_batch(made: Made):
     wait_until(lambda: bool(one._batch_ready._waiters))  # type: ignore[attr-defined]
     closer = threading.Thread(target=one.close)
     closer.start()
-    consumer.join(LONG)
+    consumer.join(LIMIT)
     assert "closed" in str(told[0])
     made.gate.set()
-    closer.join(LONG)
+    closer.join(LIMIT)
     assert not closer.is_alive()
 
 

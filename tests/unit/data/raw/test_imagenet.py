@@ -149,16 +149,6 @@ def test_given_labels_win_over_those_found(root, labels):
     assert contents(find(root, val_labels=root.parent / "elsewhere" / name)) == {"val": VAL_CONTENTS}
 
 
-def test_the_ground_truth_file_works_beside_its_meta_file(root):
-    write_files(root, VAL_SHAPES["tar"] | devkit())
-    truth = root / "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
-    assert contents(find(root, val_labels=truth)) == {"val": VAL_CONTENTS}
-    (truth.parent / "meta.mat").unlink()
-    with pytest.raises(DataError, match=r"meta\.mat: cannot be read") as caught:
-        find(root, val_labels=truth)
-    assert "devkit" in caught.value.hint
-
-
 def test_flat_pictures_without_labels_say_what_was_looked_for(root):
     write_files(root, VAL_SHAPES["flat"])
     with pytest.raises(DataError, match=r"ILSVRC2012_devkit_t12\.tar\.gz") as caught:
@@ -279,7 +269,7 @@ def test_a_tar_not_downloaded_whole_is_refused(root):
         (
             "kit.tar.gz",
             gzip.compress(make_tar(devkit() | {"y/meta.mat": os.urandom(300)}), mtime=0),
-            r"meta\.mat, byte 124",
+            r"meta\.mat",
         ),
     ],
 )
