@@ -31,7 +31,7 @@ MAX_NOTED = 5
 """With more published figures than this, their sources and differences are left to --json and --page."""
 STYLES = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
 BAR_WIDTH = 16
-LONGEST_NOTE = 32
+LONGEST_NOTE, LONGEST_CELL = 32, 200
 INDENT = 2
 NARROW_WIDTH = 60
 
@@ -47,32 +47,49 @@ def print_dim(console: Console, lines: Iterable[str]) -> None:
         console.print(Text(printable(line), style="dim"))
 
 
+def lay_out(
+    table: Table,
+    *,
+    bars: Sequence[str] = (),
+    styles: Sequence[str] = (),
+    longest: int = LONGEST_CELL,
+    pad_edge: bool = True,
+) -> RichTable:
+    """Return a table without lines, numbers flush right, with a bar after each row; `styles` are those of the rows."""
+    laid = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=pad_edge)
+    for head, numeric in zip(table.columns, table.numeric, strict=True):
+        laid.add_column(Text(printable(head)), justify="right" if numeric else "left")
+    for row, style, bar in zip_longest(table.rows, styles, bars, fillvalue=""):
+        cells = [_shorten(cell, longest) for cell in row]
+        drawn = [Text(bar, style="cyan")] if bars else []
+        laid.add_row(*(Text(cell, style=STYLES.get(cell, style)) for cell in cells), *drawn)
+    return laid
+
+
 def print_table(
-    console: Console, table: Table, *, lengths: Sequence[float] = (), styles: Sequence[str] = (), longest: int = 80
+    console: Console,
+    table: Table,
+    *,
+    lengths: Sequence[float] = (),
+    styles: Sequence[str] = (),
+    longest: int = LONGEST_CELL,
 ) -> None:
     """Print a table, with a bar of each row's length; without bars, and then as lines, where it is too wide.
 
     `styles` are those of the rows; cells longer than `longest` are cut.
     """
-    heads = [printable(head) for head in table.columns]
-    cells = [[_shorten(cell, longest) for cell in row] for row in table.rows]
-    styles = styles or [""] * len(cells)
     unlimited = console.options.update(max_width=10_000)
     for bars in (draw_bars(lengths, BAR_WIDTH, encoding=console.encoding), []):
-        laid = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for head, numeric in zip(heads, table.numeric, strict=True):
-            laid.add_column(Text(head), justify="right" if numeric else "left")
-        for row, style, bar in zip_longest(cells, styles, bars, fillvalue=""):
-            drawn = [Text(bar, style="cyan")] if bars else []
-            laid.add_row(*(Text(cell, style=STYLES.get(cell, style)) for cell in row), *drawn)
+        laid = lay_out(table, bars=bars, styles=styles, longest=longest)
         if Measurement.get(console, unlimited, laid).maximum + INDENT <= console.width:
             print_indented(console, laid)
             return
-    for row, style in zip(cells, styles, strict=True):
-        console.print(Text(f"{heads[0]} {row[0]}".strip(), style=style or "bold"))
-        for head, cell in zip(heads[1:], row[1:], strict=True):
+    for row, style in zip_longest(table.rows, styles, fillvalue=""):
+        first, *cells = (_shorten(cell, longest) for cell in row)
+        console.print(Text(f"{printable(table.columns[0])} {first}".strip(), style=style or "bold"))
+        for head, cell in zip(table.columns[1:], cells, strict=True):
             if cell:
-                print_indented(console, Text.assemble((f"{head}  ", "dim"), (cell, STYLES.get(cell, ""))))
+                print_indented(console, Text.assemble((f"{printable(head)}  ", "dim"), (cell, STYLES.get(cell, ""))))
 
 
 def _shorten(text: str, longest: int) -> str:
