@@ -15,7 +15,7 @@ from PIL import Image
 from command import LIMIT
 from small_sets import JPEGS, RECORDS, SHARDS, Listed, check, flip, locate, make_set, to_classify, to_detect
 from trainstone.data import prepare, shardfile
-from trainstone.data.generated.source import GeneratedSource, generate
+from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.manifest import read_manifest
 from trainstone.data.picture.look import look
 from trainstone.data.plan import Plan, Treatment, make_plan
@@ -148,16 +148,6 @@ def test_killed_preparation_resumes_at_a_shard_to_the_same_bytes(tmp_path: Path,
     run(plan, tmp_path / "set")
     assert digest(tmp_path / "set") == digest(tmp_path / "undisturbed")
     assert {path: path.stat().st_mtime_ns for path in made} == made  # complete ones are not written again
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"file": "../x"}', b"\xff", b"[" * 100_000])
-def test_shard_with_damaged_facts_is_made_again(tmp_path: Path, text: bytes):
-    work, shard = tmp_path / "set/.trainstone", plan_for("recordio", MadeUp(20)).shards[0]
-    prepare.begin(tmp_path / "set", plan_for("recordio", MadeUp(20)).identity())
-    (work / "train.rec.done").write_bytes(text)
-    assert shardfile.find_done(work, tmp_path / "set", shard) is None
-    run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
-    assert check(tmp_path / "set").bad == []
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3, 4, 6, 11, 505])
@@ -318,13 +308,6 @@ def test_names_in_records_cannot_lead_out_of_the_folder(name: str, tmp_path: Pat
     with pytest.raises(DataError, match="no name"):
         run(make_plan(found, "folder"), tmp_path / "set")
     assert not list(tmp_path.rglob("*.jpg"))
-
-
-def test_generated_pictures_are_drawn_by_processes(tmp_path: Path):
-    found = generate("classify", {"train": 40}, width=32, height=32, num_classes=2)
-    run(make_plan(found, "wds", shuffle=False), tmp_path)
-    source = open_dataset(tmp_path).splits[0].source
-    assert source.read(3).image == GeneratedSource("classify", "train", 40, 32, 32, 2).read(3).image
 
 
 def test_two_images_of_one_name_are_an_error_or_the_second_is_dropped(tmp_path: Path):

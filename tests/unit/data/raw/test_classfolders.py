@@ -99,12 +99,6 @@ def test_train_and_val_share_their_labels(tmp_path, val):
     }
 
 
-def test_class_folders_alone_are_train(tmp_path):
-    make(tmp_path, "cat/1.jpg", "dog/1.jpg", "test/1.jpg")
-    assert list(contents(find_class_folders(tmp_path))) == ["train"]
-    assert [name for name, _ in find_class_folders(tmp_path).classes] == ["cat", "dog", "test"]
-
-
 def test_unlabelled_test_pictures_are_not_used(tmp_path, caplog):
     make(tmp_path, "train/a/1.jpg", "test/1.jpg")
     assert list(contents(find_class_folders(tmp_path))) == ["train"]
