@@ -153,17 +153,6 @@ def test_good_tar_is_extracted_with_plain_modes_and_progress(tmp_path, monkeypat
     assert unpacked[-1] == Progress(f"unpack {name}", size, size, "bytes")
 
 
-def test_existing_target_is_left_alone(tmp_path):
-    (tmp_path / "x.tar").write_bytes(make_tar(FILES))
-    (tmp_path / "x.zip").write_bytes(make_zip(FILES))
-    (tmp_path / "target").mkdir()
-    for extraction in (extract_tar(tmp_path / "x.tar", tmp_path / "target"),
-                       extract_zip(tmp_path / "x.zip", tmp_path / "target")):  # fmt: skip
-        with pytest.raises(DataError, match="is there already"):
-            next(extraction)
-    assert list_everything(tmp_path / "target") == set()
-
-
 def test_tar_is_unpacked_once_and_again_when_it_changed(tmp_path):
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(make_tar(FILES)))
@@ -287,17 +276,6 @@ def test_files_are_on_disk_before_the_folder_has_its_name(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, "sync", fail)
     expect_refusal(tmp_path, name, data, "No space left on device", extract)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_extraction_stopped_half_way_leaves_nothing(tmp_path, steps):
-    (tmp_path / "x.tar").write_bytes(make_tar(MANY))
-    (tmp_path / "x.zip").write_bytes(make_zip(MANY))
-    for work in (extract_tar(tmp_path / "x.tar", tmp_path / "a"), extract_zip(tmp_path / "x.zip", tmp_path / "b", 2)):
-        for _ in range(steps):
-            next(work)
-        work.close()  # type: ignore[attr-defined]
-    assert list_everything(tmp_path) == {"x.tar", "x.zip"}
 
 
 GOOD = make_tar({"n01/a.JPEG": b"one" * 300, "b": b"", "c" * 120: b"two"})

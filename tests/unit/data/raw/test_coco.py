@@ -143,12 +143,3 @@ def test_real_pictures_have_their_boxes(tmp_path: Path):
     assert len(boxes) == 604 + 560
     assert sum(box.crowd for box in boxes) == 16
     assert all(0 <= box.left < box.right <= 1 and 0 <= box.top < box.bottom <= 1 for box in boxes)
-
-
-def test_a_split_of_another_year_stays_one_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    root = make_set(tmp_path / "c", train2014=make_instances(2), train2017=make_instances(3))
-    shutil.rmtree(root / "train2017")
-    found = find_coco(root)
-    assert [split.name for split in found.splits] == ["train"]
-    assert "annotations/instances_train2017.json is there, train2017/ is not" in found.lacking["train2017"]
-    assert caplog.text.count("its pictures are left out") == 1

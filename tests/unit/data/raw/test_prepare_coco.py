@@ -220,12 +220,6 @@ def test_skip_refuses_to_change_the_source(tmp_path: Path):
     assert set(before) >= set(tree(source))
 
 
-def test_an_image_out_of_all_proportion_is_not_read(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trainstone.data.raw.prepare_coco.MAX_PICTURE_BYTES", 10)
-    with pytest.raises(DataError, match="3 of 3 images"):
-        prepare(make_set(tmp_path / "c", val2017=make_instances(3)), tmp_path / "out")
-
-
 def test_other_counts_than_the_published_and_further_files_give_a_warning(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
