@@ -1,5 +1,6 @@
 """The index of many runs: a table to filter and sort, and the speed over dates, by machine."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import altair as alt
 
 from trainstone.errors import ResultError
+from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Section
-from trainstone.report.charts import PALETTE, another, colours, figure, mark, points, tips, up
+from trainstone.report.charts import PALETTE
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.vega import Scripts
 from trainstone.report.view import relative_address
@@ -22,22 +24,6 @@ from trainstone.results.tables import Table
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
 MAX_TRENDS = 6
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
-COLUMNS = (
-    "run",
-    "date",
-    "recipe",
-    "machine",
-    "device",
-    "batch",
-    "precision",
-    "quality",
-    "images/s",
-    "±",
-    "step",
-    "noise",
-    "status",
-)
 NUMERIC = ("batch", "quality", "images/s", "±", "step")
 
 
@@ -92,19 +78,20 @@ def build_index(entries: Sequence[Entry], base: Path) -> Page:
 
 
 def tabulate(runs: Sequence[tuple[Path, Result]], base: Path) -> Table:
-    """One row a run, newest first; sorted by numbers where cells are formatted."""
+    """One row for each run, newest first; sorted by numbers where cells are formatted."""
     newest = sorted(runs, key=lambda run: run[1].process.started_utc, reverse=True)
+    described = [describe_run(result) for _, result in newest]
     # Only trainings have a quality
-    trained = any(result.quality for _, result in runs)
-    columns = [name for name in COLUMNS if trained or name != "quality"]
-    rows, keys, links = [], [], []
-    for path, result in newest:
-        texts, numbers = describe_run(result)
-        rows.append([texts[name] for name in columns])
-        keys.append([numbers.get(name) or texts[name] for name in columns])
-        links.append(address(path, base))
-    numeric = [name in NUMERIC for name in columns]
-    return Table(columns, rows, links=links, sortable=True, numeric=numeric, keys=keys, filterable=True)
+    columns = [name for name in described[0][0] if name != "quality" or any(result.quality for _, result in runs)]
+    return Table(
+        columns,
+        [[texts[name] for name in columns] for texts, _ in described],
+        links=[address(path, base) for path, _ in newest],
+        sortable=True,
+        numeric=[name in NUMERIC for name in columns],
+        keys=[[numbers.get(name) or texts[name] for name in columns] for texts, numbers in described],
+        filterable=True,
+    )
 
 
 def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None]]:
@@ -177,28 +164,20 @@ def draw_trends(results: Sequence[Result]) -> list[Figure]:
 
 
 def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
-    """Throughput over dates."""
+    """Throughput over dates, a colour for each machine."""
     rows = [row for result in results if (row := _trend_row(result)) is not None]
     machines = sorted({row["machine"] for row in rows})
-    # The same domain as the shape's, else they would have a legend each
-    kinds = {machine: PALETTE[place % len(PALETTE)] for place, machine in enumerate(machines)}
-    color = colours(kinds, "machine", columns=1, labelLimit=300)
-    # Beyond the number of colours the shape tells machines apart.
-    shapes = [SHAPES[place // len(PALETTE) % len(SHAPES)] for place in range(len(machines))]
-    shape = alt.Shape("machine:N", title=None, sort=machines, scale=alt.Scale(domain=machines, range=shapes))
+    kinds = dict(zip(machines, itertools.cycle(PALETTE), strict=False))
+    color = charts.colours(kinds, "machine", columns=1, labelLimit=300)
     x = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
-    y = up("images/s", "rate", zero=False, nice=True, padding=8)
+    y = charts.up("images/s", "rate", zero=False, nice=True, padding=8)
     spread = {"strokeWidth": 2, "opacity": 0.6}
-    tooltip = tips("run", "machine", "rate", "date:T")
+    tooltip = charts.tips("run", "machine", "date:T", rate="images/s")
     layers = [
-        mark("rule", rows, spread, x=x, y=another(y, "low"), y2="high:Q", color=color),
-        points(rows, 60, x=x, y=y, color=color, shape=shape, tooltip=tooltip),
+        charts.mark("rule", rows, spread, x=x, y=charts.another(y, "low"), y2="high:Q", color=color),
+        charts.points(rows, 60, x=x, y=y, color=color, tooltip=tooltip),
     ]
-    rates = [row["rate"] for row in rows]
-    told = (
-        f"{len(rows)} runs of {label}, from {format_rate(min(rates))} to {format_rate(max(rates))} images per second."
-    )
-    return figure(name, label, told, layers, height=220)
+    return charts.figure(name, label, "", layers, height=220)
 
 
 def _trend_row(result: Result) -> dict[str, Any] | None:

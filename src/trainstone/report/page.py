@@ -4,6 +4,7 @@ A later kind of run fits in by a file in report/sections/ with `build(view) -> S
 """
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -73,6 +74,7 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     facts.build_unmeasured,
 )
 PAGE_NAME = "report.html"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,6 @@ class Page:
         """All charts, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
-    @property
-    def has_charts(self) -> bool:
-        """Whether the chart scripts are needed."""
-        return bool(self.figures)
-
 
 def write_report(path: Path, scripts: Scripts, page_file: Path | None = None) -> tuple[Path, Page]:
     """Write a run's page, into its folder unless told otherwise; return where it is, and the page."""
@@ -108,8 +105,15 @@ def write_report(path: Path, scripts: Scripts, page_file: Path | None = None) ->
 
 def build_page(view: RunView) -> Page:
     """Let every section look at the run."""
-    result = view.result
-    built = [section for build in SECTIONS if (section := build(view)) is not None]
+    result, built = view.result, []
+    for build in SECTIONS:
+        try:
+            section = build(view)
+        except (ArithmeticError, ValueError) as err:  # numbers that no run has: a damaged or foreign result.json
+            log.warning("%s.%s cannot be drawn", build.__module__, build.__name__, exc_info=err)
+            view.doubts.append(f"{build.__module__.rpartition('.')[2]} cannot be drawn: {err}")
+            continue
+        built += [section] if section is not None else []
     return Page(
         title=f"{result.recipe.name} on {result.process.host}: trainstone {result.run_id}",
         about=f"{result.kind} · {result.run_id}",
@@ -134,7 +138,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> None:
 
 def write_page(page: Page, target: Path, scripts: Scripts) -> None:
     """Render a page and write it atomically."""
-    html = render(page, scripts.text() if page.has_charts else "")
+    html = render(page, scripts.text() if page.figures else "")
     try:
         write_atomically(target, html)
     except OSError as err:

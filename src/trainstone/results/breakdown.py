@@ -1,11 +1,12 @@
-"""A profile's numbers as people read them, for terminal and page alike: mean parts of a step, the profiler's cost."""
+"""A profile as people read it, for terminal, page and result.json alike: mean parts of a step, and every sentence."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainstone.results.profiled import Overhead, StepParts, Timeline
+from trainstone.results.profiled import Overhead, RooflinePoint, StepParts, Timeline
 from trainstone.text import printable
-from trainstone.units import format_percent, format_seconds
+from trainstone.units import format_percent, format_seconds, format_share
 
 PARTS = {
     "compute": "compute_seconds",
@@ -33,6 +34,50 @@ BESIDE = {
     "host is in the optimiser": "optimizer_total_seconds",
 }
 """What lies across the parts."""
+
+MIN_SHARE = 0.0005
+"""A smaller part of a step is not worth a word."""
+IDLE = {
+    "launch": "launch-bound (the host is not fast enough in giving out work: larger batches, engine.compile or "
+    "engine.cuda_graphs help)",
+    "data_wait": "waiting for data",
+    "synchronisation": "synchronising (the host waits for the device before it gives out more)",
+    "host": "Python between operators",
+    "unaccounted": "not accounted for",
+}
+BETWEEN = {"host": "is Python between them", "data_wait": "is waiting for data", "unaccounted": "is not accounted for"}
+LONG_SHARE = 0.05
+"""Operators that take less of the step have no sentence."""
+MOST_SENTENCES = 5
+NAME_LENGTH = 40
+FAR_FROM_ROOF = 0.3
+"""What is so far below its roof is bound by neither: by threads, caches, latency, overhead."""
+
+PLAIN_NAMES = {
+    "convolution": "convolution",
+    "convolution_backward": "convolution backward",
+    "native_batch_norm": "batch norm",
+    "native_batch_norm_backward": "batch norm backward",
+    "cudnn_batch_norm": "batch norm",
+    "cudnn_batch_norm_backward": "batch norm backward",
+    "miopen_batch_norm": "batch norm",
+    "miopen_batch_norm_backward": "batch norm backward",
+    "relu": "ReLU",
+    "relu_": "ReLU",
+    "threshold_backward": "ReLU backward",
+    "mm": "matrix multiplication",
+    "addmm": "matrix multiplication with bias",
+    "bmm": "batched matrix multiplication",
+    "add": "addition",
+    "add_": "addition in place",
+    "max_pool2d_with_indices": "max pooling",
+    "max_pool2d_with_indices_backward": "max pooling backward",
+    "_log_softmax": "log-softmax",
+    "_log_softmax_backward_data": "log-softmax backward",
+    "_fused_sgd_": "optimiser (fused SGD)",
+    "_fused_adam_": "optimiser (fused Adam)",
+    "_fused_adamw_": "optimiser (fused AdamW)",
+}
 
 
 class Part(NamedTuple):
@@ -78,6 +123,68 @@ def shorten(text: str, most: int) -> str:
         return text
     head = math.ceil((most - 1) / 2)
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def describe_steps(steps: Sequence[StepParts], *, on_device: bool) -> list[str]:
+    """Say what the time goes into in which nothing runs, and how much of communication is hidden."""
+    runs = f"Operators run for {format_percent(share_of(steps, 'kernel_running'))} of the step"
+    busy = share_of(steps, "busy")
+    causes = [
+        f"{format_share(share)} {words}"
+        for part, words in (IDLE if on_device else BETWEEN).items()
+        if (share := share_of(steps, part)) > MIN_SHARE
+    ]
+    if not on_device:
+        sentences = ["; ".join([runs, *causes]) + "."]
+    elif 1 - busy > MIN_SHARE and causes:
+        sentences = [f"The device is idle for {format_share(1 - busy)} of the step: {', '.join(causes)}."]
+    else:
+        sentences = [f"The device is busy for {format_percent(busy)} of the step."]
+    if (total := share_of(steps, "communication_total")) > MIN_SHARE:
+        hidden, exposed = share_of(steps, "overlap") / total, share_of(steps, "communication")
+        rest = f"; the rest takes {format_share(exposed)} of the step" if exposed > MIN_SHARE else ""
+        sentences.append(f"{format_percent(hidden, 0)} of communication is hidden behind compute{rest}.")
+    return sentences
+
+
+def share_of(steps: Sequence[StepParts], part: str) -> float:
+    """Return a part's share of all steps' time."""
+    taken = sum(getattr(step, f"{part}_seconds") for step in steps)
+    return float(taken / sum(step.seconds for step in steps))
+
+
+def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -> list[str]:
+    """Say how near to their roofs the operators are that take most of the step, and what all would take there."""
+    longest = [point for point in operators if point.seconds >= LONG_SHARE * step_seconds][:MOST_SENTENCES]
+    spent = sum(point.seconds for point in operators)
+    # What is above its roof, by caches, would not get slower: it is taken as it is.
+    ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
+    judged = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
+    last = f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."
+    return [*(_describe_operator(point, point.seconds / step_seconds) for point in longest), last]
+
+
+def _describe_operator(point: RooflinePoint, share_of_step: float) -> str:
+    reached, name = point.share_of_bound, shorten(name_plainly(point.operator), NAME_LENGTH)
+    roof = "peak" if point.bound == "compute" else "memory bandwidth"
+    if "::" not in name:  # names of a trace keep their spelling
+        name = name[:1].upper() + name[1:]
+    told = f"{name} takes {_percent(share_of_step)} of the step and"
+    if reached > 1:
+        cause = "caches or a cheaper algorithm explain it, or the roof was measured too low"
+        return f"{told} works at {reached:.3g} times the measured {roof}: {cause}."
+    only = "only " if reached < FAR_FROM_ROOF else ""
+    return f"{told} reaches {only}{_percent(reached)} of the measured {roof}."
+
+
+def name_plainly(name: str) -> str:
+    """Return what people call an operator of a trace; its own name where there is no such word."""
+    space, _, bare = name.partition("::")
+    return PLAIN_NAMES.get(bare, name) if space == "aten" else name
+
+
+def _percent(share: float) -> str:
+    return format_percent(share, 0 if share >= 0.0995 else 1)
 
 
 def _mean(steps: list[StepParts], field: str) -> float:

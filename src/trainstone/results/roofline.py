@@ -6,14 +6,13 @@ is left out altogether and `covered_share` is smaller. Nothing is measured or co
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainstone.results.breakdown import shorten
+from trainstone.results.breakdown import describe_roofline
 from trainstone.results.profiled import RooflineChart, RooflinePoint
 from trainstone.results.trace.tables import OperatorCalls
-from trainstone.units import format_percent
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -21,38 +20,7 @@ Shapes = tuple[Shape, ...]
 MOST_CALLS_APART = 0.01
 """Calls a step, counted against traced: further apart than this share they are not the same calls."""
 MOST_POINTS = 300
-TOLD_SHARE = 0.05
-MOST_TOLD = 5
-TOLD_LENGTH = 40
-FAR_FROM_ROOF = 0.3
-"""What is so far below its roof is bound by neither: by threads, caches, latency, overhead."""
 MOST_SHAPES = 3
-
-PLAIN_NAMES = {
-    "convolution": "convolution",
-    "convolution_backward": "convolution backward",
-    "native_batch_norm": "batch norm",
-    "native_batch_norm_backward": "batch norm backward",
-    "cudnn_batch_norm": "batch norm",
-    "cudnn_batch_norm_backward": "batch norm backward",
-    "miopen_batch_norm": "batch norm",
-    "miopen_batch_norm_backward": "batch norm backward",
-    "relu": "ReLU",
-    "relu_": "ReLU",
-    "threshold_backward": "ReLU backward",
-    "mm": "matrix multiplication",
-    "addmm": "matrix multiplication with bias",
-    "bmm": "batched matrix multiplication",
-    "add": "addition",
-    "add_": "addition in place",
-    "max_pool2d_with_indices": "max pooling",
-    "max_pool2d_with_indices_backward": "max pooling backward",
-    "_log_softmax": "log-softmax",
-    "_log_softmax_backward_data": "log-softmax backward",
-    "_fused_sgd_": "optimiser (fused SGD)",
-    "_fused_adam_": "optimiser (fused Adam)",
-    "_fused_adamw_": "optimiser (fused AdamW)",
-}
 
 
 @dataclass(frozen=True)
@@ -125,7 +93,7 @@ def judge_roofline(
         operators=operators,
         points=sorted(points, key=_by_time)[:MOST_POINTS],
         covered_share=sum(point.seconds for point in operators) / step_seconds,
-        told=_tell_roofline(operators, step_seconds),
+        told=describe_roofline(operators, step_seconds),
     )
 
 
@@ -133,46 +101,6 @@ def name_in_trace(name: str) -> str:
     """Return what a trace calls an operator of the dispatcher: aten.add_.Tensor is aten::add_, as other overloads."""
     space, _, rest = name.partition(".")
     return f"{space}::{rest.partition('.')[0]}" if rest else name
-
-
-def name_plainly(name: str) -> str:
-    """Return what people call an operator of a trace; its own name where there is no such word."""
-    space, _, bare = name.partition("::")
-    return PLAIN_NAMES.get(bare, name) if space == "aten" else name
-
-
-def _tell_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -> list[str]:
-    """Say how near to their roofs the operators are that take most of the step, and what all would take there."""
-    longest = [point for point in operators if point.seconds >= TOLD_SHARE * step_seconds][:MOST_TOLD]
-    told = [_capital(_tell_operator(point, point.seconds / step_seconds)) for point in longest]
-    return [*told, _tell_ideal(operators, step_seconds)]
-
-
-def _tell_operator(point: RooflinePoint, share_of_step: float) -> str:
-    reached = point.share_of_bound
-    told = f"{shorten(name_plainly(point.operator), TOLD_LENGTH)} takes {_percent(share_of_step)} of the step and"
-    times = f"{reached:.3g} times"
-    if point.bound == "compute":
-        if reached <= 1:
-            only = "only " if reached < FAR_FROM_ROOF else ""
-            return f"{told} reaches {only}{_percent(reached)} of the measured peak."
-        cause = "its algorithm needs less arithmetic than is counted, or the peak was measured too low"
-        return f"{told} does its counted work at {times} the measured peak: {cause}."
-    if reached < FAR_FROM_ROOF:
-        told = told.removesuffix(" and")
-        return f"{told} at {_percent(reached)} of the measured bandwidth, its roof: something else holds it back."
-    if reached <= 1:
-        return f"{told} is memory-bound at {_percent(reached)} of the measured bandwidth."
-    cause = "much of it comes from the caches, or the bandwidth was measured too low"
-    return f"{told} moves its data at {times} the measured memory bandwidth: {cause}."
-
-
-def _tell_ideal(operators: Sequence[RooflinePoint], step_seconds: float) -> str:
-    """What is above its roof, by caches, would not get slower: it is taken as it is."""
-    spent = sum(point.seconds for point in operators)
-    ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
-    judged = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
-    return f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."
 
 
 def _judge(
@@ -233,12 +161,3 @@ def _format_shapes(shapes: Shapes) -> str:
 
 def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
-
-
-def _percent(share: float) -> str:
-    return format_percent(share, 0 if share >= 0.0995 else 1)
-
-
-def _capital(sentence: str) -> str:
-    """Names of a trace keep their spelling."""
-    return sentence if "::" in sentence.partition(" ")[0] else sentence[:1].upper() + sentence[1:]

@@ -1,6 +1,6 @@
 """Every sentence about a whole run: the verdict of each kind, and what a sweep means. Pure: numbers in, text out.
 
-What a profile says of its parts is made where they are measured: results/timeline.py and results/roofline.py.
+What a profile says of its parts is in results/breakdown.py.
 """
 
 from collections import Counter

@@ -8,8 +8,9 @@ import pytest
 
 from hostile import EVIL
 from made_profile import make_calls, make_work
+from trainstone.results.breakdown import name_plainly
 from trainstone.results.profiled import RooflineChart
-from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace, name_plainly
+from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
 from trainstone.results.trace.tables import OperatorCalls
 
 IMAGE, WEIGHT = (8, 64, 56, 56), (64, 64, 3, 3)

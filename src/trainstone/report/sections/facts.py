@@ -18,7 +18,7 @@ CONTENTS = {
     "log.txt": "what the program logged",
 }
 MAX_LINKS = 60
-MAX_CONFIG_BYTES = 200_000
+MOST_CONFIG = 200_000
 SEVERITIES = ("error", "warning", "info")
 
 
@@ -112,7 +112,13 @@ def build_points(view: RunView) -> Section | None:
     """Child runs: a row each, with its number and its own page."""
     if not view.children or view.result.sweep or view.result.repeated:  # those list them in sections of their own
         return None
-    rows = [[child.label, *_list_cells(child)] for child in view.children]
+    rows = []
+    for child in view.children:
+        result, rate, interval = child.result, "", ""
+        if result is not None and result.throughput is not None:
+            rate, interval = format_rate(result.throughput.images_per_second), describe_interval(result.throughput)
+        noise = result.noise.grade if result and result.noise else ""
+        rows.append([child.label, rate, interval, noise, result.status if result else "cannot be read"])
     links = [address(view, child) for child in view.children]
     columns = ["run", "images/s", "interval", "noise", "status"]
     table = Table(columns, rows, links=links, numeric=[False, True, False, False, False])
@@ -127,17 +133,6 @@ def address(view: RunView, child: Child) -> str | None:
     return next((view.address(file) for file in files if (view.path / file).is_file()), None)
 
 
-def _list_cells(child: Child) -> list[str]:
-    result = child.result
-    if result is None:
-        return ["", "", "", "cannot be read"]
-    noise = result.noise.grade if result.noise else ""
-    if result.throughput is None:
-        return ["", "", noise, result.status]
-    rate = format_rate(result.throughput.images_per_second)
-    return [rate, describe_interval(result.throughput), noise, result.status]
-
-
 def build_repeat(view: RunView) -> Section | None:
     """How to repeat it, how it was got, and the raw data."""
     result = view.result
@@ -149,24 +144,20 @@ def build_repeat(view: RunView) -> Section | None:
         ("command", result.command),
     ]
     blocks: list[Block] = [Facts(facts)]
-    config = read_config(view)
+    try:
+        config = (view.path / "config.toml").read_text(encoding="utf-8")[:MOST_CONFIG]
+    except (OSError, UnicodeDecodeError):
+        config = ""
     if config:
         blocks.append(Code("Repeat it", describe_repeat(result, view.path)))
-    rows = [(view.address(name), describe_file(name)) for name in list_files(view)]
-    if rows:
-        blocks.append(Links(rows))
+    names = list_files(view)
+    kinds = {"steps-rank": "every step", "telemetry-": "telemetry"} | CONTENTS
+    told = [next((what for start, what in kinds.items() if name.startswith(start)), "") for name in names]
+    if names:
+        blocks.append(Links([(view.address(name), what) for name, what in zip(names, told, strict=True)]))
     if config:
         blocks.append(Code("Configuration", config, folded=True))
     return Section("repeat", "Repeat it, and raw data", blocks)
-
-
-def read_config(view: RunView) -> str:
-    """Return config.toml as it stands; nothing where it is missing, damaged or absurdly long."""
-    file = view.path / "config.toml"
-    try:
-        return file.read_text(encoding="utf-8") if file.stat().st_size <= MAX_CONFIG_BYTES else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def list_files(view: RunView) -> list[str]:
@@ -178,13 +169,6 @@ def list_files(view: RunView) -> list[str]:
         if path.is_file() and path.name != "report.html" and not path.name.endswith(".partial")
     ]
     return names[:MAX_LINKS]
-
-
-def describe_file(name: str) -> str:
-    """Say what a file holds."""
-    if name.startswith("steps-rank"):
-        return "every step"
-    return CONTENTS.get(name, "telemetry" if name.startswith("telemetry-") else "")
 
 
 def build_unmeasured(view: RunView) -> Section | None:

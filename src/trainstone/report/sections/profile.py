@@ -3,21 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainstone.report.blocks import Block, Code, Facts, Figure, Links, Prose, Section
-from trainstone.report.charts import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    TEAL,
-    Rows,
-    bars_below_names,
-    figure,
-    round_sensibly,
-    stacked,
-    tips,
-)
+from trainstone.report import charts
+from trainstone.report.blocks import Block, Code, Facts, Links, Prose, Section
+from trainstone.report.charts import BLUE, CELL_LENGTH, GREY, ORANGE, PURPLE, RED, TEAL
 from trainstone.report.view import RunView
 from trainstone.results.breakdown import (
     ADDED_UP,
@@ -29,7 +17,7 @@ from trainstone.results.breakdown import (
     shorten,
     tell_overhead,
 )
-from trainstone.results.profiled import CoreUse, Timeline
+from trainstone.results.profiled import Timeline
 from trainstone.results.tables import Table, keyed_table
 from trainstone.results.thinning import choose_evenly
 from trainstone.units import format_count, format_percent, format_seconds
@@ -46,14 +34,9 @@ MEANINGS = {
     "unaccounted": "none of these",
 }
 """Short: a phone has little room in a table."""
-MOST_SECONDS = 1e6
-"""Of a step; a damaged file may say anything."""
 HOW_TO_OPEN = "the trace: open it as it is at https://ui.perfetto.dev, or in Chrome at chrome://tracing"
 MOST_BARS = 12
 MOST_STEPS = 30
-NAME_LENGTH, CELL_LENGTH, TOOLTIP_LENGTH = 36, 72, 600
-"""In characters: above a bar (what 390 pixels hold), in a table (whole names are listed below it), pointed at."""
-MOST_PERCENT = 1e4
 
 # The page has six colours, a step nine parts: three more that stand out from both papers by 3 : 1 (WCAG 2.2).
 OLIVE, PINK, BROWN = "#8a8420", "#cf4f96", "#94714f"
@@ -61,20 +44,25 @@ COLOURS = dict(zip(PARTS, (BLUE, TEAL, PURPLE, OLIVE, ORANGE, RED, PINK, BROWN, 
 """Of each part, the same in every run."""
 KERNEL_COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": OLIVE}
 
+Cells = list[tuple[str, float | str]]
+"""Each cell's text, and what it is sorted by."""
+
 
 def build_breakdown(view: RunView) -> Section | None:
     """Where a step goes: bars, sentences, tables and the way to the trace."""
     timeline = view.result.timeline
-    if timeline is None or not 0 < mean_step(timeline) < MOST_SECONDS:
+    if timeline is None or not timeline.steps:
         return None
-    blocks: list[Block] = [draw_steps(timeline)]
+    parts = average_parts(timeline)
+    shown = [timeline.steps[place] for place in choose_evenly(len(timeline.steps), MOST_STEPS)]
+    seconds = {f"step {step.step}": {part.name: getattr(step, PARTS[part.name]) for part in parts} for step in shown}
+    blocks: list[Block] = [charts.stacked("breakdown", "Where each profiled step goes", seconds, COLOURS)]
     if timeline.told:
         blocks.append(Prose(" ".join(timeline.told)))
-    parts = average_parts(timeline)
+    columns, numeric = ["part", "a step", "share", "when"], [False, True, True, False]
     cells = [
         [part.name, format_seconds(part.seconds), format_percent(part.share), MEANINGS[part.name]] for part in parts
     ]
-    columns, numeric = ["part", "a step", "share", "when"], [False, True, True, False]
     blocks.append(Table(columns, cells, caption="Parts of a step; they add up", numeric=numeric))
     blocks.append(Facts(list_facts(timeline)))
     beside = [
@@ -89,39 +77,6 @@ def build_breakdown(view: RunView) -> Section | None:
     count, mean = format_count(len(timeline.steps), "profiled step"), format_seconds(mean_step(timeline))
     lead = f"{count}, {mean} each on average; device {timeline.device}{rank}."
     return Section("breakdown", "Where a step goes", blocks, lead)
-
-
-def draw_steps(timeline: Timeline) -> Figure:
-    """A stacked bar a step; of many steps some are drawn, spread over all."""
-    shown = [timeline.steps[place] for place in choose_evenly(len(timeline.steps), MOST_STEPS)]
-    parts = average_parts(timeline)
-    names = [part.name for part in parts]
-    rows: Rows = []
-    cells = []
-    for step in shown:
-        spent = {name: getattr(step, PARTS[name]) for name in names}
-        cells.append([str(step.step), format_seconds(step.seconds), *map(format_seconds, spent.values())])
-        rows += [
-            {
-                "what": f"step {step.step}",
-                "part": name,
-                "x": round_sensibly(1e3 * seconds),
-                "order": order,
-                "told": format_seconds(seconds),
-                "share": format_percent(seconds / step.seconds) if step.seconds else "",
-            }
-            for order, (name, seconds) in enumerate(spent.items())
-        ]
-    longest = max((step.seconds for step in shown), default=0.0) or 1e-9
-    chart = stacked(
-        rows, "milliseconds", {name: COLOURS[name] for name in names}, 1e3 * longest, step=26,
-        columns=5 if len(names) > 6 else 6, tooltip=tips("part", what="step", told="takes", share="of it"),
-    )  # fmt: skip
-    largest = sorted(parts, key=lambda part: -part.share)
-    shares = ", ".join(f"{part.name} {format_percent(part.share)}" for part in largest)
-    told = f"Of a step of {format_seconds(mean_step(timeline))}, on average: {shares}."
-    table = Table(["step", "in all", *names], cells, numeric=[True] * (len(names) + 2))
-    return figure("breakdown", "Where each profiled step goes", told, chart, table)
 
 
 def list_facts(timeline: Timeline) -> list[tuple[str, str]]:
@@ -154,31 +109,9 @@ def link_trace(view: RunView, timeline: Timeline) -> list[Block]:
     return [Facts([("trace", f"{timeline.trace}, which is not in the run folder")])]
 
 
-def make_bar(name: str, share: float, kind: str = "") -> dict[str, Any]:
-    """Return what bars_below_names draws: a name, its share, and both in words."""
-    told, short = format_percent(share), shorten(name, NAME_LENGTH)
-    return {
-        "name": short,
-        "whole": shorten(name, TOOLTIP_LENGTH),
-        "label": f"{short}: {told}",
-        "percent": round_sensibly(min(max(0.0, 100 * share), MOST_PERCENT)),
-        "told": told,
-        "kind": kind,
-    }
-
-
-def draw_shares(name: str, title: str, alt: str, axis: str, rows: Rows, **more: Any) -> Figure:
-    """Bars of shares, the largest that fit."""
-    shown = rows[:MOST_BARS]
-    told = "; ".join(f"{row['name']} {row['told']}" for row in shown)
-    return figure(name, title, f"{alt}: {told}.", bars_below_names(shown, axis, **more))
-
-
-def tabulate(
-    columns: dict[str, bool], found: Sequence[Any], tell: Callable[[Any], list[tuple[str, float | str]]], caption: str
-) -> list[Block]:
+def tabulate(columns: dict[str, bool], found: Sequence[Any], fill: Callable[[Any], Cells], caption: str) -> list[Block]:
     """A table that sorts by the numbers behind its cells; names that are cut stand whole below it, folded away."""
-    cells = [[(shorten(one.name, CELL_LENGTH), one.name), *tell(one)] for one in found]
+    cells = [[(shorten(one.name, CELL_LENGTH), one.name), *fill(one)] for one in found]
     table = keyed_table(columns, cells, caption)
     long = [one.name for one in found if len(one.name) > CELL_LENGTH]
     what = f"Whole names of the {next(iter(columns))}s"
@@ -193,23 +126,21 @@ def build_operators(view: RunView) -> Section | None:
     found, steps = timeline.operators, max(1, len(timeline.steps))
     on_device = any(operator.device_seconds is not None for operator in found)
 
-    def tell(operator: Any) -> list[tuple[str, float | str]]:
+    def fill(operator: Any) -> Cells:
         spent = [operator.self_seconds, operator.total_seconds, *([operator.device_seconds] if on_device else [])]
-        times = [("", "") if one is None else (format_seconds(one / steps), one) for one in spent]
+        times: Cells = [("", "") if one is None else (format_seconds(one / steps), one) for one in spent]
         calls = (format_calls(operator.calls, steps), operator.calls)
         return [calls, *times, (format_percent(operator.share), operator.share)]
 
     columns = {"operator": False, "calls": True, "own time": True, "with callees": True}
     columns |= {"on the device": True} if on_device else {}
-    what = "time on the device" if on_device else "own time"
-    rows = [make_bar(operator.name, operator.share) for operator in found]
-    axis = f"% of the profiled steps, {what}"
+    what = "time on the device" if on_device else "own time on the host, without the operators it calls"
+    shares = [(operator.name, operator.share, "") for operator in found[:MOST_BARS]]
     blocks = [
-        draw_shares("operators", f"Operators by {what}", "Share of the profiled steps", axis, rows),
-        *tabulate(columns | {"share": True}, found, tell, "Calls and times a step"),
+        charts.share_bars("operators", "Operators by their time", "% of the profiled steps", shares, {"": BLUE}),
+        *tabulate(columns | {"share": True}, found, fill, "Calls and times a step"),
     ]
-    share = "time on the device" if on_device else "own time on the host, without the operators it calls"
-    lead = f"The {format_count(len(found), 'operator')} with most time; shares are of the profiled steps, by {share}."
+    lead = f"The {format_count(len(found), 'operator')} with most time; shares are of the profiled steps, by {what}."
     return Section("operators", "Operators", blocks, lead)
 
 
@@ -220,17 +151,16 @@ def build_kernels(view: RunView) -> Section | None:
         return None
     found, steps = timeline.kernels, max(1, len(timeline.steps))
 
-    def tell(kernel: Any) -> list[tuple[str, float | str]]:
+    def fill(kernel: Any) -> Cells:
         calls = (format_calls(kernel.calls, steps), kernel.calls)
         time = (format_seconds(kernel.seconds / steps), kernel.seconds)
         return [(kernel.kind, kernel.kind), calls, time, (format_percent(kernel.share), kernel.share)]
 
     columns = {"kernel": False, "kind": False, "calls": True, "time": True, "share": True}
-    rows = [make_bar(kernel.name, kernel.share, kernel.kind) for kernel in found]
-    axis = "% of the profiled steps"
-    drawn = draw_shares("kernels", "Kernels by time", "Share of the profiled steps", axis, rows, kinds=KERNEL_COLOURS)
+    shares = [(kernel.name, kernel.share, kernel.kind) for kernel in found[:MOST_BARS]]
+    drawn = charts.share_bars("kernels", "Kernels by time", "% of the profiled steps", shares, KERNEL_COLOURS)
     lead = f"The {format_count(len(found), 'kernel')} with most time on the device; shares are of the profiled steps."
-    return Section("kernels", "Kernels", [drawn, *tabulate(columns, found, tell, "Calls and times a step")], lead)
+    return Section("kernels", "Kernels", [drawn, *tabulate(columns, found, fill, "Calls and times a step")], lead)
 
 
 def build_lanes(view: RunView) -> Section | None:
@@ -240,34 +170,27 @@ def build_lanes(view: RunView) -> Section | None:
         return None
     steps, whole = max(1, len(timeline.steps)), sum(step.seconds for step in timeline.steps)
 
-    def tell(lane: Any) -> list[tuple[str, float | str]]:
-        share = lane.busy_seconds / whole if whole else ""
-        return [
-            (lane.kind, lane.kind),
-            (f"{lane.events:,}", lane.events),
-            (format_seconds(lane.busy_seconds / steps), lane.busy_seconds),
-            (format_percent(share) if isinstance(share, float) else "", share),
-        ]
+    def fill(lane: Any) -> Cells:
+        busy, share = lane.busy_seconds, lane.busy_seconds / whole
+        events = (f"{lane.events:,}", lane.events)
+        return [(lane.kind, lane.kind), events, (format_seconds(busy / steps), busy), (format_percent(share), share)]
 
     columns = {"lane": False, "kind": False, "events": True, "busy a step": True, "share": True}
-    blocks = tabulate(columns, timeline.lanes, tell, "")[:1]
+    blocks = tabulate(columns, timeline.lanes, fill, "")[:1]
     return Section("lanes", "Threads and streams", blocks, "How long each was busy within the profiled steps.")
 
 
 def build_cores(view: RunView) -> Section | None:
-    """How busy the pipes of the device's cores were, by ncu: a bar a pipe."""
-    timeline = view.result.timeline
-    if timeline is None or timeline.cores is None or not timeline.cores.pipes_percent:
+    """How busy the pipes of the device's cores were, by ncu: a bar for each pipe."""
+    cores = view.result.timeline.cores if view.result.timeline else None
+    if cores is None or not cores.pipes_percent:
         return None
-    cores: CoreUse = timeline.cores
-    processes = f"{cores.processes:,} process{'' if cores.processes == 1 else 'es'}"
     facts = [
-        ("measured over", f"{format_count(cores.kernels, 'kernel')} of {processes}"),
+        ("measured over", f"{format_count(cores.kernels, 'kernel')}; processes: {cores.processes:,}"),
         ("cycles", f"{cores.cycles:,.0f}"),
         *([("by ncu, in", cores.file)] if cores.file else []),
     ]
-    rows = [make_bar(name, percent / 100) for name, percent in cores.pipes_percent.items()]
-    axis = "% of the pipe's peak"
-    drawn = draw_shares("cores", "Use of the cores' pipes", "Percent of the peak", axis, rows, end=100.0)
+    shares = [(name, percent / 100, "") for name, percent in cores.pipes_percent.items()]
+    drawn = charts.share_bars("cores", "Use of the cores' pipes", "% of the pipe's peak", shares, {"": BLUE}, end=100.0)
     lead = "Percent of each pipe's peak, weighted by each kernel's cycles."
     return Section("cores", "Cores", [drawn, Facts(facts)], lead)

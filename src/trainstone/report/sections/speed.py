@@ -5,27 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Section
-from trainstone.report.charts import (
-    BLUE,
-    DASHED,
-    GREY,
-    ORANGE,
-    OWN_COLOUR,
-    PALETTE,
-    TEAL,
-    Layers,
-    Rows,
-    across,
-    bars,
-    dots,
-    figure,
-    mark,
-    round_sensibly,
-    stacked,
-    tips,
-    up,
-)
+from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, Rows, across, figure
 from trainstone.report.view import RunView
 from trainstone.results.anchors import Anchor, anchors_for, matching_device
 from trainstone.results.checks import tell_feeding
@@ -36,7 +18,6 @@ from trainstone.results.schema import Device, Loader, Phases, Result, StepSecond
 from trainstone.results.series import BIN_WIDTH, StepSeries
 from trainstone.results.summary import describe_interval, describe_rate
 from trainstone.results.tables import Table
-from trainstone.results.thinning import Array
 from trainstone.units import (
     format_count,
     format_decimal,
@@ -47,21 +28,20 @@ from trainstone.units import (
 )
 
 NUM_BARS = 40
-FAR_APART = 10
-"""Speeds further apart than this share no linear axis."""
 CAVEAT = "Other software, precision and batch: a measure of what the device was once made to do, not a test."
 TELEMETRY = {"clock_mhz": "clock (MHz)", "power_watts": "power (W)", "temp_celsius": "temperature (°C)"}
 
 
 def build_headline(view: RunView) -> Section | None:
     """Tiles, and the interval drawn; of a training its quality first."""
-    result = view.result
-    if result.throughput is None and result.quality is None:
+    result, quality = view.result, view.result.quality
+    if result.throughput is None and quality is None:
         return None
     trained = []
-    if result.quality is not None:
-        repeated, quality = result.repeated, result.quality
-        trained = list_repeated_facts(repeated, quality) if repeated else list_facts(quality, result.status)
+    if quality is not None:
+        trained = (
+            list_repeated_facts(result.repeated, quality) if result.repeated else list_facts(quality, result.status)
+        )
     drawn = draw_interval(view)
     blocks: list[Block] = [Facts([*trained, *_list_tiles(result)], big=True), *([drawn] if drawn else [])]
     title = "Quality and throughput" if trained else "Throughput"
@@ -69,17 +49,13 @@ def build_headline(view: RunView) -> Section | None:
 
 
 def _describe_rate(view: RunView) -> str:
-    result = view.result
-    if result.throughput is None:
+    throughput = view.result.throughput
+    if throughput is None:
         return ""
-    rate = format_rate(result.throughput.images_per_second)
-    if result.points:
+    how = "images over time of the steady window" if throughput.steady else "images over time of an unsteady window"
+    if view.result.points:
         how = f"the mean of {len(view.children)} runs"
-    elif result.throughput.steady:
-        how = "images over time of the steady window"
-    else:
-        how = "images over time of a window that is not steady: a number of this run, not of the machine"
-    return f"{rate} images/s {describe_interval(result.throughput)}, {how}."
+    return f"{format_rate(throughput.images_per_second)} images/s {describe_interval(throughput)}, {how}."
 
 
 def _list_tiles(result: Result) -> list[tuple[str, str]]:
@@ -105,30 +81,21 @@ def _list_tiles(result: Result) -> list[tuple[str, str]]:
 def draw_interval(view: RunView) -> Figure | None:
     """Draw the interval, and for repeated runs each run's own beside it."""
     children = [(child.label, child.result) for child in view.children if child.result is not None]
-    rows: Rows = []
-    for label, result in [("all runs" if children else "this run", view.result), *children]:
-        if result.throughput is not None:
-            rows.append(rate_row(label, result.throughput.images_per_second, result.throughput.ci95))
+    rows = [
+        rate_row(label, result.throughput.images_per_second, result.throughput.ci95)
+        for label, result in [("all runs" if children else "this run", view.result), *children]
+        if result.throughput is not None
+    ]
     if not any("low" in row for row in rows):
         return None
-    parts = "; ".join(f"{row['what']} {_show_digits(row)}" for row in rows[:12])
-    chart = dots(rows, across("images/s", zero=False, tickCount=8), step=30, tooltip=tips(what="run", told="images/s"))
-    return figure("throughput", "Throughput and its 95 % interval", f"Images per second: {parts}.", chart)
+    chart = charts.dots(rows, across("images/s", zero=False, tickCount=8), step=30)
+    return figure("throughput", "Throughput and its 95 % interval", "", chart)
 
 
 def rate_row(label: str, rate: float, ci95: tuple[float, float] | None, colour: str = BLUE) -> dict[str, Any]:
     """Return a speed as charts draw it."""
     row = {"what": label, "x": rate, "told": describe_rate(rate, ci95), "colour": colour}
     return row | ({"low": ci95[0], "high": ci95[1]} if ci95 else {})
-
-
-def _show_digits(row: dict[str, Any]) -> str:
-    """The rate with as many digits as its interval is worth."""
-    if "low" not in row:
-        return format_rate(row["x"])
-    width = row["high"] - row["low"]
-    digits = max(0, 1 - math.floor(math.log10(width))) if width > 0 else 3
-    return f"{row['x']:.{digits}f} ({row['low']:.{digits}f} to {row['high']:.{digits}f})"
 
 
 def build_distribution(view: RunView) -> Section | None:
@@ -151,83 +118,51 @@ def build_distribution(view: RunView) -> Section | None:
 
 
 def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
-    """Sum the fine bins into bars; what lies far above p99 is counted in the last one."""
-    low, counts, width = sum_bars(steps, 1.5 * found.p99)
-    edges = low * np.exp(width * np.arange(len(counts) + 1))
-    factor, unit = (1e3, "ms") if edges[-1] < 1 else (1.0, "s")
-    rows: Rows = [
-        {"x": round_sensibly(a * factor), "to": round_sensibly(b * factor), "steps": int(count)}
-        for a, b, count in zip(edges[:-1], edges[1:], counts, strict=True)
-    ]
-    x = across(f"step ({unit})", zero=False)
-    x["bin"] = {"binned": True}
-    layers = [
-        mark("bar", rows, {"color": BLUE, "binSpacing": 1}, x=x, x2="to:Q", y=up("steps", "steps"),
-             tooltip=tips("steps", x="from", to="to")),
-        *mark_values({"median": found.median, "p99": found.p99}, float(edges[0]), float(edges[-1]), factor),
-    ]  # fmt: skip
-    slowest = float(steps.bin_seconds[-1]) * math.exp(BIN_WIDTH)
-    told = f"Histogram of {int(steps.bin_count.sum())} steps from {format_seconds(low)} to {format_seconds(slowest)}"
-    beyond = int(steps.bin_count[steps.bin_seconds >= edges[-1] * (1 - 1e-9)].sum())
-    cells = [[f"{row['x']:g}", f"{row['to']:g}", str(row["steps"])] for row in rows if row["steps"]]
-    if beyond:
-        told += f"; the last bar holds {beyond} slower than {format_seconds(float(edges[-1]))}"
-        cells[-1][1] = "and more"
-    table = Table([f"from ({unit})", f"to ({unit})", "steps"], cells, numeric=[True] * 3)
-    return figure("distribution", "Distribution of step times", f"{told}.", layers, table, height=200)
-
-
-def sum_bars(steps: StepSeries, most: float) -> tuple[float, Array, float]:
-    """Return the lower edge of the first bar, the bars' counts and their width in logarithms.
+    """Sum the fine bins into bars; what is slower than 1.5 times p99 is counted in the last one.
 
     A bar is a whole number of the series' fine bins: other widths would draw a comb.
     """
     low = float(steps.bin_seconds[0])
     place = np.rint(np.log(steps.bin_seconds / low) / BIN_WIDTH).astype(np.int64)
-    last = min(int(place[-1]), max(0, math.floor(math.log(max(most, low) / low) / BIN_WIDTH)))
-    merged = math.ceil((last + 1) / NUM_BARS)
-    num_bars = last // merged + 1
-    placed = np.minimum(place // merged, num_bars - 1)
-    counts: Array = np.bincount(placed, weights=steps.bin_count, minlength=num_bars).astype(np.float64)
-    return low, counts, merged * BIN_WIDTH
-
-
-def mark_values(marks: dict[str, float], low: float, high: float, factor: float) -> Layers:
-    """Dashed lines with their names, as far as they lie in the picture."""
-    rows: Rows = [{"x": value * factor, "what": name} for name, value in marks.items() if low <= value <= high]
-    layers = [mark("rule", rows, {**DASHED, "color": ORANGE}, x="x:Q")] if rows else []
-    for number, row in enumerate(rows):  # the first name stands left of its line, so that close ones stay apart
-        side: dict[str, Any] = {"align": "right", "dx": -3} if number == 0 else {"align": "left", "dx": 3}
-        layers.append(mark("text", [row], {"dy": 8, "y": 0, "color": ORANGE, **side}, x="x:Q", text="what:N"))
-    return layers
+    last = min(int(place[-1]), max(0, math.floor(math.log(1.5 * found.p99 / low) / BIN_WIDTH)))
+    width = math.ceil((last + 1) / NUM_BARS)
+    counts = np.bincount(np.minimum(place, last) // width, weights=steps.bin_count)
+    unit, factor = charts.choose_unit(1.5 * found.p99)
+    edges = [charts.round_sensibly(low * factor * math.exp(width * BIN_WIDTH * n)) for n in range(len(counts) + 1)]
+    rows: Rows = [
+        {"x": start, "to": end, "steps": int(count)}
+        for start, end, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+    beyond = "; the last bar holds all slower ones" if place[-1] > last else ""
+    x = across(f"step ({unit}){beyond}", zero=False)
+    x["bin"] = {"binned": True}
+    tooltip = charts.tips(x="from", to=f"to ({unit})", steps="steps")
+    marks = {"median": found.median * factor, "p99": found.p99 * factor}
+    layers = [
+        charts.mark(
+            "bar",
+            rows,
+            {"color": BLUE, "binSpacing": 1},
+            x=x,
+            x2="to:Q",
+            y=charts.up("steps", "steps"),
+            tooltip=tooltip,
+        ),
+        *charts.named_rules({name: at for name, at in marks.items() if edges[0] <= at <= edges[-1]}),
+    ]
+    told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {format_seconds(found.median)}."
+    return figure("distribution", "Distribution of step times", told, layers, height=200)
 
 
 def build_phases(view: RunView) -> Section | None:
-    """A bar of parts that sum up, and the same as a table."""
-    phases = view.result.phases
-    parts = split_phases(phases) if phases else {}
+    """A bar of parts that sum up."""
+    parts = split_phases(view.result.phases) if view.result.phases else {}
     if not parts:
         return None
-    total = sum(parts.values())
-    cells = [[name, format_seconds(seconds), format_percent(seconds / total)] for name, seconds in parts.items()]
-    largest = max(parts, key=lambda name: parts[name])
+    largest, total = max(parts, key=lambda name: parts[name]), sum(parts.values())
     lead = f"Most of the {format_seconds(total)} went into: {largest} ({format_percent(parts[largest] / total, 0)})."
-    table = Table(["part", "time", "share"], cells, numeric=[False, True, True])
-    drawn = draw_parts("phases", "Where the time went", parts, "seconds", 1.0, columns=2)
-    return Section("phases", "Where the time went", [drawn, table], lead)
-
-
-def draw_parts(name: str, title: str, parts: dict[str, float], unit: str, factor: float, *, columns: int = 5) -> Figure:
-    """One stacked bar of parts in seconds, drawn in another unit."""
-    total = sum(parts.values())
-    rows: Rows = [
-        {"part": part, "x": round_sensibly(seconds * factor), "order": order, "told": format_seconds(seconds)}
-        for order, (part, seconds) in enumerate(parts.items())
-    ]
-    kinds = {part: PALETTE[place % len(PALETTE)] for place, part in enumerate(parts)}
-    chart = stacked(rows, unit, kinds, total * factor, tooltip=tips("part", told="took"), columns=columns)
-    told = ", ".join(f"{part} {format_percent(seconds / total, 0)}" for part, seconds in parts.items())
-    return figure(name, title, f"Of {format_seconds(total)}: {told}.", chart)
+    drawn = charts.stacked("phases", "Where the time went", {"run": parts})
+    return Section("phases", "Where the time went", [drawn], lead)
 
 
 def split_phases(phases: Phases) -> dict[str, float]:
@@ -252,25 +187,20 @@ def split_phases(phases: Phases) -> dict[str, float]:
 
 
 def build_limits(view: RunView) -> Section | None:
-    """The step against its two bounds."""
+    """The step against its two bounds, and the numbers behind it."""
     used, steps = view.result.utilisation, view.result.step_seconds
     if used is None:
         return None
     blocks: list[Block] = []
     if steps and used.roofline_compute_seconds is not None and used.roofline_memory_seconds is not None:
-        bounds = {
-            "arithmetic alone": (used.roofline_compute_seconds, BLUE),
-            "memory traffic alone": (used.roofline_memory_seconds, TEAL),
-            "median step": (steps.median, ORANGE),
-        }
         rows: Rows = [
-            {"what": name, "x": seconds * 1e3, "colour": colour, "told": format_seconds(seconds)}
-            for name, (seconds, colour) in bounds.items()
+            {"what": "arithmetic alone", "x": used.roofline_compute_seconds, "colour": BLUE},
+            {"what": "memory traffic alone", "x": used.roofline_memory_seconds, "colour": TEAL},
+            {"what": "median step", "x": steps.median, "colour": ORANGE},
         ]
-        x = across("milliseconds a step")
-        chart = bars(rows, x, step=34, color=OWN_COLOUR, tooltip=tips("what", told="a step"))
-        told = "; ".join(f"{row['what']}: {row['told']}" for row in rows)
-        blocks.append(figure("limits", "A step against its bounds at the measured peaks", f"{told}.", chart))
+        rows = [row | {"x": 1e3 * row["x"], "told": format_seconds(row["x"])} for row in rows]
+        chart = charts.bars(rows, across("a step (ms)"), step=34, color=charts.OWN_COLOUR)
+        blocks.append(figure("limits", "A step against its bounds at the measured peaks", "", chart))
     facts = list_peaks(used)
     blocks += [Facts(facts)] if facts else []
     lead = f"Limited by {used.limit}." if used.limit not in (None, "unknown") else ""
@@ -310,22 +240,17 @@ def build_published(view: RunView) -> Section | None:
 
 def draw_published(rate: float, anchors: list[Anchor], same: list[Anchor]) -> Figure:
     """The best figure of each device on a logarithmic axis, this run among them; the table has all, with sources."""
-    best: dict[str, Anchor] = {}
-    for anchor in anchors:  # fastest first
-        best.setdefault(anchor.device, anchor)
+    best = {anchor.device: anchor for anchor in reversed(anchors)}  # the fastest of a device comes first
     rows = [rate_row(a.device, a.per_device, None, ORANGE if a in same else GREY) for a in best.values()]
     rows = sorted([*rows, rate_row("this run", rate, None)], key=lambda row: -row["x"])
-    x = across("images/s a device", type="log", nice=True)
-    chart = dots(rows, x, step=18, tooltip=tips("what", told="images/s"))
-    told = "; ".join(f"{row['what']} {row['told']}" for row in rows)
+    chart = charts.dots(rows, across("images/s a device", type="log", nice=True), step=18)
     cells = [
         [anchor.title, format_rate(anchor.per_device), format_percent(rate / anchor.per_device, 1), anchor.source]
         for anchor in anchors
     ]
     columns = ["published", "images/s a device", "this run", "source"]
     table = Table(columns, cells, numeric=[False, True, True, False])
-    title = "Best published training speed of each device, and this run"
-    return figure("published", title, f"Images per second and device: {told}.", chart, table)
+    return figure("published", "Best published training speed of each device, and this run", "", chart, table)
 
 
 def build_feeding(view: RunView) -> Section | None:
@@ -342,24 +267,15 @@ def build_feeding(view: RunView) -> Section | None:
         rate_row("loader alone", loader.images_per_second, loader.ci95),
         rate_row("training, real pictures", result.throughput.images_per_second, result.throughput.ci95),
     ]
-    blocks: list[Block] = [draw_speeds(rows)]
+    x = across("images/s", domain=charts.leave_room([row["x"] for row in rows]), nice=False, tickCount=5)
+    chart = charts.bars(rows, x, step=34, limit=220, label="told")
+    blocks: list[Block] = [figure("feeding", "Synthetic batches, the loader alone, real pictures", "", chart)]
     if loader.stage_seconds_per_image:
         blocks.append(tabulate_stages(loader))
     pictures = f"{format_count(loader.pictures, 'picture')}, {loader.storage}"
     how = f"{format_count(loader.threads, 'loader thread')}; {pictures}"
     left_out = f"; {format_count(loader.skipped_pictures, 'damaged picture')} left out" if loader.skipped else ""
     return Section("feeding", "Is it fed fast enough?", blocks, f"{told[:1].upper()}{told[1:]}. {how}{left_out}.")
-
-
-def draw_speeds(rows: Rows) -> Figure:
-    """A dot a speed, with its interval; on a logarithmic axis where they are far apart."""
-    rates = [row["x"] for row in rows]
-    far = max(rates) > FAR_APART * min(rates)
-    scale: dict[str, Any] = {"type": "log", "nice": True} if far else {"zero": True}
-    x = across("images/s, logarithmic" if far else "images/s", tickCount=5, padding=40, **scale)
-    chart = dots(rows, x, step=44, size=110, limit=220, label="told", tooltip=tips("what", told="images/s"))
-    told = "; ".join(f"{row['what']} {row['told']}" for row in rows)
-    return figure("feeding", "Synthetic batches, the loader alone, real pictures", f"Images per second: {told}.", chart)
 
 
 def tabulate_stages(loader: Loader) -> Table:
@@ -376,45 +292,43 @@ def build_devices(view: RunView) -> Section | None:
     devices = view.result.devices
     if len(devices) < 2:
         return None
-    medians = [device.step_seconds_median for device in devices if device.step_seconds_median is not None]
-    blocks = [draw_devices(devices, float(np.median(medians)))] if len(medians) > 1 else []
+    medians = {f"{each.host} {each.label}": each.step_seconds_median for each in devices if each.step_seconds_median}
     lead = f"{len(devices)} devices on {format_count(len({device.host for device in devices}), 'host')}."
+    blocks: list[Block] = []
     if len(medians) > 1:
-        lead += f" The slowest takes {max(medians) / min(medians):.2f} times as long a step as the fastest."
+        blocks.append(draw_devices(medians))
+        ratio = max(medians.values()) / min(medians.values())
+        lead += f" The slowest takes {ratio:.2f} times as long a step as the fastest."
     if view.result.communication:
         lead += f" They exchange {tell_exchange(view.result.communication)}."
     return Section("devices", "Devices", [*blocks, tabulate_devices(devices)], lead)
 
 
-def draw_devices(devices: list[Device], middle: float) -> Figure:
+def draw_devices(medians: dict[str, float]) -> Figure:
     """Points on one line each; more than 5 % slower than the median device is marked."""
+    middle = float(np.median(list(medians.values())))
     rows: Rows = []
-    for device in devices:
-        if device.step_seconds_median is not None:
-            percent = 100 * (device.step_seconds_median / middle - 1)
-            colour = ORANGE if device.step_seconds_median > 1.05 * middle else BLUE
-            label = f"{device.host} {device.label}"
-            rows.append({"what": label, "x": percent, "colour": colour, "told": f"{percent:+.1f} %"})
-    x = across("step time against the median device (%)")
-    chart = dots(rows, x, step=20, size=70, tooltip=tips(what="device", told="step time"))
-    told = "; ".join(f"{row['what']} {row['told']}" for row in rows[:32])
-    return figure("devices", "Devices against their median", f"Step time: {told}.", chart)
+    for name, seconds in medians.items():
+        percent = 100 * (seconds / middle - 1)
+        rows.append(
+            {"what": name, "x": percent, "colour": ORANGE if percent > 5 else BLUE, "told": f"{percent:+.1f} %"}
+        )
+    chart = charts.dots(rows, across("step time against the median device (%)"), step=20, size=70)
+    return figure("devices", "Devices against their median", "", chart)
 
 
 def tabulate_devices(devices: list[Device]) -> Table:
     """All that was measured of each."""
     extra = {key: title for key, title in TELEMETRY.items() if any(key in device.telemetry for device in devices)}
-    rows = []
-    for device in devices:
-        measured = (device.telemetry.get(key) for key in extra)
-        rows.append(
-            [
-                f"{device.host} {device.label}",
-                device.name,
-                "" if device.images_per_second is None else format_rate(device.images_per_second),
-                "" if device.step_seconds_median is None else format_seconds(device.step_seconds_median),
-                *(f"{value:.4g}" if isinstance(value, int | float) else "" for value in measured),
-            ]
-        )
+    rows = [
+        [
+            f"{device.host} {device.label}",
+            device.name,
+            "" if device.images_per_second is None else format_rate(device.images_per_second),
+            "" if device.step_seconds_median is None else format_seconds(device.step_seconds_median),
+            *(charts.show(device.telemetry.get(key)) for key in extra),
+        ]
+        for device in devices
+    ]
     columns = ["device", "name", "images/s", "median step", *extra.values()]
     return Table(columns, rows, numeric=[False, False, *[True] * (len(columns) - 2)], sortable=True)
