@@ -1,15 +1,15 @@
-"""Finds out what a data set holds: counts labels, looks at a sample of the pictures, makes a few small ones to show.
+"""Describe a data set: count labels, look at a sample of the images, make a few small ones to show.
 
-Checks nothing to the end (data/verify.py does): a bad picture met on the way is listed.
+Checks nothing to the end (data/verify.py does): a bad image met on the way is listed.
 """
 
 import base64
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -19,18 +19,7 @@ from trainstone.data.picture.decode import decode, encode_jpeg
 from trainstone.data.picture.look import Look, look
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Source, Split
 from trainstone.errors import DataError
-from trainstone.results.dataset import (
-    BadRecord,
-    BoxCounts,
-    ClassSummary,
-    DatasetSummary,
-    LookedAt,
-    Quantiles,
-    SampleBox,
-    SamplePicture,
-    SizeCount,
-    SplitSummary,
-)
+from trainstone.results import dataset as results
 from trainstone.text import printable
 from trainstone.units import format_count
 
@@ -40,90 +29,48 @@ MAX_BAD = 20
 MAX_BOXES = 100
 
 
-@dataclass
-class Labels:
-    """What was counted; `bad` are records that would not tell."""
+class Labels(NamedTuple):
+    """The classes that records state, one after the other, and how many of them each record has (-1: it is bad)."""
 
-    counts: list[int]
-    counted: int = 0
-    outside: int = 0
-    unlabelled: int = 0
-    bad: dict[int, str] = field(default_factory=dict)
-    by_record: npt.NDArray[np.int32] | None = None
-    """Class of each record, -1 where there is none; classification only."""
-    boxes_per_picture: Counter[int] | None = None
-    """Detection only."""
-
-    def add(self, label: int | None) -> int:
-        """Count a label; return it, or -1."""
-        if label is None or label < 0:
-            self.unlabelled += 1
-            return -1
-        if label >= len(self.counts):
-            self.outside += 1
-            return -1
-        self.counts[label] += 1
-        return label
+    classes: npt.NDArray[np.int32]
+    per_record: npt.NDArray[np.int32]
 
 
-class BadRecords:
-    """The bad ones met so far, each once."""
-
-    def __init__(self) -> None:
-        self._whys: dict[int, BadRecord] = {}
-
-    def add(self, source: Source, index: int, why: str) -> None:
-        """Note one."""
-        where = printable(source.where(index))
-        self._whys.setdefault(index, BadRecord(where=where, why=printable(why.removeprefix(f"{where}: "))))
-
-    def __len__(self) -> int:
-        return len(self._whys)
-
-    def first(self) -> list[BadRecord]:
-        """Return the first few, in the order of the split."""
-        return [self._whys[index] for index in sorted(self._whys)[:MAX_BAD]]
-
-
-def summarise(found: DataSet, path: str = "", *, samples: int = 24, looked_at: int = 2000) -> DatasetSummary:
-    """Look a data set over; `looked_at` pictures a split are opened, `samples` in all are decoded to be shown."""
-    splits, pictures = [], []
+def summarise(found: DataSet, path: str = "", *, samples: int = 24, looked_at: int = 2000) -> results.DatasetSummary:
+    """Describe a data set; `looked_at` images of each split are opened, `samples` in all are decoded to be shown."""
+    splits, images = [], []
     for number, split in enumerate(found.splits):
-        bad = BadRecords()
+        bad: dict[int, str] = {}
         seen, boxes = look_over(split.source, looked_at, bad)
-        labels = count_labels(split.source, found.kind, len(found.classes), boxes)
-        for index, why in labels.bad.items():
-            bad.add(split.source, index, why)
-        share = share_out(samples, len(found.splits), number)
-        pictures += [show(split, index, found.classes, bad) for index in pick_samples(split.source, labels, share)]
-        splits.append(describe_split(split, labels, seen, bad))
-    return DatasetSummary(
+        labels = read_labels(split.source, found.kind, boxes, bad)
+        share = samples * (number + 1) // len(found.splits) - samples * number // len(found.splits)
+        picked = pick_samples(split.source, labels, share, found.kind)
+        images += [show(split, index, found.classes, bad) for index in picked]
+        splits.append(describe_split(split, found, labels, seen, bad))
+    return results.DatasetSummary(
         path=printable(path),
         kind="detect" if found.kind == "detect" else "classify",
         storage=printable(found.storage),
         name=printable(found.name),
-        classes=[ClassSummary(name=printable(entry.name), text=printable(entry.text)) for entry in found.classes],
+        classes=[results.ClassSummary(name=printable(name), text=printable(text)) for name, text in found.classes],
         splits=splits,
-        samples=[picture for picture in pictures if picture is not None],
+        samples=[image for image in images if image is not None],
     )
 
 
-def share_out(total: int, parts: int, number: int) -> int:
-    """Return what one of several parts gets of a total."""
-    return total * (number + 1) // parts - total * number // parts
-
-
-def pick_samples(source: Source, labels: Labels, number: int) -> list[int]:
-    """Choose pictures evenly over the classes; over the split where there are none."""
+def pick_samples(source: Source, labels: Labels, number: int, kind: str) -> list[int]:
+    """Choose images evenly over the classes; over the split where there are none."""
     places = spread(len(source), number)
-    if labels.by_record is None:
+    if kind == "detect":
         return places
-    order = np.argsort(labels.by_record, kind="stable")
+    by_record = np.full(len(source), -1, np.int32)
+    by_record[labels.per_record == 1] = labels.classes
+    order = np.argsort(by_record, kind="stable")
     return [int(order[place]) for place in places]
 
 
-def look_over(source: Source, number: int, bad: BadRecords) -> tuple[LookedAt | None, dict[int, list[int]]]:
-    """Open pictures evenly spaced and look at their heads; return, too, the classes of their boxes by record."""
+def look_over(source: Source, number: int, bad: dict[int, str]) -> tuple[results.LookedAt | None, dict[int, list[int]]]:
+    """Open images evenly spaced and look at their heads; return, too, the classes of their boxes by record."""
     seen: list[tuple[Look, int]] = []
     boxes: dict[int, list[int]] = {}
     for index in spread(len(source), number):
@@ -132,56 +79,56 @@ def look_over(source: Source, number: int, bad: BadRecords) -> tuple[LookedAt | 
             boxes[index] = [box.label for box in sample.boxes]
             seen.append((look(sample.image), len(sample.image)))
         except DataError as err:
-            bad.add(source, index, err.message)
+            bad.setdefault(index, err.message)
     return describe_looks(seen) if seen else None, boxes
 
 
-def describe_looks(seen: Sequence[tuple[Look, int]]) -> LookedAt:
-    """Sum up heads of pictures and their bytes."""
+def describe_looks(seen: Sequence[tuple[Look, int]]) -> results.LookedAt:
+    """Sum up heads of images and their bytes."""
     looks = [entry for entry, _ in seen]
     sizes = Counter((entry.width, entry.height) for entry in looks)
-    return LookedAt(
+    return results.LookedAt(
         pictures=len(seen),
         width=measure([entry.width for entry in looks]),
         height=measure([entry.height for entry in looks]),
         bytes=measure([size for _, size in seen]),
         kinds=dict(Counter(entry.kind for entry in looks).most_common()),
         colours=dict(Counter(entry.colour for entry in looks).most_common()),
-        sizes=[SizeCount(width=w, height=h, pictures=count) for (w, h), count in sizes.most_common()],
+        sizes=[results.SizeCount(width=w, height=h, pictures=count) for (w, h), count in sizes.most_common()],
     )
 
 
-def measure(numbers: Sequence[int]) -> Quantiles:
+def measure(numbers: Sequence[int]) -> results.Quantiles:
     """Return how numbers are spread; quantiles are numbers that occur."""
-    minimum, p5, median, p95, maximum = np.quantile(numbers, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
-    return Quantiles(
-        minimum=minimum, p5=p5, median=median, p95=p95, maximum=maximum, mean=float(np.mean(numbers, dtype=np.float64))
-    )
+    edges = np.quantile(numbers, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
+    named = dict(zip(("minimum", "p5", "median", "p95", "maximum"), edges, strict=True))
+    return results.Quantiles(**named, mean=float(np.mean(numbers, dtype=np.float64)))
 
 
-def describe_split(split: Split, labels: Labels, seen: LookedAt | None, bad: BadRecords) -> SplitSummary:
+def describe_split(
+    split: Split, found: DataSet, labels: Labels, seen: results.LookedAt | None, bad: Mapping[int, str]
+) -> results.SplitSummary:
     """Put together what was found."""
     paths: Sequence[Path] | None = getattr(split.source, "paths", None)
-    boxes = labels.boxes_per_picture
-    return SplitSummary(
+    number, classes, counts = len(found.classes), labels.classes, labels.per_record[labels.per_record >= 0]
+    boxes = None
+    if found.kind == "detect":
+        per_picture = dict(sorted(Counter(counts.tolist()).items()))
+        boxes = results.BoxCounts(boxes=len(classes), pictures=len(counts), per_picture=per_picture)
+    listed = [(printable(split.source.where(index)), printable(bad[index])) for index in sorted(bad)[:MAX_BAD]]
+    return results.SplitSummary(
         name=printable(split.name),
         records=len(split.source),
         bytes=None if paths is None else add_sizes(paths),
         shards=None if paths is None else len(paths),
-        class_counts=labels.counts,
-        outside=labels.outside,
-        unlabelled=labels.unlabelled,
-        counted=labels.counted,
-        boxes=None
-        if boxes is None
-        else BoxCounts(
-            boxes=sum(count * number for count, number in boxes.items()),
-            pictures=sum(boxes.values()),
-            per_picture=dict(sorted(boxes.items())),
-        ),
+        class_counts=np.bincount(classes[(classes >= 0) & (classes < number)], minlength=number).tolist(),
+        outside=int((classes >= number).sum()),
+        unlabelled=int((classes < 0).sum()) + (0 if boxes else int((counts == 0).sum())),
+        counted=len(labels.per_record),
+        boxes=boxes,
         looked_at=seen,
         num_bad=len(bad),
-        bad=bad.first(),
+        bad=[results.BadRecord(where=where, why=why.removeprefix(f"{where}: ")) for where, why in listed],
     )
 
 
@@ -193,19 +140,19 @@ def add_sizes(paths: Sequence[Path]) -> int | None:
         return None
 
 
-def show(split: Split, index: int, classes: Sequence[ClassName], bad: BadRecords) -> SamplePicture | None:
-    """Make a picture small, with its boxes; None, and a note, where it is bad."""
+def show(split: Split, index: int, classes: Sequence[ClassName], bad: dict[int, str]) -> results.SamplePicture | None:
+    """Make an image small, with its boxes; None, and a note, where it is bad."""
     try:
         sample = split.source.read(index)
         pixels = shrink(decode(sample.image))
     except DataError as err:
-        bad.add(split.source, index, err.message)
+        bad.setdefault(index, err.message)
         return None
     boxes = [box for box in sample.boxes if math.isfinite(box.left + box.top + box.right + box.bottom)]
-    return SamplePicture(
+    return results.SamplePicture(
         split=printable(split.name),
         name=printable(sample.name),
-        label=printable(tell_label(sample, classes)),
+        label=printable(describe_label(sample, classes)),
         width=pixels.shape[1],
         height=pixels.shape[0],
         jpeg_base64=base64.b64encode(encode_jpeg(pixels, THUMBNAIL_QUALITY)).decode("ascii"),
@@ -224,16 +171,16 @@ def shrink(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return small  # type: ignore[no-any-return]
 
 
-def make_box(box: Box, classes: Sequence[ClassName]) -> SampleBox:
-    """Clip a box to the picture and name it."""
+def make_box(box: Box, classes: Sequence[ClassName]) -> results.SampleBox:
+    """Clip a box to the image and name it."""
     left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box[1:5])
     text = printable(name_class(box.label, classes))
-    return SampleBox(
+    return results.SampleBox(
         text=text, left=min(left, right), top=min(top, bottom), right=right, bottom=bottom, crowd=box.crowd
     )
 
 
-def tell_label(sample: Sample, classes: Sequence[ClassName]) -> str:
+def describe_label(sample: Sample, classes: Sequence[ClassName]) -> str:
     """Return what is in a picture: its class, or its boxes counted."""
     if sample.label is not None:
         return name_class(sample.label, classes)
@@ -256,62 +203,31 @@ def spread(length: int, number: int) -> list[int]:
     return [(2 * place + 1) * length // (2 * number) for place in range(number)]
 
 
-def count_labels(source: Source, kind: str, num_classes: int, read: Mapping[int, Sequence[int]]) -> Labels:
-    """Count the labels of a split, or of its boxes.
+def read_labels(source: Source, kind: str, read: Mapping[int, Sequence[int]], bad: dict[int, str]) -> Labels:
+    """Return the classes of a split's records, or of their boxes.
 
-    `read` holds the boxes' classes of the records that were read already: where only a whole record tells its boxes,
+    `read` holds the boxes' classes of the records that were read already: where only a whole record has its boxes,
     these must do, since reading all may take hours.
     """
-    labels = Labels([0] * num_classes)
-    if kind == "detect":
-        return count_boxes(source, labels, read)
-    ask = find_ask(source)
-    by_record = np.full(len(source), -1, np.int32)
-    for index in range(len(source)):
+    find = find_reader(source, kind)
+    classes, per_record = array("i"), array("i")
+    for index in range(len(source)) if find else read:
         try:
-            by_record[index] = labels.add(next(iter(ask(index)), None))
+            found = [-1 if label is None else label for label in (find(index) if find else read[index])]
+            found = found if kind == "detect" else found[:1]
+            classes.extend(found)
+            per_record.append(len(found))
         except DataError as err:
-            labels.bad[index] = err.message
-    labels.counted = len(source)
-    labels.by_record = by_record
-    return labels
+            bad.setdefault(index, err.message)
+            per_record.append(-1)
+    return Labels(np.array(classes, np.int32), np.array(per_record, np.int32))
 
 
-def count_boxes(source: Source, labels: Labels, read: Mapping[int, Sequence[int]]) -> Labels:
-    """Count classes of boxes, and boxes of pictures."""
-    cheap = find_ask_boxes(source)
-    ask = cheap or read.__getitem__
-    places = range(len(source)) if cheap else list(read)
-    per_picture: Counter[int] = Counter()
-    for index in places:
-        try:
-            found = ask(index)
-        except DataError as err:
-            labels.bad[index] = err.message
-            continue
-        per_picture[len(found)] += 1
-        for label in found:
-            labels.add(label)
-    labels.counted = len(places)
-    labels.boxes_per_picture = per_picture
-    return labels
-
-
-def find_ask(source: Source) -> Callable[[int], Sequence[int | None]]:
-    """Return the cheapest way to a record's label."""
+def find_reader(source: Source, kind: str) -> Callable[[int], Sequence[int | None]] | None:
+    """Return the cheapest way to a record's class, or to those of its boxes; None: they take reading the record."""
     given: Any = source
-    if hasattr(source, "label"):
+    if kind != "detect" and hasattr(source, "label"):
         return lambda index: [given.label(index)]
     if hasattr(source, "glance"):
         return lambda index: [label for label, _ in given.glance(index)]
-    return lambda index: [source.read(index).label]
-
-
-def find_ask_boxes(source: Source) -> Callable[[int], Sequence[int]] | None:
-    """Return a cheap way to the labels of a record's boxes, if there is one."""
-    given: Any = source
-    if hasattr(source, "boxes"):
-        return lambda index: [box.label for box in given.boxes(index)]
-    if hasattr(source, "glance"):
-        return lambda index: [label for label, _ in given.glance(index)]
-    return None
+    return None if kind == "detect" else lambda index: [source.read(index).label]

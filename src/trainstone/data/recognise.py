@@ -57,7 +57,9 @@ def open_dataset(path: Path, *, classes: bool = True, damaged: bool = False) -> 
             return open_records({described[1]: [path]}, described[0], source)
         storage = recognise_file(path)
         if storage is None:
-            raise DataError(f"{path} is no file of records", hint=GZIP_HINT if is_gzip(path) else HINT)
+            raise DataError(
+                f"{path} is no file of records", hint=GZIP_HINT if read_head(path)[:2] == b"\x1f\x8b" else HINT
+            )
         return make_set(storage, {name_split(path): [path]}, source, classes=classes)
     if not path.is_dir():
         raise DataError(f"no such file or folder: {path}")
@@ -76,33 +78,25 @@ def open_dataset(path: Path, *, classes: bool = True, damaged: bool = False) -> 
 
 def recognise_file(path: Path) -> str | None:
     """Return which storage a file is of, by its first bytes."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(512)
-    except OSError as err:
-        raise DataError(f"cannot read {path}: {err.strerror}") from err
+    head = read_head(path)
     if head.startswith(MAGIC_BYTES):
         return "recordio"
     if head[257:262] == b"ustar" or (path.suffix == ".tar" and len(head) == 512):
         return "wds"
-    if path.suffix in (".tfrecord", ".tfrecords") or begins_tfrecord(path):
+    if path.suffix in (".tfrecord", ".tfrecords"):
         return "tfrecord"
+    with TFRecordFile(path) as file, contextlib.suppress(DataError):  # its first length has a checksum
+        return "tfrecord" if next(file.spans(), None) else None
     return None
 
 
-def is_gzip(path: Path) -> bool:
-    """Say whether a file is compressed, by its first bytes."""
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
-def begins_tfrecord(path: Path) -> bool:
-    """Say whether a file's first record has the right checksum of its length."""
-    with TFRecordFile(path) as file:
-        try:
-            return next(file.spans(), None) is not None
-        except DataError:
-            return False
+def read_head(path: Path) -> bytes:
+    """Return a file's first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(512)
+    except OSError as err:
+        raise DataError(f"cannot read {path}: {err.strerror}") from err
 
 
 def find_records(path: Path, source: type[RecordSource], *, classes: bool) -> DataSet | None:
@@ -237,15 +231,11 @@ def find_description(path: Path) -> tuple[Manifest, str] | None:
 
 
 def without_empty(found: DataSet) -> DataSet:
-    """Return a detection set whose training pictures all have a box."""
+    """Return a detection set whose training images all have a box."""
     if found.kind != "detect":
         raise ConfigError("--skip-empty is for data sets with boxes")
-    return replace(found, splits=[*map(keep_if_train, found.splits)])
-
-
-def keep_if_train(split: Split) -> Split:
-    """Return a split; that of training without the pictures that have no box."""
-    return Split(split.name, keep_boxed(split.source)) if split.name == "train" else split
+    kept = [Split(name, keep_boxed(source) if name == "train" else source) for name, source in found.splits]
+    return replace(found, splits=kept)
 
 
 def find_files(path: Path) -> DataSet | None:
@@ -254,9 +244,10 @@ def find_files(path: Path) -> DataSet | None:
         return find_coco(path)
     if (path / "val_annotations.txt").is_file() or (path / "val" / "val_annotations.txt").is_file():
         return find_tiny_imagenet(path)
-    pictures = find_pictures(path)
-    if pictures:
-        return DataSet("classify", "pictures", (), [Split(path.resolve().name, PictureSource(pictures))])
+    entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
+    images = [entry for entry in entries if is_picture(entry.name)]
+    if images and not any(entry.is_dir() for entry in entries):
+        return DataSet("classify", "pictures", (), [Split(path.resolve().name, PictureSource(images))])
     if any(entry.is_dir() for entry in path.iterdir()):
         refuse_parent(path)
         return find_class_folders(path)
@@ -278,11 +269,3 @@ def refuse_parent(path: Path) -> None:
 def list_some(folder: Path) -> list[Path]:
     """Return some of what lies in a folder: enough to see what it is, few enough for one of a million pictures."""
     return sorted(itertools.islice(folder.iterdir(), LOOKED_AT_FILES))
-
-
-def find_pictures(path: Path) -> list[Path]:
-    """Return the pictures of a folder that has nothing else in it: no classes, no records."""
-    entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
-    if any(entry.is_dir() for entry in entries):
-        return []
-    return [entry for entry in entries if is_picture(entry.name)]

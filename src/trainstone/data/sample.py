@@ -92,8 +92,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """A part of a data set: train, val."""
 
     name: str

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from trainstone.data.manifest import NAME, FileFacts, Manifest, ShardFacts, measure
+from trainstone.data.manifest import NAME, Manifest, ShardFacts, measure
 from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.picture.decode import decode_strict
 from trainstone.data.sample import DataSet, Sample, Source
@@ -17,7 +17,6 @@ from trainstone.data.storage.records import RecordSource, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.machine.ranks import ALONE, Rank
-from trainstone.units import format_bytes
 
 CHUNK = 16
 
@@ -49,15 +48,6 @@ class Findings:
     bad: list[Bad] = field(default_factory=list)
     stale: list[Path] = field(default_factory=list)
     """Index files that do not fit their records."""
-
-
-class SeenFiles(NamedTuple):
-    """What a thread saw of some picture files."""
-
-    records: int
-    bytes: int
-    crc32c: int
-    bad: list[Bad]
 
 
 def verify(
@@ -136,23 +126,21 @@ def verify_files(
     """Look at pictures that are files; those of a folder that a manifest describes must have its checksum, too."""
     chunks = (range(start, min(start + CHUNK, len(source))) for start in range(0, len(source), CHUNK))
     crc = 0
-    for seen in map_in_order(lambda numbers: look_at_files(source, numbers, num_classes), chunks, pool):
-        findings.records += seen.records
-        findings.bytes += seen.bytes
-        findings.bad += seen.bad
-        crc = (crc + seen.crc32c) % (1 << 32)
+    for records, size, checksum, bad in map_in_order(partial(look_at_files, source, num_classes), chunks, pool):
+        findings.records += records
+        findings.bytes += size
+        findings.bad += bad
+        crc = (crc + checksum) % (1 << 32)
         yield findings
     if folder is not None and f"{crc:08x}" != folder.crc32c:
-        told = f"{len(source):,} pictures, {NAME} says {folder.records:,}"
-        if len(source) == folder.records:
-            told = f"checksum of the pictures {crc:08x}, {NAME} says {folder.crc32c}"
-        why = f"{told}: some were added, removed or changed"
+        found = f"{len(source):,} images with checksum {crc:08x}; {NAME} says {folder.records:,} with {folder.crc32c}"
+        why = f"{found}: some were added, removed or changed"
         findings.bad.append(Bad(folder.file, None, Span(0, 0), "", why))
         yield findings
 
 
-def look_at_files(source: Source, numbers: range, num_classes: int | None) -> SeenFiles:
-    """Decode some pictures that are files."""
+def look_at_files(source: Source, num_classes: int | None, numbers: range) -> tuple[int, int, int, list[Bad]]:
+    """Decode some images that are files; return how many, their bytes, their checksum, and the bad ones."""
     bad, size, crc = [], 0, 0
     for number in numbers:
         where = source.where(number)
@@ -163,7 +151,7 @@ def look_at_files(source: Source, numbers: range, num_classes: int | None) -> Se
             check_sample(sample, num_classes)
         except DataError as err:
             bad.append(Bad(where, None, Span(0, 0), source.name(number), shorten_reason(err.message, Path(where))))
-    return SeenFiles(len(numbers), size, crc, bad)
+    return len(numbers), size, crc, bad
 
 
 def check_sample(sample: Sample, num_classes: int | None) -> None:
@@ -188,25 +176,18 @@ def shorten_reason(message: str, path: Path) -> str:
 def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator[Bad]:
     """Compare lengths and checksums of files with the manifest's."""
     for shard in manifest.shards[rank.number :: rank.world]:
-        files: list[FileFacts] = list(shard.sidecars)
-        if manifest.storage != "folder":
-            files.append(shard)
-        for facts in files:
-            fault = compare_sum(folder, facts)
-            if fault:
-                yield Bad(str(folder / facts.file), None, Span(0, 0), "", fault)
-
-
-def compare_sum(folder: Path, facts: FileFacts) -> str:
-    """Return what differs; empty: nothing."""
-    try:
-        size = (folder / facts.file).stat().st_size
-        if size != facts.bytes:
-            return f"{format_bytes(size)} ({size} bytes); {NAME} says {facts.bytes}"
-        crc = measure(folder, facts.file).crc32c
-    except OSError as err:
-        return f"cannot be read: {err.strerror}"
-    return "" if crc == facts.crc32c else f"CRC-32C {crc}; {NAME} says {facts.crc32c}"
+        for facts in (*shard.sidecars, *([] if manifest.storage == "folder" else [shard])):
+            why = ""
+            try:
+                found = measure(folder, facts.file)
+                if found.bytes != facts.bytes:
+                    why = f"{found.bytes} bytes; {NAME} says {facts.bytes}"
+                elif found.crc32c != facts.crc32c:
+                    why = f"CRC-32C {found.crc32c}; {NAME} says {facts.crc32c}"
+            except OSError as err:
+                why = f"cannot be read: {err.strerror}"
+            if why:
+                yield Bad(str(folder / facts.file), None, Span(0, 0), "", why)
 
 
 def read_text(path: Path) -> str:

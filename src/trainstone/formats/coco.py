@@ -6,9 +6,8 @@ Any list of categories will do, not only COCO's 80. The shape of these files: ht
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -29,79 +28,50 @@ _MISSING_IDS = frozenset((0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91))
 NAME_OF_ID = dict(zip((n for n in range(92) if n not in _MISSING_IDS), _NAMES.split("|"), strict=True))
 
 
-class CocoImage(NamedTuple):
-    """A picture as the annotation file tells of it."""
-
-    id: int
-    file_name: str
-    """Relative name with /."""
-    width: int
-    height: int
-
-
-class CocoAnnotation(NamedTuple):
-    """A box; whole numbers stay whole, so that they are written as they were read."""
-
-    id: int
-    image_id: int
-    category_id: int
-    bbox: tuple[float, float, float, float]
-    """Left, top, width, height in pixels."""
-    crowd: bool = False
-    area: float | None = None
-    """Of the mask, in pixels; None where the file has none."""
-
-
-class CocoCategory(NamedTuple):
-    """A class."""
-
-    id: int
-    name: str
-    supercategory: str | None = None
-
-
-@dataclass(frozen=True)
-class Instances:
-    """What an annotation file holds."""
-
-    images: Sequence[CocoImage]
-    annotations: Sequence[CocoAnnotation]
-    categories: Sequence[CocoCategory]
-
-
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Pixels = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Number = Annotated[int, msgspec.Meta(ge=-(10**12), le=10**12)] | Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 _Crowd = Annotated[int, msgspec.Meta(ge=0, le=1)] | bool
 
 
-# What the decoder fills: keys not named here, masks above all, are skipped without being built (gc: no rings here).
-class _Image(msgspec.Struct, gc=False):
+# The decoder fills these: keys not named here, masks above all, are skipped without being built (gc: no cycles here).
+class CocoImage(msgspec.Struct, gc=False):
+    """An image as the annotation file describes it."""
+
     id: _Id
     file_name: str
+    """Relative name with /."""
     width: _Pixels
     height: _Pixels
 
 
-class _Annotation(msgspec.Struct, gc=False):
+class CocoAnnotation(msgspec.Struct, gc=False):
+    """A box; whole numbers stay whole, so that they are written as they were read."""
+
     id: _Id
     image_id: _Id
     category_id: _Id
     bbox: tuple[_Number, _Number, _Number, _Number]
-    iscrowd: _Crowd = False
+    """Left, top, width, height in pixels."""
+    crowd: _Crowd = msgspec.field(default=False, name="iscrowd")
     area: _Number | None = None
+    """Of the mask, in pixels; None where the file has none."""
 
 
-class _Category(msgspec.Struct, gc=False):
+class CocoCategory(msgspec.Struct, gc=False):
+    """A class."""
+
     id: _Id
     name: str
     supercategory: str | None = None
 
 
-class _Document(msgspec.Struct):
-    images: list[_Image]
-    annotations: list[_Annotation]
-    categories: list[_Category] = []
+class Instances(msgspec.Struct):
+    """What an annotation file holds."""
+
+    images: list[CocoImage]
+    annotations: list[CocoAnnotation]
+    categories: list[CocoCategory] = []
 
 
 def read_instances(path: Path) -> Instances:
@@ -111,23 +81,19 @@ def read_instances(path: Path) -> Instances:
     annotations of pictures or categories that the file does not have.
     """
     document = _decode(path)
-    images = [CocoImage(item.id, item.file_name, item.width, item.height) for item in document.images]
-    categories = [CocoCategory(item.id, item.name, item.supercategory) for item in document.categories]
-    categories = categories or [CocoCategory(number, name) for number, name in NAME_OF_ID.items()]
+    if not document.categories:
+        document.categories = [CocoCategory(number, name) for number, name in NAME_OF_ID.items()]
+    images, categories = document.images, document.categories
     for place, image in enumerate(images):
-        if not is_inside(image.file_name) or not image.file_name.isprintable():  # they stand in lists, one a line
-            _refuse(path, f"images[{place}].file_name", f"{image.file_name!r} is no relative name of a file")
+        if not is_inside(image.file_name) or not image.file_name.isprintable():  # they are in lists, one per line
+            _refuse(path, f"images[{place}].file_name", f"{image.file_name!r} is not a relative name of a file")
     _check_once(path, "images", "id", [image.id for image in images])
     _check_once(path, "images", "file_name", [image.file_name for image in images])
     _check_once(path, "categories", "id", [category.id for category in categories])
     _check_once(path, "annotations", "id", [item.id for item in document.annotations])
-    _check_known(path, "image_id", "picture", document.annotations, {image.id for image in images})
+    _check_known(path, "image_id", "image", document.annotations, {image.id for image in images})
     _check_known(path, "category_id", "category", document.annotations, {category.id for category in categories})
-    annotations = [
-        CocoAnnotation(item.id, item.image_id, item.category_id, item.bbox, bool(item.iscrowd), item.area)
-        for item in _take(document.annotations)
-    ]
-    return Instances(images, annotations, categories)
+    return document
 
 
 def number_categories(categories: Iterable[CocoCategory]) -> dict[int, int]:
@@ -164,7 +130,7 @@ def box_only(instances: Instances) -> Iterator[str]:
 def full(instances: Instances) -> Iterator[str]:
     """Yield JSON, in pieces, with all keys evaluators ask for; three decimals, unknown areas are the box's."""
     yield '{"images":['
-    yield from _join(instances.images, CocoImage._asdict)
+    yield from _join(instances.images, msgspec.structs.asdict)
     yield '],"annotations":['
     yield from _join(instances.annotations, _tell_annotation)
     yield '],"categories":['
@@ -173,12 +139,9 @@ def full(instances: Instances) -> Iterator[str]:
 
 
 class _Head(msgspec.Struct, gc=False):
-    id: int
-    file_name: str
-
-
-class _ImageId(msgspec.Struct, gc=False):
-    image_id: int
+    id: int = -1
+    file_name: str = ""
+    image_id: int = -1
 
 
 def drop_images(path: Path, names: Collection[str]) -> Iterator[bytes]:
@@ -188,7 +151,7 @@ def drop_images(path: Path, names: Collection[str]) -> Iterator[bytes]:
         images = msgspec.json.decode(parts["images"], type=list[msgspec.Raw])
         annotations = msgspec.json.decode(parts["annotations"], type=list[msgspec.Raw])
         heads = [msgspec.json.decode(item, type=_Head) for item in images]
-        image_ids = [msgspec.json.decode(item, type=_ImageId).image_id for item in annotations]
+        image_ids = [msgspec.json.decode(item, type=_Head).image_id for item in annotations]
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, RecursionError) as err:
         raise DataError(f"{path} is no annotation file of COCO: {err}") from err
     gone = {head.id for head in heads if head.file_name in names}
@@ -232,38 +195,23 @@ def _join(items: Sequence[_Item], tell: Callable[[_Item], dict[str, Any]]) -> It
         yield ("," if start else "") + text[1:-1]
 
 
-def _decode(path: Path) -> _Document:
+def _decode(path: Path) -> Instances:
     try:
         data = path.read_bytes()
     except OSError as err:
         raise DataError(f"cannot read {path}: {err.strerror or err}") from err
     try:
-        return msgspec.json.decode(data, type=_Document)
+        return msgspec.json.decode(data, type=Instances)
     except msgspec.ValidationError as err:
         fault, _, where = str(err).replace("`", "").partition(" - at $.")
         _refuse(path, where or "top level", fault[:1].lower() + fault[1:], err)
     except RecursionError as err:
         _refuse(path, "JSON", "nested too deeply", err)
     except UnicodeDecodeError as err:
-        _refuse(path, "JSON", f"text is not UTF-8, byte {_find_bad_text(data)}", err)
+        _refuse(path, "JSON", "text is not UTF-8", err)
     except msgspec.DecodeError as err:
         found = re.search(r"\(byte (\d+)\)", str(err))
         _refuse(path, "JSON", f"damaged or cut off at byte {found[1] if found else len(data)}", err)
-
-
-def _find_bad_text(data: bytes) -> int:
-    try:
-        data.decode()
-    except UnicodeDecodeError as err:
-        return err.start
-    return len(data)
-
-
-def _take(items: list[_Item]) -> Iterator[_Item]:
-    """Yield a list's items in order and let go of each: large files do not lie in memory twice."""
-    items.reverse()
-    while items:
-        yield items.pop()
 
 
 def _check_once(path: Path, group: str, key: str, values: Sequence[int | str]) -> None:
@@ -275,7 +223,7 @@ def _check_once(path: Path, group: str, key: str, values: Sequence[int | str]) -
             _refuse(path, f"{group}[{place}].{key}", f"{value!r} is already that of {group}[{first[value]}]")
 
 
-def _check_known(path: Path, key: str, noun: str, annotations: Sequence[_Annotation], known: set[int]) -> None:
+def _check_known(path: Path, key: str, noun: str, annotations: Sequence[CocoAnnotation], known: set[int]) -> None:
     for place, item in enumerate(annotations):
         if getattr(item, key) not in known:
             _refuse(path, f"annotations[{place}].{key}", f"{getattr(item, key)} is no {noun} of this file")

@@ -26,13 +26,8 @@ class Feature(NamedTuple):
     values: list[Any]
 
 
-class _Field(NamedTuple):
-    """A field of a message: its number, its wire type, and where its contents lie."""
-
-    number: int
-    wire: int
-    start: int
-    end: int
+Field = tuple[int, int, int, int]
+"""A field of a message: its number, its wire type, and where its content begins and ends."""
 
 
 def bytes_feature(*values: bytes) -> Feature:
@@ -72,26 +67,17 @@ def decode_example(data: bytes | memoryview, where: str, *, skip: Collection[str
     view = memoryview(data)
     features: dict[str, Feature] = {}
     try:
-        for outer in _fields(view, 0, len(view)):
-            if outer.number == 1 and outer.wire == _LENGTH:
-                for entry in _fields(view, outer.start, outer.end):
-                    if entry.number == 1 and entry.wire == _LENGTH:
-                        name, feature = _decode_entry(view, entry, skip)
-                        if name not in skip:
-                            features[name] = feature
-    except _Damage as damage:
-        what = f"the record is no tf.train.Example: {damage.what} at byte {damage.at} of its data"
-        raise DataError(f"{where}: {what}", hint=_HINT) from None
+        for outer, wire, start, end in _fields(view, 0, len(view)):
+            if (outer, wire) != (1, _LENGTH):
+                continue
+            for entry, entry_wire, begin, stop in _fields(view, start, end):
+                if (entry, entry_wire) == (1, _LENGTH):
+                    name, feature = _decode_entry(view, begin, stop, skip)
+                    if name not in skip:
+                        features[name] = feature
+    except (ValueError, struct.error) as err:
+        raise DataError(f"{where}: the record is not a tf.train.Example: {err}", hint=_HINT) from None
     return features
-
-
-class _Damage(Exception):
-    """A message that cannot be parsed, and where; never leaves this file."""
-
-    def __init__(self, at: int, what: str) -> None:
-        super().__init__(what)
-        self.at = at
-        self.what = what
 
 
 def _encode_feature(feature: Feature) -> bytes:
@@ -120,89 +106,77 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _decode_entry(view: memoryview, entry: _Field, skip: Collection[str]) -> tuple[str, Feature]:
+def _decode_entry(view: memoryview, start: int, end: int, skip: Collection[str]) -> tuple[str, Feature]:
     name, feature = "", Feature("none", [])
-    for field in _fields(view, entry.start, entry.end):
-        if field.wire != _LENGTH:
-            continue
-        if field.number == 1:
-            try:
-                name = str(view[field.start : field.end], "utf-8")
-            except UnicodeDecodeError:
-                raise _Damage(field.start, "a feature's name that is not UTF-8") from None
-        elif field.number == 2 and name not in skip:
-            feature = _decode_feature(view, field, feature)
+    for number, wire, begin, stop in _fields(view, start, end):
+        if (number, wire) == (1, _LENGTH):
+            name = str(view[begin:stop], "utf-8")
+        elif (number, wire) == (2, _LENGTH) and name not in skip:
+            feature = _decode_feature(view, begin, stop, feature)
     return name, feature
 
 
-def _decode_feature(view: memoryview, message: _Field, feature: Feature) -> Feature:
+def _decode_feature(view: memoryview, start: int, end: int, feature: Feature) -> Feature:
     """Return the feature with what this message adds to it: values of its kind, or another kind."""
-    for field in _fields(view, message.start, message.end):
-        kind = _KINDS.get(field.number)
-        if kind is None or field.wire != _LENGTH:
+    for number, wire, begin, stop in _fields(view, start, end):
+        kind = _KINDS.get(number)
+        if kind is None or wire != _LENGTH:
             continue
         if feature.kind != kind:
             feature = Feature(kind, [])
-        for value in _fields(view, field.start, field.end):
-            if value.number == 1:
+        for value in _fields(view, begin, stop):
+            if value[0] == 1:
                 feature.values.extend(_decode_values(view, kind, value))
     return feature
 
 
-def _decode_values(view: memoryview, kind: str, field: _Field) -> list[Any]:
+def _decode_values(view: memoryview, kind: str, field: Field) -> list[Any]:
     """Return the values of one field of a list: one, or many if packed; none if its wire type is not of this kind."""
+    _, wire, at, end = field
     if kind == "bytes":
-        return [bytes(view[field.start : field.end])] if field.wire == _LENGTH else []
+        return [bytes(view[at:end])] if wire == _LENGTH else []
     if kind == "float":
-        if field.wire not in (_LENGTH, _FIXED32):
-            return []
-        if (field.end - field.start) % 4:
-            raise _Damage(field.start, "floats that are no multiple of 4 bytes")
-        return list(struct.unpack(f"<{(field.end - field.start) // 4}f", view[field.start : field.end]))
-    return _decode_integers(view, field) if field.wire in (_LENGTH, _VARINT) else []
-
-
-def _decode_integers(view: memoryview, field: _Field) -> list[int]:
-    data = bytes(view[field.start : field.end])
+        return [value for (value,) in struct.iter_unpack("<f", view[at:end])] if wire in (_LENGTH, _FIXED32) else []
+    if wire not in (_LENGTH, _VARINT):
+        return []
+    data = bytes(view[at:end])
     if data.isascii():  # all below 128: a byte each
         return list(data)
-    values, at = [], field.start
-    while at < field.end:
-        value, at = _read_varint(view, at, field.end)
+    values = []
+    while at < end:
+        value, at = _read_varint(view, at, end)
         values.append(value - (1 << 64) if value >> 63 else value)
     return values
 
 
-def _fields(view: memoryview, at: int, end: int) -> Iterator[_Field]:
+def _fields(view: memoryview, at: int, end: int) -> Iterator[Field]:
     """Yield the fields of the message between two bytes."""
     while at < end:
-        tag_at = at
         tag, at = _read_varint(view, at, end)
         number, wire = tag >> 3, tag & 7
-        if not 0 < number < 1 << 29:
-            raise _Damage(tag_at, f"field number {number}")
+        if not 0 < number < 1 << 29 or wire not in (_VARINT, _LENGTH, *_WIDTHS):
+            raise ValueError(f"field number {number} of wire type {wire} before byte {at} of its data")
         if wire == _VARINT:
             length = _read_varint(view, at, end)[1] - at
         elif wire == _LENGTH:
             length, at = _read_varint(view, at, end)
-        elif wire in _WIDTHS:
-            length = _WIDTHS[wire]
         else:
-            raise _Damage(tag_at, f"wire type {wire}")
+            length = _WIDTHS[wire]
         if length > end - at:
-            raise _Damage(tag_at, f"a field of {length} bytes where {end - at} are left")
-        yield _Field(number, wire, at, at + length)
+            raise ValueError(f"a field of {length} bytes at byte {at} of its data, where {end - at} are left")
+        yield number, wire, at, at + length
         at += length
 
 
 def _read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
     """Return a number of 64 bits and the byte after it."""
-    start, value, shift = at, 0, 0
-    while at < end and shift < 70:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            break
         byte = view[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at
-        shift += 7
-    raise _Damage(start, "a number that is cut off or longer than 10 bytes")
+    raise ValueError(f"a number that is cut off or longer than 10 bytes at byte {at} of its data")

@@ -13,15 +13,12 @@ from trainstone.report.page import Page, write_page
 from trainstone.report.vega import Scripts
 from trainstone.results.dataset import ClassSummary, DatasetSummary, LookedAt, SamplePicture, SplitSummary
 from trainstone.results.tables import Table, keep_filled
-from trainstone.results.thinning import choose_evenly
 from trainstone.units import format_bytes, format_count, format_percent
 
 MAX_BARS = 40
-"""More classes than these are drawn by rank, without names."""
+"""Of more classes the most and the least frequent are drawn, half of each."""
 MAX_BOX_BARS = 40
 MAX_SIZES = 400
-MAX_POINTS = 1000
-NUM_EXTREMES = 10
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -141,10 +138,7 @@ def build_labels(summary: DatasetSummary) -> Section | None:
         if split.unlabelled:
             doubts.append((f"{split.name}: without a class", f"{split.unlabelled:,}"))
         if any(split.class_counts):
-            draw = draw_classes if len(names) <= MAX_BARS else draw_ranks
-            blocks.append(draw(f"labels-{number}", split, names, what))
-            if len(names) > MAX_BARS:
-                blocks.append(tabulate_extremes(split, names, what))
+            blocks.append(draw_classes(f"labels-{number}", split, names, what))
     if doubts:
         blocks.append(Facts(doubts))
     if not blocks:
@@ -162,15 +156,6 @@ def describe_balance(summary: DatasetSummary, what: str) -> str:
     partly = [part for part in summary.splits if part.counted < part.records]
     sampled = ", ".join(f"{part.counted:,} of {part.records:,} in {part.name}" for part in partly)
     return f"{told} Not all pictures were counted: {sampled}." if partly else told
-
-
-def tabulate_extremes(split: SplitSummary, names: Sequence[str], what: str) -> Table:
-    """The most and the least frequent classes."""
-    pairs = sort_classes(split, names)
-    first, last = pairs[:NUM_EXTREMES], pairs[-NUM_EXTREMES:][::-1]
-    rows = [[a, f"{m:,}", b, f"{n:,}"] for (a, m), (b, n) in zip(first, last, strict=True)]
-    caption = f"{split.name}: most and least frequent classes"
-    return Table(("most frequent", what, "least frequent", what), rows, caption, numeric=(False, True, False, True))
 
 
 def build_boxes(summary: DatasetSummary) -> Section | None:
@@ -224,41 +209,24 @@ def build_bad(summary: DatasetSummary) -> Section | None:
 
 
 def name_classes(classes: Sequence[ClassSummary]) -> list[str]:
-    """Return what people call the classes, each once: ImageNet has two cranes, so they get their synsets."""
+    """Return what people call the classes, each once: ImageNet has two cranes, so they get their numbers."""
     texts = [entry.text or entry.name for entry in classes]
     often = Counter(texts)
-    named = [f"{text} ({entry.name})" if often[text] > 1 else text for text, entry in zip(texts, classes, strict=True)]
-    often = Counter(named)
-    return [f"{name} #{label}" if often[name] > 1 else name for label, name in enumerate(named)]
-
-
-def sort_classes(split: SplitSummary, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return names with counts, the most frequent first."""
-    return sorted(zip(names, split.class_counts, strict=True), key=lambda pair: -pair[1])
+    return [f"{text} #{label}" if often[text] > 1 else text for label, text in enumerate(texts)]
 
 
 def draw_classes(name: str, split: SplitSummary, names: Sequence[str], what: str) -> Figure:
-    """One bar a class, the most frequent on top."""
-    pairs = sort_classes(split, names)
-    rows: Rows = [{"what": title, "x": count} for title, count in pairs]
-    chart = bars(rows, across(what, tickCount=5), step=18, tooltip=tips(what="class", x=what))
+    """One bar per class, the most frequent on top."""
+    pairs = sorted(zip(names, split.class_counts, strict=True), key=lambda pair: -pair[1])
     title = f"{split.name}: {what} of each class"
     told = f"{title}, from {pairs[-1][1]:,} ({pairs[-1][0]}) to {pairs[0][1]:,} ({pairs[0][0]})."
+    if len(pairs) > MAX_BARS:
+        title = f"{split.name}: {what} of the {MAX_BARS // 2} most and least frequent of {len(pairs):,} classes"
+        pairs = pairs[: MAX_BARS // 2] + pairs[-MAX_BARS // 2 :]
+    rows: Rows = [{"what": title, "x": count} for title, count in pairs]
+    chart = bars(rows, across(what, tickCount=5), step=18, tooltip=tips(what="class", x=what))
     table = Table(("class", what), [[title, f"{count:,}"] for title, count in pairs], numeric=(False, True))
     return figure(name, title, told, chart, table)
-
-
-def draw_ranks(name: str, split: SplitSummary, names: Sequence[str], what: str) -> Figure:
-    """Counts from the most to the least frequent class."""
-    counts = [count for _, count in sort_classes(split, names)]
-    # A page of 100,000 classes shall open, too
-    rows: Rows = [{"x": rank + 1, "y": counts[rank]} for rank in choose_evenly(len(counts), MAX_POINTS)]
-    x = across("class, from the most to the least frequent", nice=False, zero=False)
-    look = {"color": BLUE, "opacity": 0.7, "interpolate": "step"}
-    layers = [mark("area", rows, look, x=x, y=up(what), tooltip=tips(x="rank", y=what))]
-    title = f"{split.name}: {what} of {len(names):,} classes"
-    told = f"{title}: the most frequent has {counts[0]:,}, the middle one {counts[len(counts) // 2]:,}"
-    return figure(name, title, f"{told}, the least {counts[-1]:,}.", layers, height=200)
 
 
 def draw_boxes(name: str, split: SplitSummary) -> Figure:

@@ -97,13 +97,6 @@ def test_labels_are_counted_without_reading_where_the_source_can_tell():
     assert [sample.label for sample in told.samples] == ["thing 0", "thing 1", "thing 2"]
 
 
-def test_labels_are_counted_by_reading_where_it_cannot():
-    source = Listed([Sample(f"{n}.jpg", picture(), label=n % 2) for n in range(20)])
-    told = summarise(classify(source), samples=0, looked_at=1)
-    assert told.splits[0].class_counts == [10, 10, 0]
-    assert told.splits[0].bytes is None
-
-
 def test_labels_without_a_class_are_counted_apart():
     labels = [0, 7, None, -1, 2]
     source = Listed([Sample("a.jpg", picture(), label=label) for label in labels])
@@ -183,10 +176,3 @@ def test_hostile_names_come_out_printable():
     told = summarise(DataSet("classify", evil, [ClassName(evil, evil)], [Split(evil, source)], evil), evil)
     assert not hidden(told.model_dump_json())
     assert told.samples[0].name.startswith("<script>")
-
-
-def test_an_empty_data_set_is_one():
-    told = summarise(DataSet("classify", "class folders", [], [Split("train", Listed([]))]))
-    assert told.splits[0].records == 0
-    assert told.samples == []
-    assert summarise(DataSet("detect", "COCO", [], [])).splits == []

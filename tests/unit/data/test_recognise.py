@@ -148,7 +148,7 @@ def test_what_cannot_be_opened_is_refused_with_a_hint(tmp_path: Path):
         "named": (r"train\.rec is named like a file of records, but is none", None),
         "mixed": ("mixes RecordIO and WebDataset", "give one file, or one kind"),
         "unfinished": ("is unfinished", "give the command"),
-        "x.tar": ("compressed with gzip", "gzip -d"),
+        "x.tar": ("byte 0", "gzip -d"),
         "x.tfrecord": ("compressed with gzip", ""),
         "x.tfrecord.gz": ("is no file of records", "gunzip"),
     }

@@ -18,7 +18,6 @@ from trainstone.data.raw.filetree import is_hidden, is_picture
 from trainstone.data.raw.listing import ListingBuilder, Place
 from trainstone.data.raw.synsets import (
     SYNSET,
-    TRUTH_FILE,
     VAL_PICTURE,
     is_devkit,
     read_devkit,
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 TARS = {"train": "ILSVRC2012_img_train.tar", "val": "ILSVRC2012_img_val.tar"}
 FOLDERS = {"train": ("train",), "val": ("val", "validation")}
 DEVKITS = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12")
-LABEL_FILES = ("imagenet_2012_validation_synset_labels.txt", "LOC_val_solution.csv", *DEVKITS, "valprep.sh", TRUTH_FILE)
+LABEL_FILES = ("imagenet_2012_validation_synset_labels.txt", "LOC_val_solution.csv", *DEVKITS, "valprep.sh")
 TEXT_FILES = ("LOC_synset_mapping.txt", "synset_words.txt", "imagenet_metadata.txt")
 BOX_CSV = "imagenet_2012_bounding_boxes.csv"
 BOX_FILES = ("Annotation", "Annotations", "bbox", "ILSVRC2012_bbox_train_v2.tar.gz", "ILSVRC2012_bbox_val_v3.tgz")

@@ -4,9 +4,7 @@ import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from trainstone.data.raw.archives import read_tar
 from trainstone.errors import DataError
@@ -17,6 +15,7 @@ from trainstone.text import printable
 NUM_CLASSES = 1000
 META_FILE = "meta.mat"
 TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"
+DEVKIT_FILES = (META_FILE, TRUTH_FILE)
 SYNSET = re.compile(r"n\d{8}", re.ASCII)
 VAL_PICTURE = re.compile(r"ILSVRC2012_val_(\d{8})", re.ASCII)
 _MOVE = re.compile(r"\bmv\s+\S*ILSVRC2012_val_(\d{8})\S*\s+\S*?(n\d{8})", re.ASCII)
@@ -44,8 +43,6 @@ def read_val_labels(path: Path) -> dict[int, str]:
     if lines and lines[0][1].lower().startswith("imageid,"):
         return _read_solution(path, lines[1:])
     texts = [text.strip() for _, text in lines]
-    if texts and all(text.isascii() and text.isdigit() for text in texts):
-        return _label_by_id(path, texts, _read_meta(_read_bytes(path.parent / META_FILE), path.parent / META_FILE)[0])
     moves = {int(match[1]): match[2] for text in texts if (match := _MOVE.search(text))}
     if moves:
         return moves
@@ -64,20 +61,16 @@ def is_devkit(path: Path) -> bool:
 
 def read_devkit(path: Path) -> Devkit:
     """Read the development kit's tar, or the folder it extracts to, or its folder data."""
-    found: dict[str, bytes] = {}
     if path.is_dir():
         folder = path / "data" if (path / "data").is_dir() else path
-        for name in (META_FILE, TRUTH_FILE):
-            found[name] = _read_bytes(folder / name)
+        found = {name: (folder / name).read_bytes() for name in DEVKIT_FILES if (folder / name).is_file()}
     else:
-        for name, content in read_tar(path):
-            file = name.rpartition("/")[2]
-            if file in (META_FILE, TRUTH_FILE):
-                found[file] = content
-    missing = [name for name in (META_FILE, TRUTH_FILE) if name not in found]
+        named = ((name.rpartition("/")[2], content) for name, content in read_tar(path))
+        found = {name: content for name, content in named if name in DEVKIT_FILES}
+    missing = [name for name in DEVKIT_FILES if name not in found]
     if missing:
         raise DataError(
-            f"{printable(str(path))}: no ILSVRC2012 devkit, {' and '.join(missing)} not found",
+            f"{printable(str(path))}: not an ILSVRC2012 devkit, {' and '.join(missing)} not found",
             hint="give ILSVRC2012_devkit_t12.tar.gz",
         )
     synsets, texts = _read_meta(found[META_FILE], path)
@@ -90,16 +83,6 @@ def read_texts(path: Path) -> dict[str, str]:
     return {match[1]: match[2].strip() for _, line in read_lines(path) if (match := _TEXT_LINE.fullmatch(line))}
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as err:
-        raise DataError(
-            f"{printable(str(path))}: cannot be read: {err.strerror}",
-            hint=f"{TRUTH_FILE} says labels as numbers, which {META_FILE} beside it explains; give the whole devkit",
-        ) from err
-
-
 def _read_meta(data: bytes, path: Path) -> tuple[dict[int, str], dict[str, str]]:
     """Return synsets by ILSVRC2012_ID, 1 to 1000, and their words; higher numbers are groups of classes."""
     where = f"{printable(str(path))}, {META_FILE}"
@@ -109,22 +92,15 @@ def _read_meta(data: bytes, path: Path) -> tuple[dict[int, str], dict[str, str]]
     ids: dict[int, str] = {}
     texts: dict[str, str] = {}
     for number, entry in enumerate(synsets):
-        synset_id, synset = _read_id(entry), entry.get("WNID") if isinstance(entry, dict) else None
-        if synset_id is None or not isinstance(synset, str) or not SYNSET.fullmatch(synset):
-            raise DataError(f"{where}: entry {number} of synsets has no ILSVRC2012_ID and WNID")
-        if synset_id <= NUM_CLASSES:
+        try:
+            synset_id, synset = int(entry["ILSVRC2012_ID"].item()), str(SYNSET.fullmatch(entry["WNID"])[0])  # type: ignore[index]
+        except (LookupError, TypeError, ValueError, AttributeError) as err:
+            raise DataError(f"{where}: entry {number} of synsets has no ILSVRC2012_ID and WNID") from err
+        if 0 < synset_id <= NUM_CLASSES:
             ids[synset_id] = synset
             words = entry.get("words")
             texts[synset] = printable(words) if isinstance(words, str) else ""
     return ids, texts
-
-
-def _read_id(entry: Any) -> int | None:
-    value = entry.get("ILSVRC2012_ID") if isinstance(entry, dict) else None
-    if not isinstance(value, np.ndarray) or value.size != 1:
-        return None
-    number = float(value.item())
-    return int(number) if number.is_integer() and number > 0 else None
 
 
 def _label_by_id(path: Path, truth: Sequence[str], synsets: dict[int, str]) -> dict[int, str]:

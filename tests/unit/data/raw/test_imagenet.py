@@ -149,16 +149,6 @@ def test_given_labels_win_over_those_found(root, labels):
     assert contents(find(root, val_labels=root.parent / "elsewhere" / name)) == {"val": VAL_CONTENTS}
 
 
-def test_the_ground_truth_file_works_beside_its_meta_file(root):
-    write_files(root, VAL_SHAPES["tar"] | devkit())
-    truth = root / "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
-    assert contents(find(root, val_labels=truth)) == {"val": VAL_CONTENTS}
-    (truth.parent / "meta.mat").unlink()
-    with pytest.raises(DataError, match=r"meta\.mat: cannot be read") as caught:
-        find(root, val_labels=truth)
-    assert "devkit" in caught.value.hint
-
-
 def test_flat_pictures_without_labels_say_what_was_looked_for(root):
     write_files(root, VAL_SHAPES["flat"])
     with pytest.raises(DataError, match=r"ILSVRC2012_devkit_t12\.tar\.gz") as caught:

@@ -44,7 +44,7 @@ def test_detections_become_cocos_annotations(tmp_path: Path):
     assert file == "annotations/instances_train.json"
     (tmp_path / "x.json").write_text(text)
     instances = read_instances(tmp_path / "x.json")
-    assert [tuple(image) for image in instances.images] == [
+    assert [(i.id, i.file_name, i.width, i.height) for i in instances.images] == [
         (139, "below/x y.ü%.jpg", SIDE, SIDE),
         (1, "empty.png", 5, 3),
     ]
