@@ -15,7 +15,7 @@ import typer
 
 from trainstone.cli.output import print_json, print_stderr, silence
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
-from trainstone.machine.launched import launch_name, launched_run, leave_failure
+from trainstone.machine.launched import RESUMABLE_VERBS, launch_name, launched_run, leave_failure
 from trainstone.text import format_error
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 Flow = Callable[["Lifecycle"], "Generator[Progress | str, None, Status | int]"]
 """A generator of progress that ends with the run's status, or with an exit code of its own."""
-RESUMABLE_KINDS = ("train", "sweep")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, requ
     Ctrl-C was a person; any other signal came from a scheduler, which may start a resumable run again.
     """
     if status == "interrupted":
-        return EXIT_RESUMABLE if kind in RESUMABLE_KINDS and signal != "SIGINT" else EXIT_INTERRUPTED
+        return EXIT_RESUMABLE if kind in RESUMABLE_VERBS and signal != "SIGINT" else EXIT_INTERRUPTED
     return EXIT_TARGET if require_target and status == "target_missed" else 0
 
 

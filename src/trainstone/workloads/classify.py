@@ -14,7 +14,7 @@ from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.models.losses import cross_entropy, draw_mix, mix_images, mix_loss
 from trainstone.models.resnet import build_resnet
-from trainstone.workloads.mlperf_resnet import RESNET
+from trainstone.workloads.mlperf import RESNET
 from trainstone.workloads.workload import (
     Batch,
     Judge,

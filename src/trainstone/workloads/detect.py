@@ -23,7 +23,7 @@ from trainstone.results.detection import score_boxes
 from trainstone.results.detection_tables import list_tables
 from trainstone.results.schema import Finding
 from trainstone.workloads.gallery import FOUND, PICTURE, TRUTH, show_pictures, split_rows
-from trainstone.workloads.mlperf_ssd import SSD
+from trainstone.workloads.mlperf import SSD
 from trainstone.workloads.workload import (
     Batch,
     Judge,
