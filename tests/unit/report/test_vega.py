@@ -15,7 +15,7 @@ def test_load_scripts_keeps_them_and_survives_a_damaged_or_readonly_cache(
 ):
     made = []
     monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("vl_convert.javascript_bundle", lambda snippet: made.append(1) or WHOLE)
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: made.append(1) or WHOLE)
     text = load_scripts()
     assert "window.vegaEmbed=x" in text
     assert "</script" not in text
@@ -28,6 +28,6 @@ def test_load_scripts_keeps_them_and_survives_a_damaged_or_readonly_cache(
     (tmp_path / "file").write_text("a file, not a folder")
     monkeypatch.setenv("TRAINSTONE_CACHE", str(tmp_path / "file"))
     assert load_scripts() == text
-    monkeypatch.setattr("vl_convert.javascript_bundle", lambda snippet: "half")
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: "half")
     with pytest.raises(ResultError, match="chart scripts"):
         load_scripts()
