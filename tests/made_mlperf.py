@@ -19,8 +19,7 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.decision import Cadence
-from trainstone.train.original.mllog import MlperfLog, Submission, judge_division
-from trainstone.train.original.mllog_open import measure_sizes
+from trainstone.train.original.mllog import MlperfLog, Submission, choose_division, measure_sizes
 from trainstone.train.task import order_pictures
 from trainstone.workloads.registry import WORKLOADS
 
@@ -62,7 +61,7 @@ def make_submission(
         config=config,
         mllog=mllog,
         sizes=sizes,
-        division=judge_division(config, mllog, sizes)[0],
+        division=choose_division(config, mllog, sizes)[0],
         device_name="Made-up accelerator",
         tensors=mllog.tensor_names(network or build_resnet(50)),
         cleared=CacheCleared(True, "page cache cleared", BEGAN),

@@ -1,6 +1,6 @@
 """The errors trainstone raises for its user, and the exit code each one ends the program with.
 
-TrainstoneError       1   raised itself only for a bug in another rank; our own keeps its traceback and also exits 1
+TrainstoneError       1   raised itself only for a bug in another rank; a bug here keeps its traceback and exits 1 too
  ├ ConfigError        2   recipe, --set, flags
  ├ DataError          3   missing, corrupt or wrongly counted data
  ├ MachineError       4   a device, driver, library or instruction this machine lacks
@@ -8,7 +8,7 @@ TrainstoneError       1   raised itself only for a bug in another rank; our own 
  ├ RunError           6   NaN loss, out of memory (OutOfMemoryError), time-out
  └ ResultError        7   unreadable, unwritable or unlike result files
 
-Further codes are no errors: 8 target not reached (train --require-target), 9 a gate said no (compare --fail-below),
+Further codes are not errors: 8 target not reached (train --require-target), 9 a gate failed (compare --fail-below),
 75 interrupted but resumable (a checkpoint was written), 130 interrupted by Ctrl-C.
 A message says what happened, the value seen and what is allowed; `hint` is the next thing to type.
 """
@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 130
 
 
 class TrainstoneError(Exception):
-    """Parent of all errors that are the user's to mend, not ours."""
+    """Parent of all errors that the user can repair."""
 
     exit_code = 1
 
@@ -31,36 +31,26 @@ class TrainstoneError(Exception):
 
 
 class ConfigError(TrainstoneError):
-    """A recipe, a `--set` or a flag that cannot be used."""
-
     exit_code = 2
 
 
 class DataError(TrainstoneError):
-    """Data that is missing, corrupt or not as many as stated."""
-
     exit_code = 3
 
 
 class MachineError(TrainstoneError):
-    """Something asked for that this machine does not have."""
-
     exit_code = 4
 
 
 class LaunchError(TrainstoneError):
-    """A process that could not be started or that died."""
-
     exit_code = 5
 
 
 class PeerLostError(LaunchError):
-    """Another rank died or does not answer: not the cause, its echo."""
+    """Another rank died or does not answer: not the cause, but a consequence."""
 
 
 class RunError(TrainstoneError):
-    """A run that cannot go on."""
-
     exit_code = 6
 
 
@@ -69,8 +59,6 @@ class OutOfMemoryError(RunError):
 
 
 class ResultError(TrainstoneError):
-    """Result files that cannot be read, written or compared."""
-
     exit_code = 7
 
 

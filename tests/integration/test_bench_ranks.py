@@ -98,15 +98,6 @@ def test_what_is_exchanged_and_what_it_costs(benched: tuple[Path, Result, list[F
     assert "of gradients a step" in first.out
 
 
-def test_one_rank_exchanges_nothing(nursery: Nursery):
-    (child,) = start(nursery, "bench", "bench-one", "--iterations", "6", ranks=1)
-    assert child.wait().code == 0
-    result = read_result(find_run(nursery.folder / "bench-one"))
-    assert (result.status, result.world.ranks, result.communication) == ("ok", 1, None)
-    assert [device.rank for device in result.devices] == [None]
-    assert " ranks " not in (result.verdict or "")
-
-
 def test_a_signal_to_one_rank_ends_both_with_one_result(nursery: Nursery):
     children = start(nursery, "bench", "bench-stopped", "--seconds", "300", measure__half_width=1e-9)
     wait_until(lambda: "measuring ·" in children[0].err.read_text())
@@ -122,14 +113,6 @@ def test_a_signal_to_one_rank_ends_both_with_one_result(nursery: Nursery):
     assert result.communication.exposed_seconds is None
 
 
-def test_the_time_of_the_first_rank_ends_both(nursery: Nursery):
-    children = start(nursery, "bench", "bench-timed", "--seconds", "1", parallel__compression="bf16")
-    assert [child.wait().code for child in children] == [0, 0]
-    run = find_run(nursery.folder / "bench-timed")
-    assert len(read_steps(run, 0)["step"]) == len(read_steps(run, 1)["step"]) > 0
-    assert read_result(run).status == "ok"
-
-
 def test_a_loss_that_is_no_number_ends_both(nursery: Nursery):
     rates = {"optimizer.learning_rate": 1e30, "schedule.warm_up_epochs": 0.0}
     children = start(nursery, "bench", "bench-diverged", "--iterations", "500", **rates)
@@ -141,7 +124,7 @@ def test_a_loss_that_is_no_number_ends_both(nursery: Nursery):
 
 def test_what_many_ranks_cannot_do_is_refused(nursery: Nursery):
     for arguments, told in (
-        (("bench", "--runs", "2"), "here 2 ranks would each do so"),
+        (("bench", "--runs", "2"), "here 2 ranks would each make a run"),
         (("bench", "--against", "train.batch_size=2"), "bench --against measures one process"),
         (("profile", "--cores"), "profile --cores measures one process"),
     ):

@@ -1,6 +1,5 @@
 """`trainstone launch` through real torchrun and mpirun: same bits, ranks killed, launchers stopped, quoting."""
 
-import json
 import os
 import random
 import shutil
@@ -24,8 +23,7 @@ from launching import (
     wait_for_training,
 )
 from nursery import Nursery, wait_until
-from ranks import find_free_port
-from small_training import Learned, assert_same, assert_trained_alike, read_learned, set_arguments
+from small_training import Learned, assert_same, assert_trained_alike, read_learned
 from trainstone.machine.cpus import available_cores
 from trainstone.results.store import read_result
 
@@ -116,28 +114,6 @@ def test_a_stopped_launch_goes_on_under_another_engine(
     assert_trained_alike(read_learned(run, 2), undisturbed)
 
 
-def test_a_rank_that_comes_late_takes_the_new_folder_for_no_earlier_start(nursery: Nursery, undisturbed: Learned):
-    out = nursery.folder / "late"
-    (out / "run/launch").mkdir(parents=True)
-    launch = {"TRAINSTONE_RUN": str(out / "run"), "TRAINSTONE_LAUNCH": "x"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": "2"}
-    first = nursery.start(*train_words(out), env={**launch, **meeting, "RANK": "0", "LOCAL_RANK": "0"})
-    wait_until((out / "run/result.json").exists)
-    second = nursery.start(*train_words(out), env={**launch, **meeting, "RANK": "1", "LOCAL_RANK": "1"})
-    assert (first.wait().code, second.wait().code) == (0, 0)
-    assert_same(read_learned(out / "run", 2), undisturbed)
-
-
-def test_a_measurement_of_two_ranks(tmp_path: Path):
-    words = ["bench", "demo-classify", *set_arguments(), "--iterations", "20", "--json"]
-    launched = start_launch(tmp_path, "local", "--ranks", "2", *words)
-    output, _ = finish(launched)
-    result = json.loads(output)
-    assert result["status"] == "ok"
-    assert result["world"] == {"ranks": 2, "nodes": 1}
-    assert read_result(tmp_path / "runs" / result["run_id"]).throughput is not None
-
-
 def test_ranks_have_cores_of_their_own_and_do_not_outlive_a_killed_launcher(tmp_path: Path):
     out = tmp_path / "runs"
     launched = start_launch(tmp_path, "local", "--ranks", "2", "--", *train_words(out, **ENDLESS))
@@ -150,17 +126,6 @@ def test_ranks_have_cores_of_their_own_and_do_not_outlive_a_killed_launcher(tmp_
     wait_until(lambda: not find_launched(out))
 
 
-def test_launch_local_refuses_99_ranks_before_anything_starts(tmp_path: Path):
-    fitting = available_cores().logical
-    for options in ((), ("--dry-run",)):
-        launched = start_launch(tmp_path, "local", "--ranks", "99", *options, "--", "train", "demo-classify")
-        output, errors = finish(launched, 4)
-        assert output == ""
-        assert errors.startswith(f"error: cannot start 99 ranks on {os.uname().nodename}: it has {fitting} CPU")
-        assert f"\nhint:  trainstone launch local --ranks {fitting} -- train demo-classify\n" in errors
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_launch_local_oversubscribe_trains_more_ranks_than_cores(tmp_path: Path):
     ranks = available_cores().logical + 1
     words = train_words(tmp_path / "runs", engine__threads="auto", stop__epochs=1.0)
@@ -171,23 +136,11 @@ def test_launch_local_oversubscribe_trains_more_ranks_than_cores(tmp_path: Path)
     assert result.world.ranks == ranks
 
 
-def test_mistakes_keep_their_message_and_leave_no_folder(tmp_path: Path):
-    for words, code, told in [
-        (("local", "--ranks", "2", "--", "train", "no-such-recipe"), 2, "no-such-recipe"),
-        (("local", "--ranks", "2"), 2, "nothing cannot be launched"),
-        (("mpi", "--", "train", "demo-classify"), 2, "how many ranks"),
-    ]:
-        launched = start_launch(tmp_path, *words)
-        _, errors = finish(launched, code)
-        assert told in errors
-    assert list(tmp_path.iterdir()) == []
-
-
 @needs_mpirun
 def test_mpiruns_own_refusal_is_one_message(tmp_path: Path):
     words = ["-np", "3", "--host", "localhost:2", "--max-restarts", "0", "--", *train_words(tmp_path / "runs")]
     launched = start_launch(tmp_path, "mpi", *words)
     _, errors = finish(launched, 5)
-    assert errors.startswith("error: mpirun ended with exit code 1: There are not enough slots available")
+    assert errors.startswith("error: mpirun ended with exit code 1: there are not enough slots")
     assert errors.count("\n") == 2
     assert "--oversubscribe" in errors.splitlines()[1]

@@ -4,7 +4,6 @@ import json
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -130,24 +129,6 @@ def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signa
     assert "Traceback" not in err
     result = json.loads((find_run(tmp_path) / "result.json").read_text())
     assert result["status"] == "interrupted"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_at_any_early_moment_leaves_no_run_behind(
-    nursery: Nursery, tmp_path: Path, number: signal.Signals, delay: float
-):
-    begun = tmp_path / "begun"
-    child = nursery.start(*TRAIN, "--out", str(tmp_path / "runs"), prepare=f"open({str(begun)!r}, 'w').close()")
-    wait_until(begun.exists)
-    time.sleep(delay)
-    child.send(number)
-    ended = child.wait()
-    assert "Traceback" not in ended.err
-    assert ended.code in (130, 75, -number)
-    for path in tmp_path.glob("runs/*/result.json"):
-        assert json.loads(path.read_text())["status"] == "interrupted"
 
 
 def start_sweep(nursery: Nursery, out: Path) -> Child:

@@ -187,24 +187,22 @@ def test_pending_job_shows_the_reason_and_survives_ctrl_c(tmp_path: Path, cluste
     out = tmp_path / "runs"
     cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     interrupted = launch("--nodes", "2", verb=train_words(out))
-    wait_for_line(interrupted, "(requested nodes are down, drained or reserved)")
+    wait_for_line(interrupted, "is pending: Nodes_required_for_job_are_DOWN")
     job = find_job(cluster)
     interrupted.send_signal(signal.SIGINT)
     _, errors = finish(interrupted, 130)
     assert f"job {job} continues; cancel it with: scancel {job} · run folder: {find_run(out)}\n" in errors
     assert find_job(cluster) == job
     cluster.run("scancel", job)
-
-
-def test_cancelled_job_is_one_message(tmp_path: Path, cluster: Cluster, launch: Launch):
-    out = tmp_path / "runs"
-    launched = launch("--nodes", "3", verb=train_words(out))
-    wait_for_line(launched, "PartitionNodeLimit (more nodes than the partition has available); cancel it with: scancel")
+    launched = launch("--nodes", "3", verb=train_words(tmp_path / "cancelled"))
+    wait_for_line(launched, "is pending: PartitionNodeLimit; cancel it with: scancel")
     job = find_job(cluster)
     cluster.run("scancel", job)
     _, errors = finish(launched, 5)
     assert f"error: Slurm ended job {job}: CANCELLED, it was cancelled\n" in errors
-    assert [path.name for path in sorted((find_run(out) / "launch").iterdir())] == ["cause.txt", "job.sh"]
+    assert [path.name for path in sorted((find_run(tmp_path / "cancelled") / "launch").iterdir())] == [
+        *("cause.txt", "job.sh"),
+    ]
 
 
 def test_refused_job_is_one_message_and_leaves_no_folder(tmp_path: Path, cluster: Cluster, launch: Launch):

@@ -26,12 +26,6 @@ def test_nothing_hidden_comes_out(text: str):
     assert set(hidden(printable_lines(text))) <= {"\n"}
 
 
-@settings(deadline=None)
-@given(st.text(st.characters(exclude_categories=sorted(HIDDEN))))
-def test_what_can_be_seen_stays(text: str):
-    assert printable(text) == text
-
-
 def test_every_character_of_the_first_plane_and_some_of_the_others():
     every = "".join(map(chr, (*range(0x10000), *range(0x10000, 0x110000, 61))))
     concealed = "".join(hidden(every))
@@ -43,25 +37,11 @@ def test_every_character_of_the_first_plane_and_some_of_the_others():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", ""),
-        ("node-7 ± 1.3 % · 12 µs …", "node-7 ± 1.3 % · 12 µs …"),
-        ("größer, Ελλάδα, 日本語, हिन्दी, עברית, 🚀, e\u0301", "größer, Ελλάδα, 日本語, हिन्दी, עברית, 🚀, e\u0301"),
-        ("a\u00a0b\u3000c", "a\u00a0b\u3000c"),
-        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
-        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
-        ("\x9b31m", r"\x9b31m"),
+        ("größer, 日本語, हिन्दी, עברית, 🚀, e\u0301, a\u00a0b", "größer, 日本語, हिन्दी, עברית, 🚀, e\u0301, a\u00a0b"),
+        ("\x1b[31mred\x9b", r"\x1b[31mred\x9b"),
         ("two\nlines\tand\r more", r"two\nlines\tand\r more"),
-        ("NUL\0DEL\x7fNEL\x85", r"NUL\x00DEL\x7fNEL\x85"),
         ("exe.\u202egpj\u202c", r"exe.\u202egpj\u202c"),
-        (
-            "\u2066\u2069\u200e\u200f\u061c\u200b\u200d\ufeff\u00ad",
-            r"\u2066\u2069\u200e\u200f\u061c\u200b\u200d\ufeff\xad",
-        ),
-        ("\u2028\u2029", r"\u2028\u2029"),
-        ("\udc80", r"\udc80"),
-        ("\ue000\U000f0000\U000e0041\ufdd0", r"\ue000\U000f0000\U000e0041\ufdd0"),
-        (r"C:\new", r"C:\new"),
-        ("<script>'\"[red]", "<script>'\"[red]"),
+        (r"C:\new <script>'[red]", r"C:\new <script>'[red]"),
     ],
 )
 def test_examples(text: str, told: str):

@@ -15,7 +15,7 @@ import typer
 
 from trainstone.cli.output import print_json, print_stderr, silence
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
-from trainstone.machine.launched import launch_name, launched_run, leave_failure
+from trainstone.machine.launched import RESUMABLE_VERBS, launch_name, launched_run, leave_failure
 from trainstone.text import format_error
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 Flow = Callable[["Lifecycle"], "Generator[Progress | str, None, Status | int]"]
 """A generator of progress that ends with the run's status, or with an exit code of its own."""
-RESUMABLE_KINDS = ("train", "sweep")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, requ
     Ctrl-C was a person; any other signal came from a scheduler, which may start a resumable run again.
     """
     if status == "interrupted":
-        return EXIT_RESUMABLE if kind in RESUMABLE_KINDS and signal != "SIGINT" else EXIT_INTERRUPTED
+        return EXIT_RESUMABLE if kind in RESUMABLE_VERBS and signal != "SIGINT" else EXIT_INTERRUPTED
     return EXIT_TARGET if require_target and status == "target_missed" else 0
 
 
@@ -223,14 +222,12 @@ def print_guarded(show: Callable[[], None], hint: str | None = None) -> None:
 def write_page(run: "RunFolder") -> None:
     """Write report.html of a run and of points that have none; a failure is a warning, the result is as good."""
     from trainstone.report.page import PAGE_NAME, write_report
-    from trainstone.report.vega import Scripts
 
     folders = [run.path / point.run for point in run.result.points]
     try:
-        with Scripts() as scripts:
-            for folder in (*folders, run.path):
-                if folder == run.path or not (folder / PAGE_NAME).exists():
-                    write_report(folder, scripts)
+        for folder in (*folders, run.path):
+            if folder == run.path or not (folder / PAGE_NAME).exists():
+                write_report(folder)
         run.update()  # `files` names the page, too
     except (OSError, TrainstoneError) as err:
         log.warning("no report: %s; trainstone report writes it later", err)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from trainstone.launch.supervisor import Plan
     from trainstone.launch.verb import Verb
     from trainstone.machine.signals import StopSignals
-    from trainstone.train.lifecycle import Lifecycle
 
 End = TypeVar("End")
 # Options after the verb's name are the verb's, with or without -- before it.
@@ -99,7 +98,7 @@ def local(
     from trainstone.launch.verb import prepare_folder, read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
-    number, name = choose_ranks(ranks), name_launch("local")
+    number, name = choose_ranks(ranks), f"local-{secrets.token_hex(4)}"
     check_room(verb, number, max_restarts, oversubscribe=oversubscribe)
     plan = partial(plan_local, verb, launch=name, ranks=number, max_restarts=max_restarts)
     if dry_run or verb.dry_run:
@@ -140,7 +139,7 @@ def mpi(
 
     verb = read_verb(words or [], system=system, ranks=ranks)
     options = MpiOptions(ranks, host, hostfile, container, max_restarts, mpirun)
-    plan = partial(plan_mpi, verb, launch=name_launch("mpi"), options=options)
+    plan = partial(plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
     planned = plan(verb.out.absolute() / "RUN")
     if dry_run or verb.dry_run:
         print_plan(planned, verb)
@@ -271,7 +270,7 @@ def submit_and_follow(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def print_product(verb: "Verb", document: dict[str, str], text: str) -> None:
+def print_product(verb: "Verb", document: dict[str, Any], text: str) -> None:
     """Print the output of --dry-run and --detach."""
     if verb.as_json:
         print_json(document)
@@ -280,38 +279,28 @@ def print_product(verb: "Verb", document: dict[str, str], text: str) -> None:
 
 
 def show_fleet(members: "list[Member]", folder: Path, *, as_json: bool) -> None:
-    """Print a table with one line per node."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print one line per node."""
     from trainstone.units import format_rate
 
     if as_json:
         print_json({"folder": str(folder), "nodes": [member._asdict() for member in members]})
         return
-    table = Table("node", "images/s", "status", box=None, pad_edge=False)
+    width = max(4, *(len(member.node) for member in members))
+    print(f"{'node':{width}}  images/s  status")
     for member in members:
         rate = format_rate(member.images_per_second) if member.images_per_second is not None else "–"
-        table.add_row(member.node, rate, member.status)
-    Console().print(table)
+        print(f"{member.node:{width}}  {rate:>8}  {member.status}")
     print(f"index: trainstone report {folder}")
-
-
-def name_launch(engine: str) -> str:
-    """Return a new name for a launch."""
-    return f"{engine}-{secrets.token_hex(4)}"
 
 
 def print_plan(plan: "Plan", verb: "Verb") -> None:
     """--dry-run."""
     from trainstone.launch.supervisor import write_script
 
-    if verb.as_json:
-        config = verb.config.model_dump(mode="json", exclude_none=True)
-        environment = dict(plan.environment)
-        print_json({"command": plan.command, "environment": environment, "prologue": plan.prologue, "config": config})
-    else:
-        print(printable_lines(write_script(plan)), end="")
+    config = verb.config.model_dump(mode="json", exclude_none=True)
+    environment = dict(plan.environment)
+    document = {"command": plan.command, "environment": environment, "prologue": plan.prologue, "config": config}
+    print_product(verb, document, printable_lines(write_script(plan)))
 
 
 def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
@@ -323,11 +312,8 @@ def run_launch(plan: "Plan", verb: "Verb", run: Path, *, verbose: bool) -> None:
 
         print(printable_lines(write_script(plan)), end="", file=sys.stderr)
 
-    def flow(life: "Lifecycle") -> "Generator[str, None, int]":
-        return (yield from run_attempts(plan, run, life.signals))
-
     show = partial(show_result, run, as_json=verb.as_json)
-    execute(None, verb.config, flow, Options(quiet=verb.quiet), show)
+    execute(None, verb.config, lambda life: run_attempts(plan, run, life.signals), Options(quiet=verb.quiet), show)
 
 
 def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[str, None, int]":

@@ -29,7 +29,7 @@ def draw_sparkline(
     num_before = _share_cells(cut, series.size, num_cells)
     cells = np.concatenate((_average(series[:cut], num_before), _average(series[cut:], num_cells - num_before)))
     low, span = _find_scale(series[cut:] if np.isfinite(series[cut:]).any() else series)
-    bars = _choose_bars(encoding)
+    bars = _choose(BLOCKS, ASCII, encoding)
     drawn = "".join(_draw_bar(float(cell), low, span, bars) for cell in cells)
     return drawn[:num_before], drawn[num_before:]
 
@@ -38,7 +38,7 @@ def draw_histogram(counts: ArrayLike, width: int, *, encoding: str | None = "utf
     """Return bars from 0 to the highest count, at most `width` of them; a bar is the highest of neighbours."""
     series = np.asarray(counts, dtype=np.float64)
     pieces = np.array_split(series, min(max(1, width), series.size)) if series.size else []
-    bars, top = _choose_bars(encoding), float(series.max(initial=0))
+    bars, top = _choose(BLOCKS, ASCII, encoding), float(series.max(initial=0))
     return "".join(_draw_bar(float(piece.max()), 0.0, top, bars) for piece in pieces)
 
 
@@ -47,7 +47,7 @@ def draw_bars(values: ArrayLike, width: int, *, encoding: str | None = "utf-8") 
     series = np.asarray(values, dtype=np.float64)
     series = np.where(np.isfinite(series) & (series > 0), series, 0.0)
     top = float(series.max(initial=0))
-    pieces = ACROSS if _can_carry(ACROSS, encoding) else "#"
+    pieces = _choose(ACROSS, "#", encoding)
     drawn = []
     for value in series:
         length = max(1, round(float(value / top) * max(0, width) * len(pieces))) if value and width > 0 else 0
@@ -81,16 +81,13 @@ def _find_scale(values: Array) -> tuple[float, float]:
     return float(low), max(float(high - low), LEAST_SPAN * abs(median))
 
 
-def _choose_bars(encoding: str | None) -> str:
-    return BLOCKS if _can_carry(BLOCKS, encoding) else ASCII
-
-
-def _can_carry(text: str, encoding: str | None) -> bool:
+def _choose(text: str, plain: str, encoding: str | None) -> str:
+    """Return the text, or the plain one where the encoding cannot carry it."""
     try:
         text.encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+        return plain
+    return text
 
 
 def _draw_bar(value: float, low: float, span: float, bars: str) -> str:

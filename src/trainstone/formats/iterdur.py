@@ -75,9 +75,9 @@ def format_rank(place: RankPlace) -> str:
     return f"rank = {place.rank}, world_size = {place.world_size}, device_ids = {place.device}\n"
 
 
-def format_duration(duration: Duration) -> str:
+def format_duration(iteration: int, device: int, seconds: float) -> str:
     """Return an iteration's lines."""
-    return f"\nIteration Duration {duration.iteration} {duration.device} : {duration.seconds}\n"
+    return f"\nIteration Duration {iteration} {device} : {seconds}\n"
 
 
 def format_training_time(seconds: float) -> str:

@@ -185,15 +185,9 @@ def repeat_training(life: Lifecycle, repeated: Repeated) -> Generator[Progress |
     finally:  # a run that was stopped or failed is a row, too
         gather(life)
     target = run.result.quality.target if run.result.quality else None
-    status = judge_repeated(expect_repeated(run.result), target)
+    status = judge_repeated(run.result.repeated or repeated, target)
     run.update(status=status)
     return status
-
-
-def expect_repeated(result: Result) -> Repeated:
-    """Return what --runs wrote: only such runs come here."""
-    assert result.repeated is not None
-    return result.repeated
 
 
 def read_children(folder: Path) -> dict[int, BegunRun]:
@@ -229,7 +223,8 @@ def plan_child(folder: Path, repeated: Repeated, seed: int, recipe: str, label: 
 def gather(life: Lifecycle) -> None:
     """Write what the runs so far make together; of the first that is over, its configuration and machine."""
     run = life.run
-    repeated, children = expect_repeated(run.result), read_children(run.path)
+    repeated, children = run.result.repeated, read_children(run.path)
+    assert repeated is not None
     begun = [(seed, children[seed]) for seed in repeated.seeds if seed in children]
     over = [child for _, child in begun if child.is_over]
     if over and not run.result.machine:

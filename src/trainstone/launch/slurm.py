@@ -22,7 +22,8 @@ from trainstone.text import printable
 
 SCRIPT = "job.sh"
 SIGNAL_SECONDS = 90
-"""How long before its time limit a job is signalled: enough for a checkpoint of a large model on a slow disk."""
+"""How long before its time limit a job is signalled: enough for a checkpoint of a large model on a slow disk.
+Of a short job a quarter of its time."""
 MAX_REQUEUES = 100
 MAX_STARTS_WITHOUT_CHECKPOINT = 3
 OWN = {
@@ -120,6 +121,7 @@ def build_commands(verb: Verb, options: Options, run: Path, folder: Path) -> tup
 def list_directives(verb: Verb, options: Options, run: Path, folder: Path, num_tasks: int) -> list[str]:
     """Return the #SBATCH options; `num_tasks`: of the array of a fleet, 0 for a job."""
     log = str(run / "launch" / "engine-").replace("%", "%%")  # Slurm replaces %j in file names
+    limit = read_time(options.time or "") or 4 * SIGNAL_SECONDS  # in seconds; Slurm may signal up to a minute early
     values = {
         "job-name": f"trainstone-{re.sub(r'[^A-Za-z0-9._-]+', '-', verb.config.name)}",
         "nodes": str(options.nodes),
@@ -128,7 +130,7 @@ def list_directives(verb: Verb, options: Options, run: Path, folder: Path, num_t
         "account": options.account,
         "time": options.time,
         "gres": options.gres,
-        "signal": f"USR1@{signal_seconds(options.time)}",
+        "signal": f"USR1@{max(1, min(SIGNAL_SECONDS, limit // 4))}",
         "chdir": str(folder),
         "output": log + ("%A_%a.log" if num_tasks else "%j.log"),
         "open-mode": "append",
@@ -184,15 +186,6 @@ def count_devices(gres: str | None) -> int:
     """Return the number of GPUs in gpu:4, gpu:v100:4 or gpu:2080ti:4, at least one."""
     counts = re.findall(r"\bgpu(?::[\w.-]+)?[:=](\d+)(?=$|[,(])", gres or "")
     return max(1, sum(map(int, counts)))
-
-
-def signal_seconds(time: str | None) -> int:
-    """Return how long before its time limit a job is signalled: of a short job a quarter of its time.
-
-    Slurm may send the signal up to a minute early.
-    """
-    limit = read_time(time) if time else None
-    return SIGNAL_SECONDS if limit is None else max(1, min(SIGNAL_SECONDS, limit // 4))
 
 
 def read_time(time: str) -> int | None:

@@ -73,7 +73,7 @@ def supervise(
                     stop(process.pid, notified)
                     patience = None if patience is None else patience - POLL_SECONDS
     yield from (prefix + line for line in progress.read())
-    return Ended(process.returncode, read_since(folder / log_name, begin))
+    return Ended(process.returncode, read_since(folder / log_name, begin).decode("utf-8", "replace"))
 
 
 @contextmanager
@@ -125,14 +125,14 @@ def read_environment(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
-def read_since(path: Path, place: int) -> str:
-    """Return the text of a file from a place on."""
+def read_since(path: Path, place: int) -> bytes:
+    """Return what a file holds from a place on; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(place)
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+            return file.read()
+    except OSError:  # not there yet, or a network file system that does not answer
+        return b""
 
 
 @dataclass(frozen=True)
@@ -189,25 +189,15 @@ STOPS: dict[str, Stop] = {"local": stop_local, "mpi": partial(send_once, number=
 
 
 class Tail:
-    """Reads what was added since it was made, or since the last time; the file may come late or be replaced."""
+    """Reads the lines that are added to a file from now on; the file may be created later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        found = path.stat() if path.exists() else None
-        self._inode = found.st_ino if found else None
-        self._place = found.st_size if found else 0
+        self._place = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[str]:
-        """Return the new whole lines; what has no end yet comes with its end."""
-        try:
-            with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._place:
-                    self._inode, self._place = found.st_ino, 0
-                file.seek(self._place)
-                added = file.read()
-        except OSError:  # not there yet, or a network's file system that has a moment
-            return []
-        whole = added[: added.rfind(b"\n") + 1]
-        self._place += len(whole)
-        return whole.decode("utf-8", "replace").splitlines()
+        """Return the new complete lines."""
+        added = read_since(self._path, self._place)
+        complete = added[: added.rfind(b"\n") + 1]
+        self._place += len(complete)
+        return complete.decode("utf-8", "replace").splitlines()

@@ -22,7 +22,7 @@ RUN = "TRAINSTONE_RUN"
 LAUNCH = "TRAINSTONE_LAUNCH"
 """Name of this launch; a later attempt that has the same knows that the one before is over."""
 RANKS = "TRAINSTONE_RANKS"
-"""How many ranks the world has. A rank that finds another number has not heard its engine."""
+"""How many ranks the world has. A rank that finds another number does not see the engine's variables."""
 OWN = (RUN, LAUNCH, BIND, RANKS)
 
 VERBS = ("bench", "train", "profile", "eval")
@@ -81,7 +81,7 @@ def without_launch(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def begin_attempt(verb: str) -> None:
-    """As a rank: take away what it left in an earlier attempt, and end in order if whoever started it is gone.
+    """As a rank: remove what it left in an earlier attempt; from now on, end in order when the launcher dies.
 
     Another verb, in a batch script beside the ranks, has no part in the launch.
     """
@@ -92,8 +92,13 @@ def begin_attempt(verb: str) -> None:
     if run is None:
         return
     end_with_parent(os.getppid())
-    refuse_other_world()
-    rank = read_rank().number
+    rank, world, _ = read_rank()
+    ranks = os.environ.get(RANKS)
+    if ranks and ranks != str(world):  # mostly ranks that each find themselves a single process
+        raise LaunchError(
+            f"on {name_host()} the launcher starts {ranks} ranks, and this one finds a world of {world}",
+            hint="the engine's variables do not reach the ranks: in a container, is its MPI the one of the host?",
+        )
     try:
         (run / FOLDER / FAILED.format(rank)).unlink(missing_ok=True)
         if rank == 0:
@@ -101,16 +106,6 @@ def begin_attempt(verb: str) -> None:
                 (run / FOLDER / name).unlink(missing_ok=True)
     except OSError:
         return  # the pre-flight says that the folder cannot be written, by host name
-
-
-def refuse_other_world() -> None:
-    """Refuse a world of another size than the launcher's: mostly ranks that each take themselves for the only one."""
-    told, found = os.environ.get(RANKS), read_rank().world
-    if told and told != str(found):
-        raise LaunchError(
-            f"on {name_host()} the launcher starts {told} ranks, and this one finds a world of {found}",
-            hint="the engine's variables do not reach the ranks: in a container, is its MPI the one of the host?",
-        )
 
 
 def end_with_parent(parent: int) -> None:
@@ -142,7 +137,7 @@ def read_code(run: Path) -> int | None:
 
 
 def leave_failure(err: Exception) -> None:
-    """Tell the launcher why this rank cannot go on; without a launcher, or where it cannot be written, nothing."""
+    """Write for the launcher, if there is one, why this rank cannot continue."""
     run = launched_run()
     if run is None:
         return
@@ -176,6 +171,6 @@ def read_failures(run: Path) -> list[Failure]:
 
 
 def forget_attempt(run: Path) -> None:
-    """Take away what an earlier attempt left, before the next one starts."""
+    """Remove what an earlier attempt left, before the next one starts."""
     for path in [*(run / FOLDER).glob("failed-rank*.json"), run / FOLDER / CODE, run / FOLDER / CAUSE]:
         path.unlink(missing_ok=True)

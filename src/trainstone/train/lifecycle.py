@@ -15,7 +15,7 @@ from trainstone.config.schema import Config
 from trainstone.errors import OutOfMemoryError, ResultError, TrainstoneError
 from trainstone.log import log_into
 from trainstone.machine.facts import read_facts, read_software
-from trainstone.machine.launched import name_host
+from trainstone.machine.launched import RESUMABLE_VERBS, name_host
 from trainstone.machine.ranks import read_meeting, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.results.checks import finding
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 OTHER_RANK = "a signal to another rank"
 STOPPED_EARLY = "stopped before the measurement was complete"
-RESUME = {"train": "trainstone train --resume", "sweep": "trainstone sweep --resume"}
-"""How kinds of run that can be resumed are resumed."""
 
 
 class Lifecycle:
@@ -60,7 +58,7 @@ class Lifecycle:
         self._stack = stack
 
     def join(self) -> Iterator[Progress]:
-        """Meet the other ranks, share the run folder, write the machine's facts. A single process meets nobody."""
+        """Connect with the other ranks, if any, share the run folder, write the machine's facts."""
         from trainstone.train.preflight.group import meet_all, share_run
         from trainstone.train.preflight.store import format_address
 
@@ -151,22 +149,18 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
 
 
 def _write_failure(run: RunFolder, err: BaseException) -> None:
-    message, hint = (err.message, err.hint) if isinstance(err, TrainstoneError) else (describe_bug(err), None)
-    memory = isinstance(err, OutOfMemoryError | MemoryError)
-    failed = finding("out-of-memory", message, hint=hint) if memory else finding("run-failed", message, hint=hint)
+    # A RuntimeError of torch needs no name.
+    message = str(err) if isinstance(err, TrainstoneError | RuntimeError) else f"{type(err).__name__}: {err}"
+    code = "out-of-memory" if isinstance(err, OutOfMemoryError | MemoryError) else "run-failed"
+    failed = finding(code, message, hint=getattr(err, "hint", None))
     with suppress(OSError):  # a full disk must not hide what happened
         if not run.undo():
             run.update(status="failed", findings=[*run.result.findings, failed])
 
 
-def describe_bug(err: BaseException) -> str:
-    """Return what an unexpected error says; RuntimeErrors of torch speak for themselves."""
-    return str(err) if isinstance(err, RuntimeError) else f"{type(err).__name__}: {err}"
-
-
 def describe_stop(run: RunFolder, signal: str, completed: str | None) -> Finding:
     """Return a finding for a run that a signal stopped before it was complete."""
-    resume = RESUME.get(run.result.kind)
-    hint = f"go on with: {resume} {shlex.quote(str(run.path))}" if resume else None
+    kind = run.result.kind
+    hint = f"go on with: trainstone {kind} --resume {shlex.quote(str(run.path))}" if kind in RESUMABLE_VERBS else None
     text = f"stopped by {signal or 'Ctrl-C'} after {completed}" if completed else STOPPED_EARLY
     return finding("interrupted", text, hint=hint)

@@ -27,13 +27,13 @@ DURATIONS = st.builds(Duration, st.integers(0, 10**9), st.integers(0, 63), SECON
 
 def test_lines_are_as_the_original_printed_them():
     assert format_rank(RankPlace(0, 4, 2)) == "rank = 0, world_size = 4, device_ids = 2\n"
-    assert format_duration(Duration(7, 2, 0.21533)) == "\nIteration Duration 7 2 : 0.21533\n"
+    assert format_duration(7, 2, 0.21533) == "\nIteration Duration 7 2 : 0.21533\n"
     assert format_training_time(3725.5) == "\nTraining time: 1:02:05.500000\n"
 
 
 @given(st.lists(DURATIONS, max_size=20), st.none() | st.integers(0, 10**12).map(lambda micro: micro / 1e6))
 def test_what_is_written_is_read(durations: list[Duration], train_seconds: float | None):
-    text = format_rank(RankPlace(1, 2, 3)) + "".join(map(format_duration, durations))
+    text = format_rank(RankPlace(1, 2, 3)) + "".join(format_duration(*duration) for duration in durations)
     text += format_training_time(train_seconds) if train_seconds is not None else ""
     read = parse_lines(text.split("\n"))
     assert read.ranks == [RankPlace(1, 2, 3)]

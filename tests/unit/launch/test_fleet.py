@@ -47,21 +47,15 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "said"
 
 
-def test_list_nodes_skips_nodes_that_are_down():
+def test_list_nodes_skips_nodes_that_are_down_and_knows_reservations():
     assert list_nodes(None) == (["n1", "n3", "n5"], {"n2": "down*", "n4": "drain", "n6": "alloc*"})
-
-
-def test_list_nodes_of_a_reservation_returns_its_nodes():
     assert list_nodes("held", "ours") == (["n2", "n3", "n4"], {"n5": "down$"})
     assert list_nodes("held")[0] == ["n1"]
 
 
-def test_list_nodes_without_a_usable_node_raises():
+def test_list_nodes_without_a_usable_node_or_partition_raises():
     with pytest.raises(LaunchError, match="no usable node in partition urgent: n9 down"):
         list_nodes("urgent")
-
-
-def test_list_nodes_of_unknown_partition_names_the_existing_ones():
     with pytest.raises(LaunchError, match="Slurm has no partition nope") as raised:
         list_nodes("nope")
     assert raised.value.hint == "--partition: batch*, urgent, held"

@@ -10,15 +10,7 @@ from trainstone.config.load import load_config, load_system
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError
 from trainstone.launch.child_runs import TRAINSTONE
-from trainstone.launch.slurm import (
-    OWN,
-    Options,
-    count_devices,
-    read_directives,
-    read_time,
-    write_directive,
-    write_script,
-)
+from trainstone.launch.slurm import OWN, Options, count_devices, read_directives, read_time, write_script
 from trainstone.launch.verb import Verb
 
 RUN = Path("/shared/runs/one")
@@ -63,6 +55,8 @@ def test_a_container_sees_the_folders_of_the_job():
     binds = "--bind /home/me/work --bind /shared/runs"
     assert f"apptainer exec --nv {binds} 'image 1.sif' python3 -P -m trainstone train resnet50" in script
     assert f"apptainer exec {binds} 'image 1.sif' python3 -P -m trainstone.launch.aftermath" in script
+    script = write_script(make_verb("demo-classify"), Options(), Path("/runs/50%j"), HERE)
+    assert "--output=/runs/50%%j/launch/engine-%j.log" in directives(script)  # not Slurm's own %j
 
 
 @pytest.mark.parametrize("word", NASTY)
@@ -94,11 +88,6 @@ def test_a_line_break_cannot_make_a_directive():
     script = script_of("demo-classify", "--set", "name=x\ntouch hacked\n#SBATCH --nodes=99")
     assert "--nodes=99" not in directives(script.partition("\nset -u\n")[0])
     check_syntax(script)
-
-
-def test_a_percent_sign_of_a_folder_is_not_slurms():
-    script = write_script(make_verb("demo-classify"), Options(), Path("/runs/50%j"), HERE)
-    assert "--output=/runs/50%%j/launch/engine-%j.log" in directives(script)
 
 
 def test_system_file_with_an_invalid_variable_name_is_rejected(tmp_path: Path):
@@ -151,12 +140,7 @@ def test_a_job_goes_on_as_long_as_it_makes_checkpoints(tmp_path: Path):
     code, log, requeued = run_job(tmp_path, STOPPED, name="bench", SLURM_RESTART_COUNT="99")
     assert "not requeued: 3 starts in a row wrote no new checkpoint" in log
     assert (code, requeued.count("requeue 7")) == (0, 8)
-
-
-def test_no_job_goes_on_for_ever(tmp_path: Path):
-    code, log, requeued = run_job(tmp_path, STOPPED, name="bench", SLURM_RESTART_COUNT="100")
-    assert (code, requeued) == (75, "")
-    assert "not requeued: already requeued 100 times" in log
+    assert run_job(tmp_path, STOPPED, name="bench", SLURM_RESTART_COUNT="100")[0] == 75
 
 
 def test_a_task_of_a_fleet_goes_back_by_itself(tmp_path: Path):
@@ -173,7 +157,6 @@ def test_a_task_of_a_fleet_goes_back_by_itself(tmp_path: Path):
         ("n1: tasks 0-3: User defined signal 1", 138, True),
         ("n1: task 1: Exited with exit code 5\nsrun: error: n1: task 0: Terminated", 143, True),
         ("n2: task 1: Killed\nsrun: error: n1: task 0: Terminated", 143, False),
-        ("n2: task 1: Exited with exit code 3\nsrun: error: n1: task 0: Terminated", 143, False),
         ("n1: task 0: Killed", 137, False),
     ],
 )
@@ -189,14 +172,10 @@ def test_a_rank_that_said_why_it_failed_is_no_stop(tmp_path: Path):
 
 
 def test_options_of_sbatch_are_quoted_as_it_reads_them():
-    assert write_directive("mem", "0") == "--mem=0"
-    assert write_directive("exclusive", None) == "--exclusive"
-    assert write_directive("comment", 'a "b" \\ #') == '--comment="a \\"b\\" \\\\ #"'
-    assert read_directives(["--exclusive", "mem=0", "mem=4G", "comment=a=b"]) == {
-        "exclusive": None,
-        "mem": "4G",
-        "comment": "a=b",
-    }
+    words = ("--exclusive", "mem=0", "mem=4G", 'comment=a="b" \\ #')
+    assert directives(script_of("demo-classify", sbatch=words))[-3:] == [
+        *("--exclusive", "--mem=4G", '--comment="a=\\"b\\" \\\\ #"'),
+    ]
     with pytest.raises(ConfigError, match="expected KEY or KEY=VALUE"):
         read_directives(["N 4"])
 
@@ -226,18 +205,8 @@ def test_time_limits(time: str, seconds: int | None):
 @pytest.mark.parametrize(
     ("gres", "ranks"),
     [
-        (None, 1),
-        ("gpu", 1),
-        ("shard:3", 1),
-        ("gpu:4", 4),
-        ("gpu:v100:2", 2),
-        ("gpu:2080ti:4", 4),
-        ("gpu:3090:8", 8),
-        ("gpu:1g.5gb:2", 2),
-        ("gpu:a100:2(S:0-1)", 2),
-        ("gpu:2,nic:1", 2),
-        ("nic:1,gpu:16", 16),
-        ("gpu:v100:2,gpu:a100:1", 3),
+        *((None, 1), ("gpu", 1), ("shard:3", 1), ("gpu:4", 4), ("gpu:2080ti:4", 4), ("gpu:1g.5gb:2", 2)),
+        *(("gpu:a100:2(S:0-1)", 2), ("nic:1,gpu:16", 16), ("gpu:v100:2,gpu:a100:1", 3)),
     ],
 )
 def test_a_rank_for_each_device(gres: str | None, ranks: int):

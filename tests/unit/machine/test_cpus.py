@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from made_up import make_tree
 from trainstone.machine import cpus
@@ -53,11 +51,6 @@ def make_topology(root: Path, siblings: list[str], name: str = "core_cpus_list")
 )
 def test_affinity_is_counted_by_core(tmp_path, siblings, name, affinity, expected):
     assert available_cores(make_topology(tmp_path, siblings, name), affinity) == expected
-
-
-def test_system_without_affinity_asks_psutil(tmp_path):
-    cores = available_cores(tmp_path, affinity=())
-    assert 1 <= cores.threads <= cores.logical
 
 
 @pytest.mark.parametrize(
@@ -140,15 +133,6 @@ def test_the_tightest_cpu_quota_counts(tmp_path, files, quota, threads):
             2 * GIB,
             0,
         ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_NONE,
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "5",
-            },
-            None,
-            8 * GIB,
-        ),
     ],
 )
 def test_memory_is_that_of_the_tightest_cgroup(tmp_path, monkeypatch, files, limit, available):
@@ -165,13 +149,6 @@ def test_memory_is_that_of_the_tightest_cgroup(tmp_path, monkeypatch, files, lim
 )
 def test_cpu_list(text, expected):
     assert parse_cpu_list(text) == expected
-
-
-@settings(max_examples=50)
-@given(st.text(max_size=20))
-def test_no_text_breaks_the_parsers(text):
-    assert isinstance(parse_cpu_list(text), frozenset)
-    assert parse_cpu_ticks(f"cpu {text}", {0}) is None or "cpu" in text
 
 
 WHOLE = CpuTicks(process=500, interrupt=50, idle=1500, steal=50, num_cpus=2)
@@ -235,15 +212,7 @@ def test_kills_for_memory_are_counted(tmp_path, files, kills):
     assert sorted(count_kills(make_tree(tmp_path, files)).values()) == kills
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "memory"),
-    [
-        ({"a": 1}, {"a": 1}, False),
-        ({"a": 1, "b": 1}, {"a": 1, "b": 2}, True),
-        ({}, {}, True),
-        ({"a": 1}, {"b": 2}, True),
-        ({"a": 1, "b": 1}, {"a": 1}, False),
-    ],
-)
-def test_a_kill_is_for_memory_where_a_counter_rose_or_none_can_be_read(before, after, memory):
-    assert may_be_memory(before, after) is memory
+def test_may_be_memory_where_a_counter_rose_or_none_can_be_read():
+    assert not may_be_memory({"a": 1, "b": 1}, {"a": 1})
+    assert may_be_memory({"a": 1, "b": 1}, {"a": 1, "b": 2})
+    assert may_be_memory({"a": 1}, {"b": 2})

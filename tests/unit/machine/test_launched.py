@@ -41,6 +41,12 @@ def test_without_a_launcher_nothing_changes(tmp_path: Path, monkeypatch: pytest.
     begin_attempt("train")
 
 
+def test_another_verb_in_a_batch_script_has_no_part_in_the_launch(run: Path):
+    begin_attempt("report")
+    assert settle_code(75) == 75
+    assert read_code(run) is None
+
+
 def test_causes_come_before_echoes_and_a_new_attempt_forgets_its_own(run: Path, monkeypatch: pytest.MonkeyPatch):
     be_rank(monkeypatch, 0)
     leave_failure(PeerLostError("another rank died"))
@@ -76,10 +82,3 @@ def test_a_signal_while_torch_is_loading_is_an_orderly_end(run: Path, tmp_path: 
     ended = subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False)
     assert ended.returncode == 0
     assert read_code(run) == 75
-
-
-def test_another_verb_in_a_batch_script_has_no_part_in_the_launch(run: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TRAINSTONE_RANKS", "4")
-    begin_attempt("report")
-    assert settle_code(75) == 75
-    assert read_code(run) is None

@@ -182,11 +182,9 @@ def test_a_large_mean_does_not_hide_the_variance(ranks: list[Any]):
         assert torch.allclose(found_variance.double(), variance, rtol=1e-3)
 
 
-@pytest.mark.parametrize("bn_ranks", [3, 8])
-def test_a_span_that_does_not_divide_the_ranks_is_refused(bn_ranks: int):
-    with pytest.raises(ConfigError) as caught:
-        span_batch_norm(make_network(), World(Rank(0, 4), CPU), bn_ranks)
-    assert caught.value.message == f"parallel.bn_ranks = {bn_ranks} does not divide the number of ranks, 4"
+def test_a_span_that_does_not_divide_the_ranks_is_refused():
+    with pytest.raises(ConfigError, match="bn_ranks = 3"):
+        span_batch_norm(make_network(), World(Rank(0, 4), CPU), 3)
 
 
 def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch):

@@ -10,18 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainstone.files import write_atomically
-from trainstone.formats.nvlog import (
-    COSINE,
-    ENDING_EVALUATION,
-    ENDING_TRAINING,
-    STARTING_EVALUATION,
-    STARTING_TRAINING,
-    SYNTHETIC,
-    VERSION,
-    XLA,
-    Entry,
-    format_line,
-)
+from trainstone.formats import nvlog
 from trainstone.machine.ranks import Rank
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
@@ -54,19 +43,21 @@ PLACES = {
     **_place("resnet_v1_5.py", 79, "Model HParams:", "Name", "Number of classes", "Compute_format", "Input_format"),
     **_place("resnet_v1_5.py", 84, "dtype"),
     **_place("runner.py", 161, "Deterministic Run - Seed"),
-    **_place("runner.py", 225, XLA),
-    **_place("runner.py", 374, STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch", "Decay Steps"),
+    **_place("runner.py", 225, nvlog.XLA),
+    **_place(
+        "runner.py", 374, nvlog.STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch", "Decay Steps"
+    ),
     **_place("runner.py", 379, "Weight Decay Factor", "Init Learning Rate", "Momentum", "Num GPUs"),
     **_place("runner.py", 383, "Per-GPU Batch Size"),
-    **_place("runner.py", 468, SYNTHETIC),
-    **_place("learning_rate.py", 47, COSINE),
+    **_place("runner.py", 468, nvlog.SYNTHETIC),
+    **_place("learning_rate.py", 47, nvlog.COSINE),
     **_place("training_hooks.py", 100, *TRAINING_KEYS),
     **_place("training_hooks.py", 112, *EPOCH_KEYS),
-    **_place("runner.py", 487, ENDING_TRAINING),
-    **_place("runner.py", 545, STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
+    **_place("runner.py", 487, nvlog.ENDING_TRAINING),
+    **_place("runner.py", 545, nvlog.STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
     **_place("runner.py", 548, EVALUATION_DECAY, "Global Batch Size"),
     **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
-    **_place("runner.py", 630, ENDING_EVALUATION),
+    **_place("runner.py", 630, nvlog.ENDING_EVALUATION),
 }
 BENCHMARK_PLACES = {
     **PLACES,
@@ -99,8 +90,8 @@ class Nvlog(Lines):
         place = self.places.get(key) or self.places[key.partition(":")[0]]
         key = "Decay Steps" if key == EVALUATION_DECAY else key
         self._keep(key, value)
-        entry = Entry(VERSION, model, self.ended if when is None else when, *place, key, value)
-        return f"{format_line(entry)}\n"
+        entry = nvlog.Entry(nvlog.VERSION, model, self.ended if when is None else when, *place, key, value)
+        return f"{nvlog.format_line(entry)}\n"
 
     def _keep(self, key: str, value: Any) -> None:
         if isinstance(value, float) and not math.isfinite(value):
@@ -113,7 +104,7 @@ class Nvlog(Lines):
             self._epochs[key].append(value)
             if key == "epoch":
                 self._epochs["x"].append(value)
-        elif key in (XLA, SYNTHETIC, COSINE):
+        elif key in (nvlog.XLA, nvlog.SYNTHETIC, nvlog.COSINE):
             self._run[key] = None
 
     def end_epoch(self, done: int) -> None:
@@ -132,9 +123,9 @@ class Nvlog(Lines):
         """Say what is run; the model has its name from where the original's hook gave it."""
         config = self.facts.config
         named = {
-            XLA: config.engine.compile,
-            SYNTHETIC: config.data.source == "synthetic",
-            COSINE: config.schedule.name == "cosine",
+            nvlog.XLA: config.engine.compile,
+            nvlog.SYNTHETIC: config.data.source == "synthetic",
+            nvlog.COSINE: config.schedule.name == "cosine",
         }
         lines = [self.say(key, value, model=None) for key, value in list_unnamed(self.facts).items()]
         return "".join([*lines, *(self.say(key) for key, true in named.items() if true)])
@@ -210,13 +201,13 @@ class TrainingNvlog(Nvlog):
         steps = math.ceil(evaluation.images / batch)
         is_last = facts.steps is not None and evaluation.step >= facts.steps
         text = [self._end_training(began)] if is_last else []
-        text.append(self.say(STARTING_EVALUATION, when=began))
+        text.append(self.say(nvlog.STARTING_EVALUATION, when=began))
         block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
         text += [self.say(key, value, when=began) for key, value in block.items()]
         for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):
             if name in evaluation.metrics:
                 text.append(self.say(f"{title}: {100 * evaluation.metrics[name]:.3f}"))
-        return "".join([*text, self.say(ENDING_EVALUATION)])
+        return "".join([*text, self.say(nvlog.ENDING_EVALUATION)])
 
     def finish(self, status: Status) -> str:  # noqa: ARG002
         """Say that the training is over, unless that stands before its last evaluation."""
@@ -224,7 +215,7 @@ class TrainingNvlog(Nvlog):
 
     def _end_training(self, when: float | None = None) -> str:
         was_over, self._is_over = self._is_over, True
-        return "" if was_over else self.say(ENDING_TRAINING, when=when)
+        return "" if was_over else self.say(nvlog.ENDING_TRAINING, when=when)
 
 
 class BenchmarkLines(Nvlog):
@@ -275,7 +266,7 @@ class BenchmarkLines(Nvlog):
             right = self.facts.global_batch * self._counted / self._seconds
             mean = self._rates / self._counted
             text += self.say("Average total_ips", mean if self.facts.config.original_defects else right)
-        return text + self.say(ENDING_TRAINING)
+        return text + self.say(nvlog.ENDING_TRAINING)
 
 
 def list_losses(record: StepRecord) -> dict[str, float]:
@@ -305,7 +296,7 @@ def list_unnamed(facts: Facts) -> dict[str, Any]:
         "Input_format": "NHWC",
         "dtype": f"<dtype: '{DTYPES.get(config.train.precision, 'float32')}'>",
         f"Deterministic Run - Seed: {config.seed}": None,
-        STARTING_TRAINING: None,
+        nvlog.STARTING_TRAINING: None,
     }
     if facts.steps is not None or facts.kind == "train":
         values["Training Epochs"] = count_epochs(facts, steps_per_epoch)

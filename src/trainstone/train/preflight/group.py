@@ -134,13 +134,6 @@ def close_group(backend: str) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def use_interface(name: str, *, requested: bool) -> None:
-    """Let gloo and NCCL use this interface; the user's environment takes precedence unless the recipe requests it."""
-    for variable in (GLOO, NCCL):
-        if requested or variable not in os.environ:
-            os.environ[variable] = name
-
-
 @contextmanager
 def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
     """Connect with the other ranks that the launcher started, until the end; rank 0 has the run folder."""
@@ -150,7 +143,9 @@ def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
         return
     allow_many_files()
     roll = call_roll(config, rank, run.path if run else None)
-    use_interface(roll.interface, requested=config.parallel.interface is not None)
+    for variable in (GLOO, NCCL):  # the user's environment takes precedence unless the recipe names an interface
+        if config.parallel.interface is not None or variable not in os.environ:
+            os.environ[variable] = roll.interface
     with close_group(roll.backend):
         control, timed = start_group(roll, config.parallel.timeout_seconds)
         preflight = None
@@ -178,13 +173,12 @@ def allow_many_files() -> None:
 
 
 def share_run(run: RunFolder | None, world: World) -> RunFolder:
-    """Tell all ranks where the run is written; only the first writes its result."""
+    """Let all ranks know where the run is written; only rank 0 writes its result."""
     hosts = gather(world, {"host": name_host()})
-    told: dict[str, Any] | None = None
+    mine: dict[str, Any] | None = None
     if run:
-        assert hosts is not None  # the first rank has all
-        nodes = len({one["host"] for one in hosts})
+        nodes = len({one["host"] for one in hosts or ()})
         run.update(world=schema.World(ranks=world.rank.world, nodes=nodes))
-        told = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
-    told = broadcast_dict(world, told)
-    return run or RunFolder(Path(told["path"]), schema.Result.model_validate(told["result"]), writes=False)
+        mine = {"path": str(run.path.absolute()), "result": run.result.model_dump(mode="json", exclude_none=True)}
+    shared = broadcast_dict(world, mine)
+    return run or RunFolder(Path(shared["path"]), schema.Result.model_validate(shared["result"]), writes=False)
