@@ -13,7 +13,6 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Section
 from trainstone.report.charts import PALETTE
 from trainstone.report.page import PAGE_NAME, Page, write_page
-from trainstone.report.vega import Scripts
 from trainstone.report.view import relative_address
 from trainstone.results.learning import describe_metric
 from trainstone.results.schema import Result
@@ -46,10 +45,10 @@ def read_entries(paths: Iterable[Path]) -> list[Entry]:
     return entries
 
 
-def write_index(paths: Sequence[Path], target: Path, scripts: Scripts) -> int:
+def write_index(paths: Sequence[Path], target: Path) -> int:
     """Write the index page of these runs; return how many of them could not be read."""
     entries = read_entries(paths)
-    write_page(build_index(entries, target.parent), target, scripts)
+    write_page(build_index(entries, target.parent), target)
     return sum(entry.result is None for entry in entries)
 
 
