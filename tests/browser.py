@@ -4,6 +4,7 @@ Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) an
 Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from command import LIMIT
@@ -51,7 +53,7 @@ class Browser:
     """One Chromium with an empty profile; use it by `with`."""
 
     def __init__(self) -> None:
-        self.sessions: dict[str, Page] = {}
+        self._sessions: dict[str, Page] = {}
         self._answers: dict[int, dict[str, Any]] = {}
         self._number = 0
         self._rest = b""
@@ -75,13 +77,15 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         try:
-            self.call("Browser.getVersion")
+            self.version = self.call("Browser.getVersion")["product"]
         except BaseException:
-            self.__exit__()
+            self.__exit__(None, None, None)
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with contextlib.suppress(BrowserError, OSError):
             self.send("Browser.close")
         try:
@@ -102,7 +106,7 @@ class Browser:
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target, url)
-        self.sessions[session] = page
+        self._sessions[session] = page
         page.prepare(width, height, dark=dark)
         page.load()
         return page
@@ -141,11 +145,11 @@ class Browser:
         *messages, self._rest = (self._rest + chunk).split(b"\0")
         for text in messages:
             message = json.loads(text)
-            page = self.sessions.get(message.get("sessionId", ""))
+            page = self._sessions.get(message.get("sessionId", ""))
             if "id" in message:
                 self._answers[message["id"]] = message
             elif page is not None:
-                page.take_event(message["method"], message["params"], message["sessionId"])
+                page.take_event(message["method"], message["params"])
 
     def _tell_end(self) -> str:
         said = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
@@ -163,8 +167,8 @@ class Page:
 
     def prepare(self, width: int, height: int, *, dark: bool) -> None:
         """Listen to everything, then set size and theme."""
-        self._listen(self._session)
-        self._call("Page.enable")
+        for domain in ("Runtime", "Log", "Network", "Page"):
+            self._call(f"{domain}.enable")
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[feature])
@@ -179,6 +183,10 @@ class Page:
         while not self._loaded:
             self._browser.receive(deadline, f"the end of loading {self._url}")
         self.evaluate("document.fonts.ready.then(() => null)")
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for two frames: what scripts changed is then drawn."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
 
     @property
@@ -202,6 +210,14 @@ class Page:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
 
+    def screenshot(self, path: Path) -> Path:
+        """Write a PNG of the whole page."""
+        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {**size, "x": 0, "y": 0, "scale": 1}
+        answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(answer["data"]))
+        return path
+
     def press(self, key: str) -> None:
         """Press and release Tab, Enter or one character."""
         code, text = KEYS.get(key, (ord(key[0].upper()), key))
@@ -214,9 +230,9 @@ class Page:
         """Close the tab; nothing of it is heard any more."""
         self._browser.call("Target.closeTarget", targetId=self._target)
 
-    def take_event(self, method: str, told: dict[str, Any], session: str) -> None:
+    def take_event(self, method: str, told: dict[str, Any]) -> None:
         """Keep what tests ask for; the browser calls it."""
-        if method == "Page.loadEventFired" and session == self._session:
+        if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.exceptionThrown":
             self._errors.append(_tell_exception(told["exceptionDetails"]))
@@ -224,20 +240,10 @@ class Page:
             self._errors.append(" ".join(str(a.get("value", a.get("description", ""))) for a in told["args"]))
         elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
             self._errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}".strip())
-        elif method in ("Network.requestWillBeSent", "Network.webSocketCreated"):
-            url = told["url"] if "url" in told else told["request"]["url"]
+        elif method == "Network.requestWillBeSent":
+            url = told["request"]["url"]
             if url != self._url and not url.startswith(("data:", "blob:")):
                 self._requests.append(url)
-        elif method == "Target.attachedToTarget":
-            self._browser.sessions[told["sessionId"]] = self
-            self._listen(told["sessionId"])
-            self._browser.send("Runtime.runIfWaitingForDebugger", told["sessionId"])
-
-    def _listen(self, session: str) -> None:
-        """Ask for events, without waiting: the answers come before anything that is asked later."""
-        for domain in ("Runtime", "Log", "Network"):
-            self._browser.send(f"{domain}.enable", session)
-        self._browser.send("Target.setAutoAttach", session, autoAttach=True, waitForDebuggerOnStart=True, flatten=True)
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **parameters)
