@@ -8,8 +8,7 @@ from browser import Browser
 from made_learning import write_training
 from made_submission import write_mlperf_run, write_mlperf_runs
 from trainstone.report.blocks import Figure, Section
-from trainstone.report.figures import export_figures
-from trainstone.report.page import build_page, write_report
+from trainstone.report.page import write_report
 from trainstone.report.sections import convergence
 from trainstone.report.vega import Scripts
 from trainstone.report.view import read_view
@@ -103,10 +102,3 @@ def test_the_page_shows_it_without_errors(tmp_path, browser: Browser):
         assert shown.evaluate("document.querySelector('#convergence svg, #convergence canvas') !== null")
         assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
         shown.close()
-
-
-def test_the_chart_can_be_printed(tmp_path):
-    page = build_page(read_view(write_mlperf_run(tmp_path, 1)))
-    figures = [figure for figure in page.figures if figure.name == "convergence"]
-    (file,) = export_figures(figures, tmp_path / "figures", "svg")
-    assert "epochs to the target" in file.read_text()
