@@ -121,11 +121,3 @@ def test_without_repair_every_byte_is_the_original(archives: Path, tmp_path: Pat
     for synset, files in train_pictures().items():
         for name, content in files.items():
             assert (tmp_path / "set/train" / synset / name).read_bytes() == content
-
-
-def test_what_is_missing_is_told(archives: Path, tmp_path: Path, quick):
-    write_files(tmp_path / "part", {"ILSVRC2012_img_val.tar": (archives / "ILSVRC2012_img_val.tar").read_bytes()})
-    done = quick("data", "imagenet", "--from", "part", "--to", "set")
-    assert done.code == 3
-    assert "devkit" in done.err
-    assert not (tmp_path / "set/manifest.json").exists()

@@ -266,10 +266,8 @@ def info(
         summary = summarise(open_dataset(path), str(path))
     if page is not None:
         from trainstone.report.dataset import write_dataset_page
-        from trainstone.report.vega import Scripts
 
-        with Scripts() as scripts:
-            write_dataset_page(summary, page, scripts)
+        write_dataset_page(summary, page)
     if as_json:
         print_json(summary.model_dump(mode="json", exclude={"samples"}))
         return

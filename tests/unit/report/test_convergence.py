@@ -10,7 +10,6 @@ from made_submission import write_mlperf_run, write_mlperf_runs
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.page import write_report
 from trainstone.report.sections import convergence
-from trainstone.report.vega import Scripts
 from trainstone.report.view import read_view
 from trainstone.results.tables import Table
 
@@ -93,8 +92,7 @@ def test_logs_outside_of_the_run_are_not_read(tmp_path):
 
 def test_the_page_shows_it_without_errors(tmp_path, browser: Browser):
     path = write_mlperf_runs(tmp_path)
-    with Scripts() as scripts:
-        file, page = write_report(path, scripts)
+    file, page = write_report(path)
     assert [section.id for section in page.sections].index("convergence") == 3
     for width in (1200, 400):
         shown = browser.open(file, width=width)

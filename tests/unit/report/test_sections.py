@@ -24,7 +24,6 @@ from trainstone.report.dataset import build_dataset_page, name_classes
 from trainstone.report.page import Page, build_page, render, write_report
 from trainstone.report.sections import profile, quality
 from trainstone.report.sections.data_bench import draw_threads
-from trainstone.report.vega import Scripts
 from trainstone.report.view import read_view
 from trainstone.results.dataset import ClassSummary, DatasetSummary, SplitSummary
 from trainstone.results.profiled import Timeline
@@ -459,8 +458,7 @@ def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, t
     assert html.count(' low" data-score=') == sum(  # hidden without scripts, too
         (box.score or 1) < 0.3 for picture in make_pictures() for box in picture.boxes
     )
-    with Scripts() as scripts:
-        write_report(path, scripts)
+    write_report(path)
     page = browser.open(path / "report.html", width=1000)
     scores = sorted(box.score for picture in make_pictures() for box in picture.boxes if box.score is not None)
     for least in (0.3, 0.9, 0.0):
