@@ -129,16 +129,13 @@ def test_a_wrong_interface_is_told_by_host(hosts: Hosts, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts, tmp_path: Path):
-    command = train(tmp_path, parallel__meeting_seconds=3.0)
-    ended = hosts.run_fresh(BOTH, train(tmp_path, parallel__meeting_seconds=15.0), tmp_path, world=3)
-    place = f"10.77.0.1:{hosts.port}"
-    assert_told_once(ended, 5, f"rank 2 did not connect to {place} within 15 s; connected: h1 (0), h2 (1)")
+    command = train(tmp_path, parallel__meeting_seconds=5.0)
     ended = hosts.run(BOTH, command, world=3, env={"h1": {"SLURM_JOB_NODELIST": "h[1-3]"}})
     assert_told_once(ended, 5, "rank 2 did not connect to ", "; connected: h1 (0), h2 (1); no rank connected from h3")
     nowhere = {"MASTER_ADDR": "10.77.0.99", "RANK": "1", "WORLD_SIZE": "2"}
     (ended_1,) = hosts.run(["h2"], command, env={"h2": nowhere})
     assert ended_1.code == 5
-    assert f"error: rank 1 on h2 cannot reach rank 0 at 10.77.0.99:{hosts.port} within 3 s: " in ended_1.err
+    assert f"error: rank 1 on h2 cannot reach rank 0 at 10.77.0.99:{hosts.port} within 5 s: " in ended_1.err
     taken = tmp_path / "taken"
     program = f"import socket,time; s=socket.create_server(('', {{port}})); open('{taken}', 'w'); time.sleep(60)"
     taker = f'python3 -c "{program}" & until [ -e {taken} ]; do sleep 0.05; done'
@@ -147,7 +144,7 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
     assert [one.code for one in ended] == [5, 5]
     assert f"error: rank 0 on h1 cannot listen at {place}: another program uses this port" in ended[0].err
     # The two have no place to agree who speaks.
-    assert f"error: rank 1 on h2 cannot reach rank 0 at {place} within 3 s: " in ended[1].err
+    assert f"error: rank 1 on h2 cannot reach rank 0 at {place} within 5 s: " in ended[1].err
     assert "if rank 0 cannot listen there, its own output says so" in ended[1].err
     assert [len(one.err.splitlines()) for one in ended] == [4, 2], ended  # nothing of torch's own
 
