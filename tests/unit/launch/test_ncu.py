@@ -165,23 +165,6 @@ def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
     fake.check_ended()
 
 
-def test_nothing_is_left_behind_when_the_caller_stops_listening(fake: Fake):
-    def write_progress() -> None:
-        """As the bench under ncu does, when the fake has begun."""
-        fake.wait_for_child()
-        (folder,) = (fake.folder / "points").glob("*/launch")
-        (folder / "progress.txt").write_text("step 1\n")
-
-    fake.write(make_long(), sleep=True)
-    running = run_under_ncu(fake.folder, 0, 1, StopSignals())
-    next(running)
-    next(running)
-    threading.Timer(0.2, write_progress).start()
-    assert "step 1" in next(running)
-    running.close()
-    fake.check_ended()
-
-
 def test_ncu_is_found_on_the_path_then_at_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(MachineError, match="no ncu on PATH, nor at /usr/local/cuda") as caught:
