@@ -15,8 +15,7 @@ from trainstone.machine.ranks import Rank
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.facts import Facts, has_decay
-from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.train.original.lines import Facts, Lines, OriginalFile, has_decay
 from trainstone.train.task import order_pictures
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import pytest
 from made_original import BEGAN, make_facts, make_step, play
 from trainstone.formats.nvlog import Entry, read_nvlog
 from trainstone.machine.ranks import Rank
-from trainstone.train.original.facts import Facts
+from trainstone.train.original.lines import Facts
 from trainstone.train.original.writers import list_writers
 from trainstone.train.task import plan_rate
 
