@@ -63,16 +63,6 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("steps", "epochs", "told"), [(5, 50.0, 1), (10, 50.0, 1), (11, 50.0, 2), (500, 50.0, 50), (15, 1.5, 1.5)]
-)
-def test_the_epochs_are_those_that_are_run(tmp_path: Path, steps: int, epochs: float, told: float):
-    """train --iterations ends before the schedule does."""
-    entries = train(make_facts(tmp_path, "wmlce", f"stop.epochs={epochs}", steps=steps), 0)
-    assert (values(entries, "Training Epochs"), values(entries, "Total Steps")) == ([told], [steps])
-    assert values(entries, "Decay Steps") == [round(10 * epochs)]
-
-
-@pytest.mark.parametrize(
     ("settings", "a_epoch", "decay"),
     [
         ([], 5004.0, 250200),
