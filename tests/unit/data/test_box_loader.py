@@ -16,7 +16,7 @@ from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.loader import Loader
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Source, Split
 from trainstone.data.splits import open_split
-from trainstone.errors import ConfigError, DataError
+from trainstone.errors import DataError
 
 SIZE = 48
 WIDTH, HEIGHT = 64, 40
@@ -125,13 +125,6 @@ def test_a_known_area_is_told_from_folder_and_records(tmp_path: Path):
         source = open_split(write_set(tmp_path / storage, found, storage), "val").source
         (batch,) = take(make(source, "truth"))
         assert batch[4][0, :2].tolist() == pytest.approx([320 if known else 640, 640], rel=1e-5), storage
-
-
-def test_no_other_crops_for_boxes():
-    with pytest.raises(ConfigError, match=r"augment\.crop = area keeps no boxes"):
-        make(crop="area")
-    with pytest.raises(ConfigError, match=r"augment\.val_crop = centre cuts boxes off"):
-        make(holds="truth", val_crop="centre")
 
 
 @pytest.mark.parametrize("label", [2, -1])

@@ -119,20 +119,6 @@ def test_only_boxes_whose_centre_is_shown_are_kept_and_their_edges_cut():
     assert len(seen) > 3
 
 
-@pytest.mark.parametrize(
-    ("part", "flip", "edges"),
-    [
-        (Crop(50, 40, 100, 60), False, [0.0, 1 / 6, 1.0, 1.0]),
-        (Crop(0, 0, 100, 80), True, [0.0, 0.625, 0.5, 1.0]),
-    ],
-)
-def test_edges_are_shares_of_the_part(part: Crop, flip: bool, edges: list[float]):
-    found = list_boxes([BOX, BOX._replace(area=None), BOX._replace(area=0.0)], (200, 100), part, flip=flip)
-    assert found.edges[0].tolist() == pytest.approx(edges)
-    assert (found.labels.tolist(), found.crowds.tolist()) == ([2] * 3, [True] * 3)
-    assert found.areas.tolist() == pytest.approx([0.1 * 20_000, 0.25 * 20_000, 0.0])
-
-
 def test_a_box_of_which_nothing_is_left_is_left_out():
     found = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), Window(40, 40, 200, 100), flip=False)
     assert found.labels.tolist() == [2]
