@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -186,13 +185,3 @@ def test_annotations_of_a_missing_picture_stop_or_are_counted(tmp_path: Path, ca
             assert len(labels) == 4
         assert loader.skipped >= 1
         assert loader.bad_pictures == {str(tmp_path / "set/train/0002.jpg")}
-
-
-def test_validation_of_classes_may_show_the_whole_picture():
-    picture = np.zeros((40, 80, 3), np.uint8)
-    picture[:, :20] = (255, 0, 0)  # the middle does not show it
-    samples = [Sample("a", save(picture, "PNG"), 1)]
-    for crop, red in (("whole", 0.25), ("centre", 0.0)):
-        ((images, labels),) = take(make(Listed(samples), "class", val_crop=crop, batch_size=1))
-        assert labels.tolist() == [1]
-        assert (images[0, :, :, 0] > 128).float().mean() == pytest.approx(red, abs=0.02)

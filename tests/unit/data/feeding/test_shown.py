@@ -104,21 +104,6 @@ def test_mirroring_takes_the_box_along_and_validation_shows_all(how: dict[str, A
     assert np.abs(find_rectangle(out) - expected).max() <= 1
 
 
-def test_only_boxes_whose_centre_is_shown_are_kept_and_their_edges_cut():
-    boxes = (Box(0, 0.0, 0.0, 0.2, 0.2), Box(1, 0.3, 0.3, 0.9, 0.9), Box(2, 0.8, 0.0, 1.0, 1.0))
-    data = save(draw(300, 300, (90, 90, 270, 270))[0], "PNG")
-    plain, coloured = (show(data, boxes, 100, 60, **SSD, **more) for more in ({}, COLOURS))
-    for (one, found), (other, again) in zip(plain, coloured, strict=True):
-        assert ((found.edges >= 0) & (found.edges <= 1)).all()
-        assert (found.edges[:, 2:] > found.edges[:, :2]).all()
-        # Colours change neither crop, mirroring nor boxes.
-        assert (found.edges == again.edges).all()
-        assert (one != other).any()
-    seen = {tuple(found.labels.tolist()) for _, found in plain}
-    assert (0, 1, 2) in seen
-    assert len(seen) > 3
-
-
 def test_a_box_of_which_nothing_is_left_is_left_out():
     found = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), Window(40, 40, 200, 100), flip=False)
     assert found.labels.tolist() == [2]
