@@ -14,11 +14,10 @@ from trainstone.report.blocks import Block, Facts, Figure, Section
 from trainstone.report.charts import PALETTE
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.view import relative_address
-from trainstone.results.knee import find_row
 from trainstone.results.learning import describe_metric
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
-from trainstone.results.sweep import Sweep, SweepRow, label_row
+from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, label_row
 from trainstone.results.tables import Table
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
@@ -124,7 +123,7 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
 def find_best_row(sweep: Sweep) -> SweepRow | None:
     """Return the point that stands for a sweep: its fastest curve's knee, or its fastest point."""
     knee = max(sweep.knees, key=lambda knee: knee.best_images_per_second, default=None)
-    found = find_row(sweep, knee) if knee else None
+    found = find_knee_row(sweep, knee) if knee else None
     measured = [row for row in sweep.rows if row.images_per_second is not None]
     return found or max(measured, key=lambda row: row.images_per_second or 0, default=None)
 

@@ -11,7 +11,6 @@ from trainstone.data.sample import Box, ClassName, Sample
 from trainstone.data.storage.encoding import Shard
 from trainstone.data.storage.recordio import RecordIOEncoder, RecordIOShard, is_detection
 from trainstone.errors import DataError
-from trainstone.formats.recordio import MAGIC_BYTES
 
 
 def read_all(path: Path) -> list[Sample]:
@@ -49,12 +48,6 @@ def test_a_detections_vector_is_that_of_imagedetiter(tmp_path: Path):
     assert struct.unpack_from("<4f", data, spans[1].offset + 32) == (4, 6, SIDE, SIDE)
     assert (tmp_path / "train.idx").read_text() == f"42\t0\n3\t{spans[1].offset}\n"
     assert (tmp_path / "train.lst").read_text().startswith("42\t4.000000\t6.000000\t32.000000\t32.000000\t7.000000\t")
-
-
-def test_a_picture_that_holds_the_magic_comes_back(tmp_path: Path):
-    image = JPEGS[0] + bytes(-len(JPEGS[0]) % 4) + MAGIC_BYTES + b"behind"
-    write_shard(tmp_path / "train.rec", RecordIOEncoder("classify"), [Sample("x.jpg", image, 1)] * 2)
-    assert [sample.image for sample in read_all(tmp_path / "train.rec")] == [image] * 2
 
 
 def test_shards_have_their_own_files_beside_them():
