@@ -73,7 +73,7 @@ def print_result(result: Result, path: Path) -> None:
         print_sweep(console, result.sweep)
     if result.comparison:
         console.print()
-        print_comparison(console, result.comparison, verdict=False)
+        print_comparison(console, result.comparison)
     print_findings(console, result.findings)
     console.print()
     print_paths(console, result, path)

@@ -6,21 +6,17 @@ import threading
 import tracemalloc
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from made_pictures import busy, make_samples, save
+from made_pictures import make_samples
 from small_loaders import Batch, make_loader, same, take
-from small_sets import CLASSES, Listed, write_set
-from trainstone.data.feeding.feed import Worker
+from small_sets import Listed
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.loader import KEEP, STAGES, Loader
-from trainstone.data.recognise import open_dataset
-from trainstone.data.sample import DataSet, Sample, Source, Split
+from trainstone.data.sample import Sample, Source
 from trainstone.errors import DataError
-from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import Rank
 
 SIZE = 32
@@ -63,14 +59,6 @@ def test_work_goes_on_from_any_step(two_epochs: list[Batch], first_step: int):
     assert loader.step == first_step
     assert same(take(loader, 11 - first_step), two_epochs[first_step:])
     assert loader.step == 11
-
-
-def test_shape_and_type_and_something_to_see(two_epochs: list[Batch]):
-    for images, labels in two_epochs:
-        assert (images.dtype, images.shape) == (torch.uint8, (4, SIZE, SIZE, 3))
-        assert labels.dtype == torch.int64
-        assert images.float().std(dim=(1, 2, 3)).min() > 5
-    assert not same(two_epochs[:1], take(make(seed=4), 1))
 
 
 @pytest.mark.parametrize("world", [1, 2, 7])
@@ -138,18 +126,6 @@ def test_memory_does_not_grow():
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
-def test_every_storage_gives_the_same_batches(storage: str, tmp_path):
-    pictures = [
-        Sample(f"{'ab'[number >= 7]}/{number:04d}.jpg", save(busy(60 + number, 50, number)), int(number >= 7))
-        for number in range(13)
-    ]
-    found = DataSet("classify", "made up", CLASSES, [Split("train", Listed(pictures))], "made-up")
-    stored = open_dataset(write_set(tmp_path, found, storage)).splits[0].source
-    for train, threads in ((True, 8), (False, 3)):
-        assert same(take(make(stored, train=train, threads=threads), 4), take(make(Listed(pictures), train=train), 4))
-
-
 def with_broken(*numbers: int) -> Listed:
     broken = Sample("broken.jpg", b"no picture", 1)
     return Listed([broken if number in numbers else sample for number, sample in enumerate(SAMPLES)])
@@ -200,16 +176,6 @@ def test_no_picture_at_all():
     assert take(make(Listed([]), train=False)) == []
 
 
-def test_threads_are_the_cores_and_end_with_the_loader():
-    before = set(threading.enumerate())
-    with make(threads="auto") as loader:
-        next(loader)
-        assert len(loader._ring.workers) == available_cores().threads
-        assert set(threading.enumerate()) > before
-    loader.close()
-    assert set(threading.enumerate()) <= before
-
-
 def test_a_pause_makes_nothing_and_stages_add_up():
     with make() as loader:
         wait_for_rest(loader)
@@ -228,13 +194,3 @@ def test_a_pause_makes_nothing_and_stages_add_up():
     assert min(stages.seconds.values()) >= 0
     assert stages.pictures >= before.pictures + 32
     assert stages.read_bytes > stages.pictures * 500
-
-
-def test_pixels_are_those_of_the_transform():
-    """The loader adds nothing of its own: a picture in a batch is what one thread alone makes of it."""
-    with make() as loader:
-        images, labels = next(loader)
-        for row, place in enumerate(loader.order.batch(0)):
-            out = np.zeros((SIZE, SIZE, 3), np.uint8)
-            assert loader.feed.fill(place, out, Worker(), []).label == labels[row]
-            assert np.array_equal(images[row].numpy(), out)

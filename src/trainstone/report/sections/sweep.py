@@ -30,9 +30,8 @@ from trainstone.report.charts import (
 )
 from trainstone.report.sections.facts import address
 from trainstone.report.view import RunView
-from trainstone.results.knee import POOR_FIT
 from trainstone.results.schema import FINISHED
-from trainstone.results.sweep import BATCH, Sweep, SweepRow, format_setting, is_numeric, label_row, name_key
+from trainstone.results.sweep import BATCH, POOR_FIT, Sweep, SweepRow, format_setting, is_numeric, label_row, name_key
 from trainstone.results.tables import sweep_table
 from trainstone.units import format_bytes, format_count, format_percent, format_rate, format_seconds
 
@@ -62,7 +61,7 @@ def build(view: RunView) -> Section | None:
     ]  # fmt: skip
     if sweep.rows:
         links = {child.run: address(view, child) for child in view.children}
-        drawn.append(sweep_table(sweep, [links.get(row.run) for row in sweep.rows]))
+        drawn.append(sweep_table(sweep, [links.get(row.run) for row in sweep.rows], full=True))
     blocks = [block for block in drawn if block is not None]
     return Section("sweep", f"Sweep over {name_key(sweep.key)}", blocks, describe_progress(view, sweep))
 
