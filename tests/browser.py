@@ -4,7 +4,6 @@ Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) an
 Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
-import base64
 import contextlib
 import json
 import os
@@ -209,14 +208,6 @@ class Page:
         if "exceptionDetails" in answer:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
-
-    def screenshot(self, path: Path) -> Path:
-        """Write a PNG of the whole page."""
-        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {**size, "x": 0, "y": 0, "scale": 1}
-        answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(answer["data"]))
-        return path
 
     def press(self, key: str) -> None:
         """Press and release Tab, Enter or one character."""

@@ -63,6 +63,7 @@ MEASURED = [
     # Intervals and numbers
     (r" \((?:interval )?not established: [^)\n]*\)| ± [\d.]+ % \([^)\n]*\)", " <interval>"),
     (r"\(no interval\)|^ *95 % interval within this run|^ *interval not established: .*", "<interval>"),
+    (r"(?<=<interval>); {N} … {N}$", ""),
     (r"(is ){N} times as (?:fast|slow) as", r"\1<number> times as fast as"),
     (r"(images/s +){N}(?= <interval>)", r"\1<number>"),
     (r"after epoch \d+", "after epoch <number>"),

@@ -130,10 +130,10 @@ def test_hostile_labels_reach_no_terminal(quick, tmp_path):
     assert "[red]" in shown.replace("\n", "")
 
 
-def test_a_page_is_written(trainstone, tmp_path):
+def test_a_page_is_written(quick, tmp_path):
     write_repeated(tmp_path, "fast", FAST, device="New <b>Chip</b>")
     write_repeated(tmp_path, "slow", SLOW)
-    done = trainstone("compare", "fast", "--to", "slow", "published", "--page", "page.html")
+    done = quick("compare", "fast", "--to", "slow", "published", "--page", "page.html")
     assert done.code == 0, done.err
     assert "page  page.html" in done.out
     page = (tmp_path / "page.html").read_text()

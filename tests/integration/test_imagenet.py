@@ -88,9 +88,9 @@ def test_tars_and_folders_give_the_same_bytes(archives: Path, folders: Path, tmp
     assert quick("data", "verify", archives.name, "-q").code == 0
 
 
-def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, trainstone):
+def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, quick):
     arguments = ["data", "imagenet", "--from", str(archives), "--to", "set", "--format", "tfrecord", "--shards", "2,1"]
-    assert trainstone(*arguments, "-q").code == 0
+    assert quick(*arguments, "-q").code == 0
     found = {}
     for path in sorted((tmp_path / "set").glob("train-*-of-00002")):
         shard = TFRecordShard(path)

@@ -19,16 +19,7 @@ from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
-BENCH = (
-    *narrow_arguments(),
-    "--set",
-    "engine.threads=1",
-    "--set",
-    "engine.keep_memory=false",
-    "--iterations",
-    "30",
-    "-q",
-)
+BENCH = (*narrow_arguments(), "--set", "engine.keep_memory=false", "--iterations", "30", "-q")
 
 
 def values(entries: list[Entry], key: str) -> list:

@@ -27,8 +27,8 @@ def missed(nursery: Nursery) -> tuple[Path, Finished]:
     return find_run(out), ended
 
 
-def test_the_target_ends_it_there(trainstone, tmp_path: Path):
-    done = trainstone("train", "demo-classify", *set_arguments(eval__target=0.01), "--json", "-q")
+def test_the_target_ends_it_there(quick, tmp_path: Path):
+    done = quick("train", "demo-classify", *set_arguments(eval__target=0.01), "--json", "-q", whole=True)
     assert done.code == 0, done.err
     result, run = done.json(), find_run(tmp_path / "runs")
     assert result == json.loads((run / "result.json").read_text())

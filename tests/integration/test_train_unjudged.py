@@ -20,7 +20,7 @@ from trainstone.results.progress import Progress
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
-SMALL = (*NARROW, "model.num_classes=2", "engine.threads=1", "engine.keep_memory=false", "loader.threads=1")
+SMALL = (*NARROW, "model.num_classes=2", "engine.keep_memory=false", "loader.threads=1")
 VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"
 
 

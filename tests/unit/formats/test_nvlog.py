@@ -102,12 +102,6 @@ def test_a_value_that_is_no_json_is_taken_as_text(value: str):
     assert entry.key == f"key: {value}".strip()
 
 
-def test_numbers_that_are_none_are_read_as_python_wrote_them():
-    (entry,) = parse_lines([":::NVLOGv0.2.3 resnet 1.000000000 (a.py:1) l2_loss: NaN"])
-    assert entry.value != entry.value
-    assert format_line(entry).endswith("l2_loss: NaN")
-
-
 @given(st.lists(st.text() | st.text().map(lambda text: LINE[: len(text) * 7] + text), max_size=20))
 def test_anything_is_read_without_an_error(lines: list[str]):
     for entry in parse_lines(lines):

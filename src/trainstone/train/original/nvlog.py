@@ -29,41 +29,13 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 TRAINING_KEYS = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
 EPOCH_KEYS = ("epoch", *(f"final_{key}" for key in TRAINING_KEYS[2:]))
 BENCHMARK_KEYS = ("iteration", "total_ips")
-EVALUATION_DECAY = "Decay Steps of an evaluation"
-"""Said as Decay Steps, at another line than the training's."""
-
-
-def _place(file: str, first_line: int, *keys: str) -> dict[str, tuple[str, int]]:
-    return {key: (file, first_line + number) for number, key in enumerate(keys)}
-
-
-# training_hooks.py 100 to 105 and runner.py 610, 611, 630 stand in a surviving log of WMLCE; the others are about where
-# NVIDIA's program, which it was made of, has them.
 PLACES = {
-    **_place("resnet_v1_5.py", 79, "Model HParams:", "Name", "Number of classes", "Compute_format", "Input_format"),
-    **_place("resnet_v1_5.py", 84, "dtype"),
-    **_place("runner.py", 161, "Deterministic Run - Seed"),
-    **_place("runner.py", 225, nvlog.XLA),
-    **_place(
-        "runner.py", 374, nvlog.STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch", "Decay Steps"
-    ),
-    **_place("runner.py", 379, "Weight Decay Factor", "Init Learning Rate", "Momentum", "Num GPUs"),
-    **_place("runner.py", 383, "Per-GPU Batch Size"),
-    **_place("runner.py", 468, nvlog.SYNTHETIC),
-    **_place("learning_rate.py", 47, nvlog.COSINE),
-    **_place("training_hooks.py", 100, *TRAINING_KEYS),
-    **_place("training_hooks.py", 112, *EPOCH_KEYS),
-    **_place("runner.py", 487, nvlog.ENDING_TRAINING),
-    **_place("runner.py", 545, nvlog.STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
-    **_place("runner.py", 548, EVALUATION_DECAY, "Global Batch Size"),
-    **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
-    **_place("runner.py", 630, nvlog.ENDING_EVALUATION),
+    **{key: ("training_hooks.py", 100 + number) for number, key in enumerate((*TRAINING_KEYS, *EPOCH_KEYS))},
+    **{"Top-1 Accuracy": ("runner.py", 610), "Top-5 Accuracy": ("runner.py", 611)},
+    nvlog.ENDING_EVALUATION: ("runner.py", 630),
 }
-BENCHMARK_PLACES = {
-    **PLACES,
-    **_place("benchmark_hooks.py", 65, *BENCHMARK_KEYS),
-    **_place("benchmark_hooks.py", 72, "Average total_ips"),
-}
+"""File and line of the program that says a key, where a surviving log of WMLCE has it; elsewhere it is ANYWHERE."""
+ANYWHERE = ("runner.py", 374)
 
 
 class Nvlog(Lines):
@@ -71,7 +43,6 @@ class Nvlog(Lines):
 
     file = "nvlog.txt"
     json_file: str
-    places = PLACES
 
     def __init__(self, facts: Facts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
         self.facts = facts
@@ -87,8 +58,7 @@ class Nvlog(Lines):
 
     def say(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> str:
         """Return a line, of the last event's time unless `when` says otherwise."""
-        place = self.places.get(key) or self.places[key.partition(":")[0]]
-        key = "Decay Steps" if key == EVALUATION_DECAY else key
+        place = PLACES.get(key.partition(":")[0], ANYWHERE)
         self._keep(key, value)
         entry = nvlog.Entry(nvlog.VERSION, model, self.ended if when is None else when, *place, key, value)
         return f"{nvlog.format_line(entry)}\n"
@@ -197,12 +167,16 @@ class TrainingNvlog(Nvlog):
         """Say what it found."""
         facts = self.facts
         self.ended = facts.began + evaluation.seconds
-        began, batch = self.ended - evaluation.eval_seconds, count_eval_batch(facts)
+        began, config = self.ended - evaluation.eval_seconds, facts.config
+        assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+        batch = facts.ranks * (
+            max(32, config.train.batch_size) if config.eval.batch_size == "auto" else config.eval.batch_size
+        )
         steps = math.ceil(evaluation.images / batch)
         is_last = facts.steps is not None and evaluation.step >= facts.steps
         text = [self._end_training(began)] if is_last else []
         text.append(self.say(nvlog.STARTING_EVALUATION, when=began))
-        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
+        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, "Decay Steps": steps, "Global Batch Size": batch}
         text += [self.say(key, value, when=began) for key, value in block.items()]
         for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):
             if name in evaluation.metrics:
@@ -225,7 +199,6 @@ class BenchmarkLines(Nvlog):
     """
 
     json_file = "training_benchmark.json"
-    places = BENCHMARK_PLACES
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts, BENCHMARK_KEYS)
@@ -275,13 +248,6 @@ def list_losses(record: StepRecord) -> dict[str, float]:
     if record.decay_loss is not None:
         parts = {"cross_entropy": record.loss - record.decay_loss, "l2_loss": record.decay_loss}
     return {**parts, "total_loss": record.loss, "learning_rate": record.lr}
-
-
-def count_eval_batch(facts: Facts) -> int:
-    """Return how many images are evaluated at a time, on all ranks."""
-    batch, trained = facts.config.eval.batch_size, facts.config.train.batch_size
-    a_rank = batch if batch != "auto" else max(32, trained if trained != "auto" else 0)
-    return a_rank * facts.ranks
 
 
 def list_unnamed(facts: Facts) -> dict[str, Any]:

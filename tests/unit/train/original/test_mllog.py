@@ -261,21 +261,6 @@ def test_resumed_amid_an_epoch_it_ends_that_epoch(open_log: RunLog, tmp_path: Pa
     ]  # fmt: skip
 
 
-def test_a_broken_off_evaluation_is_made_again(open_log: RunLog, tmp_path: Path):
-    with open_log() as log:
-        log.begin()
-        make_steps(log, 0, 4)
-        make_steps(log, 4, 8)
-        log.begin_evaluation(8)
-        log.finish("interrupted")
-    with open_log() as log:
-        log.resume(8, judged=False)
-        judge(log, 8)
-    assert [key for key, _ in tell(read_body(tmp_path / "mlperf.log"))[-6:]] == [
-        "epoch_stop", "resumed", "eval_start", "eval_stop", "eval_accuracy", "block_stop"
-    ]  # fmt: skip
-
-
 def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_path: Path):
     path = tmp_path / "mlperf.log"
     with open_log() as log:

@@ -70,13 +70,6 @@ def test_a_resumed_run_has_the_files_of_an_unbroken_one(tmp_path: Path, name: st
     assert read_files(parts.folder) == read_files(whole.folder)
 
 
-def test_a_run_that_begins_again_has_nothing_of_the_start_before(tmp_path: Path):
-    facts = make_facts(tmp_path, "tbd")
-    play(facts, 25, status=None)
-    play(facts, 5, status=None)
-    assert read_files(tmp_path) == {}
-
-
 def test_scores_that_came_later_come_later_again(tmp_path: Path):
     facts = make_facts(tmp_path, "mlperf_ssd")
     play(facts, 30)
