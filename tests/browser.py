@@ -4,7 +4,6 @@ Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) an
 Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
-import base64
 import contextlib
 import json
 import os
@@ -149,11 +148,7 @@ class Browser:
             if "id" in message:
                 self._answers[message["id"]] = message
             elif page is not None:
-                page.take_event(message["method"], message["params"], message["sessionId"])
-
-    def adopt(self, session: str, page: "Page") -> None:
-        """Hand a frame's or worker's events to its page."""
-        self._sessions[session] = page
+                page.take_event(message["method"], message["params"])
 
     def _tell_end(self) -> str:
         said = (Path(self._profile.name) / "stderr.txt").read_text(errors="replace").strip()
@@ -171,10 +166,11 @@ class Page:
 
     def prepare(self, width: int, height: int, *, dark: bool) -> None:
         """Listen to everything, then set size and theme."""
-        self._listen(self._session)
-        self._call("Page.enable")
-        self.resize(width, height)
-        self.set_theme(dark=dark)
+        for domain in ("Runtime", "Log", "Network", "Page"):
+            self._call(f"{domain}.enable")
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[feature])
 
     def load(self) -> None:
         """Go to the address; wait until it is loaded, its fonts are there and two frames have been drawn."""
@@ -213,23 +209,6 @@ class Page:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
 
-    def screenshot(self, path: Path) -> Path:
-        """Write a PNG of the whole page."""
-        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {**size, "x": 0, "y": 0, "scale": 1}
-        answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(answer["data"]))
-        return path
-
-    def set_theme(self, *, dark: bool) -> None:
-        """What prefers-color-scheme answers."""
-        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[feature])
-
-    def resize(self, width: int, height: int) -> None:
-        """Set the window's inner size in CSS pixels."""
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-
     def press(self, key: str) -> None:
         """Press and release Tab, Enter or one character."""
         code, text = KEYS.get(key, (ord(key[0].upper()), key))
@@ -242,9 +221,9 @@ class Page:
         """Close the tab; nothing of it is heard any more."""
         self._browser.call("Target.closeTarget", targetId=self._target)
 
-    def take_event(self, method: str, told: dict[str, Any], session: str) -> None:
+    def take_event(self, method: str, told: dict[str, Any]) -> None:
         """Keep what tests ask for; the browser calls it."""
-        if method == "Page.loadEventFired" and session == self._session:
+        if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.exceptionThrown":
             self._errors.append(_tell_exception(told["exceptionDetails"]))
@@ -252,20 +231,10 @@ class Page:
             self._errors.append(" ".join(str(a.get("value", a.get("description", ""))) for a in told["args"]))
         elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
             self._errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}".strip())
-        elif method in ("Network.requestWillBeSent", "Network.webSocketCreated"):
-            url = told["url"] if "url" in told else told["request"]["url"]
+        elif method == "Network.requestWillBeSent":
+            url = told["request"]["url"]
             if url != self._url and not url.startswith(("data:", "blob:")):
                 self._requests.append(url)
-        elif method == "Target.attachedToTarget":
-            self._browser.adopt(told["sessionId"], self)
-            self._listen(told["sessionId"])
-            self._browser.send("Runtime.runIfWaitingForDebugger", told["sessionId"])
-
-    def _listen(self, session: str) -> None:
-        """Ask for events, without waiting: the answers come before anything that is asked later."""
-        for domain in ("Runtime", "Log", "Network"):
-            self._browser.send(f"{domain}.enable", session)
-        self._browser.send("Target.setAutoAttach", session, autoAttach=True, waitForDebuggerOnStart=True, flatten=True)
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **parameters)

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from command import LIMIT
+from command import LIMIT, find_free_port
 from nursery import wait_until
-from ranks import find_free_port
 
 NODES = ("n1", "n2")
 GRACE_SECONDS = 60

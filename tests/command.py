@@ -1,6 +1,7 @@
 """The real command line, for tests: where the repository is, a network small enough, what a command left behind."""
 
 import json
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ LIMIT = 600.0
 TINY = ("device=cpu", "model.depth=18", "data.image_size=32", "train.batch_size=2", "train.precision=fp32")
 # A quarter as wide, for tests that do not look at shares of a step. Not narrower: with fewer than 16 channels oneDNN
 # writes past its memory in strided 1x1 convolutions (uxlfoundation/oneDNN issue 6035).
-NARROW = (*TINY, "model.width=16")
+# One thread: two wait for each other wherever another process takes a core.
+NARROW = (*TINY, "model.width=16", "engine.threads=1")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Finished:
 
 
 def tiny_arguments() -> list[str]:
-    return [argument for setting in TINY for argument in ("--set", setting)]
+    return [argument for setting in (*TINY, "engine.threads=1") for argument in ("--set", setting)]
 
 
 def narrow_arguments() -> list[str]:
@@ -38,6 +40,13 @@ def narrow_arguments() -> list[str]:
 
 def command_line(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trainstone", *arguments]
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def find_run(folder: Path) -> Path:

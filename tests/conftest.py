@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from browser import Browser, find_chromium
 from command import LIMIT, ROOT, Finished, command_line
+from nursery import Nursery, share_nursery
 
 SCRUBBED = (
     "RANK",
@@ -33,6 +35,19 @@ hypothesis.settings.load_profile("trainstone")
 OLD = 1_577_836_800  # 2020-01-01 in seconds since 1970
 
 
+def pytest_configure() -> None:
+    """Let children take signals as commands of a terminal do, even where the tests run under nohup or in background."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # reset by exec
+
+
+def pytest_unconfigure() -> None:
+    """End the parent of the quick processes, if there is one."""
+    if share_nursery.cache_info().currsize:
+        share_nursery().close()
+
+
 @pytest.fixture(autouse=True)
 def scrubbed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No launcher, scheduler or device variable of the machine reaches a test, and no test the user's cache."""
@@ -52,6 +67,26 @@ def trainstone(tmp_path: Path) -> Callable[..., Finished]:
             command_line(*arguments), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Nursery:
+    """One parent of all quick processes of this session."""
+    return share_nursery()
+
+
+@pytest.fixture
+def quick(nursery: Nursery, tmp_path: Path) -> Callable[..., Finished]:
+    """Run the command line in an empty folder as `trainstone` does, but forked, with no peak and no page.
+
+    For tests that need no interpreter of their own; `whole=True` measures the peak and draws the page.
+    """
+
+    def run(*arguments: str, env: dict[str, str] | None = None, whole: bool = False) -> Finished:
+        environment = {"TRAINSTONE_CACHE": os.environ["TRAINSTONE_CACHE"], **(env or {})}
+        return nursery.start(*arguments, env=environment, cwd=tmp_path, whole=whole).wait()
 
     return run
 

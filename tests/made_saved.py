@@ -33,6 +33,7 @@ def make_document(config: Config) -> dict[str, Any]:
     return {
         "run_id": RUN_ID,
         "global_batch": 4,
+        "epoch": 2.4,
         "history": [judged.model_dump(mode="json")],
         "config": config.model_dump(mode="json", exclude_none=True),
     }

@@ -1,24 +1,27 @@
 """Quick real processes of the command line: a parent that has imported torch once forks them.
 
 Importing torch takes seconds; a run that is killed and resumed, on several ranks, is many processes. The children are
-ordinary: own process groups, own signals, `trainstone`'s own main. Two things are left out unless asked for: measuring
-the device's peak and drawing the report page.
+ordinary: own process groups, own signals, `trainstone`'s own main. Unless asked for, they measure no peak, draw no
+report page, and fork the child runs of --runs and sweep.
 """
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 
-from command import LIMIT, ROOT, Finished
-from ranks import find_free_port
+from command import LIMIT, ROOT, Finished, find_free_port
 from trainstone.machine.allocator import keeping_environment
 
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "TRAINSTONE_")
@@ -43,7 +46,7 @@ class Child:
 
 
 class Nursery:
-    """The parent. Use it by `with`; children that are left are killed."""
+    """The parent; children that are left when it is closed are killed."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,14 +64,13 @@ class Nursery:
             text=True,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the parent and its children; remove the folder."""
         with self._parent as parent:
             assert parent.stdin is not None
             parent.stdin.close()  # it ends its children, and itself
             parent.wait(LIMIT)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._parent.stdin is not None
@@ -127,6 +129,12 @@ class Nursery:
         return ended[0]
 
 
+@cache
+def share_nursery() -> Nursery:
+    """Return the one nursery of this process; conftest.py closes it."""
+    return Nursery(Path(tempfile.mkdtemp(prefix="trainstone-nursery-")))
+
+
 def wait_until(true: Callable[[], bool]) -> None:
     """Look every few milliseconds."""
     end = time.monotonic() + LIMIT
@@ -172,13 +180,62 @@ def serve() -> None:
         os.waitpid(pid, 0)
 
 
+class ForkedRun:
+    """A child run as launch/supervisor.py starts it by subprocess.Popen, but forked from this process."""
+
+    returncode: int | None = None
+
+    def __init__(self, words: Sequence[str], env: dict[str, str], output: int, prepare: Callable[[], None]) -> None:
+        from trainstone.cli.main import main
+
+        self.pid = os.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            prepare()
+            os.environ.clear()
+            question = {"arguments": words, "env": env, "cwd": ".", "ignore": (), "whole": True, "prepare": ""}
+            be_child(question, [output, os.dup(output)], main)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float = LIMIT) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("child run", timeout)
+            time.sleep(0.005)
+        return code
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subprocess.Popen[bytes]:
+    """Stand in for subprocess.Popen: fork child runs, start everything else."""
+    from trainstone.launch.child_runs import TRAINSTONE
+
+    if tuple(command[: len(TRAINSTONE)]) != TRAINSTONE:
+        return subprocess.Popen(command, **options)
+    return ForkedRun(command[len(TRAINSTONE) :], options["env"], options["stdout"], options["preexec_fn"])
+
+
 def leave_out() -> None:
-    """Measure no peak and draw no page."""
+    """Measure no peak, draw no page, fork child runs."""
     import trainstone.cli.execute
+    import trainstone.launch.supervisor
     from trainstone.measure.peaks import Peaks
     from trainstone.train import observation
 
     vars(trainstone.cli.execute)["write_page"] = lambda _run: None
+    forking = SimpleNamespace(**vars(subprocess) | {"Popen": start_process})
+    vars(trainstone.launch.supervisor)["subprocess"] = forking
+    trainstone.launch.supervisor.POLL_SECONDS = 0.05
     vars(observation)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
@@ -198,12 +255,11 @@ def be_child(question: dict[str, Any], outputs: list[int], main: Callable[[], No
     code = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         for number in question["ignore"]:
             signal.signal(number, signal.SIG_IGN)
         for number, descriptor in zip((1, 2), outputs, strict=True):
             os.dup2(descriptor, number)
-            os.close(descriptor)
+        os.closerange(3, 1000)  # as a new process has it
         # Those of the parent remember what kind of file they were.
         encoding = question["env"].get("PYTHONIOENCODING", "utf-8")
         sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, encoding=encoding, closefd=False) for n in (1, 2))

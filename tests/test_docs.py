@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from command import ROOT
+from command import ROOT, narrow_arguments
 from made_mlperf import write_closed_log
 from made_saved import make_checkpoint
 from trainstone.models.resnet import build_resnet
@@ -36,11 +36,12 @@ def test_readme_make_targets_exist(line: str):
     assert done.returncode == 0, done.stderr
 
 
-def test_readme_data_commands_run_one_after_the_other(trainstone):
+def test_readme_data_commands_run_one_after_the_other(quick):
     lines = [line for line in shell_lines() if line.startswith("trainstone data ")]
     assert len(lines) >= 4
     for line in lines:  # each works on what those before it made
-        done = trainstone(*shlex.split(line)[1:])
+        brief = ["--demand", "100", "--seconds", "0.5"] if " bench " in line else []
+        done = quick(*shlex.split(line)[1:], *brief)
         assert done.code == 0, done.err
         assert done.out
 
@@ -49,7 +50,7 @@ COMMANDS = [line for line in shell_lines() if line.startswith("trainstone ") and
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
+def test_readme_commands_run(quick, golden, tmp_path: Path, line: str):
     """Benches are only planned (--dry-run, the same parsing and loading); the noise floor gets a tiny model."""
     arguments = shlex.split(line)[1:]
     if arguments[0] in ("report", "compare") or "runs/a" in arguments:
@@ -70,10 +71,8 @@ def test_readme_commands_run(trainstone, golden, tmp_path: Path, line: str):
     if arguments[0] == "launch":
         arguments.insert(2, "--dry-run")
     if "--aa" in arguments:
-        # Enough for six pairs of blocks even where another process takes a core.
-        arguments += ["--seconds", "10", "--set", "model.depth=18", "--set", "data.image_size=32"]
-        arguments += ["--set", "train.batch_size=2", "--set", "train.precision=fp32", "--set", "engine.threads=1"]
-    done = trainstone(*arguments)
+        arguments += [*narrow_arguments(), "--set", "measure.iterations=30"]
+    done = quick(*arguments)
     assert done.code == 0, done.err
     assert done.out
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from command import narrow_arguments
 from small_training import set_arguments
 
-HERE = ("--set", "engine.threads=1", "--set", "engine.keep_memory=false")
-SMALL = (*narrow_arguments(), *HERE)
+SMALL = (*narrow_arguments(), "--set", "engine.keep_memory=false")
 TRAIN = ("train", "demo-classify", *set_arguments(stop__epochs=1.0, optimizer__learning_rate=0.01))
 EVAL = ("--device", "cpu", "--set", "engine.threads=1", "--set", "loader.threads=1")
 

@@ -1,7 +1,5 @@
 """One harness for all golden commands of a session."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from golden_commands.harness import Harness
@@ -9,6 +7,5 @@ from nursery import Nursery
 
 
 @pytest.fixture(scope="session")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
-        yield Harness(nursery, tmp_path_factory.mktemp("golden-commands"))
+def harness(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(nursery, tmp_path_factory.mktemp("golden-commands"))

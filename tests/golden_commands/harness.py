@@ -97,11 +97,10 @@ def describe_files(ran: Ran) -> dict[str, str]:
             parts[f"keys of {name(path)} (without config)"] = "\n".join(keys)
         if path.parent.name == "original" or "/original/" in str(path) or path.match("runs/*/mlperf.log"):
             parts[name(path)] = "\n".join(merge_repeated(normalise(path.read_text(), "original").splitlines()))
-    for path in sorted(ran.written, key=name):
-        if path.name.startswith("steps-rank"):
-            title = f"{name(path.parent)}: losses"
-            losses = read_losses(path)
-            parts[title] = parts.get(title, "") + (f"{path.name} losses: {losses}\n" if losses else "")
+    steps = {path: read_losses(path) for path in ran.written if path.name.startswith("steps-rank")}
+    for path, losses in sorted(steps.items(), key=lambda item: (name(item[0]), item[1])):
+        title = f"{name(path.parent)}: losses"
+        parts[title] = parts.get(title, "") + (f"{path.name} losses: {losses}\n" if losses else "")
     return parts
 
 

@@ -44,7 +44,7 @@ MEASURED = [
     (r"(noise +grade) .*", r"\1 <grade>"),
     (r"noise grade [A-C]", "noise grade <grade>"),
     (r"^( *(?:window|over epochs|exchange|where|busy|profiler|operators|roofline) ).*", r"\1<measured>"),
-    (r"^( *(?:read|decode|crop-resize|batch|seed \d+) +){N} .*", r"\1<measured>"),
+    (r"^( *(?:read|decode|crop-resize|batch|all|seed \d+) +){N} .*", r"\1<measured>"),
     (r"^ +\d+ +{N}.*[▁-▏]$", "<row>"),
     (r"^( +\d+ +){N} +[▁-▏]+ .*", r"\1<measured>"),
     (r"^(?!ResNet).*\b[Kk]nee\b.*|^There it reaches .*|^Measured too .*", "<knee>"),
@@ -63,6 +63,7 @@ MEASURED = [
     # Intervals and numbers
     (r" \((?:interval )?not established: [^)\n]*\)| ± [\d.]+ % \([^)\n]*\)", " <interval>"),
     (r"\(no interval\)|^ *95 % interval within this run|^ *interval not established: .*", "<interval>"),
+    (r"(?<=<interval>); {N} … {N}$", ""),
     (r"(is ){N} times as (?:fast|slow) as", r"\1<number> times as fast as"),
     (r"(images/s +){N}(?= <interval>)", r"\1<number>"),
     (r"after epoch \d+", "after epoch <number>"),

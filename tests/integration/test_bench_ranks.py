@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number_ends_both(nursery: Nursery):
 
 def test_what_many_ranks_cannot_do_is_refused(nursery: Nursery):
     for arguments, told in (
-        (("bench", "--runs", "2"), "here 2 ranks would each do so"),
+        (("bench", "--runs", "2"), "here 2 ranks would each make a run"),
         (("bench", "--against", "train.batch_size=2"), "bench --against measures one process"),
         (("profile", "--cores"), "profile --cores measures one process"),
     ):

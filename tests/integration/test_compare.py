@@ -29,15 +29,6 @@ def test_json_is_the_comparison(quick, tmp_path):
     assert set(document) == {"rows", "verdict", "left_out"}
 
 
-def test_narrow_terminals_get_blocks(quick, tmp_path):
-    write_repeated(tmp_path, "fast", FAST)
-    write_repeated(tmp_path, "slow", SLOW)
-    for arguments in (["slow"], ["slow", "published"]):
-        done = quick("compare", "fast", "--to", *arguments, env={"COLUMNS": "50"})
-        told = [line for line in done.out.splitlines() if not line.startswith("next")]
-        assert max(map(len, told)) <= 50
-
-
 @pytest.mark.parametrize(
     ("rates", "half_width", "limit", "code", "told"),
     [
@@ -56,12 +47,6 @@ def test_the_gate(quick, tmp_path, rates, half_width, limit, code, told):
     assert told in done.err
     assert bool(done.err) == bool(told)
     assert done.json()["rows"]
-
-
-def test_the_gate_at_a_published_figure(quick, tmp_path):
-    write_run(tmp_path, make_result("run", 500.0))
-    assert quick("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.8").code == 9
-    assert quick("compare", "run", "--to", "a10-lambda-amp", "--fail-below", "0.7").code == 0
 
 
 def test_the_gate_says_no_where_something_is_gone(quick, tmp_path):
@@ -87,11 +72,6 @@ def test_the_gate_says_no_where_something_is_gone(quick, tmp_path):
     assert quick("compare", "a", "--to", "b").code == 0
 
 
-def test_the_help_tells_the_gates_rule(quick):
-    told = " ".join(quick("compare", "--help", env={"COLUMNS": "500"}).out.split())
-    assert "ratio is below this, such as 0.95, and it is judged slower, has no interval or stands against" in told
-
-
 def test_unlike_runs_need_force(quick, tmp_path):
     write_run(tmp_path, make_result("a"))
     write_run(tmp_path, make_result("b", settings=("train.precision=bf16",)))
@@ -104,20 +84,11 @@ def test_unlike_runs_need_force(quick, tmp_path):
     assert "train.precision: fp32 | bf16" in forced.out
 
 
-def test_what_is_left_out_is_said_on_stderr(quick, tmp_path):
-    write_runs(tmp_path / "a", "a", [1.0, 1.01])
-    write_run(tmp_path / "a", make_result("broken", None, status="failed"))
-    write_runs(tmp_path / "b", "b", [1.0, 1.01])
-    done = quick("compare", "a", "--to", "b")
-    assert done.code == 0
-    assert done.err == "warning: not compared: a/broken: no throughput, its status is failed\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
         (["a", "--to", "nothing"], 7, "there is no run and no published figure 'nothing'"),
-        (["nothing", "--to", "a"], 7, "there is no nothing"),
+        (["nothing", "--to", "a"], 7, "there is no run nothing"),
         (["a", "--to", "empty"], 7, "no folder in it holds a result.json"),
         (["a", "--to", "a"], 7, "same run"),
         (["a", "--to", "nan"], 7, "nan/result.json"),
@@ -159,10 +130,10 @@ def test_hostile_labels_reach_no_terminal(quick, tmp_path):
     assert "[red]" in shown.replace("\n", "")
 
 
-def test_a_page_is_written(trainstone, tmp_path):
+def test_a_page_is_written(quick, tmp_path):
     write_repeated(tmp_path, "fast", FAST, device="New <b>Chip</b>")
     write_repeated(tmp_path, "slow", SLOW)
-    done = trainstone("compare", "fast", "--to", "slow", "published", "--page", "page.html")
+    done = quick("compare", "fast", "--to", "slow", "published", "--page", "page.html")
     assert done.code == 0, done.err
     assert "page  page.html" in done.out
     page = (tmp_path / "page.html").read_text()

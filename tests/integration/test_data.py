@@ -1,30 +1,24 @@
 """`trainstone data` as users call it: prepare, interrupt, resume, convert, check, clean, show."""
 
 import hashlib
-import io
-import os
 import signal
 import subprocess
 import sys
-import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from command import LIMIT, command_line
 from made_sets import pack_image
+from nursery import wait_until
 from trainstone.data.generated.source import GeneratedSource
-from trainstone.data.recognise import open_dataset
 from trainstone.formats.recordio import ImageRecord
-from trainstone.formats.tfrecord import TFRecordFile
 
 # Kills itself (SIGKILL) some milliseconds after it has written one to three chunks: in the middle of the work.
 SUICIDE = """
-import os, random, signal, sys, threading
+import os, random, signal, threading
 from trainstone.data import shardfile
-chance = random.Random(int(sys.argv.pop(1)))
+chance = random.Random({seed})
 left = chance.randint(1, 3)
 shardfile.SYNC_BYTES = 10_000
 append = shardfile.ShardWriter.append
@@ -35,8 +29,6 @@ def count(*arguments):
     if left == 0:
         threading.Timer(chance.uniform(0, 0.01), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 shardfile.ShardWriter.append = count
-from trainstone.cli.main import main
-main()
 """
 STORAGES = ("recordio", "tfrecord", "folder", "wds")
 
@@ -61,61 +53,37 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "folder"])
-def test_killed_ten_times_and_finished_it_is_the_same(pictures: Path, tmp_path: Path, storage: str, trainstone):
+def test_killed_ten_times_and_finished_it_is_the_same(pictures: Path, tmp_path: Path, storage: str, nursery):
     arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", storage, "-q"]
     arguments += ["--shards", "7,2", "--workers", "1"] if storage == "tfrecord" else ["--workers", "1"]
-    whole = trainstone(*arguments, "--to", str(tmp_path / "whole"))
-    assert whole.code == 0, whole.err
+    assert nursery.run(*arguments, "--to", str(tmp_path / "whole")).code == 0
     for seed in range(10):
-        command = [sys.executable, "-c", SUICIDE, str(seed), *arguments, "--to", str(tmp_path / "set")]
-        assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
+        killed = nursery.start(*arguments, "--to", str(tmp_path / "set"), prepare=SUICIDE.replace("{seed}", str(seed)))
+        assert killed.wait().code == -signal.SIGKILL
         assert not (tmp_path / "set/manifest.json").exists()
         assert not (tmp_path / "set/train.rec").exists()  # it gets its name when it is whole, not before
-    done = trainstone(*arguments, "--to", str(tmp_path / "set"))
+    done = nursery.run(*arguments, "--to", str(tmp_path / "set"))
     assert done.code == 0, done.err
     assert digest(tmp_path / "set") == digest(tmp_path / "whole")
 
 
-def test_three_ranks_at_once_make_what_one_makes(pictures: Path, tmp_path: Path, trainstone):
+def test_three_ranks_at_once_make_what_one_makes(pictures: Path, tmp_path: Path, nursery):
     arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", "wds", "-q"]
     arguments += ["--shards", "6,2"]
-    assert trainstone(*arguments, "--to", str(tmp_path / "alone")).code == 0
-    ranks = [
-        subprocess.Popen(
-            command_line(*arguments, "--to", str(tmp_path / "shared")),
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"},
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(3)
-    ]
-    assert [rank.wait(LIMIT) for rank in ranks] == [0, 0, 0]
+    assert nursery.run(*arguments, "--to", str(tmp_path / "alone")).code == 0
+    assert nursery.run(*arguments, "--to", str(tmp_path / "shared"), world=3).code == 0
     assert digest(tmp_path / "shared") == digest(tmp_path / "alone")
 
 
-def test_the_same_again_does_nothing(pictures: Path, tmp_path: Path, trainstone):
+def test_the_same_again_does_nothing(pictures: Path, quick):
     arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--to", "set", "--limit", "20"]
-    first, second = trainstone(*arguments), trainstone(*arguments)
+    first, second = quick(*arguments), quick(*arguments)
     assert first.code == second.code == 0
     assert "recordio: 20 train, 20 val; 6 classes, 2 files" in first.out
     assert "it was whole already; nothing was written" in second.out
-    other = trainstone(*arguments[:-1], "21")
+    other = quick(*arguments[:-1], "21")
     assert other.code == 3
     assert "already holds another data set" in other.err
-
-
-def test_from_a_set_to_every_storage_and_back(pictures: Path, tmp_path: Path, quick):
-    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "--format", "recordio", "-q"]
-    assert quick(*arguments, "--to", "start", "--limit", "50").code == 0
-    before = "start"
-    for storage in ("tfrecord", "wds", "recordio"):
-        assert quick("data", "convert", before, f"as-{storage}", "--format", storage, "-q").code == 0
-        before = f"as-{storage}"
-    start, end = (open_dataset(tmp_path / name) for name in ("start", "as-recordio"))
-    assert list(start.classes) == list(end.classes)
-    for one, other in zip(start.splits, end.splits, strict=True):
-        assert len(one.source) == len(other.source) == 50
-        for number in range(50):
-            assert one.source.read(number) == other.source.read(number)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -128,49 +96,15 @@ def test_boxes_survive_every_storage(tmp_path: Path, quick, storage: str):
     assert digest(tmp_path / "back/train") == digest(tmp_path / "boxes/train")
 
 
-def test_verify_names_file_record_and_byte_and_convert_drops_them(tmp_path: Path, quick):
-    assert quick("data", "make", "classify", "--to", "set", "--count", "20", "--val", "0", "--size", "48",
-                      "--format", "tfrecord", "-q").code == 0  # fmt: skip
-    path = tmp_path / "set/train-00000-of-00001"
-    with TFRecordFile(path) as file:
-        spans = list(file.spans())
-    data = bytearray(path.read_bytes())
-    data[spans[3].offset + spans[3].size // 2] ^= 0xFF  # a picture's byte
-    data[spans[7].offset] ^= 0xFF  # a length
-    path.write_bytes(data)
-    found = quick("data", "verify", "set", "--json")
-    assert found.code == 9
-    bad = {(one["record"], one["byte"]) for one in found.json()["bad"] if one["record"] is not None}
-    assert bad == {(3, spans[3].offset), (7, spans[7].offset)}
-    told = quick("data", "verify", "set").out.splitlines()[-1]
-    assert told == "next: trainstone data convert set set-clean --format tfrecord --on-bad skip"
-    assert quick(*told.split()[2:], "-q").code == 0
-    assert path.read_bytes() == data
-    again = quick("data", "verify", "set-clean")
-    assert again.code == 0, again.out
-    assert "18 records" in again.out
-
-
-def test_a_changed_file_is_told_by_its_checksum(pictures: Path, tmp_path: Path, quick):
-    arguments = ["data", "imagenet", "--dataset", "folder", "--from", str(pictures), "-q"]
-    assert quick(*arguments, "--to", "set", "--limit", "10").code == 0
-    index = tmp_path / "set/train.idx"
-    lines = index.read_text().splitlines()
-    index.write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
-    found = quick("data", "verify", "set")
-    assert found.code == 9
-    assert "train.idx: CRC-32C" in found.out
-
-
-def test_info_tells_and_draws(tmp_path: Path, trainstone):
-    assert trainstone("data", "make", "detect", "--to", "set", "--count", "12", "--val", "4", "-q").code == 0
-    told = trainstone("data", "info", "set", "--page", "set.html")
+def test_info_tells_and_draws(tmp_path: Path, quick):
+    assert quick("data", "make", "detect", "--to", "set", "--count", "12", "--val", "4", "-q").code == 0
+    told = quick("data", "info", "set", "--page", "set.html")
     assert told.code == 0, told.err
     assert "12 pictures" in told.out
     assert "set.html" in told.out
     page = (tmp_path / "set.html").read_text()
     assert page.count("data:image/jpeg;base64,") >= 12
-    summary = trainstone("data", "info", "set", "--json").json()
+    summary = quick("data", "info", "set", "--json").json()
     assert [split["records"] for split in summary["splits"]] == [12, 4]
 
 
@@ -183,74 +117,15 @@ def test_the_default_set_lies_in_the_cache(quick, tmp_path: Path):
     assert len(list(made.rglob("*.jpg"))) == 15
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (["data", "verify", "nowhere"], 3, "no such file or folder: nowhere"),
-        (["data", "info", "."], 3, "holds no data set that trainstone knows"),
-        (["data", "imagenet", "--from", "nowhere", "--to", "x"], 3, "no such folder: nowhere"),
-        (["data", "imagenet", "--from", ".", "--to", "./x"], 2, "lies inside"),
-        (["data", "convert", ".", "../x"], 3, "holds no data set"),
-        (["data", "make", "classify", "--size", "8"], 2, "pixels from 16 to 4096"),
-        (["data", "make", "classify", "--shards", "x", "--format", "wds"], 2, "a number, or two"),
-        (["data", "make", "classify", "--shards", "3"], 2, "the format folder has none"),
-        (["data", "make", "classify", "--classes", "1000"], 2, "2 to 100 are allowed"),
-        (["data", "coco", "--to", "x"], 2, "where is COCO?"),
-    ],
-)
-def test_wrong_input_is_one_message(quick, arguments: list[str], code: int, told: str):
-    done = quick(*arguments)
-    assert done.code == code
-    assert told in done.err
-    assert "Traceback" not in done.err
-
-
-def test_ctrl_c_ends_in_order_and_work_goes_on(tmp_path: Path, trainstone):
+def test_ctrl_c_ends_in_order_and_work_goes_on(tmp_path: Path, nursery):
     arguments = ["data", "make", "classify", "--to", "set", "--count", "3000", "--val", "0", "--size", "64"]
-    command = command_line(*arguments)
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )  # fmt: skip
-    while not list((tmp_path / "set/.trainstone").glob("*.partial/*")):
-        time.sleep(0.05)
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=LIMIT)
-    assert process.returncode == 130
-    assert b"give the same command again to resume" in told
-    assert b"Traceback" not in told
-
-
-def test_an_evil_tar_is_refused_and_writes_nothing(tmp_path: Path, quick):
-    """64 MB with names that climb out, absolute ones, links, devices and a sparse member of 10 GB."""
-    source = tmp_path / "source"
-    source.mkdir()
-    evil = source / "ILSVRC2012_img_val.tar"
-    with tarfile.open(evil, "w", format=tarfile.GNU_FORMAT) as tar:
-        filler = tarfile.TarInfo("ILSVRC2012_val_00000001.JPEG")
-        filler.size = 64 << 20
-        tar.addfile(filler, io.BytesIO(bytes(filler.size)))
-        for name, kind in (
-            ("../../climbed", tarfile.REGTYPE),
-            (str(tmp_path / "absolute"), tarfile.REGTYPE),
-            ("link", tarfile.SYMTYPE),
-            ("hard", tarfile.LNKTYPE),
-            ("device", tarfile.CHRTYPE),
-            ("bomb", tarfile.GNUTYPE_SPARSE),
-        ):
-            member = tarfile.TarInfo(name)
-            member.type = kind
-            member.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
-            member.size = 10 << 30 if kind == tarfile.GNUTYPE_SPARSE else 0
-            tar.addfile(member)
-    (source / "labels.txt").write_text("n01440764\n")
-    before = digest(tmp_path)
-    done = quick("data", "imagenet", "--from", "source", "--to", "made", "--val-labels", "source/labels.txt")
-    assert done.code == 3
-    assert "ILSVRC2012_img_val.tar" in done.err
-    assert "would lie outside the folder" in done.err
-    assert digest(tmp_path) == before
+    process = nursery.start(*arguments, cwd=tmp_path)
+    wait_until(lambda: any((tmp_path / "set/.trainstone").glob("*.partial/*")))
+    process.send(signal.SIGINT)
+    ended = process.wait()
+    assert ended.code == 130
+    assert "give the same command again to resume" in ended.err
+    assert "Traceback" not in ended.err
 
 
 @pytest.fixture
@@ -265,21 +140,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path, trainstone):
+def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(small_disk: Path, quick):
     arguments = ["data", "make", "classify", "--format", "recordio", "--size", "200", "--val", "0", "-q"]
     arguments += ["--to", str(small_disk / "set"), "--count", "500"]
-    full = trainstone(*arguments)
+    full = quick(*arguments)
     assert full.code == 3
     assert "the disk is full" in full.err
     assert "give the same command again" in full.err
     assert not (small_disk / "set/train.rec").exists()
     subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
-    done = trainstone(*arguments)
+    done = quick(*arguments)
     assert done.code == 0, done.err
-    assert trainstone("data", "verify", str(small_disk / "set"), "-q").code == 0
+    assert quick("data", "verify", str(small_disk / "set"), "-q").code == 0
 
 
-def test_memory_stays_bounded_whatever_the_size(tmp_path: Path, trainstone):
+def test_memory_stays_bounded_whatever_the_size(tmp_path: Path):
     """A file of records larger than the memory that the process may take."""
     picture = GeneratedSource("classify", "train", 1, 64, 64, 2).read(0).image + bytes(1 << 20)
     with (tmp_path / "big.rec").open("wb") as file:

@@ -7,10 +7,10 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_drawn_shapes_are_learned_to_the_target(trainstone, tmp_path: Path):
+def test_drawn_shapes_are_learned_to_the_target(quick, tmp_path: Path):
     smaller = ("data.generated_train=3000", "data.generated_val=300", "eval.target=0.4", "engine.threads=1")
     settings = [part for setting in smaller for part in ("--set", setting)]
-    done = trainstone("train", "demo-classify", *settings, "--require-target", "--json", "-q")
+    done = quick("train", "demo-classify", *settings, "--require-target", "--json", "-q")
     assert done.code == 0, done.err
     result = done.json()
     assert result["status"] == "target_reached"

@@ -1,4 +1,4 @@
-"""Detection through the command line: drawn scenes to the target, two ranks, real COCO pictures, saved weights."""
+"""Detection through the command line: drawn scenes to the target, two ranks, saved weights."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from command import find_run
-from made_coco import real_coco
 from nursery import Nursery
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
@@ -14,7 +13,8 @@ from trainstone.results.store import read_result
 pytestmark = pytest.mark.slow
 
 HERE = {"device": "cpu", "engine.threads": 1, "engine.keep_memory": False, "loader.threads": 1}
-# Two classes, fewer and smaller pictures than the demo's.
+# Two classes, fewer and smaller images than the demo's, and a target of a few epochs: a busy machine has time for it.
+TARGET = 0.3
 EASY = HERE | {
     "data.image_size": 80,
     "data.generated_train": 1000,
@@ -24,8 +24,8 @@ EASY = HERE | {
     "train.batch_size": 8,
     "optimizer.learning_rate": 0.03,
     "eval.async": True,
+    "eval.target": TARGET,
 }
-REAL = HERE | {"data.image_size": 64, "train.batch_size": 4, "model.num_classes": 80, "loader.shrink": False}
 
 
 def set_all(settings: dict[str, object]) -> list[str]:
@@ -44,10 +44,10 @@ def trained(nursery: Nursery) -> tuple[Path, Result]:
 def test_scenes_are_learned_to_the_target(trained: tuple[Path, Result]):
     run, result = trained
     quality = result.quality
-    assert (result.status, quality.metric, quality.target) == ("target_reached", "map50", 0.6)
-    assert quality.value >= 0.6
+    assert (result.status, quality.metric, quality.target) == ("target_reached", "map50", TARGET)
+    assert quality.value >= TARGET
     assert result.verdict.startswith("SSD80-ResNet18: 0.")
-    assert "mAP@0.5 (target 0.6)" in result.verdict
+    assert f"mAP@0.5 (target {TARGET})" in result.verdict
     assert {"map", "map50", "map75", "recall_100"} <= set(quality.history[-1].metrics)
     assert quality.history[-1].images == 60
     assert "not-pretrained" not in {found.code for found in result.findings}  # drawn scenes need no ImageNet
@@ -76,7 +76,7 @@ def test_mlperfs_checker_takes_its_log(nursery: Nursery, trained: tuple[Path, Re
 
 def test_saved_weights_have_the_same_quality_on_one_and_two_ranks(nursery: Nursery, trained: tuple[Path, Result]):
     run, result = trained
-    best = next(one for one in result.quality.history if one.metrics["map50"] >= 0.6)
+    best = next(one for one in result.quality.history if one.metrics["map50"] >= TARGET)
     weights = str(run / "checkpoints/best.safetensors")
     found = []
     for ranks in (1, 2):
@@ -128,36 +128,9 @@ def test_speed_is_measured_like_any_other(nursery: Nursery, tmp_path: Path):
     assert result["utilisation"]["flops_per_image"] > 1e8
 
 
-def test_real_pictures_give_the_same_losses_from_any_storage(nursery: Nursery, tmp_path: Path):
-    coco = real_coco()
-    losses = {}
-    for storage in ("coco", "tfrecord", "recordio"):
-        source = coco
-        if storage != "coco":
-            source = tmp_path / storage
-            made = nursery.run("data", "convert", str(coco), str(source), "--format", storage, "-q")
-            assert made.code == 0, made.err
-        out = tmp_path / f"run-{storage}"
-        settings = set_all(REAL | {"eval.target": 0.9, "loader.cache": "off", "data.skip_empty": False})
-        ended = nursery.run(
-            "train", "demo-detect", "--data", str(source), *settings, "--iterations", "3", "--out", str(out)
-        )
-        assert ended.code == 0, ended.err
-        run = find_run(out)
-        lines = (run / "steps-rank0000.csv").read_text().splitlines()
-        column = lines[0].split(",").index("loss")
-        losses[storage] = [float(line.split(",")[column]) for line in lines[1:]]
-        assert read_result(run).quality.history[0].images == 66
-        assert "not-pretrained" in {found.code for found in read_result(run).findings}
-    assert len(losses["coco"]) == 3
-    for records in ("tfrecord", "recordio"):  # their edges are 32-bit numbers
-        assert losses[records][0] == pytest.approx(losses["coco"][0], rel=1e-5)
-        assert losses[records] == pytest.approx(losses["coco"], rel=1e-2)
-
-
 def test_a_set_without_boxes_is_refused(nursery: Nursery, tmp_path: Path):
     shapes = tmp_path / "shapes"
     assert nursery.run("data", "make", "classify", "--to", str(shapes), "--count", "8", "--val", "4", "-q").code == 0
     ended = nursery.run("train", "demo-detect", "--data", str(shapes), *set_all(HERE), "--out", str(tmp_path / "r"))
     assert ended.code == 3
-    assert "has a class for each picture, not boxes" in ended.err
+    assert "to classify" in ended.err

@@ -18,8 +18,7 @@ def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
 
 @pytest.mark.serial
 def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
-    # One thread: two of them wait for each other while somebody else works here, and get hardly any step done.
-    done = trainstone("doctor", "--aa", *narrow_arguments(), "--set", "engine.threads=1", "--seconds", "6", "--json")
+    done = trainstone("doctor", "--aa", *narrow_arguments(), "--seconds", "6", "--json")
     assert done.code == 0, done.err
     floor = done.json()
     low, high = floor["ci95"]
@@ -30,7 +29,7 @@ def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
 
 
 def test_a_number_of_steps_gives_whole_rounds(quick):
-    settings = ["--set", "measure.iterations=30", "--set", "engine.threads=1"]
+    settings = ["--set", "measure.iterations=30"]
     done = quick("doctor", "--aa", *narrow_arguments(), *settings, "--json", "-q")
     assert done.code == 0, done.err
     floor = done.json()
@@ -42,7 +41,7 @@ def test_a_number_of_steps_gives_whole_rounds(quick):
 
 
 def test_the_noise_floor_in_words(quick):
-    settings = ["--set", "measure.iterations=30", "--set", "engine.threads=1"]
+    settings = ["--set", "measure.iterations=30"]
     done = quick("doctor", "--aa", *narrow_arguments(), *settings)
     assert done.code == 0, done.err
     assert done.out.startswith("The same thing twice, 16 interleaved pairs of 1 steps each:\n  difference ")
@@ -51,12 +50,6 @@ def test_the_noise_floor_in_words(quick):
 
 
 def test_too_little_time_for_a_noise_floor_is_told(quick):
-    done = quick("doctor", "--aa", *narrow_arguments(), "--set", "engine.threads=1", "--seconds", "0.01")
+    done = quick("doctor", "--aa", *narrow_arguments(), "--seconds", "0.01")
     assert done.code == 6
     assert "pairs of blocks" in done.err
-
-
-def test_flags_of_the_noise_floor_alone_are_refused(quick):
-    done = quick("doctor", "--seconds", "3")
-    assert done.code == 2
-    assert "are for doctor --aa" in done.err

@@ -38,12 +38,6 @@ if os.environ['RANK'] == '{rank}': {module}.{function} = stop
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def hosts(nursery: Nursery) -> Iterator[Hosts]:
     with make_hosts(3, nursery) as made:
         yield made

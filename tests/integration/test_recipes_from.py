@@ -48,21 +48,6 @@ def test_an_old_benchmark_line_runs(quick, tmp_path: Path):
     assert result["config"]["measure"]["iterations"] == 12
 
 
-@pytest.mark.parametrize(
-    ("words", "seen"),
-    [
-        (["--from", "wmlce", "--", "--batchsize=4"], "--batchsize, did you mean --batch_size?"),
-        (["--from", "caffe", "--", "x"], "caffe"),
-        (["a", "b"], "2 names"),
-    ],
-)
-def test_what_cannot_be_translated_ends_with_two(quick, words: list[str], seen: str):
-    done = quick("recipes", *words)
-    assert (done.code, done.out) == (2, "")
-    assert seen in done.err
-    assert "Traceback" not in done.err
-
-
 def test_a_configuration_file_of_mlperf_is_read_and_not_run(quick, tmp_path: Path):
     file = tmp_path / "config_MINE.sh"
     lines = [f"export {word}" for word in mlperf_words("dgxa100")]

@@ -133,18 +133,21 @@ def test_the_index_filters_and_sorts(quick, golden, browser: Browser, tmp_path: 
     done = write(quick, "runs")
     assert done.out.strip() == "report  runs/index.html"
     page = browser.open(tmp_path / "runs/index.html", width=390)
-    shown = "Array.from(document.querySelectorAll('tbody tr')).filter(r => !r.hidden).map(r => r.textContent)"
+    shown = "Array.from(document.querySelectorAll('#filtered tbody tr')).filter(r => !r.hidden).map(r => r.textContent)"
     assert len(page.evaluate(shown)) == 6
     page.evaluate(TYPE % "KILLED")
     (only,) = page.evaluate(shown)
     assert "killed" in only
     assert page.evaluate("document.getElementById('shown').textContent") == "1 of 6 runs"
-    heads = page.evaluate("Array.from(document.querySelectorAll('thead th')).map(h => h.textContent.trim())")
+    heads = page.evaluate("Array.from(document.querySelectorAll('#filtered thead th')).map(h => h.textContent.trim())")
     column = heads.index("images/s")
-    keys = f"Array.from(document.querySelectorAll('tbody tr')).map(r => r.cells[{column}].dataset.key)"
+    keys = f"Array.from(document.querySelectorAll('#filtered tbody tr')).map(r => r.cells[{column}].dataset.key)"
     for direction in ("ascending", "descending"):
-        page.evaluate(f"document.querySelectorAll('thead th button')[{column}].click()")
-        assert page.evaluate(f"document.querySelectorAll('thead th')[{column}].getAttribute('aria-sort')") == direction
+        page.evaluate(f"document.querySelectorAll('#filtered thead th button')[{column}].click()")
+        assert (
+            page.evaluate(f"document.querySelectorAll('#filtered thead th')[{column}].getAttribute('aria-sort')")
+            == direction
+        )
         rates = [float(key) for key in page.evaluate(keys) if key]
         assert rates == sorted(rates, reverse=direction == "descending")
         assert page.evaluate(keys)[-1] == "", "what was not measured stands last"

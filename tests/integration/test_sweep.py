@@ -72,9 +72,9 @@ def wait_for_points(folder: Path, number: int) -> None:
     wait_until(lambda: len(list(folder.glob("runs/*/points/*/result.json"))) == number)
 
 
-def test_a_whole_sweep(trainstone, tmp_path: Path):
+def test_a_whole_sweep(trainstone, quick, tmp_path: Path):
     """Real points; the last needs more memory than there is."""
-    asked = ("--batch-sizes", "2,8,1000000", "--set", "engine.threads=1", "--set", "measure.iterations=20")
+    asked = ("--batch-sizes", "2,8,1000000", "--set", "measure.iterations=20")
     done = trainstone("sweep", *tiny_arguments(), *asked, env={"COLUMNS": "120"})
     assert done.code == 0, done.err
     run = find_sweep(tmp_path)
@@ -95,10 +95,10 @@ def test_a_whole_sweep(trainstone, tmp_path: Path):
         assert log[1].seconds > 0
     assert "point 1 of 3: batch " in done.err
     assert "out of memory" in done.out
-    assert re.search(r"[Mm]emory ends it: (batch )?1000000 does not fit\.", " ".join(done.out.split()))
+    assert re.search(r"Memory ends it: batch 1000000 does not fit\.", " ".join(done.out.split()))
     last = done.out.strip().splitlines()[-1]
     assert last == f"repeat  trainstone sweep {run.relative_to(tmp_path)}/config.toml --batch-sizes 2,8,1000000"
-    refused = trainstone("compare", str(run), "--to", str(run / result.points[0].run))
+    refused = quick("compare", str(run), "--to", str(run / result.points[0].run))
     assert refused.code == 7
     assert "the points of a sweep executed different things" in refused.err
 
@@ -181,28 +181,6 @@ def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
     assert read_result(find_sweep(tmp_path)).status == "interrupted"
 
 
-def test_a_changed_configuration_is_not_resumed(start, tmp_path: Path):
-    child = start(batch_1="slow")
-    wait_for_points(tmp_path, 2)
-    child.terminate()
-    assert wait(child).code == 75
-    run = find_sweep(tmp_path)
-    before = (run / "result.json").read_bytes()
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace("image_size = 224", "image_size = 64"))
-    for arguments in ((), ("--dry-run",)):
-        refused = wait(start(*resume(run, *arguments)))
-        assert refused.code == 7
-        assert "data.image_size was 224, is 64" in refused.err
-    assert (run / "result.json").read_bytes() == before
-
-
-def test_a_fault_of_the_whole_sweep_ends_it_at_the_first_point(start, tmp_path: Path):
-    failed = wait(start("sweep", "--over", "seed=1,2,3", "--data", "/nonexistent", batch_auto="data"))
-    assert failed.code == 3
-    assert "no data set in" in failed.err
-    assert len(list_points(find_sweep(tmp_path))) == 1
-
-
 def test_a_sweep_in_progress_is_not_resumed(start, tmp_path: Path):
     first = start(batch_1="slow")
     wait_for_points(tmp_path, 2)
@@ -213,17 +191,6 @@ def test_a_sweep_in_progress_is_not_resumed(start, tmp_path: Path):
     assert wait(first).code == 75
 
 
-def test_a_point_that_is_killed_by_somebody_is_a_failed_row(start, tmp_path: Path):
-    child = start(batch_1="slow")
-    wait_for_points(tmp_path, 2)
-    os.kill(find_running(tmp_path), signal.SIGKILL)
-    assert wait(child).code == 0
-    row = read_result(find_sweep(tmp_path)).sweep.rows[0]
-    assert row.value == 1
-    assert row.status in ("failed", "out_of_memory")  # the latter where the kernel's counters cannot be read
-    assert "ended by SIGKILL" in row.note
-
-
 def test_dry_run_shows_the_points_in_their_order(quick, tmp_path: Path):
     done = quick(*SWEEP, "--profile", "--dry-run")
     assert done.code == 0
@@ -232,23 +199,4 @@ def test_dry_run_shows_the_points_in_their_order(quick, tmp_path: Path):
     assert done.out.count(" bench RUN/launch/batch_") == done.out.count(" profile RUN/launch/batch_") == 4
     plan = quick(*SWEEP, "--dry-run", "--json").json()
     assert [point["label"] for point in plan["points"]] == [f"batch {size}" for size in ORDER]
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--batch-sizes", "1,zwei"), "'zwei' is no whole number above 0"),
-        (("--over", "train.precison=fp32,bf16"), "did you mean train.precision?"),
-        (("--over", "model.depth=18,19"), "model.depth = 19"),
-        (("--batch-sizes", "1", "--over", "train.batch_size=2"), "the same key twice"),
-        (("--over", "seed=1,2", "--over", "model.depth=18,34"), "--over is given 2 times"),
-        (("--batch-sizes", "9" * 5000), "is no whole number above 0"),
-        (("--over", f"seed={'9' * 5000},1"), "--over seed: "),
-    ],
-)
-def test_bad_lists_get_one_message_and_leave_nothing(quick, tmp_path: Path, arguments: tuple[str, ...], words: str):
-    done = quick("sweep", *arguments)
-    assert done.code == 2
-    assert words in done.err
     assert not (tmp_path / "runs").exists()

@@ -34,9 +34,3 @@ def test_exported_weights_of_a_run_are_a_source(quick, tmp_path: Path):
     assert again.code == 0, again.err
     first, second = (torch.load(tmp_path / name, weights_only=True) for name in ("w.pth", "again.pth"))
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_help_names_the_kinds(quick):
-    done = quick("weights", "convert", "--help")
-    assert done.code == 0
-    assert ".safetensors" in done.out

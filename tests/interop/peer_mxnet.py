@@ -1,12 +1,10 @@
 """MXNet's word on RecordIO. Run by the interpreter of the environment mxnet, jobs on stdin:
 
 write    {path of .rec: [record]}   record = {key, labels, vector, image}, the image in hexadecimal; .idx beside it
-read     [path of .rec]             answer {path: [record]}, in the order of the .idx, images as sha256
 iterate  {path of .rec: {count, width, height, pixels}}   answer {path: [label]} of ImageRecordIter; pixels to that .npy
 detect   {path of .rec: {count, width, height}}           answer {path: {name of an iterator: [[numbers of an object]]}}
 """
 
-import hashlib
 import json
 import sys
 
@@ -25,20 +23,6 @@ def write(path, records):
         header = mx.recordio.IRHeader(0, label, record["key"], 0)
         file.write_idx(record["key"], mx.recordio.pack(header, bytes.fromhex(record["image"])))
     file.close()
-
-
-def read(path):
-    file = mx.recordio.MXIndexedRecordIO(index_of(path), path, "r")
-    records = []
-    for key in file.keys:
-        header, image = mx.recordio.unpack(file.read_idx(key))
-        assert header.id == key
-        vector = header.flag > 0
-        labels = [float(value) for value in header.label] if vector else [header.label]
-        digest = hashlib.sha256(image).hexdigest()
-        records.append({"key": key, "labels": labels, "vector": vector, "image": digest})
-    file.close()
-    return records
 
 
 def shape_of(job):
@@ -73,7 +57,6 @@ def main():
     for path, records in jobs.get("write", {}).items():
         write(path, records)
     answers = {
-        "read": {path: read(path) for path in jobs.get("read", [])},
         "iterate": {path: iterate(path, job) for path, job in jobs.get("iterate", {}).items()},
         "detect": {path: detect(path, job) for path, job in jobs.get("detect", {}).items()},
     }

@@ -5,7 +5,6 @@ TRAINSTONE_SOAK may be a number: the seed of the moments.
 
 import os
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,12 +14,6 @@ from nursery import Nursery
 from small_training import assert_same, read_learned
 
 KILLS, STEPS = 10, 144
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as started:
-        yield started
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -4,7 +4,7 @@ import re
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,14 +29,6 @@ Against = Annotated[
         show_default=False,
     ),
 ]
-
-
-class Rival(NamedTuple):
-    """What --against names."""
-
-    config: "Config"
-    same_recipe: bool
-    """It is the recipe itself with some keys changed."""
 
 
 def bench(
@@ -70,12 +62,14 @@ def bench(
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations, data=data)
     load = partial(load_config, system=system, flags=flags)
     config = load(recipe, settings=settings)
-    rival = load_rival(load, recipe, settings, against, config, runs)
+    other, same_recipe = load_other(load, recipe, settings, against, config, runs)
     if dry_run:
-        other = rival.config if rival else None
         print_plan(config, out, list_commands(config, runs, strict=strict), other, as_json=as_json)
         return
-    check_ranks(rival, runs)
+    if other:
+        options.refuse_ranks("bench --against")
+    if runs > 1:
+        options.refuse_ranks("bench --runs")
     if config.engine.keep_memory and runs == 1:
         restart_keeping_memory()
     configure_terminal(verbose=verbose, quiet=quiet)
@@ -86,10 +80,10 @@ def bench(
 
             return (yield from repeat_bench(life, runs, strict=strict))
         yield Progress("loading torch")
-        if rival:
+        if other:
             from trainstone.train.against import run_against
 
-            return (yield from run_against(life, rival.config, same_recipe=rival.same_recipe, strict=strict))
+            return (yield from run_against(life, other, same_recipe=same_recipe, strict=strict))
         from trainstone.train.run import run_bench
 
         return (yield from run_bench(life, strict=strict))
@@ -97,25 +91,12 @@ def bench(
     execute("bench", config, flow, Options(out, as_json, quiet))
 
 
-def check_ranks(rival: Rival | None, runs: int) -> None:
-    """Refuse what several ranks cannot do together, before any work."""
-    from trainstone.machine.ranks import read_rank
-
-    if rival:
-        options.refuse_ranks("bench --against")
-    if runs > 1 and read_rank().world > 1:
-        raise ConfigError(
-            f"--runs starts its runs itself, one after the other; here {read_rank().world} ranks would each do so",
-            hint="start it without a launcher; or each run by itself: torchrun ... -m trainstone bench --seed N",
-        )
-
-
-def load_rival(
+def load_other(
     load: "Callable[..., Config]", recipe: str, settings: list[str], against: list[str], config: "Config", runs: int
-) -> Rival | None:
-    """--against: another recipe with the same --set, or the same recipe; then the keys changed for it alone."""
+) -> "tuple[Config | None, bool]":
+    """--against: another recipe with the same --set, or (True) the same recipe; then the keys changed for it alone."""
     if not against:
-        return None
+        return None, False
     apart = "run each by itself, then: trainstone compare RUN RUN"
     changes = [value for value in against if re.match(r"[\w.]+\s*=", value)]
     recipes = [value for value in against if value not in changes]
@@ -130,7 +111,7 @@ def load_rival(
     if any(change.startswith("measure.") for change in changes):
         whole = "--against cannot change the measure section: it is of the whole run"
         raise ConfigError(whole, hint="change it for both with --set")
-    return Rival(other.model_copy(update={"measure": config.measure}), same_recipe=not recipes)
+    return other.model_copy(update={"measure": config.measure}), not recipes
 
 
 def list_commands(config: "Config", runs: int, *, strict: bool) -> list[str]:

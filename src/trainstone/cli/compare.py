@@ -11,9 +11,10 @@ from typer.core import TyperCommand
 
 from trainstone.cli import options
 from trainstone.errors import EXIT_GATE, ConfigError
+from trainstone.text import printable
 
 if TYPE_CHECKING:
-    from trainstone.results.schema import Comparison, ComparisonRow
+    from trainstone.results.schema import Comparison
 
 LARGEST_GATE = 50
 """A larger --fail-below is a percentage by mistake."""
@@ -99,7 +100,9 @@ def compare(
     for told in comparison.left_out:
         warn(f"not compared: {told}")
     if page is not None:
-        write_page(comparison, page)
+        from trainstone.report.page import write_comparison_page
+
+        write_comparison_page(comparison, page)
     if as_json:
         print_json(comparison.model_dump(mode="json", exclude_none=True))
     else:
@@ -120,73 +123,36 @@ def check_limit(limit: float | None) -> None:
         )
 
 
-def write_page(comparison: "Comparison", path: Path) -> None:
-    """--page: an HTML page of its own."""
-    from trainstone.report.page import write_comparison_page
-
-    write_comparison_page(comparison, path)
-
-
 def print_table(comparison: "Comparison", page: Path | None) -> None:
     """Print on stdout; no colour when it is not a terminal."""
     from rich.console import Console
     from rich.text import Text
 
-    from trainstone.cli.tables import format_difference, print_comparison, print_shares
-    from trainstone.results.anchors import is_published
-    from trainstone.text import printable
+    from trainstone.cli.tables import print_comparison
 
     console = Console(file=sys.stdout, highlight=False)
-    published = [row for row in comparison.rows if is_published(row)]
-    judged = [row for row in comparison.rows if not is_published(row)]
-    if published:
-        print_shares(console, published)
-    if judged:
-        rows, common = split_differences(judged)
-        for told in common:
-            console.print(Text(printable(f"all rows: {format_difference(told)}"), style="dim"))
-        print_comparison(console, comparison.model_copy(update={"rows": rows}))
-    else:
-        console.print(Text(printable(comparison.verdict), style="bold"))
+    print_comparison(console, comparison)
+    console.print()
+    console.print(Text(printable(comparison.verdict), style="bold"))
     console.print()
     if page is not None:
         console.print(Text(f"page  {printable(str(page))}"), soft_wrap=True)
     console.print(Text(f"next  {suggest_next(comparison)}"), soft_wrap=True)
 
 
-def split_differences(rows: list["ComparisonRow"]) -> tuple[list["ComparisonRow"], list[str]]:
-    """Take out what all of several rows differ in, so that it is told once."""
-    if len(rows) == 1:
-        return rows, []
-    common = [told for told in rows[0].differences if all(told in row.differences for row in rows)]
-    own = [[told for told in row.differences if told not in common] for row in rows]
-    return [row.model_copy(update={"differences": d}) for row, d in zip(rows, own, strict=True)], common
-
-
 def suggest_next(comparison: "Comparison") -> str:
-    """Return the command that would tell more."""
-    from trainstone.results.anchors import is_published
-    from trainstone.results.sides import NEVER_STEADY
-    from trainstone.text import printable
-
-    row = next((row for row in comparison.rows if not is_published(row)), comparison.rows[0])
-    if row.ci_covers.endswith(NEVER_STEADY):
-        side = row.a if " of A " in row.ci_covers else row.b
-        run = printable(shlex.quote(side.runs[0]))
-        return f"trainstone report {run}, to see the steps; measure for longer, or --force judges them as they are"
+    """Return the command that would show more: repeated runs where a side has few, else the page of A."""
+    row = comparison.rows[0]
     few = [side.runs[0] for side in (row.a, row.b) if 0 < len(side.runs) < MANY_RUNS]
     if few:
         config = printable(shlex.quote(str(Path(few[0]) / "config.toml")))
         return f"trainstone bench {config} --runs 5, and compare its folder: that interval covers run-to-run changes"
-    if row.judgement == "no difference shown":
-        return "trainstone bench RECIPE --against RECIPE: interleaved, it finds smaller differences"
     return f"trainstone report {printable(shlex.quote(row.a.runs[0]))}, to see what limits it"
 
 
 def leave_by_gate(comparison: "Comparison", limit: float, lost: list[str]) -> None:
     """--fail-below: name what says no and leave with exit code 9; warn of rows that are only low."""
     from trainstone.results.compare import check_gate
-    from trainstone.text import printable
 
     gate = check_gate(comparison, limit, lost)
     for told in gate.doubtful:
@@ -199,6 +165,4 @@ def leave_by_gate(comparison: "Comparison", limit: float, lost: list[str]) -> No
 
 def warn(told: str) -> None:
     """Say it on stderr, on one line."""
-    from trainstone.text import printable
-
     print(f"warning: {printable(told)}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from trainstone.results.schema import Status
-    from trainstone.train.interleave import SameTwice
     from trainstone.train.lifecycle import Lifecycle
 
 MARKS = {"ok": ("ok", "green"), "limited": ("limited", "yellow"), "missing": ("missing", "red")}
@@ -49,16 +48,15 @@ def doctor(
     configure_terminal(verbose=verbose, quiet=quiet)
     if aa:
         options.refuse_ranks("doctor --aa")
-        outcomes: list[SameTwice] = []
+        outcome: dict[str, Any] = {}
 
         def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
             yield Progress("loading torch")
-            from trainstone.train.interleave import SameTwice, run_same_twice
+            from trainstone.train.interleave import run_same_twice
 
-            outcomes.append(SameTwice())
-            return (yield from run_same_twice(life, outcomes[0]))
+            return (yield from run_same_twice(life, outcome))
 
-        execute(None, config, flow, Options(quiet=quiet), show=lambda: print_floor(outcomes[0], as_json=as_json))
+        execute(None, config, flow, Options(quiet=quiet), show=lambda: print_floor(outcome, as_json=as_json))
     else:
         print_checks(out, as_json=as_json)
 
@@ -87,28 +85,20 @@ def print_checks(out: Path, *, as_json: bool) -> None:
     print("\nMeasure: trainstone bench      Noise floor: trainstone doctor --aa")
 
 
-def print_floor(outcome: "SameTwice", *, as_json: bool) -> None:
+def print_floor(floor: dict[str, Any], *, as_json: bool) -> None:
     """Print the noise floor and what it means."""
     from trainstone.cli.output import print_json
     from trainstone.units import format_percent
 
-    floor = outcome.floor
-    assert floor is not None  # run_same_twice ended without an error, so there are pairs enough
-    assert floor.ci95 is not None
-    assert floor.noise_floor is not None
-    assert floor.detectable is not None
     if as_json:
-        document = asdict(floor) | {
-            "steps_per_block": outcome.steps_per_block,
-            "block_seconds": outcome.block_seconds,
-        }
-        print_json(document)
+        print_json(floor)
         return
-    low, high = floor.ci95
-    print(f"The same thing twice, {floor.num_pairs} interleaved pairs of {outcome.steps_per_block} steps each:")
-    print(f"  difference           {floor.mean_difference * 100:+.2f} % (95 %: {low * 100:+.2f} … {high * 100:+.2f} %)")
-    print(f"  noise floor          {format_percent(floor.noise_floor, 2)}")
-    print(f"  smallest detectable  {format_percent(floor.detectable, 2)} (80 % power, 5 % level, in as much time)")
+    low, high = floor["ci95"]
+    print(f"The same thing twice, {floor['num_pairs']} interleaved pairs of {floor['steps_per_block']} steps each:")
+    difference = f"{floor['mean_difference'] * 100:+.2f} % (95 %: {low * 100:+.2f} … {high * 100:+.2f} %)"
+    print(f"  difference           {difference}")
+    print(f"  noise floor          {format_percent(floor['noise_floor'], 2)}")
+    print(f"  smallest detectable  {format_percent(floor['detectable'], 2)} (80 % power, 5 % level, in as much time)")
     if low > 0 or high < 0:
         print("  The interval excludes 0 although both are the same: one time in twenty that is chance; run it again.")
     print("\nA difference smaller than that is not one this machine can show. Quieter: stop other work, --seconds 300")

@@ -9,8 +9,10 @@ from typer.core import TyperCommand
 from trainstone.cli import options
 from trainstone.cli.compare import spread_to
 from trainstone.cli.execute import Options, execute
+from trainstone.cli.output import print_json, print_stderr
 from trainstone.errors import ConfigError, DataError
 from trainstone.results.progress import Progress
+from trainstone.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -81,10 +83,12 @@ def evaluate(
     saved, config = open_asked(checkpoint, recipe, settings, flags, quiet=bool(quiet) or not first)
     if dry_run:
         print_eval_plan(config, mode, out, as_json=as_json)
-    elif mode == "predict":
-        predict_here(config, saved, images, top, as_json=as_json, first=first)
+    elif mode in ("predict", "export") and not first:
+        return
     elif export is not None:
-        export_here(config, saved, export, as_json=as_json, first=first)
+        export_here(config, saved, export, as_json=as_json)
+    elif mode == "predict":
+        predict_here(config, saved, images, top, as_json=as_json)
     else:
         evaluate_run(config, saved, mode, Options(out, as_json, quiet))
 
@@ -133,7 +137,6 @@ def open_asked(
 
 def print_eval_plan(config: "Config", mode: str, out: Path, *, as_json: bool) -> None:
     """--dry-run: the configuration, and what would be written."""
-    from trainstone.cli.output import print_json
     from trainstone.config.load import write_toml
 
     if as_json:
@@ -165,29 +168,44 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
     execute("eval", config, flow, opts)
 
 
-def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool, first: bool) -> None:
-    """Print what pictures show; one that cannot be looked at makes the exit code that of bad data."""
-    from trainstone.cli.prediction import describe_predictions, print_prediction
+def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool) -> None:
+    """Print what images show; one that cannot be read makes the exit code that of bad data."""
     from trainstone.train.predict import predict
 
-    if not first:
-        return
     seen = []
-    for prediction in predict(config, saved, images, top):
-        seen.append(prediction)
-        print_prediction(prediction, as_json=as_json)
+    for found in predict(config, saved, images, top):
+        seen.append(found)
+        if "error" in found:
+            named = found["image"] in found["error"]
+            print_stderr(printable(f"error: {found['error'] if named else found['image'] + ': ' + found['error']}"))
+        elif not as_json:
+            print(printable(found["image"]))
+            for guess in found["guesses"]:
+                print(printable(f"  {100 * guess['score']:5.1f} %  {describe_guess(guess)}"))
     if as_json:
-        from trainstone.cli.output import print_json
-
-        print_json(describe_predictions(saved, seen))
-    if any(prediction.error for prediction in seen):
+        print_json({"checkpoint": str(saved.path), "from": saved.origin, "predictions": seen})
+    if any("error" in found for found in seen):
         raise typer.Exit(DataError.exit_code)
 
 
-def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool, first: bool) -> None:
-    """Write weights for other tools and say so."""
-    from trainstone.cli.prediction import print_export
-    from trainstone.train.predict import export_weights
+def describe_guess(guess: dict[str, Any]) -> str:
+    """Return a class's name, in brackets what it means, and where in the image it is if that is known."""
+    text: str = guess.get("name", f"class {guess['class']}") + (f" ({guess['text']})" if "text" in guess else "")
+    if "box" not in guess:
+        return text
+    left, top, right, bottom = (f"{100 * guess['box'][edge]:.0f}" for edge in ("left", "top", "right", "bottom"))
+    return f"{text}  at {left}-{right} % from the left, {top}-{bottom} % from the top"
 
-    if first:
-        print_export(export_weights(config, saved, target), saved, target, as_json=as_json)
+
+def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool) -> None:
+    """Write weights for other tools and report it."""
+    from trainstone.train.predict import export_weights
+    from trainstone.units import format_bytes
+
+    made = export_weights(config, saved, target)
+    if as_json:
+        print_json({"file": str(target), "checkpoint": str(saved.path), "from": saved.origin, **made})
+        return
+    kind = "averaged weights" if made["averaged"] else "weights"
+    size = f"{made['tensors']} tensors, {format_bytes(made['bytes'])}"
+    print(printable(f"wrote {kind} of {saved.origin} to {target}: {size}, plain safetensors"))

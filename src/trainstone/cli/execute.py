@@ -222,14 +222,12 @@ def print_guarded(show: Callable[[], None], hint: str | None = None) -> None:
 def write_page(run: "RunFolder") -> None:
     """Write report.html of a run and of points that have none; a failure is a warning, the result is as good."""
     from trainstone.report.page import PAGE_NAME, write_report
-    from trainstone.report.vega import Scripts
 
     folders = [run.path / point.run for point in run.result.points]
     try:
-        with Scripts() as scripts:
-            for folder in (*folders, run.path):
-                if folder == run.path or not (folder / PAGE_NAME).exists():
-                    write_report(folder, scripts)
+        for folder in (*folders, run.path):
+            if folder == run.path or not (folder / PAGE_NAME).exists():
+                write_report(folder)
         run.update()  # `files` names the page, too
     except (OSError, TrainstoneError) as err:
         log.warning("no report: %s; trainstone report writes it later", err)

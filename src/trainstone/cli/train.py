@@ -131,22 +131,16 @@ def show_if_over(resume: Path, stop: "StopConfig", *, as_json: bool, require_tar
     if result.kind != "train" or result.status not in ("ok", "target_reached", "target_missed"):
         return
     if read_rank().number == 0:
-        print_stderr(f"{resume} has come to its end: {tell_end(result, stop)}")
+        print_stderr(f"{resume} has come to its end: {describe_end(result, stop)}")
         show_run(RunFolder(resume, result), as_json=as_json)
     raise typer.Exit(exit_code("train", result.status, None, require_target=require_target))
 
 
-def tell_end(result: "Result", stop: "StopConfig") -> str:
-    """Name the rule that ended a run, and what to type to let it go on."""
+def describe_end(result: "Result", stop: "StopConfig") -> str:
+    """Return why a run ended, and what to type to continue it."""
     if result.repeated:
         return f"all of its {result.repeated.num_runs} runs have; --runs N begins new ones"
     if result.status == "target_reached":
         return "the target is reached; --set eval.target=X asks for more"
-    quality = result.quality
-    last = quality.history[-1] if quality and quality.history else None
-    steps = quality.steps if quality and quality.steps is not None else last.step if last else 0
-    if stop.steps and steps >= stop.steps:
-        return f"stop.steps = {stop.steps}; --set stop.steps=0 takes the limit away"
-    if stop.seconds and quality and quality.epochs < stop.epochs and (last is None or last.seconds >= stop.seconds):
-        return f"stop.seconds = {stop.seconds:g}; --set stop.seconds=0 takes the limit away"
-    return f"stop.epochs = {stop.epochs:g}; --set stop.epochs=N gives it more"
+    limits = ", ".join(f"stop.{key} = {value:g}" for key, value in stop.model_dump().items() if value)
+    return f"{limits}; --set stop.epochs=N gives it more, --set stop.steps=0 or stop.seconds=0 takes a limit away"

@@ -1,6 +1,5 @@
 """trainstone weights: files of weights turned into one another. Nothing in them is ever run."""
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
     from trainstone.models.convert import Converted
 
 app = typer.Typer(name="weights", help="Convert files of trained weights.", no_args_is_help=True)
-COUNTER = "num_batches_tracked"
-FORMATS = {
-    "torch": "a state dict of torch",
-    "safetensors": "plain safetensors",
-    "mlperf_ssd": "a pickle by MLPerf SSD's names",
-}
 
 
 @app.callback()
@@ -105,12 +98,7 @@ def tell_converted(made: "Converted", source: Path, target: Path, *, as_json: bo
         print_json({"file": str(target), "source": str(source), **made._asdict()})
         return
     size = f"{format_count(made.tensors, 'tensor')}, {made.parameters:,} parameters, {format_bytes(made.bytes)}"
-    print(printable(f"wrote {made.network} of {source} to {target}: {size}, {FORMATS[made.format]}"))
+    print(printable(f"wrote {made.network} of {source} to {target}: {size}"))
     if made.left_out:
-        parts = Counter(name_part(name) for name in made.left_out)
-        print(printable(f"left out: {', '.join(f'{part} ({count})' for part, count in parts.items())}"))
-
-
-def name_part(name: str) -> str:
-    """Return where a tensor belongs: layer4, fc, heads, ssd0 (the original's heads); counters of batches together."""
-    return COUNTER if name.endswith(COUNTER) else name.partition(".")[0].partition("_")[0]
+        more = ", ..." if len(made.left_out) > 3 else ""
+        print(printable(f"left out {format_count(len(made.left_out), 'tensor')}: {', '.join(made.left_out[:3])}{more}"))

@@ -10,7 +10,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,22 +41,19 @@ def list_shipped(kind: str) -> list[str]:
 
 def read_source(kind: str, name: str) -> tuple[str, str]:
     """Return the text of a shipped recipe or system, or of a file, and where it came from."""
-    singular = kind.removesuffix("s")
+    singular, shipped = kind.removesuffix("s"), list_shipped(kind)
     if name.endswith(".toml") or "/" in name:
-        path = Path(name)
-        if path.is_dir():
-            path = path / "config.toml"
+        path = Path(name) / "config.toml" if Path(name).is_dir() else Path(name)
         try:
             return path.read_text(encoding="utf-8"), str(path)
         except FileNotFoundError as err:
-            raise ConfigError(f"no {singular} file {path}", hint=f"names of shipped ones: {_names(kind)}") from err
+            raise ConfigError(f"no {singular} file {path}", hint=f"shipped: {', '.join(shipped)}") from err
         except (OSError, UnicodeDecodeError) as err:
             raise ConfigError(f"cannot read {singular} file {path}: {err}") from err
-    if name not in list_shipped(kind):
-        shipped = _names(kind)
+    if name not in shipped:
         raise ConfigError(
-            f"unknown {singular} {name!r}{did_you_mean(name, list_shipped(kind))}",
-            hint=f"shipped: {shipped}; or give the path of a .toml file",
+            f"unknown {singular} {name!r}{did_you_mean(name, shipped)}",
+            hint=f"shipped: {', '.join(shipped)}; or give the path of a .toml file",
         )
     source = resources.files("trainstone.config") / kind / f"{name}.toml"
     return source.read_text(encoding="utf-8"), f"{singular} {name}"
@@ -98,7 +95,10 @@ def change_config(
         _merge(values, defects)
     for key, value in changes:
         _assign(values, key, value)
-    _hold_to({key for key, _ in changes}, values)
+    requested = {key for key, _ in changes}
+    train = values.get("train")
+    if isinstance(train, dict) and isinstance(train.get("adapt"), list):  # no machine adapts what the user requested
+        train["adapt"] = [key for key in train["adapt"] if f"train.{key}" not in requested]
     return _check(Config, values, where)
 
 
@@ -176,10 +176,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {' or '.join(close)}?" if close else ""
 
 
-def _names(kind: str) -> str:
-    return ", ".join(list_shipped(kind)) or "none"
-
-
 def _parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
@@ -208,34 +204,22 @@ def _assign(values: dict[str, Any], dotted_key: str, value: Any) -> None:
         values[last] = value
 
 
-def _hold_to(asked: Collection[str], values: dict[str, Any]) -> None:
-    """Let no machine adapt what the user asked for."""
-    train = values.get("train")
-    if isinstance(train, dict) and isinstance(train.get("adapt"), list):
-        train["adapt"] = [key for key in train["adapt"] if f"train.{key}" not in asked]
-
-
 def _check(kind: type[Checked], values: dict[str, Any], where: str) -> Checked:
     try:
         return kind.model_validate(values)
     except ValidationError as err:
-        details = err.errors(include_url=False)
         known = [row[0] for row in list_keys(kind)]
-        sentences = _explain(details, known)
-        more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+        by_key: dict[str, list[ErrorDetails]] = {}
+        for detail in err.errors(include_url=False):  # the branches of a union (a number or "auto") belong together
+            parts = [str(part) for part in detail["loc"]]
+            key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in known), ".".join(parts))
+            by_key.setdefault(key, []).append(detail)
+        key, details = next(iter(by_key.items()))
+        more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
         raise ConfigError(
-            f"{where}: {sentences[0]}{more}", hint="`trainstone recipes NAME` lists the keys of a recipe"
+            f"{where}: {_explain_key(key, details, known)}{more}",
+            hint="`trainstone recipes NAME` lists the keys of a recipe",
         ) from err
-
-
-def _explain(details: Sequence[ErrorDetails], known: Sequence[str]) -> list[str]:
-    """One sentence a wrong key; the branches of a union (a number or "auto") are told together."""
-    by_key: dict[str, list[ErrorDetails]] = {}
-    for detail in details:
-        parts = [str(part) for part in detail["loc"]]
-        key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in known), ".".join(parts))
-        by_key.setdefault(key, []).append(detail)
-    return [_explain_key(key, group, known) for key, group in by_key.items()]
 
 
 def _explain_key(key: str, details: Sequence[ErrorDetails], known: Sequence[str]) -> str:
@@ -247,15 +231,11 @@ def _explain_key(key: str, details: Sequence[ErrorDetails], known: Sequence[str]
     if first["type"] == "model_type":
         inside = ", ".join(k for k in known if k.startswith(f"{key}."))
         return f"{key} = {first['input']!r}: it is a section; set its keys ({inside})"
-    told = (detail["msg"].removeprefix("Value error, ") for detail in details)
-    allowed = "; or ".join(dict.fromkeys(map(_lower_first, told)))
+    messages = [detail["msg"].removeprefix("Value error, ") for detail in details]
+    allowed = "; or ".join(dict.fromkeys(message[:1].lower() + message[1:] for message in messages))
     if isinstance(first["input"], dict):  # a section whose keys do not go together
         return allowed
     return f"{key} = {first['input']!r}: {allowed}"
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _describe_type(annotation: Any) -> str:

@@ -12,13 +12,6 @@ def check_range(ends: tuple[float, float]) -> tuple[float, float]:
     return ends
 
 
-def check_share(ends: tuple[float, float]) -> tuple[float, float]:
-    """Refuse a range of shares that goes beyond the whole."""
-    if ends[1] > 1:
-        raise ValueError("a share is at most 1")
-    return check_range(ends)
-
-
 def check_order(ends: tuple[float, float]) -> tuple[float, float]:
     """Refuse a range whose ends are in the wrong order."""
     if ends[0] > ends[1]:
@@ -26,18 +19,12 @@ def check_order(ends: tuple[float, float]) -> tuple[float, float]:
     return ends
 
 
-def check_shares(shares: tuple[float, ...]) -> tuple[float, ...]:
-    """Refuse what is no share."""
-    if not all(0 <= share < 1 for share in shares):
-        raise ValueError("each is at least 0 and below 1")
-    return shares
-
-
 # TOML has lists only, which strict models would refuse; the numbers in them stay strict.
 Range = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_range)]
-ShareRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_share)]
+_Share = Annotated[float, Field(le=1, strict=True)]
+ShareRange = Annotated[tuple[_Share, _Share], Field(strict=False), AfterValidator(check_range)]
 AnyRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_order)]
-Shares = Annotated[tuple[float, ...], Field(strict=False), AfterValidator(check_shares)]
+Shares = Annotated[tuple[Annotated[float, Field(ge=0, lt=1, strict=True)], ...], Field(strict=False)]
 StepRange = Annotated[
     tuple[Annotated[int, Field(ge=0, strict=True)], Annotated[int, Field(ge=1, strict=True)]], Field(strict=False)
 ]

@@ -20,7 +20,6 @@ from trainstone.data.feeding.shown import NOTHING, Holds, pack
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import Pixels
 from trainstone.data.sample import Source
-from trainstone.errors import ConfigError
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.text import printable
@@ -92,7 +91,6 @@ class Loader:
         self.skipped = 0
         """How often a damaged picture was left out; bad_pictures says which."""
         self.bad_pictures: set[str] = set()
-        self._told_boxes = False
         size, holds = feed.transform.size, feed.holds
         slots = [Memory(order.batch_size, size, holds, pinned=pinned) for _ in range(self.num_slots)]
         self._began = time.perf_counter()
@@ -110,7 +108,6 @@ class Loader:
         if slot.errors:
             raise slot.errors[min(slot.errors)]
         self._tell_skipped(slot.bad)
-        self._tell_boxes()
         self.step += 1
         return slot.memory.take(len(slot.places))
 
@@ -125,11 +122,6 @@ class Loader:
         self._ring.close()
         self.feed.cache.clear()
 
-    @property
-    def boxes_left_out(self) -> int:
-        """How often a box without any area in its picture was left out."""
-        return sum(worker.boxes_left_out for worker in self._ring.workers)
-
     def pause(self) -> None:
         """Do no work for a while, such as while something else is measured."""
         self._ring.pause()
@@ -141,11 +133,8 @@ class Loader:
     def stages(self) -> Stages:
         """Sum up what the threads did so far; batch is all that is neither reading, decoding nor resizing."""
         workers = self._ring.workers
-        spent = [
-            sum(worker.read_seconds for worker in workers),
-            sum(worker.decode_seconds for worker in workers),
-            sum(worker.resize_seconds for worker in workers),
-        ]
+        seconds = zip(*((each.read_seconds, each.decode_seconds, each.resize_seconds) for each in workers), strict=True)
+        spent = [sum(stage) for stage in seconds]
         now = time.perf_counter()
         # Threads that are waiting now have not added that yet.
         waited = sum(worker.waited_until(now) for worker in workers)
@@ -163,13 +152,6 @@ class Loader:
             if one.where not in self.bad_pictures and len(self.bad_pictures) < TOLD_BAD:
                 log.warning("left out: %s: %s", printable(one.where), printable(one.why))
             self.bad_pictures.add(one.where)
-
-    def _tell_boxes(self) -> None:
-        """Say once that there are boxes of no use; boxes_left_out counts them."""
-        if not self._told_boxes and self.boxes_left_out:
-            self._told_boxes = True
-            where = next(w.boxes_left_out_of for w in self._ring.workers if w.boxes_left_out_of)
-            log.warning("boxes without any area in their picture are left out, first in %s", printable(where))
 
 
 def open_loader(
@@ -193,7 +175,6 @@ def open_loader(
 
     `parts`: to train on, batches of a step; to validate with, pictures come in a multiple of it, the rest is left out.
     """
-    check_boxes_fit(holds, augment, train=train)
     order: TrainOrder | EvalOrder
     if train:
         order = TrainOrder(len(source), batch_size, seed, rank, last=loader.last, parts=parts)
@@ -211,13 +192,3 @@ def open_loader(
     )
     threads = available_cores().threads if loader.threads == "auto" else loader.threads
     return Loader(feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step)
-
-
-def check_boxes_fit(holds: Holds, augment: AugmentConfig, *, train: bool) -> None:
-    """Refuse what does not keep boxes true to pixels."""
-    if holds == "class":
-        return
-    if train and augment.crop not in ("overlap", "whole"):
-        raise ConfigError(f"augment.crop = {augment.crop} keeps no boxes", hint="--set augment.crop=overlap")
-    if not train and augment.val_crop != "whole":
-        raise ConfigError(f"augment.val_crop = {augment.val_crop} cuts boxes off", hint="--set augment.val_crop=whole")

@@ -191,13 +191,6 @@ def even_bounds(records: int, count: int) -> list[tuple[int, int]]:
 def tensorflow_bounds(records: int, count: int) -> list[tuple[int, int]]:
     """build_imagenet_data.py's: np.linspace over threads, then over each thread's shards, both rounded down."""
     threads = math.gcd(TENSORFLOW_THREADS, count)
-    each = count // threads
-    bounds = []
-    for start, end in pairwise(round_down(0, records, threads)):
-        bounds += list(pairwise(round_down(start, end, each)))
-    return bounds
-
-
-def round_down(start: int, end: int, parts: int) -> list[int]:
-    """Return the edges of even parts, as np.linspace and a cast to int give them."""
-    return [int(edge) for edge in np.linspace(start, end, parts + 1).astype(int)]
+    edges = np.linspace(0, records, threads + 1).astype(int).tolist()
+    inner = (np.linspace(start, end, count // threads + 1).astype(int).tolist() for start, end in pairwise(edges))
+    return [bounds for part in inner for bounds in pairwise(part)]

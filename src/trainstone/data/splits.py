@@ -48,10 +48,8 @@ def open_split(path: Path, name: str, *, skip_empty: bool = False) -> OpenSplit:
         raise DataError(f"split {name} of {path} holds no picture", hint="trainstone data verify tells what is wrong")
     if skip_empty:
         if dataset.kind != "detect":
-            raise DataError(
-                f"{path} is no set of boxes: data.skip_empty has no meaning for it",
-                hint="this recipe detects: give COCO, or another set with boxes",
-            )
+            hint = "this recipe detects: give COCO, or another set with boxes"
+            raise DataError(f"{path} is no set of boxes: data.skip_empty has no meaning for it", hint=hint)
         source = leave_out_empty(source, f"split {name} of {path}")
     return OpenSplit(dataset, name, source)
 

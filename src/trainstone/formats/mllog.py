@@ -6,12 +6,12 @@
 """
 
 import json
-import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
 
 from trainstone.errors import DataError
 from trainstone.formats.files import damaged_line, read_lines
@@ -35,7 +35,20 @@ _KEYS_05 = {
     "preproc_num_eval_examples": "eval_samples",
     "train_epoch": "epoch_start",
 }
-_LIMIT = 1 << 63
+
+
+class _Value(msgspec.Struct):
+    value: Any
+    metadata: dict[str, Any] | None = None
+
+
+class _Line(msgspec.Struct):
+    time_ms: Annotated[float, msgspec.Meta(ge=0, lt=2.0**63)]
+    key: str
+    value: Any
+    event_type: Kind | None = None
+    namespace: Any = ""
+    metadata: dict[str, Any] | None = None
 
 
 class Event(NamedTuple):
@@ -71,25 +84,15 @@ def scan_mllog(path: Path) -> Iterator[Event]:
         try:
             event = parse_line(line)
         except ValueError as err:
-            if next(lines, None) is None and not _ends_whole(path):
-                raise _cut_off(path, number) from err
+            # Writers end a line with its last byte.
+            if next(lines, None) is None and not path.read_bytes().endswith((b"\n", b"\r")):
+                raise DataError(
+                    f"{printable(str(path))}, line {number}, the last: cut off: the run was killed, or still writes",
+                    hint="wait for its end; resume a killed run with trainstone train --resume RUN",
+                ) from err
             raise damaged_line(path, number, str(err), HINT) from err
         if event is not None:
             yield event
-
-
-def _ends_whole(path: Path) -> bool:
-    """Whether the last line has its end; writers end a line with its last byte."""
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) in (b"\n", b"\r")
-
-
-def _cut_off(path: Path, number: int) -> DataError:
-    return DataError(
-        f"{printable(str(path))}, line {number}, the last: cut off: the run was killed, or still writes",
-        hint="wait for its end; a run that was killed goes on with trainstone train --resume RUN",
-    )
 
 
 def read_mllog(path: Path) -> list[Event]:
@@ -111,29 +114,11 @@ def parse_line(line: str) -> Event | None:
         return None
     rest = line[found.end() :].strip()
     if found[1] == "MLLOG":
-        return _parse_today(rest)
+        fields = _decode(rest, _Line)
+        kind = fields.event_type or kind_of(fields.key)  # logs of TensorFlow's models of 0.7 have no type
+        namespace = fields.namespace if isinstance(fields.namespace, str) else ""
+        return Event(fields.key, fields.value, kind, int(fields.time_ms), fields.metadata or {}, namespace)
     return _parse_06(rest) if found[1] == "MLL" else _parse_05(rest)
-
-
-def _parse_today(text: str) -> Event:
-    fields = _decode(text)
-    if not isinstance(fields, dict):
-        raise ValueError("no JSON object follows the token")
-    missing = [name for name in ("time_ms", "key", "value") if name not in fields]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} is missing")
-    key, kind, namespace = fields["key"], fields.get("event_type"), fields.get("namespace")
-    if not isinstance(key, str):
-        raise ValueError("key is no text")
-    if kind is None:  # as in logs of TensorFlow's models of 0.7
-        kind = kind_of(key)
-    if kind not in get_args(Kind):
-        raise ValueError(f"event_type must be one of {', '.join(get_args(Kind))}")
-    time_ms = fields["time_ms"]
-    if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not 0 <= time_ms < _LIMIT:
-        raise ValueError("time_ms is no number of milliseconds since 1970")
-    namespace = namespace if isinstance(namespace, str) else ""
-    return Event(key, fields["value"], cast(Kind, kind), int(time_ms), _metadata(fields.get("metadata")), namespace)
 
 
 def _parse_06(text: str) -> Event:
@@ -141,10 +126,8 @@ def _parse_06(text: str) -> Event:
     if found is None:
         raise ValueError("it is no line of MLPerf 0.6: time, key, colon and JSON")
     seconds, key, rest = found.groups()
-    fields = _decode(rest)
-    if not isinstance(fields, dict) or "value" not in fields:
-        raise ValueError("no JSON object with a value follows the key")
-    return Event(key, fields["value"], kind_of(key), _milliseconds(seconds), _metadata(fields.get("metadata")))
+    fields = _decode(rest, _Value)
+    return Event(key, fields.value, kind_of(key), _milliseconds(seconds), fields.metadata or {})
 
 
 def _parse_05(text: str) -> Event:
@@ -152,7 +135,7 @@ def _parse_05(text: str) -> Event:
     if found is None:
         raise ValueError("it is no line of MLPerf 0.5: benchmark, time, (file:line), key and maybe a value")
     benchmark, seconds, file, line, old_key, rest = found.groups()
-    value = None if rest is None else _decode(rest)
+    value = None if rest is None else _decode(rest, Any)
     key = _KEYS_05.get(old_key, old_key)
     metadata: dict[str, Any] = {"file": file, "lineno": int(line)}
     if key == "epoch_start":
@@ -180,35 +163,8 @@ def _milliseconds(seconds: str) -> int:
     return int(whole) * 1000 + int(fraction[:3].ljust(3, "0"))
 
 
-def _metadata(value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ValueError("metadata is no JSON object")
-    return value
-
-
-def _decode(text: str) -> Any:
+def _decode(text: str, form: Any) -> Any:
     try:
-        return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_refuse)
-    except json.JSONDecodeError as err:
-        raise ValueError(f"its JSON cannot be read: {err.msg} at character {err.pos + 1}") from err
+        return msgspec.json.decode(text, type=form)
     except RecursionError as err:
         raise ValueError("its JSON is nested too deeply") from err
-
-
-def _integer(text: str) -> int:
-    if len(text) > 20 or not -_LIMIT <= (number := int(text)) < 2 * _LIMIT:
-        raise ValueError("it holds a number of more than 64 bits")
-    return number
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("it holds a number too big for a double")
-    return number
-
-
-def _refuse(text: str) -> float:
-    raise ValueError(f"it holds {text}, which is no JSON")

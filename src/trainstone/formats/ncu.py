@@ -6,7 +6,7 @@ What the metrics mean is not known here; results/cores.py makes use of them.
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -30,15 +30,13 @@ PLACE_COLUMNS = {
     *("", "Block Size", "Grid Size", "Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value"),
 }
 LONG_COLUMNS = {"ID", "Kernel Name", "Metric Name", "Metric Value"}
-_BYTE_ORDER_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # of UTF-16, as bytes that are not UTF-8
 _ROW_START = re.compile(r'\s*"[0-9][0-9,]*","')
 # Nsight Compute's window exports the unit with the name: gpc__cycles_elapsed.max [cycle]
 _WITH_UNIT = re.compile(r"(\S+) \[([^][]*)\]")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
 # As other locales write it: 1.234.567 or 1 234,5 or 1'234; 12,5 or 12,34,567.
-_OTHER_LOCALES = (
-    re.compile("[+-]?[0-9]{1,3}(?:[. \u00a0\u202f'\u2019][0-9]{3})+(?:[.,][0-9]+)?"),
-    re.compile(r"[+-]?[0-9]+(?:,[0-9]+)+(?:\.[0-9]+)?"),
+_OTHER_LOCALE = re.compile(
+    "[+-]?(?:[0-9]{1,3}(?:[. \u00a0\u202f'\u2019][0-9]{3})+(?:[.,][0-9]+)?|[0-9]+(?:,[0-9]+)+(?:\\.[0-9]+)?)"
 )
 # `--print-metric-instances` adds each instance's value: 100 (50; 50)
 _INSTANCES = re.compile(r"(?<=[0-9]) \([^()]*\)$")
@@ -64,7 +62,7 @@ class NcuKernel:
 
     process: int | None
     run: int
-    """Counts how often a process id, or a file without them, has begun again."""
+    """Which table of the file it is in: a process id may come again in another."""
     id: int
     name: str
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -79,35 +77,21 @@ class NcuFile:
     kernels: tuple[NcuKernel, ...]
 
 
-class _Cell(NamedTuple):
-    metric: str
-    unit: str
-    section: str
-    value: str
-
-
 def read_ncu(path: Path, wanted: Collection[str] | None = None) -> NcuFile:
     """Read all kernels with their metrics, or only with those `wanted` (the wide form may have a thousand)."""
     name = printable(str(path))
     reader = _Reader(path, wanted)
     for number, text in read_lines(path):
-        if number == 1:
-            text = text.removeprefix("\ufeff")
-            _refuse_other_files(name, text)
-        reader.take_line(number, text)
+        if text.startswith("NVR\0"):
+            hint = f"ncu --import {name} --csv --page raw > FILE"
+            raise DataError(f"{name} is a report of ncu, not its CSV", hint=hint)
+        reader.take_line(number, text.removeprefix("\ufeff"))
     if reader.open:
-        raise damaged_line(path, reader.open[0], "the file ends within a row", HINT)
+        raise damaged_line(path, number, "the file ends within a row", HINT)
     if not reader.kernels:
         shown = f"it says {printable(reader.output.strip())[:200]!r}" if reader.output else "it has no rows"
         raise DataError(f"no kernel in {name}: {shown}", hint=HINT)
     return NcuFile(name, tuple(reader.kernels.values()))
-
-
-def _refuse_other_files(name: str, text: str) -> None:
-    if text.startswith("NVR\0"):
-        raise DataError(f"{name} is a report of ncu, not its CSV", hint=f"ncu --import {name} --csv --page raw > FILE")
-    if text.startswith(_BYTE_ORDER_MARKS) or "\0" in text[:2]:
-        raise DataError(f"{name} is UTF-16 text", hint=f"iconv -f utf-16 -t utf-8 {name} > FILE")
 
 
 class _Reader:
@@ -115,124 +99,90 @@ class _Reader:
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
         self.path, self.wanted = path, wanted
-        self.kernels: dict[tuple[int | None, int, int], NcuKernel] = {}
+        self.kernels: dict[tuple[int, int | None, int, str], NcuKernel] = {}
         self.output = ""
-        self.open: tuple[int, str, int] | None = None  # a row that continues: its line, its text, how many lines
+        """What explains a file without kernels: an error of ncu, else a warning, else the first line."""
+        self.open = ""
+        """A row that continues on the next line."""
         self._columns: list[str] = []
         self._units: list[str] = []
-        self._long = False
-        self._runs: dict[int | None, int] = {}
-        self._seen: dict[
-            tuple[int | None, int, int], set[tuple[str, ...]]
-        ] = {}  # metrics of the kernels in the current table
+        self._table = -1
 
     def take_line(self, number: int, text: str) -> None:
-        """Take a line. A quoted field may hold line ends."""
-        lines = 1
-        if self.open:
-            if _ROW_START.match(text) or text.startswith("==") or self.open[2] >= MAX_ROW_LINES:
-                raise damaged_line(self.path, self.open[0], "the row's quotes do not close", HINT)
-            number, text, lines = self.open[0], f"{self.open[1]}\n{text}", self.open[2] + 1
-        self.open = (number, text, lines) if text.count('"') % 2 and self._begins_row(text) else None
-        if self.open:
+        """Take a line."""
+        if "ERR_NVGPUCTRPERM" in text:
+            what = "ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)"
+            raise MachineError(what, hint=PERMISSION_HINT)
+        text, self.open = f"{self.open}\n{text}" if self.open else text, ""
+        begins = self._begins_row(text)
+        if begins and text.count('"') % 2 and text.count("\n") < MAX_ROW_LINES:  # a quoted field may hold line ends
+            self.open = text
             return
         fields = _split(text)
         if fields and {"ID", "Kernel Name"} <= set(fields):
-            self._begin_table(fields)
-        elif not self._columns or text.startswith("=="):
-            self._take_output(text)
-        elif fields and "\0" not in text and self._is_complete(fields) and self._take_row(number, fields):
-            pass
-        elif self._begins_row(text) or len(fields or ()) == len(self._columns) > 7:
+            parts = [_WITH_UNIT.fullmatch(field) for field in fields]
+            self._columns = [part[1] if part else field for part, field in zip(parts, fields, strict=True)]
+            self._units = [part[2] if part else "" for part in parts]
+            self._table += 1
+        elif self._columns and not text.startswith("==") and self._take_row(number, fields or []):
+            return
+        elif begins or len(fields or ()) == len(self._columns) > 7:
             what = "damaged quotes or a field that is too long" if fields is None else f"{len(fields)} fields"
             expected = f"expected {len(self._columns)} fields with a number as ID"
             raise damaged_line(self.path, number, f"invalid row: {what}; {expected}", HINT)
         else:
-            self._take_output(text)
-
-    def _begin_table(self, fields: list[str]) -> None:
-        parts = [_WITH_UNIT.fullmatch(field) for field in fields]
-        self._columns = [part[1] if part else field for part, field in zip(parts, fields, strict=True)]
-        self._units = [part[2] if part else "" for part in parts]
-        self._long = set(self._columns) >= LONG_COLUMNS
-        self._seen = {}
+            self.output = max(self.output, text, key=_weigh_output)
 
     def _begins_row(self, text: str) -> bool:
         """Return whether a line starts as rows do. Output may start with a number, too, but has fewer commas."""
         plain = text.count(",") >= max(3, len(self._columns) // 2) and text.lstrip()[:1].isdigit()
         return bool(self._columns) and (plain or _ROW_START.match(text) is not None)
 
-    def _is_complete(self, fields: Sequence[str]) -> bool:
-        """Return whether a row has its fields. ncu omits the columns of its rules, after the value, if none fired."""
-        if len(fields) >= len(self._columns):
-            return not any(fields[len(self._columns) :])
-        return self._long and set(self._columns[: len(fields)]) >= LONG_COLUMNS
-
     def _take_row(self, number: int, fields: list[str]) -> bool:
-        """Take the units or the metrics of a row; return whether it was one."""
+        """Take the units or the metrics of a row; return whether it was one.
+
+        ncu omits the columns of its rules, after the value, if none fired.
+        """
+        long = set(self._columns) >= LONG_COLUMNS
+        complete = len(fields) == len(self._columns) or (long and set(self._columns[: len(fields)]) >= LONG_COLUMNS)
+        if not complete or any(fields[len(self._columns) :]):
+            return False
         row = defaultdict(str, zip(self._columns, fields, strict=False))
         kernel_id = parse_count(row["ID"].replace(",", ""))
         if kernel_id is None:
-            if row["ID"] or self._long or self._seen:
-                return False
-            self._units = fields
-            return True
-        if self._long:
-            cells = [_Cell(row["Metric Name"], row["Metric Unit"], row["Section Name"], row["Metric Value"])]
-        else:
-            rows = zip(self._columns, self._units, fields, strict=False)
-            cells = [_Cell(name, unit, "", value) for name, unit, value in rows if name not in PLACE_COLUMNS]
+            is_units = not row["ID"] and not long
+            self._units = fields if is_units else self._units
+            return is_units
         process = parse_count(row["Process ID"].replace(",", ""))
-        kernel = self._find_kernel(process, kernel_id, row["Kernel Name"], cells)
-        for cell in cells:
-            self._take_metric(kernel, number, cell)
+        kernel = NcuKernel(process, self._table, kernel_id, row["Kernel Name"])
+        kernel = self.kernels.setdefault((self._table, process, kernel_id, kernel.name), kernel)
+        if long:
+            self._take_metric(kernel, number, row["Metric Name"], row["Metric Unit"], row["Metric Value"])
+        else:
+            for name, unit, value in zip(self._columns, self._units, fields, strict=False):
+                if name not in PLACE_COLUMNS:
+                    self._take_metric(kernel, number, name, unit, value)
         return True
 
-    def _find_kernel(self, process: int | None, kernel_id: int, name: str, cells: list[_Cell]) -> NcuKernel:
-        """Return the kernel of a row. The same id again is another one if a header came in between, the name differs
-        or, where processes are not given, a metric comes twice.
-        """
-        metrics = {cell[:3] for cell in cells} if process is None else set()
-        run = self._runs.setdefault(process, 0)
-        kernel = self.kernels.get((process, run, kernel_id))
-        if kernel is not None:
-            seen = self._seen.get((process, run, kernel_id))  # None: in an earlier table
-            if seen is None or not self._long or kernel.name != name or metrics & seen:
-                kernel, run = None, run + 1
-        if kernel is None:
-            self._runs[process] = run
-            kernel = self.kernels[process, run, kernel_id] = NcuKernel(process, run, kernel_id, name)
-        self._seen.setdefault((process, run, kernel_id), set()).update(metrics)
-        return kernel
-
-    def _take_metric(self, kernel: NcuKernel, line: int, cell: _Cell) -> None:
+    def _take_metric(self, kernel: NcuKernel, line: int, metric: str, unit: str, value: str) -> None:
         """Keep a number; sections repeat a metric, the first is kept."""
-        text = _INSTANCES.sub("", cell.value)
+        text = _INSTANCES.sub("", value)
         if not _NUMBER.fullmatch(text):
-            if any(pattern.fullmatch(text) for pattern in _OTHER_LOCALES):
-                what = f"{printable(cell.metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
+            if _OTHER_LOCALE.fullmatch(text):
+                what = f"{printable(metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
                 raise damaged_line(self.path, line, what, LOCALE_HINT)
             return
-        if cell.metric in kernel.metrics or (self.wanted is not None and cell.metric not in self.wanted):
+        if metric in kernel.metrics or (self.wanted is not None and metric not in self.wanted):
             return
-        value = float(text.replace(",", ""))
-        if abs(value) > MAX_VALUE:
-            raise damaged_line(self.path, line, f"{printable(cell.metric)}: {text} is too large", HINT)
-        unit, factor = _scale_unit(cell.unit)
-        kernel.metrics[cell.metric] = Metric(value * factor, unit)
-
-    def _take_output(self, text: str) -> None:
-        """Remember what explains a file without kernels: an error of ncu, else a warning, else the first line."""
-        if "ERR_NVGPUCTRPERM" in text:
-            raise MachineError(
-                "ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT
-            )
-        self.output = max(self.output, text, key=_weigh_output)
+        number = float(text.replace(",", ""))
+        if abs(number) > MAX_VALUE:
+            raise damaged_line(self.path, line, f"{printable(metric)}: {text} is too large", HINT)
+        plain, factor = _scale_unit(unit)
+        kernel.metrics[metric] = Metric(number * factor, plain)
 
 
-def _weigh_output(text: str) -> int:
-    marks = ("==ERROR==", "==WARNING==", "")
-    return next(3 - place for place, mark in enumerate(marks) if text.startswith(mark)) if text else 0
+def _weigh_output(text: str) -> tuple[bool, bool, bool]:
+    return text.startswith("==ERROR=="), text.startswith("==WARNING=="), bool(text)
 
 
 def _split(text: str) -> list[str] | None:

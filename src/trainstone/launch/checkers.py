@@ -60,9 +60,14 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
         link.symlink_to(log.absolute())  # a name that harms nobody in its output
         words = ["compliance_checker", "--usage", "training", "--ruleset", ruleset, "--log_output", "checker.log"]
         ended = _run([*words, link.name], Path(folder))
-        written = _read(Path(folder) / "checker.log")
+        output = Path(folder) / "checker.log"
+        written = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
     if keep is not None:
-        _keep(keep, written + ended.stderr)
+        try:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(keep, written + ended.stderr)
+        except OSError as err:
+            raise ResultError(f"cannot write {printable(str(keep))}: {err.strerror or err}") from err
     passed = ended.returncode == 0
     broken = not passed and "ERROR - FAILED" not in written
     return Checked(passed, list_complaints(written), _last_line(ended.stderr) if broken else "")
@@ -128,27 +133,10 @@ def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired as err:
         raise LaunchError(f"the {words[0]} of mlperf-logging did not end in {TIMEOUT_SECONDS:.0f} s") from err
-    except OSError as err:
-        raise LaunchError(f"cannot run the {words[0]} of mlperf-logging: {err.strerror or err}") from err
     last = _last_line(ended.stderr)
     if ended.returncode and re.match("(ModuleNotFound|Import)Error", last):
         raise MachineError(f"mlperf-logging does not start: {last}", hint=HINT)
     return ended
-
-
-def _keep(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as err:
-        raise ResultError(f"cannot write {printable(str(path))}: {err.strerror or err}") from err
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _last_line(text: str) -> str:

@@ -1,9 +1,8 @@
 """What a sweep runs: lists from flags become points, each a checked configuration, in shuffled order. Runs nothing."""
 
 import random
-import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,13 @@ from trainstone.errors import ConfigError, ResultError
 from trainstone.machine.facts import read_software
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
-from trainstone.results.sweep import BATCH, Sweep, format_setting, label_point, name_file
+from trainstone.results.sweep import BATCH, Sweep, label_point, name_file
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 """Of the TBD suite's measure_throughput.sh."""
 # What the first point settles for all others, so that they differ in nothing but what is swept.
 SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
-OPENING, CLOSING = "[{(", "]})"
 LARGEST_BATCH = 10**9
-LARGEST_INTEGER = 2**63 - 1
-"""Of TOML, and of every key."""
 LONGEST_QUOTE = 40
 
 
@@ -75,13 +71,12 @@ def make_plan(
         strict=strict,
     )
     plan = lay_out(config, asked)
-    resolved = {point.label: configure(plan.config, asked, point) for point in plan.points}
     seen: dict[str, str] = {}
-    for label, resulting in resolved.items():
-        text = resulting.model_dump_json()
+    for point in plan.points:
+        text = configure(plan.config, asked, point).model_dump_json()
         if text in seen:
-            raise ConfigError(f"{seen[text]} and {label} are the same point", hint="name each value once")
-        seen[text] = label
+            raise ConfigError(f"{seen[text]} and {point.label} are the same point", hint="name each value once")
+        seen[text] = point.label
     return plan
 
 
@@ -99,26 +94,25 @@ def read_lists(batch_sizes: str | None, over: str | None) -> tuple[str, list[Any
 
 
 def parse_batch_sizes(text: str) -> list[int]:
-    """Split 1,2,4 into whole numbers above 0, each once."""
-    sizes = []
-    for part in text.split(","):
-        size = part.strip()
-        # int() refuses thousands of digits
-        if not re.fullmatch(r"0*[1-9][0-9]{0,8}", size):
-            told = f"{quote(size)!r} is no whole number above 0 and below {LARGEST_BATCH:,}"
-            raise ConfigError(f"--batch-sizes {quote(text)}: {told}", hint="for example --batch-sizes 1,2,4,8")
-        sizes.append(int(size.lstrip("0")))
-    refuse_repeated("--batch-sizes", sizes)
+    """Split 1,2,4 into whole numbers above 0."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:  # also thousands of digits
+        sizes = [0]
+    if not all(0 < size < LARGEST_BATCH for size in sizes):
+        message = f"--batch-sizes {text[:LONGEST_QUOTE]}: expected whole numbers above 0 and below {LARGEST_BATCH:,}"
+        raise ConfigError(message, hint="for example --batch-sizes 1,2,4,8")
     return sizes
 
 
 def parse_over(text: str) -> tuple[str, list[Any]]:
-    """Split KEY=V,V into the key and its values, which are TOML; commas inside quotes and brackets belong to them."""
+    """Split KEY=V,V into the key and its values: a TOML array without its brackets, or words between commas."""
     key, equals, rest = text.partition("=")
     key = key.strip()
     if not equals or not key or not rest.strip():
         raise ConfigError(
-            f"--over {text}: it is not KEY=VALUE,VALUE", hint="for example --over train.precision=fp32,bf16"
+            f"--over {text[:LONGEST_QUOTE]}: it is not KEY=VALUE,VALUE",
+            hint="for example --over train.precision=fp32,bf16",
         )
     known = [row[0] for row in list_keys()]
     if key not in known:
@@ -128,66 +122,11 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
             f"--over {key}: {told}{'' if inside else did_you_mean(key, known)}",
             hint="`trainstone recipes NAME` lists the keys of a recipe",
         )
-    parts = list(split_values(rest))
-    if "" in parts:
-        raise ConfigError(f"--over {text}: a value is empty", hint="commas stand between values only")
-    values = [parse_value(key, part) for part in parts]
-    odd = next((part for part, value in zip(parts, values, strict=True) if not is_plain(value)), None)
-    if odd is not None:
-        raise ConfigError(
-            f"--over {key}: no key takes {quote(odd)}", hint="values are numbers, text, true, false or lists"
-        )
-    refuse_repeated(f"--over {key}", values)
-    return key, values
-
-
-def parse_value(key: str, text: str) -> Any:
-    """Read one value of --over."""
     try:
-        return parse_setting(f"{key}={text}")[1]
-    except ConfigError as err:
-        raise ConfigError(f"--over {err.message}", hint=err.hint) from err
-
-
-def quote(text: str) -> str:
-    """Cut what is too long for a message."""
-    return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 1]}…"
-
-
-def split_values(text: str) -> Iterator[str]:
-    """Yield what stands between commas that are neither in quotes nor in brackets."""
-    quote, depth, begin, escaped = "", 0, 0, False
-    for place, char in enumerate(text):
-        if quote:
-            # Only double quotes know escapes, as in TOML
-            ends = char == quote and not escaped
-            escaped = quote == '"' and char == "\\" and not escaped
-            quote = "" if ends else quote
-        elif char in "\"'":
-            quote = char
-        elif char in OPENING or char in CLOSING:
-            depth += 1 if char in OPENING else -1
-        elif char == "," and depth == 0:
-            yield text[begin:place].strip()
-            begin = place + 1
-    yield text[begin:].strip()
-
-
-def refuse_repeated(flag: str, values: Sequence[Any]) -> None:
-    """Refuse a value that is named twice."""
-    texts = [format_setting(value) for value in values]
-    twice = next((text for place, text in enumerate(texts) if text in texts[:place]), None)
-    if twice is not None:
-        raise ConfigError(f"{flag} names {twice} twice", hint="name each value once")
-
-
-def is_plain(value: Any) -> bool:
-    """Say whether a key can have this kind of value: TOML also has dates, and Python larger integers."""
-    if isinstance(value, list):
-        return all(map(is_plain, value))
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        return False
-    return isinstance(value, str | int | float | bool)
+        values: list[Any] = parse_setting(f"{key}=[{rest}]")[1]
+    except ConfigError:
+        values = [parse_setting(f"{key}={part}")[1] for part in rest.split(",")]
+    return key, values
 
 
 def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
@@ -211,17 +150,12 @@ def lay_out(config: Config, sweep: Sweep) -> Plan:
 
 
 def name_all(labels: Sequence[str]) -> list[str]:
-    """Return a file name for each label; two that would be alike get a number."""
+    """Return a file name for each label; one that is taken, in capitals or not, gets the number of its point."""
     names: list[str] = []
-    taken: set[str] = set()  # some file systems do not tell A from a
-    for label in labels:
-        name = stem = name_file(label)
-        number = len(names)
-        while name.lower() in taken:
-            name = f"{stem}-{number}"
-            number += 1
-        taken.add(name.lower())
-        names.append(name)
+    for place, label in enumerate(labels):
+        name = name_file(label)
+        taken = name.lower() in [other.lower() for other in names]
+        names.append(f"{name}-{place}" if taken else name)
     return names
 
 
@@ -258,11 +192,12 @@ def resume_plan(path: Path, result: Result) -> Plan:
         raise ResultError(
             f"{path / 'result.json'} is damaged: it names no values to sweep", hint=f"start again: {result.command}"
         )
-    software = read_software()
-    here = {"host": socket.gethostname()} | {name: software.get(name) for name in ("trainstone", "torch")}
-    then = {"host": result.process.host} | {name: result.software.get(name) for name in ("trainstone", "torch")}
+    here = {"host": socket.gethostname(), **read_software()}
+    then = {"host": result.process.host, **result.software}
     differing = [
-        f"{name} {then[name]} there, {here[name]} here" for name in here if then[name] not in (None, here[name])
+        f"{name} {then[name]} there, {here.get(name)} here"
+        for name in ("host", "trainstone", "torch")
+        if then.get(name) not in (None, here.get(name))
     ]
     if differing:
         raise ResultError(f"cannot resume {path}: {'; '.join(differing)}", hint="its points would not be comparable")

@@ -3,7 +3,6 @@
 Out of memory is a result. A sweep that is stopped or killed at any moment can be resumed.
 """
 
-import re
 import shutil
 import signal
 from collections.abc import Generator, Iterator, Mapping
@@ -22,16 +21,13 @@ from trainstone.results.progress import Progress
 from trainstone.results.schema import Result, Status
 from trainstone.results.store import read_if_there, read_result
 from trainstone.results.sweep import TAKES_MEMORY, Sweep, SweepRow, has_order, label_row
-from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, sort_rows, strip_devices
+from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, strip_devices
 from trainstone.train.lifecycle import Lifecycle
 
 KEPT = ("ok", "out_of_memory", "not_tried")
 """Rows that are not run again; what failed is."""
 OF_THE_SWEEP = (2, 3, 4)
-"""Exit codes (configuration, data, machine) that other points would end with, too."""
-MACHINE = 4
-OF_THE_MACHINE = ("device", "train.precision")
-"""Keys, beside all of engine, of which a machine may have one value and lack another."""
+"""Exit codes (configuration, data, machine) that other points may end with, too."""
 
 
 def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, Status]:
@@ -112,20 +108,16 @@ class Work:
         write_timehistory(self.run.path / folder, self.run.path / "original/throughput_data" / f"{point.name}.log")
 
     def judge_failure(self, point: PlannedPoint, row: SweepRow, ended: ChildEnd, kills: dict[str, int]) -> None:
-        """Tell out of memory, which ends a curve, from what concerns this point alone or all of them."""
+        """Distinguish out of memory, which ends a curve, from a failure of this point; the same one twice ends all."""
         assert ended.error is not None
-        told = ended.error.message
+        message = ended.error.message
         if self.ran_out_of_memory(row, ended, kills):
-            if ended.code == -signal.SIGKILL:
-                told = "ended by SIGKILL: the kernel does so when memory is out"
-            self.keep(point, row, status="out_of_memory", note=told, exit_code=RunError.exit_code)
+            self.keep(point, row, status="out_of_memory", note=message, exit_code=RunError.exit_code)
             self.skip_larger(point)
             return
-        if ended.code == -signal.SIGKILL:
-            told = "ended by SIGKILL, and not by the kernel for lack of memory"
-        if ended.code in OF_THE_SWEEP and not self.rows and not is_own_fault(self.plan.sweep, ended.code, told):
+        if ended.code in OF_THE_SWEEP and [row.note for row in self.rows.values()] == [message]:
             ended.check(point.label)
-        self.keep(point, row, status="failed", note=told, exit_code=ended.code)
+        self.keep(point, row, status="failed", note=message, exit_code=ended.code)
 
     def ran_out_of_memory(self, row: SweepRow, ended: ChildEnd, kills: dict[str, int]) -> bool:
         """By what the child wrote; where the kernel killed it, by the kernel's counters."""
@@ -144,12 +136,10 @@ class Work:
                 self.keep(other, row, note=f"{point.label} was out of memory")
 
     def take_profile(self, current: PointRun, folder: str, ended: ChildEnd) -> None:
-        """Take a point's profile; a failure costs the profile only, unless this machine cannot do it at all."""
-        point, first = current.point, all(row.profile is None for row in self.rows.values())
+        """Take a point's profile; a failure costs the profile only."""
+        point = current.point
         row = self.rows[point.label].model_copy(update={"profile_run": folder})
         if ended.error:
-            if first and ended.code == MACHINE:
-                ended.check(point.label)
             self.keep(point, row, profile="failed", note=ended.error.message)
             return
         child = self.read(folder)
@@ -181,7 +171,8 @@ class Work:
 
     def write(self, **changes: Any) -> None:
         """Judge the rows so far and write the result."""
-        sweep = sort_rows(self.plan.sweep, self.rows, self.plan.labels)
+        rows = [self.rows[label] for label in self.plan.labels if label in self.rows]
+        sweep = self.plan.sweep.model_copy(update={"rows": rows})
         children = [self.read(row.run) for row in sweep.rows if row.status == "ok"]
         profiles = [read_if_there(self.run.path / row.profile_run) for row in sweep.rows if row.profile == "ok"]
         known = [profile for profile in profiles if profile is not None]
@@ -239,13 +230,3 @@ def find_due(path: Path, result: Result, plan: Plan) -> dict[str, list[str]]:
     rows = keep_rows(path, result.sweep) if result.sweep else {}
     due = {point.label: list_due(plan, rows, point) for point in plan.points}
     return {label: verbs for label, verbs in due.items() if verbs}
-
-
-def is_own_fault(sweep: Sweep, exit_code: int, message: str) -> bool:
-    """Say whether a point failed by its own value: what the recipe, or this machine, cannot have."""
-    keys = [key for key in (sweep.key, sweep.curve_key) if key is not None]
-    if exit_code == MACHINE and any(key in OF_THE_MACHINE or key.startswith("engine.") for key in keys):
-        return True
-    # A key of one word, as seed, may be a word of any message
-    named = (re.escape(key) + ("" if "." in key else " =") for key in keys)
-    return any(re.search(rf"(?<![\w./-]){name}(?![\w/])", message) for name in named)

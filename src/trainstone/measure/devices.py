@@ -11,7 +11,6 @@ from trainstone.errors import ConfigError, MachineError
 from trainstone.machine.facts import read_cpu_model
 from trainstone.measure.meters import CpuReader, NvmlReader
 from trainstone.measure.telemetry import Reader
-from trainstone.results.samples import Reading
 
 CPU_SIXTEEN_BIT = {
     "bf16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
@@ -116,22 +115,4 @@ def choose_reader(device: torch.device) -> Reader:
         return CpuReader()
     if device.type == "cuda" and torch.version.cuda:
         return NvmlReader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    return UnsupportedReader(
-        f"telemetry of {name_device(device)}: unsupported, trainstone reads NVIDIA devices and CPUs"
-    )
-
-
-class UnsupportedReader:
-    """A device without a library we know: every value is absent, plainly."""
-
-    meter = None
-
-    def __init__(self, why: str) -> None:
-        self.unsupported = [why]
-
-    def read(self) -> Reading:
-        """Return nothing measured."""
-        return Reading()
-
-    def close(self) -> None:
-        """Nothing is open."""
+    return Reader(f"telemetry of {name_device(device)}: unsupported, trainstone reads NVIDIA devices and CPUs")

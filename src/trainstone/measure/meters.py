@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainstone.machine import cpus
+from trainstone.measure.telemetry import Reader
 from trainstone.results.samples import Reading
 
 # Clocks and throttle counters are read on so many cores at most, evenly spread: a read may disturb a core.
@@ -79,7 +80,7 @@ class _Rapl:
         return self._joules, joules / elapsed_seconds if known else None
 
 
-class CpuReader:
+class CpuReader(Reader):
     """The CPUs this process may use (clock, temperature, load, throttling, energy) and its own memory."""
 
     def __init__(
@@ -89,7 +90,7 @@ class CpuReader:
         available: Collection[int] | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.unsupported: list[str] = []
+        super().__init__()
         self._now = now
         self._cpus = sorted(cpus.read_affinity() if available is None else available)
         self._rapl = _Rapl(root, self.unsupported)
@@ -184,12 +185,11 @@ def _find_sensors(root: Path) -> list[Path]:
     return found or [zone.with_name("temp") for zone in zones if cpus.read_text(zone) in CPU_ZONES]
 
 
-class NvmlReader:
+class NvmlReader(Reader):
     """One NVIDIA device, by its UUID: GPU-... (an index of torch's depends on CUDA_VISIBLE_DEVICES)."""
 
     def __init__(self, uuid: str) -> None:
-        self.meter: str | None = None
-        self.unsupported: list[str] = []
+        super().__init__()
         self._queries: dict[str, Callable[[], Any]] = {}
         self._errors: tuple[type[Exception], ...] = (AttributeError, TypeError, ValueError, OSError)
         try:

@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from trainstone.results.samples import HEADER, NAMES, Reading, Sample, format_sample
 
@@ -22,15 +21,22 @@ log = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0  # a driver that hangs must not keep the run from ending
 
 
-class Reader(Protocol):
-    """What can be sampled. `meter` names what counts energy, `unsupported` what cannot be read and why."""
+class Reader:
+    """What can be sampled: a device that trainstone cannot read, unless a subclass can."""
 
-    meter: str | None
-    unsupported: list[str]
+    meter: str | None = None
+    """What counts energy."""
 
-    def read(self) -> Reading: ...
+    def __init__(self, *unsupported: str) -> None:
+        self.unsupported = list(unsupported)
+        """What cannot be read, and why."""
 
-    def close(self) -> None: ...
+    def read(self) -> Reading:
+        """Read all values once; those that cannot be read are None."""
+        return Reading()
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 class Telemetry:
@@ -67,9 +73,7 @@ class Telemetry:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(JOIN_SECONDS)

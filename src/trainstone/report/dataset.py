@@ -10,7 +10,6 @@ import altair as alt
 from trainstone.report.blocks import Block, Facts, Figure, Gallery, Outline, Picture, Section
 from trainstone.report.charts import BLUE, Rows, across, bars, figure, mark, tips, up
 from trainstone.report.page import Page, write_page
-from trainstone.report.vega import Scripts
 from trainstone.results.dataset import ClassSummary, DatasetSummary, LookedAt, SamplePicture, SplitSummary
 from trainstone.results.tables import Table, keep_filled
 from trainstone.units import format_bytes, format_count, format_percent
@@ -22,10 +21,10 @@ MAX_SIZES = 400
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def write_dataset_page(summary: DatasetSummary, target: Path, scripts: Scripts) -> Page:
+def write_dataset_page(summary: DatasetSummary, target: Path) -> Page:
     """Write the page; return what is on it."""
     page = build_dataset_page(summary)
-    write_page(page, target, scripts)
+    write_page(page, target)
     return page
 
 

@@ -13,13 +13,11 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Section
 from trainstone.report.charts import PALETTE
 from trainstone.report.page import PAGE_NAME, Page, write_page
-from trainstone.report.vega import Scripts
 from trainstone.report.view import relative_address
-from trainstone.results.knee import find_row
 from trainstone.results.learning import describe_metric
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
-from trainstone.results.sweep import Sweep, SweepRow, label_row
+from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, label_row
 from trainstone.results.tables import Table
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
@@ -47,10 +45,10 @@ def read_entries(paths: Iterable[Path]) -> list[Entry]:
     return entries
 
 
-def write_index(paths: Sequence[Path], target: Path, scripts: Scripts) -> int:
+def write_index(paths: Sequence[Path], target: Path) -> int:
     """Write the index page of these runs; return how many of them could not be read."""
     entries = read_entries(paths)
-    write_page(build_index(entries, target.parent), target, scripts)
+    write_page(build_index(entries, target.parent), target)
     return sum(entry.result is None for entry in entries)
 
 
@@ -125,7 +123,7 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
 def find_best_row(sweep: Sweep) -> SweepRow | None:
     """Return the point that stands for a sweep: its fastest curve's knee, or its fastest point."""
     knee = max(sweep.knees, key=lambda knee: knee.best_images_per_second, default=None)
-    found = find_row(sweep, knee) if knee else None
+    found = find_knee_row(sweep, knee) if knee else None
     measured = [row for row in sweep.rows if row.images_per_second is not None]
     return found or max(measured, key=lambda row: row.images_per_second or 0, default=None)
 

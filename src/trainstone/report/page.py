@@ -32,7 +32,7 @@ from trainstone.report.sections import (
     timeline,
     training,
 )  # fmt: skip
-from trainstone.report.vega import Scripts
+from trainstone.report.vega import load_scripts
 from trainstone.report.view import RunView, read_view
 from trainstone.results.schema import Comparison
 from trainstone.results.summary import describe_setting
@@ -95,11 +95,11 @@ class Page:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
 
-def write_report(path: Path, scripts: Scripts, page_file: Path | None = None) -> tuple[Path, Page]:
+def write_report(path: Path, page_file: Path | None = None) -> tuple[Path, Page]:
     """Write a run's page, into its folder unless told otherwise; return where it is, and the page."""
     target = page_file or path / PAGE_NAME
     page = build_page(read_view(path, target.parent))
-    write_page(page, target, scripts)
+    write_page(page, target)
     return target, page
 
 
@@ -132,13 +132,12 @@ def write_comparison_page(comparison: Comparison, path: Path) -> None:
         verdict=comparison.verdict,
         sections=[comparison_section.describe(comparison, lead)],
     )
-    with Scripts() as scripts:
-        write_page(page, path, scripts)
+    write_page(page, path)
 
 
-def write_page(page: Page, target: Path, scripts: Scripts) -> None:
+def write_page(page: Page, target: Path) -> None:
     """Render a page and write it atomically."""
-    html = render(page, scripts.text() if page.figures else "")
+    html = render(page, load_scripts() if page.figures else "")
     try:
         write_atomically(target, html)
     except OSError as err:

@@ -20,6 +20,7 @@ from trainstone.units import count_decimals, format_percent, format_share
 
 PUBLISHED = "published"
 """The word for all that fit."""
+LONGEST = 200
 # Words of a device's name that make it another device: a figure of a 3090 is none of a 3090 Ti.
 VARIANTS = frozenset({"ti", "super", "pcie", "nvl", "laptop", "mobile", "max", "ada"})
 
@@ -117,7 +118,7 @@ def is_anchor(name: str) -> bool:
 def refuse_name(name: str) -> ResultError:
     """Return the error for a word after --to that is neither a path nor a published figure."""
     known = [PUBLISHED, *(anchor.id for anchor in load_anchors())]
-    message = f"there is no run and no published figure {printable(name)!r}{did_you_mean(name, known)}"
+    message = f"there is no run and no published figure {printable(name[:LONGEST])!r}{did_you_mean(name, known)}"
     return ResultError(message, hint=f"give a run folder, or one of: {', '.join(known)}")
 
 

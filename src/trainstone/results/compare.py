@@ -3,7 +3,7 @@
 Finding runs and telling them apart is in sides.py, the statistics in ratio.py, the figures in anchors.py.
 """
 
-from collections import Counter
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -11,31 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.errors import ResultError
-from trainstone.results import ratio
-from trainstone.results.anchors import (
-    Anchor,
-    anchors_for,
-    choose_anchors,
-    describe_share,
-    is_anchor,
-    is_published,
-    matching_device,
-    refuse_name,
-)
+from trainstone.results import anchors, ratio, sides
+from trainstone.results.anchors import LONGEST, Anchor, describe_share, is_published
 from trainstone.results.schema import Comparison, ComparisonRow, Result, Side
-from trainstone.results.sides import (
-    Difference,
-    LeftOut,
-    Run,
-    exists,
-    find_differences,
-    find_doubts,
-    find_runs,
-    group_runs,
-    read_executed,
-    refuse_shared,
-    tell_unsteady,
-)
+from trainstone.results.sides import Difference, LeftOut, Run
 from trainstone.results.verdicts import write_comparison_verdict
 from trainstone.text import printable
 from trainstone.units import format_count, format_interval, format_ratio
@@ -56,22 +35,21 @@ class Compared(NamedTuple):
 def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> Compared:
     """Compare what is in `runs` (A) with what is in `to` (B): paths, or names of published figures in `to`."""
     _check_words(runs, to)
-    a, left_out = find_runs(Path(word) for word in runs)
-    b, left_out_of_b = find_runs(Path(word) for word in to if not is_anchor(word))
+    a, left_out = sides.find_runs(Path(word) for word in runs)
+    b, left_out_of_b = sides.find_runs(Path(word) for word in to if not anchors.is_anchor(word))
     left_out += [left._replace(lost=False) for left in left_out_of_b]
-    refuse_shared(a, b)
-    groups = group_runs(a)
+    sides.refuse_shared(a, b)
+    groups = sides.group_runs(a)
     rows: list[ComparisonRow] = []
     if b:
-        pairs, unpaired = pair_groups(groups, group_runs(b), force=force)
+        pairs, unpaired = pair_groups(groups, sides.group_runs(b), force=force)
         left_out += unpaired
         labels = zip(name_rows(pairs), pairs, strict=True)
         rows = judge_rows([compare_pair(label, *pair, force=force) for label, pair in labels])
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
-    words = [word for word in to if is_anchor(word)]
-    published, own = compare_published(groups, words, left_out) if words else ([], [])
-    rows += published
-    verdict, told = write_comparison_verdict(rows, mean, own), [left.told for left in left_out]
+    words = [word for word in to if anchors.is_anchor(word)]
+    rows += compare_published(groups, words, left_out) if words else []
+    verdict, told = write_comparison_verdict(rows, mean), [left.told for left in left_out]
     comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=told)
     return Compared(comparison, [left.told for left in left_out if left.lost])
 
@@ -114,10 +92,10 @@ def refuse_unlike(pairs: Sequence[tuple[Group, Group]], *, several: bool) -> Non
 def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRow:
     """Make a row, judged later with the others; runs that never became steady get no interval, unless forced."""
     estimate = ratio.estimate_ratio([run.throughput for run in a], [run.throughput for run in b])
-    unsteady = None if force else tell_unsteady(a, b)
+    unsteady = None if force else sides.tell_unsteady(a, b)
     if unsteady:
         estimate = replace(estimate, ci95=None, p_value=None, ci_covers=f"not established: {unsteady}")
-    differences = find_differences(a, b)
+    differences = sides.find_differences(a, b)
     name_a, name_b = name_sides(a, b, differences)
     return ComparisonRow(
         label=label,
@@ -143,22 +121,18 @@ def judge_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return judged
 
 
-def compare_published(
-    groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]
-) -> tuple[list[ComparisonRow], list[ComparisonRow]]:
-    """Return the rows for the figures that the words name, and those of them that are of the runs' own devices."""
-    fitting = [group for group in groups if anchors_for(group[0].result)] or list(groups[:1])
+def compare_published(groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]) -> list[ComparisonRow]:
+    """Return the rows for the figures that the words name."""
+    fitting = [group for group in groups if anchors.anchors_for(group[0].result)] or list(groups[:1])
     unknown = [group for group in groups if group not in fitting]
     left_out += [LeftOut(f"{_tell(group)}: no published figures", lost=False) for group in unknown]
-    rows, own = [], []
+    rows = []
     for group in fitting:
-        chosen = {anchor.id: anchor for word in words for anchor in choose_anchors(word, group[0].result)}
-        same = {anchor.id for anchor in matching_device(group[0].result)}
+        chosen = {anchor.id: anchor for word in words for anchor in anchors.choose_anchors(word, group[0].result)}
         for anchor in chosen.values():
-            row = compare_anchor(f"{_tell(group)}, {anchor.id}" if len(fitting) > 1 else anchor.id, group, anchor)
-            rows.append(row)
-            own += [row] if anchor.id in same else []
-    return rows, own
+            label = f"{_tell(group)}, {anchor.id}" if len(fitting) > 1 else anchor.id
+            rows.append(compare_anchor(label, group, anchor))
+    return rows
 
 
 def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
@@ -174,7 +148,7 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
         "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {anchor.stack}",
         "counted": covers,
         "the figure": anchor.note,
-        **{key: f"{told} | unknown" for key, told in find_doubts(group).items()},
+        **{key: f"{told} | unknown" for key, told in sides.find_doubts(group).items()},
     }
     return ComparisonRow(
         label=label,
@@ -193,21 +167,17 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
 
 
 def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
-    """Name what each pair ran; where that does not tell rows apart, with the keys that do."""
-    described = [[_describe(group[0].result) for group in pair] for pair in pairs]
+    """Name what each pair ran; where two names are the same, with the executed keys in which the pairs differ."""
     labels = [
-        " · ".join(x if x == y else f"{x or '–'} | {y or '–'}" for x, y in zip_longest(*pair)) for pair in described
+        " · ".join(x if x == y else f"{x or '–'} | {y or '–'}" for x, y in zip_longest(*map(_describe, pair)))
+        for pair in pairs
     ]
-    executed = [read_executed(pair[0][0].result) for pair in pairs]
-    for label, count in Counter(labels).items():
-        if count > 1:
-            same = [index for index, other in enumerate(labels) if other == label]
-            keys = dict.fromkeys(key for index in same for key in executed[index])
-            telling = [key for key in keys if len({executed[index].get(key) for index in same}) > 1]
-            for index in same:
-                told = ", ".join(f"{key}={executed[index].get(key, 'absent')}" for key in telling)
-                labels[index] = printable(f"{label} · {told}")
-    return labels
+    if len(set(labels)) == len(labels):
+        return labels
+    executed = [sides.read_executed(pair[0][0].result) for pair in pairs]
+    differing = [key for key in executed[0] if len({facts.get(key) for facts in executed}) > 1]
+    named = [", ".join(f"{key}={facts.get(key, 'absent')}" for key in differing) for facts in executed]
+    return [printable(f"{label} · {told}") for label, told in zip(labels, named, strict=True)]
 
 
 def name_sides(a: Group, b: Group, differences: Sequence[Difference]) -> tuple[str, str]:
@@ -223,19 +193,20 @@ def name_sides(a: Group, b: Group, differences: Sequence[Difference]) -> tuple[s
 
 def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
     for word in runs:
-        if is_anchor(word) and not exists(Path(word)):
-            raise ResultError(f"{word} is a published figure, not a run", hint=f"compare RUN --to {word}")
+        if not os.path.exists(word):  # noqa: PTH110 (False for a name that is too long)
+            hint = "give a run folder, its result.json or a folder of runs; published figures follow --to"
+            raise ResultError(f"there is no run {word[:LONGEST]}", hint=hint)
     for word in to:
-        if not is_anchor(word) and "/" not in word and not exists(Path(word)):
-            raise refuse_name(word)
+        if not anchors.is_anchor(word) and not os.path.exists(word):  # noqa: PTH110
+            raise anchors.refuse_name(word)
 
 
 def _key(group: Group) -> tuple[tuple[str, str], ...]:
-    return tuple(read_executed(group[0].result).items())
+    return tuple(sides.read_executed(group[0].result).items())
 
 
 def _unlike(a: Group, b: Group) -> list[Difference]:
-    return [difference for difference in find_differences(a, b) if difference.unlike]
+    return [difference for difference in sides.find_differences(a, b) if difference.unlike]
 
 
 def _nearest(group: Group, others: Sequence[Group]) -> Group:
@@ -248,10 +219,11 @@ def _make_side(label: str, group: Group) -> Side:
 
 
 def _tell(group: Group) -> str:
-    return " · ".join(_describe(group[0].result))
+    return " · ".join(_describe(group))
 
 
-def _describe(result: Result) -> list[str]:
+def _describe(group: Group) -> list[str]:
+    result = group[0].result
     parts = [f"{result.recipe.name} v{result.recipe.version}", _read(result, "train", "precision")]
     parts.append(f"batch {_read(result, 'train', 'batch_size')}")
     parts += [f"{result.world.ranks} ranks"] if result.world.ranks > 1 else []

@@ -40,8 +40,9 @@ class BegunRun(NamedTuple):
 def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
     """Return the keys of the combined result; runs without a number are left out and named."""
     measured = [child for child in children if child.throughput is not None]
+    findings = gather_findings([child.findings for child in children], "runs")
     if not measured:
-        return {"findings": gather_findings(children)}
+        return {"findings": findings}
     throughputs = [child.throughput for child in measured if child.throughput is not None]
     between = stats.throughput_between([throughput.images_per_second for throughput in throughputs])
     combined = Throughput(
@@ -52,29 +53,32 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
         steady_from_step=max(throughput.steady_from_step for throughput in throughputs),
         num_steps=sum(throughput.num_steps for throughput in throughputs),
     )
-    noises = [child.noise for child in measured if child.noise is not None]
-    noise: Noise | None = max(noises, key=lambda noise: noise.grade, default=None)
+    noise = worst_noise(measured)
     title = (measured[0].verdict or measured[0].recipe.name).partition(":")[0]
     loaders = [child.loader for child in measured if child.loader is not None]
     return {
         "throughput": combined,
         "noise": noise,
         "verdict": write_runs_verdict(title, combined, loaders, noise),
-        "findings": gather_findings(children),
+        "findings": findings,
     }
 
 
-def gather_findings(children: Sequence[Result], noun: str = "runs") -> list[Finding]:
-    """Each code once, with the number of runs that had it and the last one's words."""
+def worst_noise(children: Sequence[Result]) -> Noise | None:
+    """Return the noise of the run that had most of it."""
+    noises = [child.noise for child in children if child.noise is not None]
+    return max(noises, key=lambda noise: noise.grade, default=None)
+
+
+def gather_findings(of_runs: Sequence[Sequence[Finding]], noun: str) -> list[Finding]:
+    """Return each code once, with the number of runs that had it and the last one's words."""
     by_code: dict[str, list[Finding]] = {}
-    for child in children:
-        for found in child.findings:
-            by_code.setdefault(found.code, []).append(found)
-    gathered = []
-    for group in by_code.values():
-        prefix = f"{len(group)} of {len(children)} {noun}: "
-        gathered.append(group[-1].model_copy(update={"message": prefix + group[-1].message}))
-    return gathered
+    for found in (found for findings in of_runs for found in findings):
+        by_code.setdefault(found.code, []).append(found)
+    return [
+        group[-1].model_copy(update={"message": f"{len(group)} of {len(of_runs)} {noun}: {group[-1].message}"})
+        for group in by_code.values()
+    ]
 
 
 def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from trainstone.config.load import HASHED_SECTIONS, flatten
 from trainstone.errors import ResultError
 from trainstone.results.schema import Result, Throughput
+from trainstone.results.store import find_runs as find_folders
 from trainstone.results.store import read_result
 from trainstone.text import printable
+from trainstone.units import format_count
 
 ABSENT = "absent"
 # Executed keys that follow from the machine: they may differ, as machines may.
@@ -71,7 +73,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     for path in paths:
         for run in _open(path, left_out):
             if run.identity in runs:
-                left_out.append(LeftOut(f"{_show(run.folder)}: given twice, counted once", lost=False))
+                left_out.append(LeftOut(f"{run.folder}: given twice, counted once", lost=False))
             runs.setdefault(run.identity, run)
     return list(runs.values()), left_out
 
@@ -79,7 +81,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
 def refuse_shared(a: Sequence[Run], b: Sequence[Run]) -> None:
     """Refuse a run, or a copy of it, that stands on both sides: its noise would cancel and the interval lie."""
     others = {run.identity for run in b}
-    shared = [_show(run.folder) for run in a if run.identity in others]
+    shared = [str(run.folder) for run in a if run.identity in others]
     if shared:
         raise ResultError(
             f"on both sides stands the same run: {', '.join(shared)}",
@@ -124,8 +126,7 @@ def tell_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
     told = []
     for name, runs in (("A", a), ("B", b)):
         drifting = sum(read_state(run.result).get("steady") == "no" for run in runs)
-        if 2 * drifting >= len(runs):
-            told.append(f"{drifting} of {len(runs)} runs of {name}" if len(runs) > 1 else f"the run of {name}")
+        told += [f"{drifting} of {format_count(len(runs), 'run')} of {name}"] if 2 * drifting >= len(runs) else []
     return f"{' and '.join(told)} {NEVER_STEADY}" if told else None
 
 
@@ -158,22 +159,25 @@ def read_surroundings(result: Result) -> dict[str, str]:
     facts = {"host": result.process.host, "kind": result.kind}
     if result.devices:
         facts["device"] = result.devices[0].name
-    facts |= _flatten("config.device", result.config.get("device"))
-    engine = result.config.get("engine")
-    facts |= _flatten("engine.threads", engine.get("threads") if isinstance(engine, dict) else None)
-    cpu = result.machine.get("cpu")
-    for key in ("model", "physical_cores", "available", "governor", "boost", "smt"):
-        facts |= _flatten(f"cpu.{key}", cpu.get(key) if isinstance(cpu, dict) else None)
-    for key in ("os", "kernel", "memory", "virtualisation"):
-        facts |= _flatten(key, result.machine.get(key))
+    cpu, engine = (
+        values if isinstance(values, dict) else {}
+        for values in (result.machine.get("cpu"), result.config.get("engine"))
+    )
+    named = {
+        "config.device": result.config.get("device"),
+        "engine.threads": engine.get("threads"),
+        **{f"cpu.{key}": cpu.get(key) for key in ("model", "physical_cores", "available", "governor", "boost", "smt")},
+        **{key: result.machine.get(key) for key in ("os", "kernel", "memory", "virtualisation")},
+        **{key: result.software.get(key) for key in ("python", "numpy", "libc", "environment")},
+        "measure": result.config.get("measure"),
+    }
+    for key, value in named.items():
+        facts |= _flatten(key, value)
     for key in ("power_limit_watts", "ecc", "mig"):
         values = {_tell(device[key]) for device in _devices(result) if key in device}
         facts |= {f"device.{key}": ", ".join(sorted(values))} if values else {}
-    for key in ("python", "numpy", "libc", "environment"):
-        facts |= _flatten(key, result.software.get(key))
     build = _tell(result.software.get("torch", "")).partition("+")[2]
     facts |= {"torch build": build} if build and not build.startswith(("cu", "rocm")) else {}
-    facts |= _flatten("measure", result.config.get("measure"))
     facts["noise grade"] = result.noise.grade if result.noise else ABSENT
     return facts
 
@@ -187,40 +191,20 @@ def read_state(result: Result) -> dict[str, str]:
     return facts
 
 
-def exists(path: Path) -> bool:
-    """Say whether there is such a path; one that cannot even be asked for is refused (Path.exists may say no)."""
-    try:
-        path.stat()
-        return True
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as err:  # no permission, links in a circle, a name that is too long
-        raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
-
-
 def _open(path: Path, left_out: list[LeftOut]) -> list[Run]:
-    if not exists(path):
-        raise ResultError(
-            f"there is no {_show(path)}", hint="give a run folder, its result.json, or a folder of run folders"
-        )
-    if not path.is_dir() or exists(path / "result.json"):
+    if not os.path.isdir(path) or (path / "result.json").exists():  # noqa: PTH112 (False for a name that is too long)
         return _read_runs(path, left_out)
-    try:
-        children = sorted(path.iterdir())
-    except OSError as err:
-        raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
-    runs = [run for child in children for run in _try_runs(child, left_out)]
+    runs = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
     if not runs:
-        told = ", ".join(left.told for left in left_out)
-        why = f"; left out: {told}" if told else ": no folder in it holds a result.json"
-        raise ResultError(f"no runs to compare in {_show(path)}{why}", hint="measure: trainstone bench --out DIR")
+        why = "; ".join(left.told for left in left_out) or "no folder in it holds a result.json"
+        raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
     return runs
 
 
-def _try_runs(path: Path, left_out: list[LeftOut], *, is_point: bool = False) -> list[Run]:
-    """Read what may be left out: in a folder of runs, or one of --runs. What holds no result.json is no run."""
+def _try_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
+    """Read what may be left out: in a folder of runs, or one of --runs."""
     try:
-        return _read_runs(path, left_out) if is_point or exists(path / "result.json") else []
+        return _read_runs(path, left_out)
     except ResultError as err:
         # A profile or a sweep among runs is no run that has lost its number
         left_out.append(LeftOut(printable(err.message), lost=not err.message.endswith(tuple(NOT_COMPARABLE.values()))))
@@ -229,14 +213,11 @@ def _try_runs(path: Path, left_out: list[LeftOut], *, is_point: bool = False) ->
 
 def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
     """Return the run, or the runs that it consists of (--runs)."""
-    try:
-        result = read_result(path)
-    except OSError as err:
-        raise ResultError(f"cannot read {_show(path)}: {err.strerror}") from err
+    result = read_result(path)
     folder = path if path.is_dir() else path.parent
     if result.points and result.kind != "sweep":
         children = [_inside(folder, point.run) for point in result.points]
-        runs = [run for child in children for run in _try_runs(child, left_out, is_point=True)]
+        runs = [run for child in children for run in _try_runs(child, left_out)]
         if runs:
             return runs
     elif result.throughput is not None and result.kind != "profile":
@@ -244,18 +225,15 @@ def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
     told = NOT_COMPARABLE.get(result.kind, f"no throughput, its status is {result.status}")
     again = "measure it again: trainstone bench RUN/config.toml"
     hint = "name points: RUN/points/X --to OTHER/points/Y" if result.kind == "sweep" else again
-    raise ResultError(f"{_show(path)}: {told}", hint=hint)
+    raise ResultError(f"{path}: {told}", hint=hint)
 
 
 def _inside(folder: Path, name: str) -> Path:
     """Join them; realpath, since Path.resolve raises RuntimeError for links in a circle before Python 3.13."""
     child = folder / name
-    try:
-        if Path(os.path.realpath(folder)) in Path(os.path.realpath(child)).parents:
-            return child
-    except ValueError:  # a NUL character
-        pass
-    raise ResultError(f"{_show(folder)} is damaged: its point {printable(name)} lies outside of it")
+    if "\0" in name or Path(os.path.realpath(folder)) not in Path(os.path.realpath(child)).parents:
+        raise ResultError(f"{folder} is damaged: its point {printable(name)} lies outside of it")
+    return child
 
 
 def _checked(throughput: Throughput, path: Path) -> Throughput:
@@ -265,7 +243,7 @@ def _checked(throughput: Throughput, path: Path) -> Throughput:
     plausible = all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in numbers)
     if not plausible or not low <= throughput.images_per_second <= high:
         told = f"{throughput.images_per_second} images/s, interval {throughput.ci95}"
-        raise ResultError(f"{_show(path)} is damaged: its throughput is {told}")
+        raise ResultError(f"{path} is damaged: its throughput is {told}")
     return throughput
 
 
@@ -292,7 +270,3 @@ def _flatten(key: str, value: Any) -> dict[str, str]:
 
 def _tell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _show(path: Path) -> str:
-    return printable(str(path))

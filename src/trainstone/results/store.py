@@ -221,8 +221,9 @@ def find_runs(folder: Path) -> list[Path]:
 
 def read_result(path: Path) -> Result:
     """Read a run folder or a result.json; one that says running but whose process is gone reads as killed."""
-    file = path / "result.json" if path.is_dir() else path
+    file = path
     try:
+        file = path / "result.json" if path.is_dir() else path
         document = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError as err:
         raise ResultError(f"no result in {path}: {file.name} is missing") from err

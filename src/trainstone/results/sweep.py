@@ -1,9 +1,15 @@
-"""A sweep in result.json: its points as rows, the knee, the fit of step time. What they mean is judged in knee.py."""
+"""A sweep in result.json: its points as rows, the knee and what else it could be, the fit of step time. Pure.
+
+The sentences about them are in results/verdicts.py.
+"""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
+
+import numpy as np
 
 from trainstone.results.record import Count, Rate, Record, Seconds
 
@@ -13,7 +19,10 @@ TAKES_MEMORY = (BATCH, "data.image_size", "model.width", "model.depth")
 """Keys of which more needs more memory."""
 ORDERED = (*TAKES_MEMORY, "train.accumulate", "engine.threads", "loader.threads")
 """Keys of which more is more work or more means; numbers of others, a seed's, only name a choice."""
-RowStatus = Literal["ok", "out_of_memory", "failed", "not_tried"]
+NEAR = 0.05
+"""Rates within this share of the best count as equal: more of the key would cost memory and give little."""
+MIN_FIT_POINTS = 3
+POOR_FIT = 0.10
 
 
 class SweepRow(Record):
@@ -25,7 +34,7 @@ class SweepRow(Record):
     """Of the second key, where there are two."""
     order: Count
     """Which one it was, from 1: points are run in shuffled order, so that what drifts does not look like a trend."""
-    status: RowStatus
+    status: Literal["ok", "out_of_memory", "failed", "not_tried"]
     run: str = ""
     """Its folder below the sweep's."""
     note: str = ""
@@ -47,6 +56,21 @@ class SweepRow(Record):
     compute_utilisation: float | None = None
     cores_percent: dict[str, float] = {}
     """Of fma, fp16, tensor, sfu those that ncu measured."""
+
+    @property
+    def rate(self) -> float:
+        """Images per second; 0 where it was not measured."""
+        return self.images_per_second or 0.0
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval; without one the rate is all there is."""
+        return self.ci95 or (self.rate, self.rate)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's width as a share of the rate."""
+        return (self.ci95[1] - self.ci95[0]) / 2 / self.rate if self.ci95 and self.rate else None
 
 
 class Knee(Record):
@@ -106,7 +130,7 @@ class Sweep(Record):
 
 def format_setting(value: Any) -> str:
     """Return a value as people write it: bf16, true, [0.1, 1]."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def write_setting(value: Any) -> str:
@@ -150,8 +174,80 @@ def split_curves(sweep: Sweep) -> list[tuple[Any, list[SweepRow]]]:
     """Return the rows of each curve; a sweep of one key is one curve."""
     if sweep.curve_key is None:
         return [(None, sweep.rows)]
-    # By their text: True is no 1
+    # By their text, since True == 1 in Python
     return [
         (curve, [row for row in sweep.rows if format_setting(row.curve) == format_setting(curve)])
         for curve in sweep.curves
     ]
+
+
+def list_measured(rows: Sequence[SweepRow]) -> list[SweepRow]:
+    """Return the points that have a number, smallest value first where values are numbers."""
+    measured = [row for row in rows if row.images_per_second is not None]
+    return sorted(measured, key=lambda row: row.value) if is_numeric([row.value for row in measured]) else measured
+
+
+def find_fastest(rows: Sequence[SweepRow]) -> SweepRow:
+    """Return the fastest of at least one point."""
+    return max(rows, key=lambda row: row.rate)
+
+
+def is_behind(slow: SweepRow, fast: SweepRow) -> bool:
+    """Say whether a point is more than 5 % slower, and their intervals do not overlap."""
+    return slow.rate < (1 - NEAR) * fast.rate and slow.ends[1] < fast.ends[0]
+
+
+def find_knee(points: Sequence[SweepRow], curve: Any = None) -> Knee | None:
+    """Return the smallest value within 5 % of the best; none of fewer than two points, nor while the speed rises."""
+    best = find_fastest(points) if points else None
+    if best is None or len(points) < 2 or (best is points[-1] and is_behind(points[-2], best)):
+        return None
+    knee = next(point for point in points if point.rate >= (1 - NEAR) * best.rate)
+    others = [point.value for point in points if point is not knee and could_be_knee(points, point)]
+    return Knee(
+        curve=curve,
+        value=knee.value,
+        images_per_second=knee.rate,
+        share_of_best=knee.rate / best.rate,
+        best_value=best.value,
+        best_images_per_second=best.rate,
+        could_be=others if all(point.ci95 for point in points) else [],
+    )
+
+
+def could_be_knee(points: Sequence[SweepRow], candidate: SweepRow) -> bool:
+    """Say whether some rates inside all intervals make it the knee: it near the best, and no smaller one.
+
+    The best is one rate for all of them: no lower than any interval's low end, within reach of the candidate or a
+    larger one, near enough to the candidate and far enough from each smaller one.
+    """
+    smaller = [point.ends[0] for point in points if point.value < candidate.value]
+    reach = max(point.ends[1] for point in points if point.value >= candidate.value)
+    most = min(reach, candidate.ends[1] / (1 - NEAR))
+    return most >= max(point.ends[0] for point in points) and all(low < (1 - NEAR) * most for low in smaller)
+
+
+def find_knee_row(sweep: Sweep, knee: Knee) -> SweepRow | None:
+    """Return the row of a knee."""
+    curves = (rows for curve, rows in split_curves(sweep) if format_setting(curve) == format_setting(knee.curve))
+    return next((row for row in next(curves, []) if row.status == "ok" and row.value == knee.value), None)
+
+
+def fit_steps(points: Sequence[SweepRow], curve: Any = None) -> StepFit | None:
+    """Fit step time = fixed + per image x images, neither below 0; relative errors count, so that no size dominates."""
+    known = [(row.images_per_step, row.images_per_step / row.rate) for row in points if row.images_per_step]
+    if len(known) < MIN_FIT_POINTS:
+        return None
+    images, seconds = (np.array(column, dtype=np.float64) for column in zip(*known, strict=True))
+    # Each equation is divided by its step time: the residual is then relative, and the right side 1.
+    both = np.stack((1 / seconds, images / seconds), axis=1)
+    solved = np.linalg.lstsq(both, np.ones(len(known)), rcond=None)[0]
+    if solved.min() < 0:  # the other one alone
+        other = int(np.argmax(solved))
+        solved = np.zeros(2)
+        solved[other] = both[:, other].sum() / (both[:, other] @ both[:, other])
+    error = float(np.sqrt(np.mean((both @ solved - 1) ** 2)))
+    fixed, per_image = solved.tolist()
+    if not all(map(math.isfinite, (fixed, per_image, error))):
+        return None
+    return StepFit(curve=curve, fixed_seconds=fixed, seconds_per_image=per_image, error=error, points=len(known))

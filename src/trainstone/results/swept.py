@@ -1,13 +1,12 @@
 """From the runs of a sweep's points to its rows, findings and verdict; nothing is read or written here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from trainstone.machine.health import Noise
 from trainstone.results.checks import finding
-from trainstone.results.repeated import gather_findings
+from trainstone.results.repeated import gather_findings, worst_noise
 from trainstone.results.schema import Device, Finding, Point, Result
-from trainstone.results.sweep import Sweep, SweepRow, label_row
+from trainstone.results.sweep import Sweep, label_row
 from trainstone.results.verdicts import join_labels, judge_sweep, write_sweep_verdict
 
 # What is told of the sweep itself, or of every run by itself.
@@ -16,7 +15,6 @@ NOT_GATHERED = frozenset({"interrupted", "killed", "out-of-memory", "run-failed"
 OF_A_PROFILE = frozenset({"not-measured", "profiled"})
 # A point's own hint may not hold for a sweep: a smaller batch is another point.
 HINTS = {"few-steps": "give each point more time: --seconds N"}
-NO_CORES = "no core counters"
 
 
 def describe_measured(child: Result) -> dict[str, Any]:
@@ -43,19 +41,12 @@ def describe_measured(child: Result) -> dict[str, Any]:
 
 
 def describe_profiled(child: Result, *, cores: bool = False) -> dict[str, Any]:
-    """Return what a profile adds to its row; `cores`: core counters were asked for, so that their absence is noted."""
+    """Return what a profile adds to its row; `cores`: core counters were requested, so that their absence is noted."""
     timeline = child.timeline
-    if timeline is None:
-        return {"note": NO_CORES} if cores else {}
-    told: dict[str, Any] = {"compute_utilisation": timeline.compute_utilisation}
-    if timeline.cores is not None:
+    told: dict[str, Any] = {} if timeline is None else {"compute_utilisation": timeline.compute_utilisation}
+    if timeline is not None and timeline.cores is not None:
         return told | {"cores_percent": timeline.cores.pipes_percent}
-    lacking = [f.message.removeprefix("core utilisation: ") for f in child.findings if _is_on_cores(f)]
-    return told | {"note": ": ".join([NO_CORES, *lacking[:1]])} if cores else told
-
-
-def _is_on_cores(found: Finding) -> bool:
-    return found.code == "not-measured" and found.message.startswith("core utilisation")
+    return told | ({"note": "no core counters"} if cores else {})
 
 
 def list_points(sweep: Sweep) -> list[Point]:
@@ -72,15 +63,12 @@ def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[
     """Return the keys of the sweep's result, from its rows, their runs that have a number, and their profiles."""
     sweep = judge_sweep(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
-    noises = [child.noise for child in children if child.noise is not None]
-    noise: Noise | None = max(noises, key=lambda noise: noise.grade, default=None)
-    title = titles[0] if titles else "sweep"
     return {
         "sweep": sweep,
-        "verdict": write_sweep_verdict(sweep, title),
+        "verdict": write_sweep_verdict(sweep, titles[0] if titles else "sweep"),
         "points": list_points(sweep),
-        "noise": noise,
-        "findings": [*find_faults(sweep), *_gather(children), *_gather_profiled(profiles)],
+        "noise": worst_noise(children),
+        "findings": [*find_faults(sweep), *_gather(children, profiles)],
     }
 
 
@@ -105,31 +93,14 @@ def find_faults(sweep: Sweep) -> list[Finding]:
     return findings
 
 
-def _gather(children: Sequence[Result]) -> list[Finding]:
-    kept = [
-        child.model_copy(update={"findings": [f for f in child.findings if f.code not in NOT_GATHERED]})
-        for child in children
-    ]
-    gathered = gather_findings(kept, "points")
+def _gather(children: Sequence[Result], profiles: Sequence[Result]) -> list[Finding]:
+    """Findings of the points, and warnings of profiles about what they alone can say."""
+    of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
+    of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
+    gathered = [*gather_findings(of_points, "points"), *gather_findings(of_profiles, "profiles")]
     return [found.model_copy(update={"hint": HINTS.get(found.code, found.hint)}) for found in gathered]
-
-
-def _gather_profiled(profiles: Sequence[Result]) -> list[Finding]:
-    """Warnings of what profiles alone can say."""
-    kept = [
-        profile.model_copy(
-            update={"findings": [f for f in profile.findings if f.code in OF_A_PROFILE and f.severity != "info"]}
-        )
-        for profile in profiles
-    ]
-    return gather_findings(kept, "profiles")
 
 
 def strip_devices(devices: Sequence[Device]) -> list[Device]:
     """Return who took part, without the numbers of one point."""
     return [Device(host=device.host, name=device.name, label=device.label, rank=device.rank) for device in devices]
-
-
-def sort_rows(sweep: Sweep, rows: Mapping[str, SweepRow], labels: Sequence[str]) -> Sweep:
-    """Return the sweep with these rows, in the order of the labels of all points."""
-    return sweep.model_copy(update={"rows": [rows[label] for label in labels if label in rows]})

@@ -6,6 +6,7 @@ Cells are text as people read it; making it printable or escaping it is the work
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trainstone.results.anchors import describe_share
 from trainstone.results.feeding import Feeding, find_one_thread, format_microseconds
 from trainstone.results.learning import (
     find_best,
@@ -19,7 +20,8 @@ from trainstone.results.profiled import PIPES
 from trainstone.results.quality import Evaluation, Quality, Repeated, TrainedRun
 from trainstone.results.repeated import list_notes
 from trainstone.results.schema import ComparisonRow, Result, Side
-from trainstone.results.sweep import Sweep, SweepRow, format_setting, label_row
+from trainstone.results.sides import ON_BOTH
+from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, format_setting, is_numeric, name_key
 from trainstone.units import (
     format_bytes,
     format_count,
@@ -74,24 +76,27 @@ def keyed_table(
     return Table(list(columns), rows, caption, sortable=True, numeric=list(columns.values()), keys=keys)
 
 
-def sweep_table(sweep: Sweep, links: Sequence[str | None] = ()) -> Table:
-    """One row a point: its label, when it was run, its numbers; columns that no point has are left out."""
+def sweep_table(sweep: Sweep, links: Sequence[str | None] = (), *, full: bool = False) -> Table:
+    """One row for each point: its values and its numbers; columns that no point has are absent. `full`: its order."""
     cells = [describe_point(sweep, row) for row in sweep.rows]
     columns = [name for name in cells[0] if any(line[name] for line in cells)]
-    pairs = list(zip(sweep.rows, cells, strict=True))
+    keys = [sweep.key] if sweep.curve_key is None else [sweep.key, sweep.curve_key]
+    order = ["run as no."] if full else []
+    values = [[row.value, row.curve][: len(keys)] + ([row.order] if full else []) for row in sweep.rows]
+    rows, sort_keys = [], []
+    for row, own, line in zip(sweep.rows, values, cells, strict=True):
+        rows.append([*map(format_setting, own), *(line[name] for name in columns)])
+        numbers = [value if is_numeric([value]) else format_setting(value) for value in own]
+        sort_keys.append([*numbers, *_sort_point(row, line, columns)])
+    numeric = [True] * len(keys + order) + [name != "note" for name in columns]
     return Table(
-        ["point", "run as", *columns],
-        [[label_row(sweep, row), f"no. {row.order}", *(line[name] for name in columns)] for row, line in pairs],
-        links=links,
-        numeric=[False, True, *(name != "note" for name in columns)],
-        sortable=True,
-        keys=[_sort_point(row, line, columns) for row, line in pairs],
+        [*map(name_key, keys), *order, *columns], rows, links=links, sortable=True, numeric=numeric, keys=sort_keys
     )
 
 
 def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, str]:
     """Return the cells by column; empty is what was not measured."""
-    half = half_width(row)
+    half = row.half_width
     cells = {
         "images/s": "" if row.images_per_second is None else format_rate(row.images_per_second),
         "±": "" if half is None else format_percent(half),
@@ -104,13 +109,6 @@ def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, str]:
         shares = {name: row.cores_percent.get(name) for name in PIPES}
         cells |= {name: "" if percent is None else f"{percent:.1f} %" for name, percent in shares.items()}
     return cells | {"note": "; ".join(list_point_notes(sweep, row))}
-
-
-def half_width(row: SweepRow) -> float | None:
-    """Return half of the interval, as a share of the rate."""
-    if row.ci95 is None or not row.images_per_second:
-        return None
-    return (row.ci95[1] - row.ci95[0]) / 2 / row.images_per_second
 
 
 def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
@@ -134,47 +132,60 @@ def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
 
 def is_knee(sweep: Sweep, row: SweepRow) -> bool:
     """Say whether a row is the knee of its curve."""
-    return row.status == "ok" and any(
-        format_setting(knee.curve) == format_setting(row.curve) and knee.value == row.value for knee in sweep.knees
-    )
+    return any(find_knee_row(sweep, knee) is row for knee in sweep.knees)
 
 
 def _sort_point(row: SweepRow, line: dict[str, str], columns: Sequence[str]) -> list[float | str]:
     numbers: dict[str, float | None] = {
         "images/s": row.images_per_second,
-        "±": half_width(row),
+        "±": row.half_width,
         "MFU": row.mfu,
         "memory": row.memory_bytes,
         "utilisation": row.compute_utilisation,
         **row.cores_percent,
     }
-    value = row.value if isinstance(row.value, int | float) else str(row.value)
-    return [value, row.order, *(numbers.get(name) or line[name] for name in columns)]
+    return [numbers.get(name) or line[name] for name in columns]
 
 
 def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Table:
-    """One line a row; the sides are named in the head where all rows have the same ones.
+    """One line for each row that compares runs with runs.
 
-    `full` adds what the terminal tells in notes: what the interval covers, the noise floor, a figure's source.
+    `full` adds what the terminal shows in notes: what the interval covers, the noise floor, a figure's source.
     """
-    several = len(rows) > 1
-    sides = {"A": [row.a for row in rows], "B": [row.b for row in rows]}
-    heads = [_name_sides(letter, found) for letter, found in sides.items()]
-    columns = ["what" if full else "", *heads, "A / B"]
-    columns += ["p (Holm)"] if several else []
-    columns += ["interval covers", "noise floor"] if full else []
-    cells = []
-    for row in rows:
-        shown = [
-            format_side(side, named=head == letter) + (f", {side.source}" if full and side.source else "")
-            for letter, head, side in zip("AB", heads, (row.a, row.b), strict=True)
+    columns = ["", "A", "B", "A / B", "p (Holm)", *(["interval covers", "noise floor"] if full else []), "judgement"]
+    cells = [
+        [
+            row.label,
+            *(format_side(side) + (f", {side.source}" if full and side.source else "") for side in (row.a, row.b)),
+            format_row_ratio(row),
+            format_p_value(row.p_holm),
+            *([row.ci_covers, "" if row.noise_floor is None else format_percent(row.noise_floor)] if full else []),
+            row.judgement,
         ]
-        line = [row.label, *shown, format_row_ratio(row)]
-        line += [format_p_value(row.p_holm)] if several else []
-        floor = "" if row.noise_floor is None else format_percent(row.noise_floor)
-        cells.append([*line, *([row.ci_covers, floor] if full else []), row.judgement])
-    numeric = [name in heads and not full for name in columns]
-    return Table([*columns, "judgement"], cells, numeric=[*numeric, False])
+        for row in rows
+    ]
+    return keep_filled(dict.fromkeys(columns, False), cells)
+
+
+def share_table(rows: Sequence[ComparisonRow]) -> Table:
+    """What share of each published figure was reached, device by device; fastest figures first."""
+    cells = [
+        [row.label, format_rate(row.b.images_per_second), format_rate(row.a.images_per_second), describe_share(row)]
+        for row in sorted(rows, key=lambda row: -row.b.images_per_second)
+    ]
+    return Table(["images/s a device", "published", "A", "A / published"], cells, numeric=[False, True, True, True])
+
+
+def list_comparison_notes(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return what intervals cover, noise floors, sources and differences; rows are named where not all have a note."""
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        floor = [] if row.noise_floor is None else [f"noise floor {format_percent(row.noise_floor)}"]
+        source = [f"source: {row.b.source}"] if row.b.source else []
+        differing = [text if text.endswith(ON_BOTH) else f"differs: {text}" for text in row.differences]
+        for note in (f"interval {row.ci_covers}", *floor, *source, *differing):
+            notes.setdefault(note, []).append(row.label)
+    return [note if len(labels) == len(rows) else f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
 
 
 def format_row_ratio(row: ComparisonRow) -> str:
@@ -184,21 +195,15 @@ def format_row_ratio(row: ComparisonRow) -> str:
 
 
 def format_p_value(value: float | None) -> str:
-    """Return 0.012, < 0.001, or a dash where there is none."""
+    """Return 0.012, < 0.001, or nothing where there is none."""
     if value is None:
-        return "–"
+        return ""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def format_side(side: Side, *, named: bool = True) -> str:
+def format_side(side: Side) -> str:
     """Return bf16: 1,190 images/s."""
-    rate = f"{format_rate(side.images_per_second)} images/s"
-    return f"{side.label}: {rate}" if named else rate
-
-
-def _name_sides(letter: str, sides: Sequence[Side]) -> str:
-    labels = {side.label for side in sides}
-    return f"{letter}: {labels.pop()}" if len(labels) == 1 else letter
+    return f"{side.label}: {format_rate(side.images_per_second)} images/s"
 
 
 def thread_table(feeding: Feeding) -> Table:

@@ -6,9 +6,10 @@ takes scores waits for them, so that every rank takes them after the same step, 
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -83,7 +84,7 @@ class Scoring:
     def __init__(self, config: Config, world: World) -> None:
         self._config, self._world = config, world
         self._pool = ThreadPoolExecutor(1, "scoring") if config.eval.async_ and world.rank.number == 0 else None
-        self._scored: Future[Scored] | None = None
+        self._scored: Future[Scored] | Scored | None = None
         self.step: int | None = None
         """Steps done before the evaluation whose scores were not taken yet; None: there is none."""
         self.eval_seconds = 0.0
@@ -97,37 +98,23 @@ class Scoring:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, opened: OpenSplit, rows: Tensor, step: int, eval_seconds: float) -> None:
-        """Score these rows, which only the first rank has; take() gives what comes of it."""
+        """Score these rows, which only rank 0 has; take() returns the scores."""
         assert self.step is None, "take the scores before"
         began = time.perf_counter()
         if self._world.rank.number == 0:
-            self._scored = self._start(lambda: WORKLOADS[self._config.workload].finish_eval(self._config, opened, rows))
+            finish = partial(WORKLOADS[self._config.workload].finish_eval, self._config, opened, rows)
+            self._scored = self._pool.submit(finish) if self._pool else finish()
         self.step, self.eval_seconds = step, eval_seconds + time.perf_counter() - began
 
     def take(self) -> Scored:
-        """Return what came of it, the metrics on every rank. All ranks must come here."""
+        """Return the scores; on other ranks than 0 the metrics alone. All ranks must call this."""
         assert self.step is not None, "nothing was begun"
-        scored = self._scored.result() if self._scored else None
+        scored = self._scored.result() if isinstance(self._scored, Future) else self._scored or Scored({}, 0)
         self.step, self._scored = None, None
-        return share_scores(self._world, scored)
-
-    def _start(self, work: Callable[[], Scored]) -> Future[Scored]:
-        if self._pool:
-            return self._pool.submit(work)
-        done: Future[Scored] = Future()
-        done.set_result(work())
-        return done
-
-
-def share_scores(world: World, scored: Scored | None) -> Scored:
-    """Tell all ranks the metrics that the first one has; what is no number is left out, as JSON has no word for it."""
-    told = None
-    if scored is not None:
+        # JSON has no NaN: such a metric is left out.
         metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
-        told = {"metrics": metrics, "images": scored.images}
-    told = broadcast_dict(world, told)
-    known = scored or Scored({}, 0)
-    return known._replace(metrics=told["metrics"], images=told["images"])
+        told = broadcast_dict(self._world, {"metrics": metrics, "images": scored.images})
+        return scored._replace(**told)
 
 
 def keep_pictures(folder: Path, scored: Scored) -> tuple[QualityPicture, ...]:

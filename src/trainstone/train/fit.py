@@ -175,18 +175,18 @@ def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured:
 
 
 @lru_cache(maxsize=8)
-def count_step_work(config: Config, batch_size: int) -> Work:
-    """Count FLOPs and bytes of one step, forward and backward, at the run's precision; nothing is computed."""
+def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -> Work:
+    """Count FLOPs and bytes of one step, or of a forward pass alone, at the run's precision; nothing is computed."""
     workload = WORKLOADS[config.workload]
     with FakeTensorMode():  # tensors without content; unlike those of the meta device they know autocast
-        model = workload.build_model(config)
-        loss, batch = workload.build_loss(config, CPU), workload.empty_batch(config, batch_size)
+        model, batch = workload.build_model(config).train(backward), workload.empty_batch(config, batch_size)
+        loss, score = workload.build_loss(config, CPU), workload.build_scores(config, CPU)
 
         def forward() -> Tensor:
             with autocast(CPU, config.train.precision):
-                return loss(model, batch)
+                return loss(model, batch) if backward else score(model, batch[0])
 
-        return count_work(forward)
+        return count_work(forward, backward=backward)
 
 
 def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:
@@ -291,36 +291,31 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
-    """auto: the fastest by trial. A precision asked for is tried too: it may crash here, or crawl."""
-    asked = config.train.precision
+    """auto: the fastest by trial. A requested precision is tried too: it may crash here, or be slower than fp32.
+
+    A recipe that leaves the choice (train.adapt) then takes the fastest as well.
+    """
+    asked, candidates = config.train.precision, candidate_precisions(device)
     if asked == "fp32":
         return config, []
-    candidates = candidate_precisions(device) if asked == "auto" else ["fp32", asked]
-    if candidates == ["fp32"]:
+    if asked == "auto" and candidates == ["fp32"]:
         message = "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
         return change_section(config, "train", precision="fp32"), [finding("precision-chosen", message)]
-    trials = try_precisions(str(device), candidates, threads)
+    trials = try_precisions(str(device), candidates if asked == "auto" else ["fp32", asked], threads)
     if asked == "auto":
         precision = fastest(trials)
-        message = f"took {precision}: {_tell_trials(trials, precision)}"
-        return change_section(config, "train", precision=precision), [finding("precision-chosen", message)]
-    told = _tell_trouble(*trials)
-    if told and "precision" in config.train.adapt:
-        return adapt_precision(config, device, trials, told, threads)
+        found = finding("precision-chosen", f"took {precision}: {_tell_trials(trials, precision)}")
+        return change_section(config, "train", precision=precision), [found]
+    trouble = _tell_trouble(*trials)
+    if trouble and "precision" in config.train.adapt:
+        others = [precision for precision in candidates if precision not in ("fp32", asked)]
+        # Beside fp32 once more: a disturbance then slows both.
+        precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
+        found = finding("engine-adapted", f"{trouble}: took {precision}")
+        return change_section(config, "train", precision=precision), [found]
     if trials[1].seconds is None:
-        raise MachineError(told, hint="--set train.precision=auto")
-    return config, [finding("precision-slow", told)] if told else []
-
-
-def adapt_precision(
-    config: Config, device: torch.device, trials: list[Trial], trouble: str, threads: int
-) -> tuple[Config, list[Finding]]:
-    """Take the fastest precision where the recipe's is none for this device, and leaves the choice."""
-    others = [precision for precision in candidate_precisions(device) if precision not in ("fp32", trials[1].precision)]
-    # Beside fp32 once more: a disturbance then slows both.
-    precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
-    config = change_section(config, "train", precision=precision)
-    return config, [finding("engine-adapted", f"{trouble}: took {precision}")]
+        raise MachineError(trouble, hint="--set train.precision=auto")
+    return config, [finding("precision-slow", trouble)] if trouble else []
 
 
 def _tell_trouble(base: Trial, trial: Trial) -> str:
@@ -334,12 +329,11 @@ def _tell_trouble(base: Trial, trial: Trial) -> str:
 
 def _tell_trials(trials: list[Trial], chosen: str) -> str:
     base = next(trial.seconds for trial in trials if trial.precision == chosen)
-    told = []
-    for trial in trials:
-        if trial.precision == chosen:
-            continue
-        if trial.seconds is None:
-            told.append(f"{trial.precision} fails here ({trial.failure})")
-        elif base:
-            told.append(f"{trial.precision} takes {trial.seconds / base:.2f} times as long")
+    told = [
+        f"{trial.precision} takes {trial.seconds / base:.2f} times as long"
+        if trial.seconds and base
+        else f"{trial.precision} fails here ({trial.failure})"
+        for trial in trials
+        if trial.precision != chosen
+    ]
     return ", ".join(told) + " (short trial)"

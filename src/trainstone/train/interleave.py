@@ -10,9 +10,9 @@ import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.errors import RunError, TrainstoneError
@@ -194,17 +194,8 @@ def naming(arm: str) -> Iterator[None]:
         raise type(known)(f"{arm}: {known.message}", hint=known.hint) from err
 
 
-@dataclass
-class SameTwice:
-    """The result of an A/A test."""
-
-    steps_per_block: int = 0
-    block_seconds: dict[str, list[float]] = field(default_factory=lambda: {"A": [], "B": []})
-    floor: stats.NoiseFloor | None = None
-
-
-def run_same_twice(life: Lifecycle, outcome: SameTwice) -> Generator[Progress, None, Status]:
-    """Train two equal models in turn, block by block, for the recipe's seconds; fills `outcome`."""
+def run_same_twice(life: Lifecycle, outcome: dict[str, Any]) -> Generator[Progress, None, Status]:
+    """Train two equal models in turn, block by block, for the recipe's seconds; fills what --json prints."""
     config = life.config
     yield Progress("fitting the recipe to this machine")
     fitted = fit_to_machine(settle_classes(config, None), strict=False)
@@ -216,10 +207,10 @@ def run_same_twice(life: Lifecycle, outcome: SameTwice) -> Generator[Progress, N
         arms[name] = Arm(name, fitted.config, steps, lag=timer.lag, enter=enter)
     both = Interleaving(arms, fitted.config.measure, lambda: life.signals.received)
     yield from both.run()
-    outcome.steps_per_block = both.steps_per_block.get("A", 0)
+    block_seconds: dict[str, list[float]] = {"A": [], "B": []}
     for block, seconds in zip(both.blocks, both.sum_blocks(both.blocks)[1], strict=True):
-        outcome.block_seconds[block.arm].append(seconds)
-    pairs = list(zip(outcome.block_seconds["A"], outcome.block_seconds["B"], strict=False))
+        block_seconds[block.arm].append(seconds)
+    pairs = list(zip(block_seconds["A"], block_seconds["B"], strict=False))
     if len(pairs) < MIN_PAIRS:
         if life.signals.received:
             raise KeyboardInterrupt(life.signals.received)
@@ -227,5 +218,6 @@ def run_same_twice(life: Lifecycle, outcome: SameTwice) -> Generator[Progress, N
             f"only {len(pairs)} pairs of blocks in the time; {MIN_PAIRS} are needed for a noise floor",
             hint="give more time: --seconds 120",
         )
-    outcome.floor = stats.minimum_detectable([math.log(b / a) for a, b in pairs])
+    outcome |= asdict(stats.minimum_detectable([math.log(b / a) for a, b in pairs]))
+    outcome |= {"steps_per_block": both.steps_per_block["A"], "block_seconds": block_seconds}
     return "interrupted" if life.signals.received else "ok"

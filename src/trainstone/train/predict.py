@@ -6,9 +6,8 @@ Pictures are read, decoded and cut as evaluation does it.
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.stored import find_stored
 from trainstone.data.loader import Memory
 from trainstone.data.recognise import open_dataset
-from trainstone.data.sample import ClassName, Edges
+from trainstone.data.sample import ClassName
 from trainstone.data.sources import PictureSource
 from trainstone.errors import ConfigError, DataError
 from trainstone.models.weights import write_weights
@@ -32,68 +31,37 @@ from trainstone.workloads.workload import Seen
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Guess:
-    """A class that a picture may show, and how sure the network is of it: scores of all classes sum up to 1, here or
-    in a default box."""
-
-    number: int
-    name: str
-    """Empty where the names are not known."""
-    text: str
-    score: float
-    edges: Edges | None = None
-    """Where in the picture, if the network says: left, top, right, bottom as shares of width and height."""
+EDGES = ("left", "top", "right", "bottom")
+"""Of a box, as shares of the image's width and height."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What was seen in a picture, the likeliest first; or why it could not be looked at."""
-
-    image: Path
-    guesses: tuple[Guess, ...] = ()
-    error: str | None = None
-
-
-class Exported(NamedTuple):
-    """What was written."""
-
-    tensors: int
-    parameters: int
-    bytes: int
-    averaged: bool
-
-
-def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> Iterator[Prediction]:
-    """Look at each picture; a damaged one is told and the others go on."""
+def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
+    """Yield what is seen in each image, the likeliest class first, as --json prints it; or why it cannot be read."""
     config, device, findings = fit_engine(config)
     for found in findings:
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)
     look = WORKLOADS[config.workload].build_look(config, device)
-    feed = Feed(
-        PictureSource(images),
-        make_transform(config.augment, config.loader, config.data.image_size, train=False),
-        config.seed,
-    )
-    worker = Worker()
+    transform = make_transform(config.augment, config.loader, config.data.image_size, train=False)
+    feed, worker = Feed(PictureSource(images), transform, config.seed), Worker()
     memory = Memory(1, config.data.image_size, "class", pinned=False)
     for index, image in enumerate(images):
         try:
             feed.show(index, 0, memory.pixels[0], worker)
         except DataError as err:
-            yield Prediction(image, error=err.message)
+            yield {"image": str(image), "error": err.message}
             continue
         with torch.inference_mode(), autocast(device, config.train.precision):
             (seen,) = look(model, memory.images.to(device))
-        yield Prediction(image, tuple(name_guesses(seen, classes, top)))
+        yield {"image": str(image), "guesses": [describe_guess(one, classes) for one in seen[:top]]}
 
 
-def name_guesses(seen: Sequence[Seen], classes: Sequence[ClassName], top: int) -> Iterator[Guess]:
-    """Yield what is likeliest, with names."""
-    for one in seen[:top]:
-        named = classes[one.label] if one.label < len(classes) else ClassName("")
-        yield Guess(one.label, named.name, named.text, one.score, one.edges)
+def describe_guess(seen: Seen, classes: Sequence[ClassName]) -> dict[str, Any]:
+    """Return class, score and place; scores of all classes sum up to 1, of an image or of a default box."""
+    named = classes[seen.label] if seen.label < len(classes) else ClassName("")
+    box = dict(zip(EDGES, seen.edges, strict=True)) if seen.edges is not None else None
+    guess = {"class": seen.label, "name": named.name, "text": named.text, "score": seen.score, "box": box}
+    return {key: value for key, value in guess.items() if value not in ("", None)}
 
 
 def find_classes(config: Config) -> Sequence[ClassName]:
@@ -111,7 +79,7 @@ def find_classes(config: Config) -> Sequence[ClassName]:
     return dataset.classes
 
 
-def export_weights(config: Config, saved: Saved, target: Path) -> Exported:
+def export_weights(config: Config, saved: Saved, target: Path) -> dict[str, Any]:
     """Write the weights that evaluation judges as plain safetensors, under the names that the network gives them."""
     if target.exists():
         raise ConfigError(f"{target} exists; it is not written over", hint="choose another name, or remove it first")
@@ -124,4 +92,9 @@ def export_weights(config: Config, saved: Saved, target: Path) -> Exported:
         metadata["classes"] = json.dumps([one.name for one in classes])
     state = model.state_dict()
     write_weights(target, state, metadata)
-    return Exported(len(state), count_parameters(model), target.stat().st_size, saved.averaged)
+    return {
+        "tensors": len(state),
+        "parameters": count_parameters(model),
+        "bytes": target.stat().st_size,
+        "averaged": saved.averaged,
+    }

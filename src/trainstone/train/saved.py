@@ -6,10 +6,10 @@ A checkpoint of trainstone brings its configuration; of other weights a recipe m
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,15 +19,10 @@ from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.models.weights import load_weights, read_weights
 from trainstone.train.checkpoint import AVERAGE, BEST, MODEL, Checkpoint, find_latest, read_checkpoint
-from trainstone.train.course import HISTORY
 from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.task import build_network
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
-
-# Of the machine that trained, not of the network: chosen anew where it is judged.
-MACHINE_SECTIONS = {"engine": {"threads": "auto"}, "loader": {"threads": "auto"}}
-MACHINE_KEYS = {"device": "auto", "nodes": 1, "devices_per_node": 1}
 
 
 @dataclass(frozen=True)
@@ -75,14 +70,12 @@ def find_file(path: Path) -> tuple[Path, tuple[str, ...]]:
         except ResultError as err:
             damaged.append(f"{err.message}; passed over")
     latest, doubts = find_latest(folder)
-    doubts = [*damaged, *doubts]
     if latest is None:
-        found = f": {'; '.join(doubts)}" if doubts else ""
         raise DataError(
-            f"{path} holds no whole checkpoint{found}",
+            f"{path} holds no whole checkpoint{''.join(f'; {doubt}' for doubt in (*damaged, *doubts))}",
             hint="give a checkpoint, a file of weights, or the folder of a run of trainstone train",
         )
-    return latest.path, tuple(doubts)
+    return latest.path, (*damaged, *doubts)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -96,26 +89,26 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {}
 
 
+class Origin(BaseModel):
+    """What a checkpoint says of its training, beside its tensors."""
+
+    step: Annotated[int, Field(ge=0)]
+    run_id: str
+    config: dict[str, Any]
+    epoch: float | None = None
+
+
 def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) -> Saved:
-    """Take out of a checkpoint what judging needs: averaged weights where there are any."""
-    document, where = checkpoint.document, checkpoint.path
-    step, run_id, config = (document.get(name) for name in ("step", "run_id", "config"))
-    if not (type(step) is int and step >= 0 and isinstance(run_id, str) and isinstance(config, dict)):
-        raise ResultError(f"{where} does not say where it comes from: step, run_id and config make no sense")
+    """Take out of a checkpoint what evaluation needs: averaged weights where there are any."""
     try:
-        history = HISTORY.validate_python(document.get("history", []))
+        origin = Origin.model_validate(checkpoint.document)
     except (ValidationError, RecursionError) as err:
-        raise ResultError(f"{where} does not say how far its run was: its history makes no sense") from err
-    judged = [one for one in history if one.step > 0]
-    told = document.get("epoch")
-    epoch = float(told) if isinstance(told, int | float) else None  # of a run that was never judged
-    if judged:
-        epoch = step * judged[-1].epoch / judged[-1].step
+        raise ResultError(f"{checkpoint.path} does not say where it comes from: {err}") from err
     own, average = (
         {name.removeprefix(part): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(part)}
         for part in (MODEL, AVERAGE)
     )
-    return Saved(where, own | average, config, run_id, step, epoch, bool(average), doubts=doubts)
+    return Saved(checkpoint.path, own | average, **dict(origin), averaged=bool(average), doubts=doubts)
 
 
 def resolve_config(saved: Saved, recipe: str | None, settings: Sequence[str], flags: Mapping[str, Any]) -> Config:
@@ -151,12 +144,12 @@ def count_classes(config: Config, weights: Mapping[str, Tensor]) -> Config:
 
 def forget_machine(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without what was chosen for the machine that trained."""
-    values = {name: dict(value) if isinstance(value, dict) else value for name, value in config.items()}
-    for name, forgotten in MACHINE_SECTIONS.items():
-        if isinstance(values.get(name), dict):
-            values[name] |= forgotten
+    values = {**config, "device": "auto", "nodes": 1, "devices_per_node": 1}
     values.pop("system", None)
-    return values | MACHINE_KEYS
+    for name in ("engine", "loader"):
+        if isinstance(values.get(name), dict):
+            values[name] = {**values[name], "threads": "auto"}
+    return values
 
 
 def check_weights(config: Config, saved: Saved) -> None:

@@ -5,7 +5,7 @@ Also the average of its weights (EMA), and what torch keeps once for the whole p
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,45 +44,35 @@ class WeightAverage:
     """Averages of a plain model's parameters and of what its batch norm has seen; they lie where the model lies."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._model = model
-        self._decay = decay
-        self._averages = {name: tensor.clone() for name, tensor in self._trained().items()}
+        self._model, self._decay = model, decay
+        self._averages = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def update(self, step: int) -> None:
         """Take in the weights after a step: d of the average stays, d = decay but less in the first steps."""
         stays = min(self._decay, (1 + step) / (10 + step))
-        trained = self._trained()
-        counters = {name: tensor for name, tensor in trained.items() if not tensor.is_floating_point()}
-        copy_into({name: self._averages[name] for name in counters}, counters)  # they have no average
-        moving = [name for name in trained if name not in counters]
-        averages, weights = [self._averages[name] for name in moving], [trained[name] for name in moving]
+        trained = self._model.state_dict()  # again each time: a change of device or format replaces tensors
+        moving = [name for name, tensor in trained.items() if tensor.is_floating_point()]
+        counters = [name for name, tensor in trained.items() if not tensor.is_floating_point()]  # they have no average
         with torch.no_grad():
-            torch._foreach_lerp_(averages, weights, 1 - stays)
+            torch._foreach_lerp_(
+                [self._averages[name] for name in moving], [trained[name] for name in moving], 1 - stays
+            )
+            if counters:  # torch refuses empty lists
+                torch._foreach_copy_([self._averages[name] for name in counters], [trained[name] for name in counters])
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Let the model have the averages for a while; what was trained comes back bit for bit, errors or not."""
-        kept = {name: tensor.clone() for name, tensor in self._trained().items()}
+        kept = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         try:
-            copy_into(self._trained(), self._averages)
+            self._model.load_state_dict(self._averages)
             yield
         finally:
-            copy_into(self._trained(), kept)
+            self._model.load_state_dict(kept)
 
     def state(self) -> dict[str, Tensor]:
         """Return the averages themselves, no copies, under the names of the model's state."""
         return dict(self._averages)
-
-    def _trained(self) -> dict[str, Tensor]:
-        """Look the model's tensors up anew: a change of device or format replaces them (0.3 ms for ResNet-50)."""
-        return {name: value for name, value in self._model.state_dict().items() if isinstance(value, Tensor)}
-
-
-def copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
-    """Copy tensors of the same names."""
-    if targets:  # torch refuses empty lists
-        with torch.no_grad():
-            torch._foreach_copy_(list(targets.values()), [sources[name] for name in targets])
 
 
 @dataclass(frozen=True)
@@ -187,12 +177,15 @@ def build_task(
     loader = workload.open_training(config, opened, device, rank, first_step * train.accumulate) if opened else None
     rate = plan_rate(config, len(opened.source) if opened else IMAGENET_PICTURES, rank)
     called = compile_model(model) if engine.compile else model
+    loss = workload.build_loss(config, device)
+    if config.optimizer.decay_in == "loss" and config.optimizer.weight_decay:
+        loss = DecayedLoss(loss, model, config.optimizer)
     batches = loader or synthetic_batches(config, device)
     return Task(
         device=device,
         model=wrap_model(called, world, config.parallel) if world else called,
         plain=model,
-        loss=add_decay(workload.build_loss(config, device), model, config.optimizer),
+        loss=loss,
         optimizer=build_optimizer(model, config.optimizer, device, rate=rate(first_step)),
         rate=rate,
         scale=LossScale(device, train.precision, train.batch_size if train.loss_scale == "batch" else train.loss_scale),
@@ -244,13 +237,6 @@ class DecayedLoss:
         return self._loss(model, batch) + term
 
 
-def add_decay(loss: Loss, model: nn.Module, config: OptimizerConfig) -> Loss:
-    """Weight decay as a term of the loss, where it is asked for."""
-    if config.decay_in != "loss" or not config.weight_decay:
-        return loss
-    return DecayedLoss(loss, model, config)
-
-
 def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:
     """Yield the same few random batches for ever, on the device."""
     return feed_device(WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), ALONE, 0), device)
@@ -259,14 +245,9 @@ def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:
 def synthetic_batches(config: Config, device: torch.device) -> Iterator[Batch]:
     """Yield the same few random batches for ever, in host memory."""
     batches = WORKLOADS[config.workload].synthetic_batches(config, config.train.batch_size)
-    return itertools.cycle(pin(batches, device))
-
-
-def pin(batches: list[Batch], device: torch.device) -> list[Batch]:
-    """Page-lock host batches that a CUDA device will fetch by itself."""
-    if device.type != "cuda":
-        return batches
-    return [tuple(tensor.pin_memory() for tensor in batch) for batch in batches]
+    if device.type == "cuda":  # page-locked, so that the device fetches them by itself
+        batches = [tuple(tensor.pin_memory() for tensor in batch) for batch in batches]
+    return itertools.cycle(batches)
 
 
 def feed_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:

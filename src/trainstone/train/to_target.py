@@ -26,8 +26,8 @@ from trainstone.train.fit import Fitted
 from trainstone.train.learn import Setting, learn
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
 from trainstone.train.observation import Observed, measure_device, observe, open_recorder
-from trainstone.train.original.facts import has_decay
-from trainstone.train.original.mllog_open import check_division, clear_caches, find_run_start, open_log
+from trainstone.train.original.lines import has_decay
+from trainstone.train.original.mllog import check_division, clear_caches, find_run_start, open_log
 from trainstone.train.task import seed_network, settle_classes
 from trainstone.train.tracking import open_trackers
 from trainstone.workloads.registry import WORKLOADS
@@ -95,7 +95,7 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
         # mlperf.log before the others: its times count. Originals last: one copies mlperf.log when the run ends.
         sinks = recorder, mlperf, *trackers, *writers
         if resume:
-            mlperf.go_on(course.done, judged=course.judged_now)
+            mlperf.resume(course.done, judged=course.judged_now)
         scoring = files.enter_context(Scoring(config, world))
         setting = Setting(config, run, world, task, cadence, validation, recorder, sinks, scoring, life.signals)
         with observe(life, fitted, recorder.current_step, time.perf_counter() - course.clock()) as observed:

@@ -8,25 +8,13 @@ from torch import Tensor, nn
 
 from trainstone.config.schema import Config
 from trainstone.data.feeding.shown import IGNORED
-from trainstone.data.sample import DataSet
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.models.losses import cross_entropy, draw_mix, mix_images, mix_loss
 from trainstone.models.resnet import build_resnet
-from trainstone.workloads.mlperf_resnet import RESNET
-from trainstone.workloads.workload import (
-    Batch,
-    Judge,
-    Look,
-    Loss,
-    Scored,
-    Scores,
-    Seen,
-    Workload,
-    build_input,
-    refuse_more_classes,
-)
+from trainstone.workloads import workload
+from trainstone.workloads.mlperf import RESNET
 
 
 def build_model(config: Config) -> nn.Module:
@@ -44,7 +32,7 @@ def build_model(config: Config) -> nn.Module:
     )
 
 
-def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
+def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
     """Random pictures and labels; the same for the same seed on every machine."""
     generator = torch.Generator().manual_seed(config.seed)
     shape = (batch_size, config.data.image_size, config.data.image_size, 3)
@@ -57,7 +45,9 @@ def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
     ]
 
 
-def mix(config: Config, batches: Iterable[Batch], rank: Rank = ALONE, first_batch: int = 0) -> Iterator[Batch]:
+def mix(
+    config: Config, batches: Iterable[workload.Batch], rank: Rank = ALONE, first_batch: int = 0
+) -> Iterator[workload.Batch]:
     """Add what mixup draws for each batch: who is mixed with whom, and by how much."""
     alpha = config.train.mixup
     if not alpha:
@@ -68,25 +58,15 @@ def mix(config: Config, batches: Iterable[Batch], rank: Rank = ALONE, first_batc
         yield (*batch, *drawn)
 
 
-def check_classes(config: Config, dataset: DataSet) -> None:
-    """Refuse a data set that this network cannot tell apart, before anything is measured."""
-    if dataset.kind != "classify":
-        raise DataError(
-            f"{config.data.root} has boxes, not a class for each picture",
-            hint="this recipe classifies: give another set, or take one that detects: ssd300-mlperf, demo-detect",
-        )
-    refuse_more_classes(config, dataset)
-
-
-def build_loss(config: Config, device: torch.device) -> Loss:
+def build_loss(config: Config, device: torch.device) -> workload.Loss:
     """Return the loss function: normalise on the device, forward, cross-entropy in fp32."""
-    see = build_input(config, device)
+    see = workload.build_input(config, device)
 
     def measure(logits: Tensor, labels: Tensor) -> Tensor:
         train = config.train
         return cross_entropy(logits, labels, smoothing=train.label_smoothing, over=train.smoothing_over)
 
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
+    def loss(model: nn.Module, batch: workload.Batch) -> Tensor:
         if len(batch) == 2:
             images, labels = batch
             return measure(model(see(images)).float(), labels)
@@ -97,11 +77,11 @@ def build_loss(config: Config, device: torch.device) -> Loss:
     return loss
 
 
-def build_judge(config: Config, device: torch.device) -> Judge:
+def build_judge(config: Config, device: torch.device) -> workload.Judge:
     """Return what counts a batch, in one row: first guesses and first five that are right, loss, pictures."""
-    see = build_input(config, device)
+    see = workload.build_input(config, device)
 
-    def judge(model: nn.Module, batch: Batch) -> Tensor:
+    def judge(model: nn.Module, batch: workload.Batch) -> Tensor:
         images, labels = batch
         logits = model(see(images)).float()
         counted = labels != IGNORED
@@ -115,33 +95,33 @@ def build_judge(config: Config, device: torch.device) -> Judge:
     return judge
 
 
-def build_scores(config: Config, device: torch.device) -> Scores:
+def build_scores(config: Config, device: torch.device) -> workload.Scores:
     """Return what computes the scores of classes (before softmax, fp32) of a batch of pictures."""
-    see = build_input(config, device)
+    see = workload.build_input(config, device)
     return lambda model, images: model(see(images)).float()
 
 
-def build_look(config: Config, device: torch.device) -> Look:
+def build_look(config: Config, device: torch.device) -> workload.Look:
     """Return what says how likely each class is, the likeliest first."""
     score = build_scores(config, device)
 
-    def look(model: nn.Module, images: Tensor) -> list[list[Seen]]:
+    def look(model: nn.Module, images: Tensor) -> list[list[workload.Seen]]:
         shares, labels = score(model, images).softmax(1).sort(dim=1, descending=True)
         return [
-            [Seen(label, share) for label, share in zip(*picture, strict=True)]
+            [workload.Seen(label, share) for label, share in zip(*picture, strict=True)]
             for picture in zip(labels.tolist(), shares.tolist(), strict=True)
         ]
 
     return look
 
 
-def finish_eval(_config: Config, _opened: OpenSplit, rows: Tensor) -> Scored:
+def finish_eval(_config: Config, _opened: OpenSplit, rows: Tensor) -> workload.Scored:
     """Shares of pictures, and the loss of one."""
     # Counts of a batch are exact in float32, their sum over many would not be.
     top1, top5, loss, images = rows.double().sum(0).tolist()
     if not images:
         raise DataError("no validation picture could be judged", hint="trainstone data verify names what is wrong")
-    return Scored({"top1": top1 / images, "top5": top5 / images, "loss": loss / images}, int(images))
+    return workload.Scored({"top1": top1 / images, "top5": top5 / images, "loss": loss / images}, int(images))
 
 
 def count_classes(weights: Mapping[str, Tensor]) -> int | None:
@@ -150,27 +130,19 @@ def count_classes(weights: Mapping[str, Tensor]) -> int | None:
     return len(last) if last is not None and last.dim() == 1 else None
 
 
-def empty_batch(config: Config, batch_size: int) -> Batch:
-    """A batch's shapes, without content."""
-    size = config.data.image_size
-    return torch.empty(batch_size, size, size, 3, dtype=torch.uint8), torch.empty(batch_size, dtype=torch.int64)
-
-
-CLASSIFY = Workload(
+CLASSIFY = workload.Workload(
     name="classify",
     title=lambda config: f"ResNet-{config.model.depth}",
     build_model=build_model,
     synthetic_batches=synthetic_batches,
     holds="class",
     holds_to_judge="class",
-    check_classes=check_classes,
     mix=mix,
     build_loss=build_loss,
     build_judge=build_judge,
     build_scores=build_scores,
     build_look=build_look,
     finish_eval=finish_eval,
-    empty_batch=empty_batch,
     min_classes=2,
     count_classes=count_classes,
     find_trunk=lambda model: model,

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from trainstone.config.schema import Config
 from trainstone.data.feeding.shown import IGNORED
-from trainstone.data.sample import DataSet
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE, Rank
@@ -22,20 +21,9 @@ from trainstone.results.checks import finding
 from trainstone.results.detection import score_boxes
 from trainstone.results.detection_tables import list_tables
 from trainstone.results.schema import Finding
+from trainstone.workloads import workload
 from trainstone.workloads.gallery import FOUND, PICTURE, TRUTH, show_pictures, split_rows
-from trainstone.workloads.mlperf_ssd import SSD
-from trainstone.workloads.workload import (
-    Batch,
-    Judge,
-    Look,
-    Loss,
-    Scored,
-    Scores,
-    Seen,
-    Workload,
-    build_input,
-    refuse_more_classes,
-)
+from trainstone.workloads.mlperf import SSD
 
 SYNTHETIC_BOXES = 8
 """Of a random picture; COCO has seven on average."""
@@ -54,12 +42,12 @@ def build_model(config: Config) -> nn.Module:
         raise ConfigError(f"data.image_size = {size}: {err}") from err
 
 
-def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
+def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
     """Random pictures with random boxes; the same for the same seed on every machine."""
     generator = torch.Generator().manual_seed(config.seed)
     size, shape = config.data.image_size, (batch_size, SYNTHETIC_BOXES)
 
-    def draw() -> Batch:
+    def draw() -> workload.Batch:
         images = torch.randint(256, (batch_size, size, size, 3), dtype=torch.uint8, generator=generator)
         sides = MIN_SYNTHETIC_SIDE + (1 - MIN_SYNTHETIC_SIDE) * torch.rand(*shape, 2, generator=generator)
         begin = (1 - sides) * torch.rand(*shape, 2, generator=generator)
@@ -69,27 +57,19 @@ def synthetic_batches(config: Config, batch_size: int) -> list[Batch]:
     return [draw() for _ in range(config.data.num_synthetic_batches)]
 
 
-def mix(_config: Config, batches: Iterable[Batch], _rank: Rank = ALONE, _first_batch: int = 0) -> Iterator[Batch]:
+def mix(
+    _config: Config, batches: Iterable[workload.Batch], _rank: Rank = ALONE, _first_batch: int = 0
+) -> Iterator[workload.Batch]:
     """Leave batches as they are."""
     return iter(batches)
 
 
-def check_classes(config: Config, dataset: DataSet) -> None:
-    """Refuse a data set that this network cannot learn from, before anything is measured."""
-    if dataset.kind != "detect":
-        raise DataError(
-            f"{config.data.root} has a class for each picture, not boxes",
-            hint="this recipe detects: give COCO, or another set with boxes",
-        )
-    refuse_more_classes(config, dataset)
-
-
-def build_loss(config: Config, device: torch.device) -> Loss:
+def build_loss(config: Config, device: torch.device) -> workload.Loss:
     """Return the loss function: normalise, match boxes, forward, SSD's loss in fp32; all on the device."""
-    see, detect = build_input(config, device), config.detect
+    see, detect = workload.build_input(config, device), config.detect
     defaults = default_boxes(config.data.image_size).to(device)
 
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
+    def loss(model: nn.Module, batch: workload.Batch) -> Tensor:
         images, boxes, labels = batch
         wanted = match(boxes, labels, defaults, min_overlap=detect.match_overlap)
         return detection_loss(*model(see(images)), *wanted, negatives=detect.negatives)
@@ -115,11 +95,11 @@ def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, T
     return find
 
 
-def build_judge(config: Config, device: torch.device) -> Judge:
+def build_judge(config: Config, device: torch.device) -> workload.Judge:
     """Return what lists, of a validation batch, the boxes that were found, those that are there, and the pictures."""
     find = build_finder(config, device)
 
-    def judge(model: nn.Module, batch: Batch) -> Tensor:
+    def judge(model: nn.Module, batch: workload.Batch) -> Tensor:
         images, boxes, labels, crowds, areas, facts = batch
         found = find(model, images)
         numbers, sides = facts[:, :1].float(), facts[:, None, [1, 2, 1, 2]].float()
@@ -151,21 +131,21 @@ def list_rows(
     return torch.stack(columns, dim=2).flatten(0, 1)
 
 
-def build_scores(config: Config, device: torch.device) -> Scores:
+def build_scores(config: Config, device: torch.device) -> workload.Scores:
     """Return what computes scores and offsets of all default boxes of a batch of pictures."""
-    see = build_input(config, device)
+    see = workload.build_input(config, device)
     return lambda model, images: model(see(images))
 
 
-def build_look(config: Config, device: torch.device) -> Look:
+def build_look(config: Config, device: torch.device) -> workload.Look:
     """Return what says which things pictures show, and where."""
     find = build_finder(config, device)
 
-    def look(model: nn.Module, images: Tensor) -> list[list[Seen]]:
+    def look(model: nn.Module, images: Tensor) -> list[list[workload.Seen]]:
         found = find(model, images)
         return [
             [
-                Seen(label, score, tuple(edges))
+                workload.Seen(label, score, tuple(edges))
                 for label, score, edges in zip(*(part.tolist() for part in picture), strict=True)
                 if label != IGNORED
             ]
@@ -175,7 +155,7 @@ def build_look(config: Config, device: torch.device) -> Look:
     return look
 
 
-def finish_eval(config: Config, opened: OpenSplit, rows: Tensor) -> Scored:
+def finish_eval(config: Config, opened: OpenSplit, rows: Tensor) -> workload.Scored:
     """COCO's twelve numbers, what is behind them, and some pictures to look at."""
     judged = split_rows(rows.numpy())
     if not len(judged.pictures):
@@ -190,17 +170,7 @@ def finish_eval(config: Config, opened: OpenSplit, rows: Tensor) -> Scored:
     )
     names = [one.text or one.name for one in opened.dataset.classes]
     tables = tuple(list_tables(scores, names))
-    return Scored(scores.metrics, len(judged.pictures), tables, show_pictures(opened, judged, names))
-
-
-def empty_batch(config: Config, batch_size: int) -> Batch:
-    """A batch's shapes, without content."""
-    size, boxes = config.data.image_size, (batch_size, SYNTHETIC_BOXES)
-    return (
-        torch.empty(batch_size, size, size, 3, dtype=torch.uint8),
-        torch.empty(*boxes, 4),
-        torch.empty(boxes, dtype=torch.int64),
-    )
+    return workload.Scored(scores.metrics, len(judged.pictures), tables, show_pictures(opened, judged, names))
 
 
 def count_classes(weights: Mapping[str, Tensor]) -> int | None:
@@ -218,21 +188,19 @@ def list_doubts(config: Config) -> list[Finding]:
     return [finding("not-pretrained", told)]
 
 
-DETECT = Workload(
+DETECT = workload.Workload(
     name="detect",
     title=lambda config: f"SSD{config.data.image_size}-ResNet{config.model.depth}",
     build_model=build_model,
     synthetic_batches=synthetic_batches,
     holds="boxes",
     holds_to_judge="truth",
-    check_classes=check_classes,
     mix=mix,
     build_loss=build_loss,
     build_judge=build_judge,
     build_scores=build_scores,
     build_look=build_look,
     finish_eval=finish_eval,
-    empty_batch=empty_batch,
     min_classes=1,
     count_classes=count_classes,
     find_trunk=lambda model: model.backbone,

@@ -93,8 +93,6 @@ class Workload:
     """What a training batch has beside the pixels."""
     holds_to_judge: Holds
     """What a validation batch has beside the pixels."""
-    check_classes: Callable[[Config, DataSet], None]
-    """Raise DataError where a data set is not of this workload's kind."""
     mix: Callable[[Config, Iterable[Batch], Rank, int], Iterator[Batch]]
     """Batches as the loss wants them, begun at a batch: with the draws of mixup, where it is on."""
     build_loss: Callable[[Config, torch.device], Loss]
@@ -107,8 +105,6 @@ class Workload:
     """What is seen in each picture of a batch that lies on the device, the likeliest first."""
     finish_eval: Callable[[Config, OpenSplit, Tensor], Scored]
     """What the rows of all batches and ranks (float32 in host memory) amount to. It may run beside the next steps."""
-    empty_batch: Callable[[Config, int], Batch]
-    """A batch of that size without content, for counting work."""
     min_classes: int
     """Fewer there is nothing to learn with."""
     count_classes: Callable[[Mapping[str, Tensor]], int | None]
@@ -118,6 +114,23 @@ class Workload:
     list_doubts: Callable[[Config], list[Finding]]
     """What is to be said of a training with this configuration."""
     mllog: Mllog
+
+    def empty_batch(self, config: Config, batch_size: int) -> Batch:
+        """Return a batch of that size without content, for counting work."""
+        return tuple(part.new_empty(batch_size, *part.shape[1:]) for part in self.synthetic_batches(config, 1)[0])
+
+    def check_classes(self, config: Config, dataset: DataSet) -> None:
+        """Refuse a data set of another kind, or with classes that the network does not have."""
+        if dataset.kind != self.name:
+            raise DataError(
+                f"{config.data.root} is a data set to {dataset.kind}, recipe {config.name} needs one to {self.name}",
+                hint="give another set, or take a recipe that fits: trainstone recipes",
+            )
+        if config.model.num_classes != "auto" and len(dataset.classes) > config.model.num_classes:
+            raise DataError(
+                f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
+                hint=f"--set model.num_classes={len(dataset.classes)}",
+            )
 
     def open_training(
         self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
@@ -171,15 +184,6 @@ def _open_for_rank(
         holds=holds,
         **how,
     )
-
-
-def refuse_more_classes(config: Config, dataset: DataSet) -> None:
-    """Refuse a data set with classes that the network does not have."""
-    if config.model.num_classes != "auto" and len(dataset.classes) > config.model.num_classes:
-        raise DataError(
-            f"{config.data.root} has {len(dataset.classes)} classes, the network {config.model.num_classes}",
-            hint=f"--set model.num_classes={len(dataset.classes)}",
-        )
 
 
 def build_input(config: Config, device: torch.device) -> Normaliser:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hostile import EVIL, EVIL_NAME, hidden
-from small_sets import CLASSES, JPEGS, Listed, to_classify, to_detect
+from small_sets import CLASSES, Listed, to_classify, to_detect
 from trainstone.cli.dataset import SHOWN_BAD, print_findings, tell_dataset, tell_manifest
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
@@ -122,11 +122,3 @@ def test_a_set_with_boxes_and_bad_pictures(capsys):
     assert "1 seen; trainstone data verify set finds all" in out
     assert "bad: listed 5: not a picture" in out
     assert "page  set.html" in out
-
-
-def test_labels_that_no_class_has_are_told(capsys):
-    samples = [Sample("x.jpg", JPEGS[0], label) for label in (0, 7, None)]
-    tell_dataset(summarise(DataSet("classify", "x", CLASSES, [Split("t", Listed(samples))]), "set"), None)
-    out = capsys.readouterr().out
-    assert "1 labels that no class has" in out
-    assert "1 without a class" in out

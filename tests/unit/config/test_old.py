@@ -144,21 +144,6 @@ def test_file_of_an_ssd_system_is_the_system_there_or_not(system: str, form: str
         assert has(told, "NNODES=1")
 
 
-@pytest.mark.parametrize("shared", [1, 2, 4])
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("precision", ["fp16", "amp"])
-def test_scripts_for_a_dgx1(shared: int, layout: str, precision: str):
-    batch, warm_up = {1: (128, 2.619685), 2: (64, 1.3098425), 4: (32, 0.65492125)}[shared]
-    name = f"train_mlperf_dgx1_{f'gbn{shared}_' if shared > 1 else ''}{layout}_{precision}.sh"
-    config = tell("mlperf-ssd", f"bash scripts/train/dgx1/{name}").config
-    assert (config.nodes, config.devices_per_node, config.train.batch_size) == (1, 8, batch)
-    assert (config.parallel.bn_ranks, config.engine.channels_last) == (shared, layout == "nhwc")
-    assert (config.train.precision, config.train.loss_scale) == ("fp16", 128.0 if precision == "fp16" else "dynamic")
-    assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (2.5e-3, 5e-4)
-    assert (config.schedule.warm_up_epochs, config.original.every_steps, config.eval.async_) == (warm_up, 20, False)
-    assert round(warm_up * 117266 / (8 * batch)) == 300  # cut off it is 299, there and here
-
-
 @pytest.mark.parametrize(
     ("original", "name", "text", "keys"),
     [
@@ -450,11 +435,6 @@ def test_evaluation_has_a_command_for_weights_of_other_tools(line: str, command:
 )
 def test_notes_of_a_line(original: str, line: str, note: str):
     assert has(tell(original, line if "|" not in line else [line]), note)
-
-
-def test_interpreter_and_resumed_weights_need_no_note():
-    assert not tell("wmlce", "/usr/bin/python3 -u main.py --batch_size=4 --data_dir=/d").notes
-    assert not has(tell("mlperf-ssd", "ssd_main.py --resume-from a.params"), "random")
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,20 @@
 """Batches: the same bit for bit whatever the threads, ranks, storage and first step; memory that comes round."""
 
-import gc
 import logging
 import threading
-import tracemalloc
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from made_pictures import busy, make_samples, save
+from made_pictures import make_samples
 from small_loaders import Batch, make_loader, same, take
-from small_sets import CLASSES, Listed, write_set
-from trainstone.data.feeding.feed import Worker
+from small_sets import Listed
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.shown import IGNORED
-from trainstone.data.loader import KEEP, STAGES, Loader
-from trainstone.data.recognise import open_dataset
-from trainstone.data.sample import DataSet, Sample, Source, Split
+from trainstone.data.loader import STAGES, Loader
+from trainstone.data.sample import Sample, Source
 from trainstone.errors import DataError
-from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import Rank
 
 SIZE = 32
@@ -65,14 +59,6 @@ def test_work_goes_on_from_any_step(two_epochs: list[Batch], first_step: int):
     assert loader.step == 11
 
 
-def test_shape_and_type_and_something_to_see(two_epochs: list[Batch]):
-    for images, labels in two_epochs:
-        assert (images.dtype, images.shape) == (torch.uint8, (4, SIZE, SIZE, 3))
-        assert labels.dtype == torch.int64
-        assert images.float().std(dim=(1, 2, 3)).min() > 5
-    assert not same(two_epochs[:1], take(make(seed=4), 1))
-
-
 @pytest.mark.parametrize("world", [1, 2, 7])
 @pytest.mark.parametrize("last", ["carry", "drop"])
 def test_ranks_together_train_on_what_one_would(world: int, last: Any):
@@ -104,50 +90,6 @@ def test_rows_that_fill_up_are_clean_when_memory_is_used_again():
     assert not images[5:].any()
     with pytest.raises(StopIteration):
         next(loader)
-
-
-def test_a_batch_stays_until_two_more_were_asked_for_and_memory_comes_round():
-    with make(threads=3, prefetch=3, batch_size=2) as loader:
-        held: list[tuple[Batch, Batch]] = []
-        places = []
-        for _ in range(50):
-            batch = next(loader)
-            places.append(batch[0].data_ptr())
-            held = [*held, (batch, tuple(part.clone() for part in batch))][-KEEP:]
-            wait_for_rest(loader)
-            assert all(same([batch], [copy]) for batch, copy in held)
-    assert len(set(places)) == 3 + KEEP
-    assert places == places[: 3 + KEEP] * 10
-
-
-def test_memory_does_not_grow():
-    with make(threads=2, prefetch=2, batch_size=4) as loader:
-        for _ in range(60):
-            next(loader)
-        gc.collect()
-        tracemalloc.start()
-        try:
-            for _ in range(20):
-                next(loader)
-            before = tracemalloc.get_traced_memory()[0]
-            for _ in range(200):
-                next(loader)
-            gc.collect()
-            assert tracemalloc.get_traced_memory()[0] - before < 100_000
-        finally:
-            tracemalloc.stop()
-
-
-@pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
-def test_every_storage_gives_the_same_batches(storage: str, tmp_path):
-    pictures = [
-        Sample(f"{'ab'[number >= 7]}/{number:04d}.jpg", save(busy(60 + number, 50, number)), int(number >= 7))
-        for number in range(13)
-    ]
-    found = DataSet("classify", "made up", CLASSES, [Split("train", Listed(pictures))], "made-up")
-    stored = open_dataset(write_set(tmp_path, found, storage)).splits[0].source
-    for train, threads in ((True, 8), (False, 3)):
-        assert same(take(make(stored, train=train, threads=threads), 4), take(make(Listed(pictures), train=train), 4))
 
 
 def with_broken(*numbers: int) -> Listed:
@@ -200,16 +142,6 @@ def test_no_picture_at_all():
     assert take(make(Listed([]), train=False)) == []
 
 
-def test_threads_are_the_cores_and_end_with_the_loader():
-    before = set(threading.enumerate())
-    with make(threads="auto") as loader:
-        next(loader)
-        assert len(loader._ring.workers) == available_cores().threads
-        assert set(threading.enumerate()) > before
-    loader.close()
-    assert set(threading.enumerate()) <= before
-
-
 def test_a_pause_makes_nothing_and_stages_add_up():
     with make() as loader:
         wait_for_rest(loader)
@@ -228,13 +160,3 @@ def test_a_pause_makes_nothing_and_stages_add_up():
     assert min(stages.seconds.values()) >= 0
     assert stages.pictures >= before.pictures + 32
     assert stages.read_bytes > stages.pictures * 500
-
-
-def test_pixels_are_those_of_the_transform():
-    """The loader adds nothing of its own: a picture in a batch is what one thread alone makes of it."""
-    with make() as loader:
-        images, labels = next(loader)
-        for row, place in enumerate(loader.order.batch(0)):
-            out = np.zeros((SIZE, SIZE, 3), np.uint8)
-            assert loader.feed.fill(place, out, Worker(), []).label == labels[row]
-            assert np.array_equal(images[row].numpy(), out)

@@ -8,25 +8,18 @@ import pytest
 from damage import real_data
 from made_archives import make_tar, write_files
 from small_sets import (
-    CLASSES,
     JPEGS,
     RECORDS,
     SHARDS,
     STORAGES,
-    Listed,
     make_png,
     make_set,
     to_classify,
     to_detect,
-    write_set,
-    write_shard,
 )
-from trainstone.data.recognise import HINT, name_split, open_dataset, recognise_file, without_empty
-from trainstone.data.sample import DataSet, Sample, Split
-from trainstone.data.storage.recordio import RecordIOEncoder
-from trainstone.data.storage.tfrecord import TFRecordEncoder
-from trainstone.data.storage.wds import WdsEncoder
-from trainstone.errors import ConfigError, DataError
+from trainstone.data.recognise import HINT, name_split, open_dataset
+from trainstone.data.sample import DataSet, Sample
+from trainstone.errors import DataError
 from trainstone.formats.example import bytes_feature, encode_example, int64_feature
 from trainstone.formats.tfrecord import frame
 
@@ -67,27 +60,11 @@ def test_every_storage_is_opened_with_and_without_its_manifest(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("storage", RECORDS)
-def test_many_files_of_a_split_are_one_source(tmp_path: Path, storage: str):
-    root = make_set(tmp_path / "set", storage, count=9, val=4, shards={"train": 3, "val": 2})
-    (root / "manifest.json").unlink()
-    found = open_dataset(root)
-    assert sizes(found) == {"train": 9, "val": 4}
-    assert read_all(found) == to_classify(9)
-
-
-@pytest.mark.parametrize("storage", RECORDS)
 def test_a_single_file_of_records(tmp_path: Path, storage: str):
     root = make_set(tmp_path / "set", storage)
     found = open_dataset(root / SHARDS[storage])
     assert sizes(found) == {"train": 8}
     assert (found.storage, found.classes) == (SHOWN[storage], open_dataset(root).classes)
-
-
-@pytest.mark.parametrize("storage", RECORDS)
-def test_the_first_bytes_tell_what_a_name_does_not(tmp_path: Path, storage: str):
-    encoders = {"recordio": RecordIOEncoder("classify"), "tfrecord": TFRecordEncoder("classify", CLASSES, 1)}
-    write_shard(tmp_path / "unnamed", encoders.get(storage, WdsEncoder("classify")), to_classify(1))
-    assert recognise_file(tmp_path / "unnamed") == storage
 
 
 def test_class_folders_and_pictures(tmp_path: Path):
@@ -104,32 +81,18 @@ def test_class_folders_and_pictures(tmp_path: Path):
     assert (one.storage, read_all(one)) == ("a picture", [Sample("1.jpg", JPEGS[0])])
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("train.rec", "train"),
-        ("val.rec", "val"),
-        ("train_3.rec", "train"),
-        ("train-00000-of-01024", "train"),
-        ("validation-00127-of-00128", "val"),
-        ("flowers_validation_00001-of-00005.tfrecord", "val"),
-        ("flowers_train_00000-of-00005.tfrecord", "train"),
-        ("train.0_of_4.tfrecord", "train"),
-        ("val.1_of_2.tfrecords", "val"),
-        ("train-000012.tar", "train"),
-        ("imagenet-valid-000001.tar", "val"),
-        ("coco_testing.tar", "coco_testing"),
-        ("test-3.tar", "test"),
-        ("train2017.rec", "train"),
-        ("Training.rec", "train"),
-        ("000000.tar", "train"),
-        ("cats.rec", "cats"),
-        ("cats-000001.tar", "cats"),
-        ("trainer.rec", "trainer"),
-    ],
-)
-def test_the_split_that_a_name_tells(name: str, split: str):
-    assert name_split(Path("folder/train") / name) == split
+def test_name_split_reads_the_split_from_a_file_name():
+    names = {
+        "train": "train.rec train_3.rec train-00000-of-01024 flowers_train_00000-of-00005.tfrecord "
+        "train.0_of_4.tfrecord train-000012.tar train2017.rec Training.rec 000000.tar",
+        "val": "val.rec validation-00127-of-00128 flowers_validation_00001-of-00005.tfrecord val.1_of_2.tfrecords "
+        "imagenet-valid-000001.tar",
+        "test": "test-3.tar",
+        "cats": "cats.rec cats-000001.tar",
+        "trainer": "trainer.rec",
+    }
+    for split, files in names.items():
+        assert {name_split(Path("folder/train") / name) for name in files.split()} == {split}
 
 
 def test_what_cannot_be_opened_is_refused_with_a_hint(tmp_path: Path):
@@ -204,28 +167,6 @@ def test_a_set_with_a_file_of_another_length_is_refused_but_can_be_checked(tmp_p
     assert sizes(open_dataset(root, damaged=True)) == {"train": 9}  # the damaged place is one
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_training_pictures_without_boxes_are_left_out_if_asked(tmp_path: Path, storage: str):
-    found = without_empty(open_dataset(make_set(tmp_path / "set", storage, "detect", 6, val=3)))
-    assert sizes(found) == {"train": 4, "val": 3}
-    assert read_all(found) == [sample for sample in to_detect(6) if sample.boxes]
-    assert found.splits[0].source.fingerprint()
-    with pytest.raises(ConfigError, match="--skip-empty is for data sets with boxes"):
-        without_empty(open_dataset(make_set(tmp_path / "other", storage)))
-
-
-def test_a_vector_of_labels_is_no_detection(tmp_path: Path):
-    samples = [Sample(f"{n}.jpg", JPEGS[n], values=(0.5, 1.5)) for n in range(2)]
-    write_shard(tmp_path / "x.rec", RecordIOEncoder("classify"), samples)
-    found = open_dataset(tmp_path / "x.rec")
-    assert (found.kind, found.classes, read_all(found)) == ("classify", (), samples)
-
-
-def test_a_class_that_no_record_has_is_called_by_its_number(tmp_path: Path):
-    write_shard(tmp_path / "x.rec", RecordIOEncoder("classify"), [Sample("cat/1.jpg", JPEGS[0], 2)])
-    assert names(open_dataset(tmp_path / "x.rec")) == ["0", "1", "cat"]
-
-
 def test_real_sets_are_recognised():
     flowers = open_dataset(real_data("records/tfrecord"))
     assert (flowers.storage, sizes(flowers), flowers.first_label) == ("TFRecord", {"val": 70}, 0)
@@ -236,29 +177,6 @@ def test_real_sets_are_recognised():
     assert (tiny.name, len(tiny.classes)) == ("tiny-imagenet", 20)
     coco = open_dataset(real_data("detection/coco-free"))
     assert (coco.kind, coco.storage) == ("detect", "COCO")
-
-
-def test_an_index_beside_a_tfrecord_is_no_record_file(tmp_path: Path):
-    root = make_set(tmp_path / "set", "tfrecord")
-    (root / "manifest.json").unlink()
-    (root / "idx/train-00000-of-00001.idx").rename(root / "train-00000-of-00001.idx")
-    assert sizes(open_dataset(root)) == {"train": 8}
-
-
-def test_splits_of_any_name_survive_class_folders(tmp_path: Path):
-    samples = to_classify(4)
-    splits = [Split(name, Listed(samples)) for name in ("train", "val", "test", "extra_1")]
-    root = write_set(tmp_path / "set", DataSet("classify", "", CLASSES, splits), "folder")
-    assert sizes(open_dataset(root)) == {"train": 4, "val": 4, "test": 4, "extra_1": 4}
-
-
-@pytest.mark.parametrize("storage", RECORDS)
-@pytest.mark.parametrize(("kind", "number"), [("detect", 1), ("classify", None)])
-def test_samples_without_label_and_box_keep_their_kind(tmp_path: Path, storage: str, kind: str, number: int | None):
-    found = DataSet(kind, "", CLASSES, [Split("train", Listed([Sample("x.jpg", JPEGS[0], id=number)]))])
-    root = write_set(tmp_path / "set", found, storage)
-    (root / "manifest.json").unlink()
-    assert open_dataset(root).kind == kind
 
 
 def test_a_damaged_first_record_does_not_keep_a_set_shut(tmp_path: Path):

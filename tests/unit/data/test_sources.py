@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from made_archives import write_files
-from small_sets import BOXES, JPEGS, Listed, to_classify
+from small_sets import BOXES, JPEGS, Listed
 from trainstone.data.sample import Box, Sample
-from trainstone.data.sources import PictureSource, Selection, keep_boxed
+from trainstone.data.sources import PictureSource, keep_boxed
 from trainstone.data.storage.records import RecordSource
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.errors import DataError
@@ -33,33 +33,6 @@ def test_what_cannot_be_read_is_named(pictures: PictureSource, tmp_path: Path):
         pictures.read(2)
     with pytest.raises(DataError, match=rf"cannot read {tmp_path}/gone\.jpg: No such file"):
         pictures.read(3)
-
-
-def test_a_fingerprint_changes_with_a_picture(tmp_path: Path):
-    write_files(tmp_path, {"a.jpg": JPEGS[0], "b.jpg": JPEGS[1]})
-    source = PictureSource([tmp_path / "a.jpg", tmp_path / "b.jpg"])
-    before = source.fingerprint()
-    assert source.fingerprint() == before
-    (tmp_path / "b.jpg").write_bytes(JPEGS[2])
-    assert source.fingerprint() != before
-    assert PictureSource(source.paths[:1]).fingerprint() != source.fingerprint()
-
-
-def test_a_selection_numbers_its_choice_anew():
-    source = Listed(to_classify(6))
-    chosen = Selection(source, [4, 1])
-    assert len(chosen) == 2
-    assert [chosen.read(number) for number in range(2)] == [source.read(4), source.read(1)]
-    assert (chosen.name(1), chosen.where(0)) == ("b/0001.jpg", "listed 4")
-    with pytest.raises(IndexError):
-        chosen.read(2)
-
-
-def test_another_choice_has_another_fingerprint():
-    source = Listed(to_classify(6))
-    prints = {Selection(source, numbers).fingerprint() for numbers in ([4, 1], [1, 4], [4], [])}
-    assert len(prints) == 4
-    assert Selection(Listed(to_classify(5)), [4]).fingerprint() != Selection(source, [4]).fingerprint()
 
 
 class Broken(Listed):

@@ -3,14 +3,12 @@ import torch
 
 from trainstone.errors import ConfigError, MachineError
 from trainstone.measure.devices import (
-    UnsupportedReader,
     candidate_precisions,
     choose_device,
     list_devices,
     name_device,
     peak_host_bytes,
 )
-from trainstone.results.samples import Reading
 
 
 def test_devices_are_chosen_by_name():
@@ -37,8 +35,3 @@ def test_a_cpu_without_sixteen_bit_units_tries_fp32_alone(monkeypatch: pytest.Mo
     for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
         monkeypatch.setattr(torch.cpu, check, lambda: False)
     assert candidate_precisions(torch.device("cpu")) == ["fp32"]
-
-
-def test_an_unknown_device_says_so_plainly():
-    reader = UnsupportedReader("telemetry of x: unsupported")
-    assert (reader.meter, reader.read(), reader.unsupported) == (None, Reading(), ["telemetry of x: unsupported"])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from trainstone.measure.flops import count_work
 from trainstone.models.boxes import default_boxes
 from trainstone.models.ssd import build_ssd
 
@@ -124,34 +123,3 @@ def test_norms_stay_in_fp32_under_reduced_precision():
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32, torch.int64}
     assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.backbone.bn1.running_mean.abs().sum() > 0
-
-
-def test_channels_last_is_kept_forward_and_backward():
-    model = build_ssd(18, num_classes=3, image_size=96, width=16).to(memory_format=torch.channels_last)
-    seen = {"forward": 0, "backward": 0}
-
-    def check(tensor: torch.Tensor, direction: str) -> None:
-        assert tensor.is_contiguous(memory_format=torch.channels_last), direction
-        seen[direction] += 1
-
-    def watch(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
-        if isinstance(output, torch.Tensor):
-            check(output, "forward")
-            if not isinstance(module, nn.ReLU):  # in place: its output is the convolution's
-                output.register_hook(lambda gradient: check(gradient, "backward"))
-
-    for name, module in model.named_modules():
-        if not name.startswith("heads"):
-            module.register_forward_hook(watch)
-    images = torch.randn(2, 3, 96, 96).to(memory_format=torch.channels_last)
-
-    def run() -> torch.Tensor:
-        scores, offsets = model(images)
-        return scores.square().mean() + offsets.square().mean()
-
-    work = count_work(run)
-    assert seen["forward"] > seen["backward"] > 18
-    # What is copied is what the heads say, apart for scores and offsets: never a map.
-    copied = [op for op in work.ops if op.name in ("aten.copy_.default", "aten.clone.default")]
-    outputs = sum(level for level in (144 * 4, 36 * 6, 9 * 4, 4)) * 8 * 2 * 4
-    assert sum(op.bytes_moved for op in copied) <= 6 * outputs

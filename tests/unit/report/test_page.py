@@ -49,22 +49,6 @@ def test_a_run_without_steps_or_telemetry_has_no_charts_of_them(golden):
     assert "throughput" in names
 
 
-def test_a_failed_run_has_a_page_that_says_so(golden):
-    path = golden("killed")
-    (path / "steps-rank0000.csv").unlink()
-    change_result(path, status="failed")
-    page = page_of(path)
-    assert page.verdict == "No number: the run is failed"
-    assert ("throughput", "the run is failed") in list(page.sections[-1].blocks[0].rows)
-
-
-def test_a_killed_run_is_judged_from_its_steps(golden):
-    page = page_of(golden("killed"))
-    assert re.match(r"resnet50, killed after 79 steps, until then: \d", page.verdict)
-    codes = [found.code for found in page.sections[1].blocks[0].rows]
-    assert codes[0] == "killed"
-
-
 def test_a_damaged_step_file_is_told_and_costs_only_its_charts(golden):
     path = golden("good")
     file = path / "steps-rank0000.csv"
@@ -81,11 +65,6 @@ def test_a_point_outside_of_the_folder_is_not_read(golden):
     page = page_of(path)
     (table,) = next(section for section in page.sections if section.id == "points").blocks
     assert table.rows[0][-1] == "cannot be read"
-
-
-def test_warm_up_is_told(golden):
-    timeline = next(figure for figure in page_of(golden("good")).figures if figure.name == "timeline")
-    assert "warm-up until step" in timeline.alt
 
 
 def test_warm_up_is_shaded_and_outliers_are_marked(golden):
@@ -191,15 +170,6 @@ def test_published_figures_come_with_their_sources(golden):
     assert figure.data is not None
     assert len(figure.data.rows) > 30
     assert all(row[-1] for row in figure.data.rows)
-
-
-def test_telemetry_without_a_number_draws_nothing(golden):
-    path = golden("good")
-    (path / "steps-rank0000.csv").unlink()
-    telemetry = next(path.glob("telemetry-*"))
-    header = telemetry.read_text().splitlines()[0]
-    telemetry.write_text(f"{header}\n0.0,0,,,,,,,,\n1.0,1,,,,,,,,\n")
-    assert "timeline" not in [section.id for section in page_of(path).sections]
 
 
 def test_a_long_run_is_drawn_in_buckets_and_says_so(golden):

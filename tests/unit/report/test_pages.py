@@ -21,7 +21,6 @@ from trainstone.report.dataset import build_dataset_page
 from trainstone.report.figures import export_figures
 from trainstone.report.index import build_index, read_entries
 from trainstone.report.page import Page, build_page, render, write_page
-from trainstone.report.vega import Scripts
 
 RECORDED = Path(__file__).parent / "pages"
 DATASETS = {"dataset": {"detect": True}, "dataset-classes": {"num_classes": 60}}
@@ -150,8 +149,7 @@ CUT = """[...document.querySelectorAll('.chart')].flatMap(place =>
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind not in OF_BENCH])
 def test_page_is_drawn_at_any_width_and_fetches_nothing(kind: str, hostile: bool, browser: Browser, tmp_path: Path):
     made = make_page(kind, tmp_path, hostile=hostile)
-    with Scripts() as scripts:
-        write_page(made, tmp_path / "page.html", scripts)
+    write_page(made, tmp_path / "page.html")
     for width, dark in ((390, True),) if hostile else ((390, True), (1400, False)):
         page = browser.open(tmp_path / "page.html", width=width, dark=dark)
         page.evaluate("window.chartsDrawn.then(() => null)")

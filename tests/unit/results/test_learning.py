@@ -23,7 +23,7 @@ MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65,
 def test_a_reached_target_tells_value_epochs_time_and_its_parts():
     told = write_learning_verdict(make_quality(), "target_reached", make_phases(), "ResNet-18")
     assert told == (
-        "ResNet-18: 92.4 % top-1 (target 90 %) after 8 epochs, reached in 2 min 27 s: "
+        "ResNet-18: 92.4 % top-1 (target 90 %) after 8 epochs, in 2 min 27 s: "
         "training 76 %, data wait 5 %, evaluation 16 %, checkpoints 2 %"
     )
 
@@ -41,21 +41,18 @@ def test_without_a_target_the_whole_time_is_told():
     assert write_learning_verdict(quality, "ok", None, "x") == "x: best 92.4 % top-1 after 8 epochs"
 
 
-def test_an_interrupted_run_says_how_to_go_on():
-    quality = MISSED.model_copy(update={"epochs": 3.42})
-    told = write_learning_verdict(quality, "interrupted", None, "ResNet-18", stopped_by="SIGTERM", run="runs/x")
-    assert told == (
-        "ResNet-18: best 61.2 % top-1; stopped by SIGTERM after epoch 3.4; go on with trainstone train --resume runs/x"
-    )
-    assert "killed after epoch 3.4; go on with" in write_learning_verdict(quality, "killed", None, "x")
+@pytest.mark.parametrize("status", ["interrupted", "killed"])
+def test_an_unfinished_run_says_how_to_resume(status: str):
+    told = write_learning_verdict(MISSED, status, None, "ResNet-18", stopped_by="SIGTERM", run="runs/x")
+    assert told.startswith("ResNet-18: best 61.2 % top-1 after 3 epochs; ")
+    assert told.endswith("trainstone train --resume runs/x")
+    assert ("SIGTERM" in told) == (status == "interrupted")
 
 
 def test_a_run_that_ended_before_an_evaluation_has_no_number():
     empty = make_quality(history=[], epochs=0.4)
-    assert write_learning_verdict(empty, "failed", None, "x") == "x: not evaluated yet; failed after epoch 0.4"
-    assert write_learning_verdict(None, "interrupted", None, "x").startswith(
-        "x: not evaluated yet; stopped by a signal;"
-    )
+    assert write_learning_verdict(empty, "failed", None, "x") == "x: not evaluated yet; failed"
+    assert write_learning_verdict(None, "running", None, "x").startswith("x: not evaluated yet; ")
     assert list_facts(empty, "failed") == [("target 90 %", "not reached yet"), ("epochs", "0.4")]
 
 
@@ -135,12 +132,6 @@ def test_many_evaluations_are_thinned_and_those_that_count_stay(number: int):
 
 def test_a_run_that_was_never_evaluated_tells_its_steps():
     quality = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
-    told = write_learning_verdict(quality, "ok", make_phases(), "ResNet-50")
-    assert told == "ResNet-50: trained 500 steps, 12.5 epochs; not evaluated"
-    told = write_learning_verdict(quality, "interrupted", None, "ResNet-50", stopped_by="SIGTERM", run="runs/x")
-    assert told == (
-        "ResNet-50: trained 500 steps, 12.5 epochs; stopped by SIGTERM after epoch 12.5; "
-        "go on with trainstone train --resume runs/x"
-    )
+    told = write_learning_verdict(quality, "ok", None, "ResNet-50")
+    assert told == "ResNet-50: trained 12.5 epochs; not evaluated"
     assert list_facts(quality, "ok") == [("epochs", "12.5")]
-    assert write_learning_verdict(None, "killed", None, "x").startswith("x: not evaluated yet; killed; go on with ")

@@ -88,7 +88,7 @@ def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: P
     quality = make_quality(history=make_quality().history[:2], epochs=2.0, seconds_to_target=None)
     result = recover(write_cut_short(tmp_path, "running", quality))
     assert result.status == "killed"
-    told = "best 40.5 % top-1; killed after epoch 2; go on with trainstone train --resume RUN"
+    told = "best 40.5 % top-1 after 2 epochs; killed; resume it with trainstone train --resume RUN"
     assert result.verdict == f"resnet50: {told}"
     assert find(result.findings, "killed").hint.startswith("go on with: trainstone train --resume RUN; dmesg")
     assert result.throughput is not None
@@ -106,9 +106,9 @@ def test_steps_that_were_set_aside_still_count(tmp_path: Path):
 @pytest.mark.parametrize(("status", "told"), [("failed", "failed"), ("interrupted", "stopped by a signal")])
 def test_a_training_that_failed_says_what_it_had_learned(tmp_path: Path, status: str, told: str):
     path = write_cut_short(tmp_path, status)
-    assert f"best 92.4 % top-1; {told}" in str(recover(path).verdict)
+    assert f"best 92.4 % top-1 after 8 epochs; {told}" in str(recover(path).verdict)
     (path / "steps-rank0000.csv").unlink()
-    assert f"best 92.4 % top-1; {told}" in str(recover(path).verdict)
+    assert f"best 92.4 % top-1 after 8 epochs; {told}" in str(recover(path).verdict)
 
 
 def test_a_training_killed_while_its_speed_was_judged_has_come_to_its_end(tmp_path: Path):

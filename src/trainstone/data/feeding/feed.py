@@ -103,10 +103,6 @@ class Worker:
     waits_since: float | None = None
     pictures: int = 0
     read_bytes: int = 0
-    boxes_left_out: int = 0
-    """Boxes that have no area in their picture, each time they are met."""
-    boxes_left_out_of: str = ""
-    """The first of their pictures."""
 
     def waited_until(self, now: float) -> float:
         """Return the seconds waited, with the wait that goes on."""
@@ -164,7 +160,7 @@ class Feed:
         if self.holds == "class":
             label = self.check_label(sample)
         else:
-            boxes = self.check_boxes(index, sample, worker)
+            boxes = self.check_boxes(sample)
         seen = kept.seen if kept else look_sized(sample.image)
         was_read = time.perf_counter()
         view = self.transform.choose(seen, boxes, key)
@@ -197,22 +193,18 @@ class Feed:
 
     def check_label(self, sample: Sample) -> int:
         """Return the class; DataError for a picture that has none the network knows."""
-        if self.num_classes is None:
-            return IGNORED if sample.label is None else sample.label
         if sample.label is None:
+            if self.num_classes is None:
+                return IGNORED
             raise DataError(f"{sample.name} has no class", hint="this recipe needs pictures with one class each")
         self.check_class(sample.label, sample.name)
         return sample.label
 
-    def check_boxes(self, index: int, sample: Sample, worker: Worker) -> tuple[Box, ...]:
+    def check_boxes(self, sample: Sample) -> tuple[Box, ...]:
         """Return the boxes that have an area in their picture; DataError for a class the network does not know."""
         for box in sample.boxes:
             self.check_class(box.label, f"a box in {sample.name}")
-        found = tuple(clipped for box in sample.boxes if (clipped := clip_box(box)) is not None)
-        if len(found) < len(sample.boxes):
-            worker.boxes_left_out_of = worker.boxes_left_out_of or self.source.where(index)
-            worker.boxes_left_out += len(sample.boxes) - len(found)
-        return found
+        return tuple(clipped for box in sample.boxes if (clipped := clip_box(box)) is not None)
 
     def check_class(self, label: int, of: str) -> None:
         if self.num_classes is None:

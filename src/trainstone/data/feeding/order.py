@@ -5,9 +5,8 @@ world x batch of them, rank 0 first. So the pictures of a step do not depend on 
 """
 
 import math
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from trainstone.data.feeding.draws import make_key, shuffle
 from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank
 
-KEPT_EPOCHS = 3
+KEPT_EPOCHS = 6
 Last = Literal["carry", "drop", "fill", "fill_even"]
 
 
@@ -41,8 +40,6 @@ class TrainOrder:
     """What becomes of pictures that do not fill an epoch's last step: as loader.last says."""
     parts: int = 1
     """Batches a step: epochs that are cut or filled up have whole steps."""
-    _epochs: OrderedDict[int, NDArray[np.int64]] = field(default_factory=OrderedDict, repr=False, compare=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -88,17 +85,14 @@ class TrainOrder:
         while len(places) < self.batch_size:
             epoch, at = divmod(begin + len(places), self.epoch_pictures)
             end = min(self.epoch_pictures, at + self.batch_size - len(places))
-            wanted = self._shuffled(epoch).take(range(at, end), mode="wrap")
+            wanted = _shuffle_epoch(self.count, self.seed, epoch).take(range(at, end), mode="wrap")
             places += [Place(epoch, index) for index in wanted.tolist()]
         return places
 
-    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        with self._lock:
-            if epoch not in self._epochs:
-                self._epochs[epoch] = shuffle(self.count, make_key(self.seed, epoch))
-                if len(self._epochs) > KEPT_EPOCHS:
-                    self._epochs.popitem(last=False)
-            return self._epochs[epoch]
+
+@lru_cache(maxsize=KEPT_EPOCHS)
+def _shuffle_epoch(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return shuffle(count, make_key(seed, epoch))
 
 
 @dataclass(frozen=True)
@@ -116,15 +110,6 @@ class EvalOrder:
     def steps(self) -> int:
         """Steps of each rank."""
         return math.ceil(math.ceil(self.count / self.rank.world) / self.batch_size)
-
-    @property
-    def epoch_pictures(self) -> int:
-        """Pictures of all ranks."""
-        return self.count
-
-    def epoch_of(self, _step: int) -> int:
-        """There is one."""
-        return 0
 
     def batch(self, step: int) -> list[Place]:
         """Return this rank's pictures of a step, at most batch_size."""

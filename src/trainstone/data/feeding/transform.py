@@ -93,7 +93,8 @@ class Transform:
     def write(self, region: Region, view: View, out: Pixels) -> None:
         """Resize what a view shows into `out`, and mirror it."""
         if isinstance(view.part, Crop):
-            part = cut(region, view.part)
+            left, top, right, bottom = scale_edges(view.part, region.shrink)
+            part = region.pixels[top:bottom, left:right]
             if self.antialias:
                 np.copyto(out, np.asarray(Image.fromarray(part).resize(out.shape[:2], Image.Resampling.BILINEAR)))
             else:
@@ -101,18 +102,14 @@ class Transform:
         elif self.antialias:
             picture = Image.fromarray(region.pixels)
             np.copyto(out, np.asarray(picture.resize(out.shape[:2], Image.Resampling.BILINEAR, box=view.part)))
-        else:
-            self._write_middle(region.pixels, out)
+        else:  # as it is defined: all of it scaled to the shorter side, then the middle cut out
+            whole = resize_shorter(region.pixels, self.shorter)
+            top, left = (whole.shape[0] - self.size) // 2, (whole.shape[1] - self.size) // 2
+            np.copyto(out, whole[top : top + self.size, left : left + self.size])
         if view.flip:
             cv2.flip(out, 1, dst=out)
         if view.colours is not None:
             change_colours(out, view.colours)
-
-    def _write_middle(self, pixels: Pixels, out: Pixels) -> None:
-        """Scale all of a picture to the shorter side, then cut out the middle: as it is defined."""
-        whole = resize_shorter(pixels, self.shorter)
-        top, left = (whole.shape[0] - self.size) // 2, (whole.shape[1] - self.size) // 2
-        np.copyto(out, whole[top : top + self.size, left : left + self.size])
 
 
 def make_transform(augment: AugmentConfig, loader: LoaderConfig, size: int, *, train: bool) -> Transform:
@@ -133,12 +130,6 @@ def make_transform(augment: AugmentConfig, loader: LoaderConfig, size: int, *, t
     )
 
 
-def cut(region: Region, crop: Crop) -> Pixels:
-    """Return a part of a picture that was perhaps decoded smaller: edges go to the nearest pixel."""
-    left, top, right, bottom = scale_edges(crop, region.shrink)
-    return region.pixels[top:bottom, left:right]
-
-
 def scale_edges(crop: Crop, shrink: int) -> list[int]:
     """Return left, top, right and bottom in a picture that is so many times smaller."""
     edges = [crop.left, crop.top, crop.right, crop.bottom]
@@ -154,26 +145,26 @@ def find_part(region: Region, view: View) -> Crop | Window:
     return Window(left, top, right, bottom)
 
 
+DETAILS = {
+    "area": ("area", "aspect"),
+    "boxes": ("area", "aspect", "min_object_covered"),
+    "overlap": ("sides", "aspect", "overlaps"),
+}
+"""Crop -> the keys of [augment] that decide it."""
+
+
 def describe_transform(transform: Transform) -> str:
-    """Say in words what is done: random crop of 8 to 100 % of the area, aspect 0.75 to 1.33, bilinear, mirrored."""
-    augment, size = transform.augment, transform.size
-    crop = augment.crop if transform.train else augment.val_crop
-    (low, high), (narrow, wide) = augment.sides if crop == "overlap" else augment.area, augment.aspect
-    by_area = f"random crop of {low:.0%} to {high:.0%} of the area, aspect {narrow:.2f} to {wide:.2f}"
-    overlaps = ", ".join(f"{share:g}" for share in augment.overlaps)
-    parts = {
-        "centre": f"shorter side {transform.shorter}, the middle {size} x {size}",
-        "whole": "the whole picture",
-        "area": by_area,
-        "boxes": f"{by_area}, with {augment.min_object_covered:.0%} of an object",
-        "overlap": f"the whole picture or a random crop of {low:.0%} to {high:.0%} of each side, width to height "
-        f"{narrow:.2f} to {wide:.2f} in shares, overlap with each box at least one of {overlaps}",
+    """Return what is done in training, by the recipe's keys: crop area, area 0.08 to 1, aspect 0.75 to 1.333, ..."""
+    augment = transform.augment
+    names = [
+        "crop",
+        *DETAILS.get(augment.crop, ()),
+        "resize",
+        "flip",
+        *(Colours._fields if transform.may_colour else ()),
+    ]
+    values = {name: getattr(augment, name) for name in names}
+    ends = {
+        name: " to ".join(f"{end:.4g}" for end in value) for name, value in values.items() if isinstance(value, tuple)
     }
-    told = [parts[crop], "antialiased" if transform.antialias else "bilinear"]
-    if transform.train and augment.flip:
-        told.append(f"mirrored {augment.flip:.0%}")
-    if transform.may_colour:
-        for name in Colours._fields:
-            low, high = getattr(augment, name)
-            told.append(f"{name.replace('_', ' in ')} {low:g} to {high:g}")
-    return ", ".join(told).replace("%", " %")
+    return ", ".join(f"{name} {value}" for name, value in (values | ends).items())

@@ -61,25 +61,28 @@ class FileTree(NamedTuple):
 
 def open_tree(path: Path) -> FileTree:
     """List a folder, a zip (by its name) or a tar that is not compressed; one folder around all files is stripped."""
-    files: dict[str, Place] = {}
+    files = dict(walk_files(path))
+    tops = {name.partition("/")[0] for name in files}
+    if not path.is_dir() and len(tops) == 1 and all("/" in name for name in files):
+        files = {name.partition("/")[2]: place for name, place in files.items()}
+    return FileTree(path, files)
+
+
+def walk_files(path: Path) -> Iterator[tuple[str, Place]]:
+    """Yield name and place of the files that are not hidden in a folder, a zip or a tar that is not compressed."""
     if path.is_dir():
         for folder in walk_folder(path):
-            prefix = f"{folder.name}/" if folder.name else ""
-            files.update((prefix + file, Place(folder.path)) for file in folder.files)
-        return FileTree(path, files)
-    if path.suffix.lower() == ".zip":
+            prefix, place = f"{folder.name}/" if folder.name else "", Place(folder.path)
+            yield from ((prefix + file, place) for file in folder.files)
+    elif path.suffix.lower() == ".zip":
         with open_zip(path) as archive:
             for number, info in enumerate(archive.infolist()):
                 if not info.is_dir() and not is_hidden(info.filename):
-                    files[info.filename] = Place(path, number, info.file_size)
+                    yield info.filename, Place(path, number, info.file_size)
     else:
-        for member in list_tar(path):
-            if not is_hidden(member.name):
-                files[member.name] = Place(path, member.offset, member.size)
-    tops = {name.partition("/")[0] for name in files}
-    if len(tops) == 1 and all("/" in name for name in files):
-        files = {name.partition("/")[2]: place for name, place in files.items()}
-    return FileTree(path, files)
+        for name, offset, size in list_tar(path):
+            if not is_hidden(name):
+                yield name, Place(path, offset, size)
 
 
 def walk_folder(root: Path) -> Iterator[Folder]:

@@ -5,7 +5,6 @@ walk: synsets sorted, names sorted in each. Nothing is extracted or moved.
 """
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from trainstone.data.manifest import WORK
 from trainstone.data.raw.archives import list_tar, unpack_once
 from trainstone.data.raw.boxes import read_boxes
 from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
-from trainstone.data.raw.filetree import is_hidden, is_picture
+from trainstone.data.raw.filetree import is_picture, walk_files
 from trainstone.data.raw.listing import ListingBuilder, Place
 from trainstone.data.raw.synsets import (
     SYNSET,
@@ -82,10 +81,8 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
     shelves = _find_shelves(path)
     builders = {split: builder for split in TARS if (builder := _gather(path, shelves, split, val_labels, work))}
     if not builders:
-        raise DataError(
-            f"{printable(str(path))}: no ImageNet; looked for {', '.join(TARS.values())}, train/<synset>/ and val/",
-            hint="give the folder that holds them",
-        )
+        missing = f"no ImageNet; looked for {', '.join(TARS.values())}, train/<synset>/ and val/"
+        raise DataError(f"{path}: {missing}", hint="give the folder that holds them")
     for split in TARS.keys() - builders.keys():
         log.warning("%s: no pictures for %s; looked for %s and %s/", path, split, TARS[split], FOLDERS[split][0])
     classes = sorted(builders[next(iter(builders))].classes)
@@ -94,14 +91,9 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
     for split, builder in builders.items():
         listing = builder.finish(classes, found_boxes, leave_out_others=split == "val")
         if len(listing) < len(builder):
-            others = sorted(set(builder.classes) - set(classes))
-            log.warning(
-                "%s: %s of %s that train lacks (%s ...) left out of val",
-                path,
-                format_count(len(builder) - len(listing), "picture"),
-                "1 class" if len(others) == 1 else f"{len(others)} classes",
-                others[0],
-            )
+            num_dropped, others = len(builder) - len(listing), sorted(set(builder.classes) - set(classes))
+            told = "%s: val: %s of classes that train lacks are dropped (%s ...)"
+            log.warning(told, path, format_count(num_dropped, "image"), others[0])
         splits.append(Split(split, listing))
     texts = _find_texts(shelves)
     tars = any(_find(shelves, TARS[split], f"{TARS[split]}.gz") for split in builders)
@@ -152,7 +144,7 @@ def _gather(
     builder = ListingBuilder(found)
     flat: list[Picture] = []
     num_strays = 0
-    for picture in _list_folder(found) if found.is_dir() else _list_archive(found):
+    for picture in _list_images(found):
         if picture.synset is not None:
             builder.add(f"{picture.synset}/{picture.file}", picture.synset, picture.place)
         elif split == "val" and VAL_PICTURE.match(picture.file):
@@ -166,44 +158,19 @@ def _gather(
     return builder or None
 
 
-def _list_folder(folder: Path) -> Iterator[Picture]:
-    """Yield pictures in the folder, in its synset folders and in its synset tars."""
-    for name, is_folder in _scan(folder):
-        synset = _synset_of(name)
-        if is_folder and synset:
-            place = Place(folder / name)
-            yield from (Picture(file, synset, place) for file, _ in _scan(place.container) if is_picture(file))
-        elif not is_folder and name.lower().endswith(".tar"):
-            yield from _list_archive(folder / name)
-        elif not is_folder:
-            yield Picture(name, None, Place(folder))
-
-
-def _scan(folder: Path) -> list[tuple[str, bool]]:
-    """Return folders, pictures and tars in a folder, and which of them are folders."""
-    found = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                of_use = is_picture(entry.name) or entry.name.lower().endswith(".tar")
-                if not is_hidden(entry.name) and (entry.is_dir() or (of_use and entry.is_file())):
-                    found.append((entry.name, entry.is_dir()))
-    except OSError as err:
-        raise DataError(f"{printable(str(folder))}: cannot be read: {err.strerror}") from err
-    return sorted(found)
-
-
-def _list_archive(path: Path, start: int = 0, size: int | None = None, synset: str | None = None) -> Iterator[Picture]:
-    """Yield pictures of a tar and of the tars of synsets in it; folders in it may be named for synsets, too."""
-    synset = synset or _synset_of(path.name)
-    for member in list_tar(path, start, size):
-        parent, _, file = member.name.rpartition("/")
-        if file.lower().endswith(".tar") and not start and not is_hidden(file):
-            yield from _list_archive(path, member.offset, member.size, _synset_of(file))
+def _list_images(path: Path) -> Iterator[Picture]:
+    """Yield the images of a folder or a tar, and those in tars of synsets in it."""
+    for name, place in walk_files(path):
+        parent, _, file = name.rpartition("/")
+        if file.lower().endswith(".tar"):
+            inner = (place.container, place.offset, place.size) if place.offset >= 0 else (place.container / file,)
+            for member in list_tar(*inner):
+                folder, _, image = member.name.rpartition("/")
+                if is_picture(image):
+                    synset = _synset_of(file) or _synset_of(folder.rpartition("/")[2])
+                    yield Picture(image, synset, Place(inner[0], member.offset, member.size))
         elif is_picture(file):
-            yield Picture(
-                file, synset or _synset_of(parent.rpartition("/")[2]), Place(path, member.offset, member.size)
-            )
+            yield Picture(file, _synset_of(path.name) or _synset_of(parent.rpartition("/")[2]), place)
 
 
 def _synset_of(name: str) -> str | None:
@@ -215,20 +182,15 @@ def _synset_of(name: str) -> str | None:
 def _add_flat(builder: ListingBuilder, where: Path, flat: Sequence[Picture], labels_path: Path | None) -> None:
     """Add validation pictures as published, in no folders; a picture's number says its label."""
     if labels_path is None:
-        raise DataError(
-            f"{printable(str(where))}: validation pictures are in no class folders, and no labels were found; "
-            f"looked for {', '.join(LABEL_FILES)}",
-            hint="put ILSVRC2012_devkit_t12.tar.gz beside it",
-        )
+        missing = f"validation images are in no class folders, and none of {', '.join(LABEL_FILES)} was found"
+        raise DataError(f"{where}: {missing}", hint="put ILSVRC2012_devkit_t12.tar.gz beside it")
     labels = read_val_labels(labels_path)
     for picture in flat:
         match = VAL_PICTURE.match(picture.file)
         synset = labels.get(int(match[1])) if match else None
         if synset is None:
-            raise DataError(
-                f"{printable(str(labels_path))}: has {len(labels):,} labels, and none for {printable(picture.file)}",
-                hint="these labels are of another set of pictures; ImageNet has 50,000 of both",
-            )
+            hint = "these labels are of another set of images; ImageNet has 50,000 of both"
+            raise DataError(f"{labels_path}: has {len(labels):,} labels, and none for {picture.file}", hint=hint)
         builder.add(f"{synset}/{picture.file}", synset, picture.place)
     if len(builder) < len(labels):
         log.warning("%s: %d of %d validation pictures are there", where, len(builder), len(labels))

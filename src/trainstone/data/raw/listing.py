@@ -130,37 +130,29 @@ class FileListing:
         descriptor = os.open(self._path(index), os.O_RDONLY)
         try:
             content = os.read(descriptor, READ_BYTES)
-            if len(content) < READ_BYTES:  # nearly always; asking for the size first would be one call more
-                return content
-            self._check_size(index, os.fstat(descriptor).st_size)
-            pieces = [content]
-            while rest := os.read(descriptor, READ_BYTES):
-                pieces.append(rest)
-            return b"".join(pieces)
+            if len(content) == READ_BYTES:  # seldom; requesting the size first would be one call more for each file
+                self._check_size(index, os.fstat(descriptor).st_size)
+                while rest := os.read(descriptor, READ_BYTES):
+                    content += rest
+            return content
         finally:
             os.close(descriptor)
 
     def _read_archive(self, index: int) -> bytes:
         place = self._place(index)
         self._check_size(index, place.size)
+        content: bytes | None
         if _is_zip(place.container):
-            archive = self._open_zip(place.container)
-            member = read_zip_member(archive, self._lock, archive.infolist()[place.offset])
-            if member is None:
-                raise DataError(f"{self.where(index)}: damaged in the zip", hint=_HINT)
-            return member
-        content = read_range(place)
-        if len(content) < place.size:
-            raise DataError(
-                f"{self.where(index)}: {place.size:,} bytes should be here, {len(content):,} are", hint=_HINT
-            )
+            with self._lock:
+                if place.container not in self._zips:
+                    self._zips[place.container] = open_zip(place.container)
+                archive = self._zips[place.container]
+            content = read_zip_member(archive, self._lock, archive.infolist()[place.offset])
+        else:
+            content = read_range(place)
+        if content is None or len(content) < place.size:
+            raise DataError(f"{self.where(index)}: damaged or cut off in its archive", hint=_HINT)
         return content
-
-    def _open_zip(self, path: Path) -> zipfile.ZipFile:
-        with self._lock:
-            if path not in self._zips:
-                self._zips[path] = open_zip(path)
-            return self._zips[path]
 
     def _unreadable(self, index: int, err: OSError) -> DataError:
         return DataError(f"{self.where(index)}: cannot be read: {err.strerror or err}", hint=_HINT)

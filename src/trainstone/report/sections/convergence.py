@@ -4,10 +4,8 @@ import itertools
 import os
 from typing import Any
 
-import altair as alt
-
-from trainstone.report.blocks import Block, Figure, Section
-from trainstone.report.charts import BLUE, GREY, ORANGE, figure, round_sensibly, values
+from trainstone.report import charts
+from trainstone.report.blocks import Figure, Section
 from trainstone.report.view import RunView
 from trainstone.results.mlperf import convergence
 from trainstone.results.mlperf.convergence import Expected
@@ -29,8 +27,11 @@ def build(view: RunView) -> Section | None:
     benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
     expected = convergence.expect(benchmark, batch)
     assert expected is not None  # or there was a reason
+    points = convergence.list_points(benchmark)
+    counted = convergence.prune(points, NUM_RUNS[benchmark])
     lead = format_lead(runs, expected)
-    blocks: list[Block] = [draw_convergence(runs, benchmark, batch, expected), tabulate(benchmark, expected)]
+    table = tabulate(points, counted, expected, convergence.SOURCE[benchmark])
+    blocks = (draw_convergence(runs, points, counted, lead), table)
     return Section("convergence", "Convergence against MLPerf's reference", blocks, lead)
 
 
@@ -51,76 +52,58 @@ def format_lead(runs: list[LoggedRun], expected: Expected) -> str:
     return f"{note[0].upper()}{note[1:]}."
 
 
-def tabulate(benchmark: str, expected: Expected) -> Table:
+def tabulate(points: list[Expected], counted: list[Expected], expected: Expected, source: str) -> Table:
     """The reference's points; the ones this batch is compared with are marked."""
-    points = convergence.list_points(benchmark)
-    counted = convergence.prune(points, NUM_RUNS[benchmark])
     rows = [
         [
-            f"{point.batch:,}",
-            f"{point.mean:.2f}",
-            f"{point.least:.2f}",
-            f"{point.stdev:.2f}",
+            *(f"{point.batch:,}", f"{point.mean:.2f}", f"{point.least:.2f}", f"{point.stdev:.2f}"),
             "compared with" if point.batch in expected.points else "" if point in counted else "not counted",
         ]
         for point in points
     ]
     caption = (
-        f"{convergence.SOURCE[benchmark]}. Mean without the fastest and the slowest run; "
+        f"{source}. Mean without the fastest and the slowest run; "
         "fewer epochs than the least are refused. Not counted: slower than the line between its neighbours."
     )
     heads = ["global batch", "epochs, mean", "least", "scatter", ""]
     return Table(heads, rows, caption=caption, numeric=[True] * 4 + [False])
 
 
-def draw_convergence(runs: list[LoggedRun], benchmark: str, batch: int, expected: Expected) -> Figure:
+def draw_convergence(runs: list[LoggedRun], points: list[Expected], counted: list[Expected], text: str) -> Figure:
     """The reference's mean as a line over its least as a band; runs as points."""
-    points = convergence.list_points(benchmark)
-    counted = convergence.prune(points, NUM_RUNS[benchmark])
-    curve = trace(counted, NUM_RUNS[benchmark])
+    batch, num_runs = runs[0].global_batch or 0, NUM_RUNS[runs[0].benchmark or ""]
+    curve = trace(counted, num_runs)
     reference = [make_row(point.batch, point.mean, MEAN if point in counted else LEFT_OUT) for point in points]
-    trained = [(run.epochs, REACHED if run.converged else MISSED) for run in runs if run.epochs is not None]
-    kinds = {MEAN: BLUE, LEFT_OUT: GREY, REACHED: ORANGE}
-    if any(what == MISSED for _, what in trained):
-        kinds[MISSED] = "var(--chart-5)"
-    low, high = 0.9 * min(batch, points[0].batch), 1.1 * max(batch, points[-1].batch)
-    x = alt.X(
-        "batch:Q",
-        title="images a step (global batch)",
-        scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(values=[2**n for n in range(31) if low <= 2**n <= high], format=",d", labelOverlap=True),
-    )
-    y = alt.Y("epochs:Q", title="epochs to the target", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6))
-    legend = alt.Legend(columns=2, labelLimit=260, symbolType="circle")
-    colour = alt.Color(
-        "what:N", title=None, scale=alt.Scale(domain=list(kinds), range=list(kinds.values())), legend=legend
-    )
-    tooltip = [alt.Tooltip("what:N", title="is"), alt.Tooltip("batch:Q", format=",d"), alt.Tooltip("epochs:Q")]
-    layers = [
-        alt.Chart(values(curve)).mark_area(opacity=0.25, color=BLUE).encode(x=x, y=y, y2="least:Q"),
-        alt.Chart(values(curve)).mark_line(strokeWidth=1.5).encode(x=x, y=y, color=colour),
+    trained = [
+        make_row(batch, run.epochs, REACHED if run.converged else MISSED) for run in runs if run.epochs is not None
     ]
-    for rows, size in ((reference, 30), ([make_row(batch, epochs, what) for epochs, what in trained], 90)):
-        dots = alt.Chart(values(rows)).mark_point(filled=True, size=size, opacity=1)
-        layers.append(dots.encode(x=x, y=y, color=colour, tooltip=tooltip))
-    shown = sorted({f"{epochs:g}" for epochs, _ in trained}, key=float)
-    span = " to ".join(dict.fromkeys((shown[0], shown[-1]))) if shown else "no"
-    sentence = f"At a batch of {batch:,} the runs trained for {span} epochs; the reference needs {expected.mean:.1f}."
-    chart = alt.layer(*layers).properties(width="container", height=HEIGHT)
-    return figure("convergence", "Epochs to the target by batch size", sentence, chart)
+    kinds = {MEAN: charts.BLUE, LEFT_OUT: charts.GREY, REACHED: charts.ORANGE, MISSED: charts.RED}
+    low, high = 0.9 * min(batch, points[0].batch), 1.1 * max(batch, points[-1].batch)
+    powers = [2**n for n in range(31) if low <= 2**n <= high]
+    scale = {"type": "log", "domain": [low, high], "nice": False}
+    x = charts.across("images per step (global batch)", "batch", **scale, values=powers, format=",d")
+    y = charts.up("epochs to the target", "epochs", zero=True, tickCount=6)
+    color, tooltip = charts.colours(kinds, columns=2, symbolType="circle"), charts.tips("what", "batch:Q", "epochs:Q")
+    layers = [
+        charts.mark("area", curve, {"opacity": 0.25, "color": charts.BLUE}, x=x, y=y, y2="least:Q"),
+        charts.mark("line", curve, {"strokeWidth": 1.5}, x=x, y=y, color=color),
+        *(
+            charts.points(rows, size, x=x, y=y, color=color, tooltip=tooltip)
+            for rows, size in ((reference, 30), (trained, 90))
+        ),
+    ]
+    return charts.figure("convergence", "Epochs to the target by batch size", text, layers, height=HEIGHT)
 
 
 def trace(counted: list[Expected], num_runs: int) -> list[dict[str, Any]]:
     """Return the reference between its points: straight by batch size, so bent on this axis."""
-    points = []
+    found = []
     for low, high in itertools.pairwise(counted):
         between = [round(low.batch * (high.batch / low.batch) ** (part / PARTS)) for part in range(1, PARTS)]
-        points += [low, *(convergence.interpolate(batch, low, high, num_runs) for batch in between)]
-    return [
-        make_row(point.batch, point.mean, MEAN, least=round_sensibly(point.least)) for point in (*points, counted[-1])
-    ]
+        found += [low, *(convergence.interpolate(batch, low, high, num_runs) for batch in between)]
+    return [make_row(one.batch, one.mean, MEAN) | {"least": one.least} for one in (*found, counted[-1])]
 
 
-def make_row(batch: int, epochs: float, what: str, **more: float) -> dict[str, Any]:
+def make_row(batch: int, epochs: float, what: str) -> dict[str, Any]:
     """Return one point."""
-    return {"batch": batch, "epochs": round_sensibly(epochs), "what": what, **more}
+    return {"batch": batch, "epochs": charts.round_sensibly(epochs), "what": what}

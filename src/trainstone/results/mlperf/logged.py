@@ -167,7 +167,7 @@ def read_logged(path: Path) -> LoggedRun:
         global_batch=_count(events, "global_batch_size"),
         train_samples=_count(events, "train_samples"),
         optimizer=_text(events, "opt_name"),
-        seeds=tuple(e.value for e in events["seed"] if type(e.value) is int),
+        seeds=tuple(e.value for e in events["seed"] if type(e.value) is int and _number(e.value) is not None),
         ended=status if isinstance(status, str) else None,
         start_ms=starts[0].time_ms,
         stop_ms=stops[0].time_ms if stops else None,
@@ -289,7 +289,7 @@ def _count(events: Events, key: str) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, int | float) and type(value) is not bool and abs(value) < 2**63 else None
 
 
 def _span(begin: Event | None, end: Event | None) -> float | None:

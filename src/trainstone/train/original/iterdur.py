@@ -4,32 +4,23 @@ Forward and backward of each step: while the run goes on those of rank 0. At the
 step files, a file per host as each host of the study printed one, with the tables that its scripts made of it.
 """
 
+import heapq
+import itertools
 import logging
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainstone.errors import ResultError
 from trainstone.files import write_atomically
-from trainstone.formats.iterdur import (
-    Duration,
-    RankPlace,
-    format_aggregated,
-    format_devices,
-    format_duration,
-    format_rank,
-    format_training_time,
-    summarise_device,
-)
+from trainstone.formats import iterdur
+from trainstone.formats.iterdur import RankPlace
 from trainstone.results.schema import FINISHED, Status
-from trainstone.results.steps import StepRecord, read_columns
-from trainstone.train.original.facts import Facts, Seat
-from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.results.steps import Columns, StepRecord, read_columns
+from trainstone.train.original.lines import Facts, Lines, OriginalFile, Seat
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +34,11 @@ class DurationLines(Lines):
 
     def start(self) -> str:
         """Return which rank has which device."""
-        return format_rank(self._place)
+        return iterdur.format_rank(self._place)
 
     def step(self, record: StepRecord) -> str:
         """Return its duration."""
-        return format_duration(Duration(record.step, self._place.device, measure(record._asdict())))
+        return iterdur.format_duration(record.step, self._place.device, measure(record._asdict()))
 
 
 class DurationFile(OriginalFile):
@@ -65,20 +56,22 @@ class DurationFile(OriginalFile):
         super().finish(status)
         facts = self._facts
         ranks = read_ranks(facts, facts.seats or (Seat(self._host, facts.device),))
-        began, ended = ranks[0].span
-        train_seconds = ended - began if status in FINISHED and len(ranks[0].seconds) else None
+        first = ranks[0].columns
+        train_seconds = None
+        if status in FINISHED and first:
+            train_seconds = float(first["start_seconds"][-1] + first["step_seconds"][-1] - first["start_seconds"][0])
         remove_files(facts)
         for host in dict.fromkeys(rank.host for rank in ranks):
             here = [rank for rank in ranks if rank.host == host]
             write_atomically(facts.place / name_file(facts, host), format_ranks(here, train_seconds))
         rows = [
-            summarise_device(rank.seconds.tolist(), rank.host, rank.place.device, train_seconds)
+            iterdur.summarise_device(rank.seconds, rank.host, rank.place.device, train_seconds)
             for rank in ranks
-            if len(rank.seconds)
+            if rank.columns
         ]
         if rows:
-            write_atomically(facts.place / "all_data.csv", format_devices(rows))
-            write_atomically(facts.place / "aggregated_data.csv", format_aggregated(rows))
+            write_atomically(facts.place / "all_data.csv", iterdur.format_devices(rows))
+            write_atomically(facts.place / "aggregated_data.csv", iterdur.format_aggregated(rows))
 
 
 def name_file(facts: Facts, host: str) -> str:
@@ -97,43 +90,30 @@ class RankDurations(NamedTuple):
 
     place: RankPlace
     host: str
-    iterations: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-    """None of either where its file cannot be read."""
-    span: tuple[float, float]
-    """When the first began and the last ended, on the run's clock."""
+    columns: Columns
+    """Of its step file; empty where that cannot be read."""
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long each took."""
+        return np.asarray(measure(self.columns)).tolist() if self.columns else []
 
 
 def read_ranks(facts: Facts, seats: Sequence[Seat]) -> list[RankDurations]:
     """Read the step files of all ranks; log.txt says which cannot be read, or lack steps."""
     found = []
     for rank, seat in enumerate(seats):
-        place = RankPlace(rank, facts.ranks, seat.device)
+        columns: Columns = {}
         try:
-            durations = read_durations(facts.folder / f"steps-rank{rank:04d}.csv")
+            columns = read_columns(facts.folder / f"steps-rank{rank:04d}.csv")
         except ResultError as err:
             log.warning("%s; iteration durations of rank %d are left out", err.message, rank)
-            durations = np.empty(0, np.int64), np.empty(0), (0.0, 0.0)
-        found.append(RankDurations(place, seat.host, *durations))
-    last = max((int(one.iterations[-1]) for one in found if len(one.iterations)), default=-1)
+        found.append(RankDurations(RankPlace(rank, facts.ranks, seat.device), seat.host, columns))
+    most = max(len(one.seconds) for one in found)
     for one in found:
-        lacking = last + 1 - len(one.iterations)
-        if len(one.iterations) and lacking:
-            log.warning("iteration durations of rank %d: its step file lacks %d steps", one.place.rank, lacking)
+        if len(one.seconds) < most:
+            log.warning("iteration durations of rank %d: %d steps are lost", one.place.rank, most - len(one.seconds))
     return found
-
-
-def read_durations(path: Path) -> tuple[NDArray[np.int64], NDArray[np.float64], tuple[float, float]]:
-    """Return a rank's iterations, how long each took, and when the first began and the last ended."""
-    columns = read_columns(path)
-    if not columns or not len(columns["step"]):
-        raise ResultError(f"{path} holds no step")
-    steps, seconds, starts = columns["step"], measure(columns), columns["start_seconds"]
-    # A number beyond 2**53 is none that a step could have.
-    whole = np.isfinite(steps).all() and (steps == np.floor(steps)).all() and steps[0] >= 0 and steps[-1] < 2**53
-    if not whole or (np.diff(steps) <= 0).any() or not np.isfinite(seconds).all() or (seconds < 0).any():
-        raise ResultError(f"{path}: steps are out of order, or take no time that could be")
-    return steps.astype(np.int64), seconds, (float(starts[0]), float(starts[-1] + columns["step_seconds"][-1]))
 
 
 def measure(columns: Mapping[str, Any]) -> Any:
@@ -146,12 +126,9 @@ def measure(columns: Mapping[str, Any]) -> Any:
 def format_ranks(found: Sequence[RankDurations], train_seconds: float | None) -> Iterator[str]:
     """Yield a host's file: its ranks, then their lines by iteration and rank."""
     for one in found:
-        yield format_rank(one.place)
-    iterations = np.concatenate([one.iterations for one in found])
-    numbers = np.concatenate([np.full(len(one.iterations), number) for number, one in enumerate(found)])
-    seconds = np.concatenate([one.seconds for one in found])
-    for at in np.lexsort((numbers, iterations)):
-        device = found[int(numbers[at])].place.device
-        yield format_duration(Duration(int(iterations[at]), device, float(seconds[at])))
+        yield iterdur.format_rank(one.place)
+    lines = ((one.columns.get("step", ()), itertools.repeat(one.place), one.seconds) for one in found)
+    for iteration, place, seconds in heapq.merge(*(zip(*columns, strict=False) for columns in lines)):
+        yield iterdur.format_duration(int(iteration), place.device, seconds)
     if train_seconds is not None:
-        yield format_training_time(train_seconds)
+        yield iterdur.format_training_time(train_seconds)

@@ -6,34 +6,48 @@ later steps are cut and made again, and not before the run has done something ne
 """
 
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
+
+import psutil
+from torch import nn
 
 from trainstone.config.schema import Config
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.formats.files import read_lines
 from trainstone.formats.mllog import Event, format_line, kind_of, parse_line
-from trainstone.machine.pagecache import CacheCleared
+from trainstone.machine.pagecache import NOT_ASKED, CacheCleared, clear_page_cache
+from trainstone.machine.ranks import Rank
+from trainstone.measure.devices import name_device
 from trainstone.measure.sink import Sink
+from trainstone.results.checks import finding
 from trainstone.results.quality import Evaluation
-from trainstone.results.schema import FINISHED, Status
+from trainstone.results.schema import FINISHED, Finding, Status
 from trainstone.results.steps import StepRecord
+from trainstone.results.store import RunFolder
 from trainstone.train.decision import Cadence
+from trainstone.train.distributed import World, gather
+from trainstone.train.fit import Fitted
+from trainstone.train.schedule import count_warm_up, peak_rate
+from trainstone.train.task import order_pictures
+from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Mllog, RunSizes
 
 log = logging.getLogger(__name__)
 
 MLPERF_LOG = "mlperf.log"
+SOURCE = {"file": "trainstone/train/original/mllog.py", "lineno": 1}
+"""Where a line comes from, as MLPerf's logger says it."""
 RESUMED = "resumed"
 """Our own key: a later start goes on here. One that made up for an evaluation stands before it."""
 AFTER_STEPS = ("epoch_stop", "tracked_stats", "throughput")
 OF_EVALUATION = ("eval_start", "eval_stop", "eval_accuracy", "block_stop", RESUMED)
+MANY_DEPARTURES = 3
 Division = Literal["closed", "open"]
 
 
@@ -55,97 +69,60 @@ class Submission:
     """When the network was on its device."""
 
 
-def judge_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Division, list[str]]:
+def choose_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Division, list[str]]:
     """Return the division, and what speaks against the closed one."""
     departures = mllog.find_departures(config, sizes)
-    asked = config.mlperf.division
-    if asked != "auto":
-        return asked, departures
+    requested = config.mlperf.division
+    if requested != "auto":
+        return requested, departures
     return "open" if departures else "closed", departures
 
 
-def list_head(told: Submission, now_ms: int) -> list[Event]:
-    """Return the lines up to the start of the run, which is now, and its numbers of pictures."""
-    config, sizes = told.config, told.sizes
-    bn_span = (config.train.batch_size, config.parallel.bn_ranks)
-    assert isinstance(bn_span[0], int)  # train/fit.py resolved it
-    cleared, built_ms = told.cleared, told.built_ms
+def list_head(submission: Submission, now_ms: int) -> list[Event]:
+    """Return the lines up to the start of the run, which is now, and its numbers of images."""
+    config, sizes, cleared, built_ms = submission.config, submission.sizes, submission.cleared, submission.built_ms
+    assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
     # Caches are cleared before the network is built; another host's clock may differ.
     cleared_ms = built_ms if cleared.at_seconds is None else min(int(cleared.at_seconds * 1000), built_ms)
-    values = told.mllog.list_values(config, sizes)
     submitted = {
-        "benchmark": told.mllog.benchmark,
+        "benchmark": submission.mllog.benchmark,
         "org": config.mlperf.org,
-        "division": told.division,
+        "division": submission.division,
         "status": config.mlperf.status,
-        "platform": config.mlperf.platform or f"{sizes.ranks}x{told.device_name}",
+        "platform": config.mlperf.platform or f"{sizes.ranks}x{submission.device_name}",
     }
     return [
-        make_event("init_start", None, told.init_ms),
+        make_event("init_start", None, submission.init_ms),
         *(make_event(f"submission_{key}", value, cleared_ms) for key, value in submitted.items()),
         make_event("cache_clear", cleared.done, cleared_ms, told=cleared.told),
         make_event("seed", config.seed, built_ms),
-        make_event("model_bn_span", bn_span[0] * bn_span[1], built_ms),
-        *(make_event("weights_initialization", None, built_ms, tensor=name) for name in told.tensors),
+        make_event("model_bn_span", config.train.batch_size * config.parallel.bn_ranks, built_ms),
+        *(make_event("weights_initialization", None, built_ms, tensor=name) for name in submission.tensors),
         make_event("init_stop", None, now_ms),
-        *(make_event(key, value, now_ms) for key, value in values.items()),
+        *(make_event(key, value, now_ms) for key, value in submission.mllog.list_values(config, sizes).items()),
         make_event("run_start", None, now_ms),
         make_event("train_samples", sizes.train_pictures, now_ms),
         make_event("eval_samples", sizes.val_pictures, now_ms),
     ]
 
 
-def make_event(key: str, value: Any, time_ms: int, *, up: int = 1, **metadata: Any) -> Event:
-    """Make an event that says where it comes from, as MLPerf's logger does: the caller, or one `up` calls above."""
-    frame = sys._getframe(up)
-    file = f"{frame.f_globals['__name__'].replace('.', '/')}.py"
-    return Event(key, value, kind_of(key), time_ms, {"file": file, "lineno": frame.f_lineno, **metadata})
-
-
-@dataclass
-class Kept:
-    """Events after the head, and how they leave the run."""
-
-    events: list[Event] = field(default_factory=list)
-    epoch: int | None = None
-    """The one that goes on."""
-    block: int | None = None
-    """First epoch of the block that goes on."""
-    stopped: bool = False
-    judged_ms: int | None = None
+def make_event(key: str, value: Any, time_ms: int, **metadata: Any) -> Event:
+    """Return an event of a kind that its key says."""
+    return Event(key, value, kind_of(key), time_ms, SOURCE | metadata)
 
 
 def read_whole(path: Path) -> list[Event]:
     """Read a log up to its end or to the first line that cannot be read; nothing where there is no file."""
     events: list[Event] = []
-    try:
+    with suppress(DataError, ValueError):  # a line was cut when the machine went down: the rest is made again
         for _, line in read_lines(path):
             if event := parse_line(line):
                 events.append(event)
-    except (DataError, ValueError):  # a line was cut when the machine went down: the rest is made again
-        pass
     return events
 
 
-def keep_until(events: Sequence[Event], done: int, *, judged: bool) -> Kept | None:
-    """Return what belongs to the first `done` steps, and to an evaluation after them if there was one.
-
-    None: the log does not say how the run started.
-    """
-    if not any(event.key == "run_start" for event in events):
-        return None
-    kept = Kept()
-    for event in events:
-        if stays(event, done, judged=judged):
-            kept.events.append(event)
-            follow(kept, event)
-    if kept.events and kept.events[-1].key == RESUMED and kept.events[-1].metadata["step"] == done:
-        kept.events.pop()  # nothing is left of what that start did
-    return kept
-
-
 def stays(event: Event, done: int, *, judged: bool) -> bool:
-    """Say whether an event was before the checkpoint; those of the head have no step."""
+    """Return whether an event was before the checkpoint; those of the head have no step."""
     step = event.metadata.get("step")
     if not isinstance(step, int) or step > done:
         return False
@@ -156,50 +133,11 @@ def stays(event: Event, done: int, *, judged: bool) -> bool:
     return judged and event.key in OF_EVALUATION
 
 
-def follow(kept: Kept, event: Event) -> None:
-    """Note what begins and ends with an event."""
-    metadata = event.metadata
-    match event.key:
-        case "epoch_start":
-            kept.epoch = as_epoch(metadata.get("epoch_num"))
-        case "epoch_stop":
-            kept.epoch = None
-        case "block_start":
-            kept.block = as_epoch(metadata.get("first_epoch_num"))
-        case "block_stop":
-            kept.block = None
-        case "eval_accuracy":
-            kept.judged_ms = event.time_ms
-        case "run_stop":
-            kept.stopped = True
-
-
-def as_epoch(value: Any) -> int | None:
-    """Return a number of an epoch, None for anything else."""
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def keep_times(head: Iterable[Event], before: Iterable[Event]) -> list[Event]:
-    """Return the head with the times that its lines had, and with what was done to the caches then.
-
-    A line that was not there has the time of the one before it: the run started as long ago.
-    """
-    old: dict[tuple[str, Any], Event] = {}
-    for event in before:
-        old.setdefault(name(event), event)
-    begun = any(key == "run_start" for key, _ in old)
-    merged: list[Event] = []
-    for event in head:
-        missing = merged[-1] if begun and merged else event
-        was = old.get(name(event), missing)
-        kept = event.key == "cache_clear" and was.key == event.key
-        merged.append(was if kept else event._replace(time_ms=was.time_ms))
-    return merged
-
-
-def name(event: Event) -> tuple[str, str]:
-    """What tells a line of the head from others."""
-    return event.key, str(event.metadata.get("tensor"))
+def find_open(events: Sequence[Event], key: str, number: str) -> int | None:
+    """Return the epoch, or the first of the block, that began and did not end."""
+    last = next((event for event in reversed(events) if event.key in (f"{key}_start", f"{key}_stop")), None)
+    found = last.metadata.get(number) if last is not None and last.key == f"{key}_start" else None
+    return found if isinstance(found, int) and found > 0 else None
 
 
 class MlperfLog(Sink):
@@ -214,11 +152,9 @@ class MlperfLog(Sink):
         self._file: IO[str] | None = None
         self._done = 0
         """Steps, of all starts."""
-        self._before: list[Event] | None = None
-        """What stays of a resumed run's log, as long as the run has not done anything new."""
-        self._waiting: list[Event] = []
-        """What is to follow it then."""
-        self._judged_ms: int | None = None
+        self._pending: list[Event] | None = None
+        """The log of a resumed run, as long as the run has not done anything new."""
+        self._evaluated_ms: int | None = None
         """When the last evaluation was over."""
         self._epoch: int | None = None
         """The one that goes on, from 1."""
@@ -246,31 +182,37 @@ class MlperfLog(Sink):
             self._file = self._path.open("w", encoding="utf-8")
             self._write(list_head(self._submission, self._now_ms()))
 
-    def go_on(self, done: int, *, judged: bool) -> None:
-        """Take up the log of a run that has done some steps; `judged`: and an evaluation after them.
+    def resume(self, done: int, *, judged: bool) -> None:
+        """Continue the log of a run that has done some steps; `judged`: and an evaluation after them.
 
         The file is left as it is until there is something new. Values of the head are today's, its times the old ones:
-        run_start stays, so that the pause is counted, and the event `resumed` tells that there was one.
+        run_start stays, so that the pause is counted, and the event `resumed` says that there was one.
         """
         if self._path is None:
             return
-        self._done = done
-        before = read_whole(self._path)
-        kept = keep_until(before, done, judged=judged)
-        if kept is None:
-            log.warning("%s is missing or damaged: it begins anew, run_start and all", self._path.name)
-            kept = Kept()
-        self._before = [*keep_times(list_head(self._submission, self._now_ms()), before), *kept.events]
-        self._epoch, self._block, self._stopped, self._judged_ms = kept.epoch, kept.block, kept.stopped, kept.judged_ms
-        self._resumed = True
+        head, before = list_head(self._submission, self._now_ms()), read_whole(self._path)
+        old = {event.key: event for event in reversed(before)}
+        kept: list[Event] = []
+        if start := old.get("run_start"):
+            head = [event._replace(time_ms=old.get(event.key, start).time_ms) for event in head]
+            head = [old.get(event.key, event) if event.key == "cache_clear" else event for event in head]
+            kept = [event for event in before if stays(event, done, judged=judged)]
+        else:
+            log.warning("%s is missing or damaged: it starts again, run_start included", self._path.name)
+        if kept and kept[-1].key == RESUMED and kept[-1].metadata["step"] == done:
+            kept.pop()  # nothing is left of what that start did
+        self._done, self._pending, self._resumed = done, [*head, *kept], True
+        self._epoch, self._block = find_open(kept, "epoch", "epoch_num"), find_open(kept, "block", "first_epoch_num")
+        self._stopped = any(event.key == "run_stop" for event in kept)
+        self._evaluated_ms = next((event.time_ms for event in reversed(kept) if event.key == "eval_accuracy"), None)
 
     def begin_steps(self, done: int) -> None:
         """Steps are about to be made."""
-        self._tell_resumed(done)
+        self._note_resumed(done)
         epoch = self._cadence.whole_epochs_after(done) + 1
         if self._block is None:
             self._block = self._epoch or epoch
-            count = self._next_judged(self._block) - self._block + 1
+            count = self._find_next(self._block) - self._block + 1
             self._add("block_start", done, first_epoch_num=self._block, epoch_count=count)
         if self._epoch is None:
             self._epoch = epoch
@@ -287,26 +229,26 @@ class MlperfLog(Sink):
         self._done = done = record.step + 1
         if self._epoch is not None and self._cadence.whole_epochs_after(done) >= self._epoch:
             self._end_epochs(self._epoch, done)
-            self._tell_rate(done, record.start_seconds + record.step_seconds - self._first_seconds)
+            self._add_rate(done, record.start_seconds + record.step_seconds - self._first_seconds)
             self._epoch, self._first_seconds, self._images = None, None, 0
 
     def begin_evaluation(self, done: int) -> None:
-        """Validation pictures are about to be judged."""
-        self._tell_resumed(done)
-        self._add("eval_start", done, epoch_num=self._epoch_judged(done))
+        """Validation images are about to be evaluated."""
+        self._note_resumed(done)
+        self._add("eval_start", done, epoch_num=self._find_evaluated(done))
 
     def end_evaluation(self, done: int) -> None:
         """All validation images have been evaluated; the end is written now only if the scores follow later."""
         if self._scores_late:
             self._commit()
-            self._add("eval_stop", done, epoch_num=self._epoch_judged(done))
+            self._add("eval_stop", done, epoch_num=self._find_evaluated(done))
             self._end_block(done)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write the scores; the run's time ends with those that reach the target."""
         self._commit()
         step, config = evaluation.step, self._submission.config.eval
-        epoch, value = self._epoch_judged(step), evaluation.metrics[config.metric]
+        epoch, value = self._find_evaluated(step), evaluation.metrics[config.metric]
         if not self._scores_late:
             self._add("eval_stop", step, epoch_num=epoch)
         self._add("eval_accuracy", step, value, epoch_num=epoch, metric=config.metric)
@@ -322,8 +264,8 @@ class MlperfLog(Sink):
         if self._stopped:
             return
         # A start that was killed after its last evaluation lost these lines.
-        at_ms = self._judged_ms if status == "target_reached" else None
-        if status in FINISHED:  # the last epochs may not have been judged
+        at_ms = self._evaluated_ms if status == "target_reached" else None
+        if status in FINISHED:  # the last epochs may not have been evaluated
             self._end_block(self._done, at_ms)
         self._stop("success" if status == "target_reached" else "aborted", status, self._done, at_ms)
 
@@ -336,7 +278,7 @@ class MlperfLog(Sink):
         self._add("run_stop", done, at_ms=at_ms, status=status, ended=ended)
         self._stopped = True
 
-    def _tell_resumed(self, done: int) -> None:
+    def _note_resumed(self, done: int) -> None:
         if self._resumed:
             self._add(RESUMED, done)
         self._resumed = False
@@ -348,7 +290,7 @@ class MlperfLog(Sink):
             self._add("epoch_start", done - 1, epoch_num=epoch)
             self._add("epoch_stop", done, epoch_num=epoch)
 
-    def _tell_rate(self, done: int, seconds: float) -> None:
+    def _add_rate(self, done: int, seconds: float) -> None:
         """The original's two lines of an epoch's speed, pauses within it included."""
         config, images = self._submission.config, float(self._images)
         if config.original_defects and config.original.name == "mlperf" and config.schedule.pictures:
@@ -359,21 +301,20 @@ class MlperfLog(Sink):
             self._add("tracked_stats", done, {"imgs_sec": rate})
             self._add("throughput", done, rate)
 
-    def _epoch_judged(self, done: int) -> int:
+    def _find_evaluated(self, done: int) -> int:
         """Return the epoch that an evaluation after so many steps follows, or lies in."""
         completed = self._cadence.whole_epochs_after(done)
         return max(1, completed if completed > self._cadence.whole_epochs_after(done - 1) else completed + 1)
 
-    def _next_judged(self, epoch: int) -> int:
+    def _find_next(self, epoch: int) -> int:
         """Return the epoch that the next evaluation is of, this one or a later one."""
-        return max(epoch, self._epoch_judged(self._cadence.next_evaluation(epoch - 1)))
+        return max(epoch, self._find_evaluated(self._cadence.next_evaluation(epoch - 1)))
 
     def _add(self, key: str, done: int | None, value: Any = None, at_ms: int | None = None, **metadata: Any) -> None:
-        if done is not None:
-            metadata["step"] = done
-        event = make_event(key, value, self._now_ms() if at_ms is None else at_ms, up=2, **metadata)
-        if self._before is not None:
-            self._waiting.append(event)
+        step = {} if done is None else {"step": done}
+        event = make_event(key, value, self._now_ms() if at_ms is None else at_ms, **metadata, **step)
+        if self._pending is not None:
+            self._pending.append(event)
         else:
             self._write([event])
 
@@ -382,14 +323,106 @@ class MlperfLog(Sink):
 
     def _commit(self) -> None:
         """Cut the log of a resumed run, now that it goes on."""
-        if self._before is None or self._path is None:
-            return
-        events = [*self._before, *self._waiting]
-        write_atomically(self._path, [format_line(event) + "\n" for event in events])
-        self._file = self._path.open("a", encoding="utf-8")
-        self._before, self._waiting = None, []
+        if self._pending is not None and self._path is not None:
+            write_atomically(self._path, [format_line(event) + "\n" for event in self._pending])
+            self._file, self._pending = self._path.open("a", encoding="utf-8"), None
 
     def _write(self, events: Sequence[Event]) -> None:
         if self._file is not None:
             self._file.writelines(format_line(event) + "\n" for event in events)
             self._file.flush()
+
+
+def clear_caches(config: Config, world: World, *, resumed: bool) -> tuple[CacheCleared, list[Finding]]:
+    """Clear the page cache on every host on request; a finding where it could not be done."""
+    if not config.mlperf.clear_caches:
+        return NOT_ASKED, []
+    if resumed:
+        return CacheCleared(False, "page cache not cleared: the run had begun before"), []
+    mine = clear_page_cache() if world.rank.local == 0 else CacheCleared(True, "")
+    found = [CacheCleared(**one) for one in gather(world, mine._asdict()) or [mine._asdict()]]
+    failed = [one for one in found if not one.done]
+    if not failed:
+        return found[0], []
+    return failed[0], [finding("caches-kept", f"mlperf.clear_caches is set, but: {failed[0].told}")]
+
+
+def open_log(
+    run: RunFolder, fitted: Fitted, pictures: tuple[int, int], rank: Rank, network: nn.Module, cleared: CacheCleared
+) -> MlperfLog:
+    """Return the log of this rank, with nothing written yet; only rank 0 has a file. `pictures`: train and val.
+
+    To be called when the network has just been built: the log has that moment.
+    """
+    built_seconds = time.time()
+    config = fitted.config
+    order = order_pictures(config, pictures[0], rank)
+    images = order.global_batch * config.train.accumulate
+    cadence = Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
+    sizes = measure_sizes(config, *pictures, rank)
+    submission = describe_submission(fitted, sizes, network, cleared, built_seconds)
+    return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, submission)
+
+
+def find_run_start(run: RunFolder) -> float | None:
+    """Return when the run began, in seconds since 1970, as its log says; None where it does not."""
+    events = read_whole(run.path / MLPERF_LOG)
+    return next((event.time_ms / 1000 for event in events if event.key == "run_start"), None)
+
+
+def check_division(config: Config, pictures: tuple[int, int], rank: Rank) -> list[Finding]:
+    """A finding where mlperf.division is closed and its rules are not kept."""
+    mllog = WORKLOADS[config.workload].mllog
+    division, departures = choose_division(config, mllog, measure_sizes(config, *pictures, rank))
+    if division == "open" or not departures:
+        return []
+    shown = "; ".join(departures[:MANY_DEPARTURES])
+    return [finding("not-closed", f"mlperf.division is closed, but its rules are not kept (log.txt has all): {shown}")]
+
+
+def describe_submission(
+    fitted: Fitted, sizes: RunSizes, network: nn.Module, cleared: CacheCleared, built_seconds: float
+) -> Submission:
+    """Gather what the log says before the first step; log.txt has the reasons for the division."""
+    mllog = WORKLOADS[fitted.config.workload].mllog
+    division, departures = choose_division(fitted.config, mllog, sizes)
+    log.info("mlperf.log: %s division%s", division, f": {'; '.join(departures)}" if departures else "")
+    return Submission(
+        config=fitted.config,
+        mllog=mllog,
+        sizes=sizes,
+        division=division,
+        device_name=name_device(fitted.device),
+        tensors=mllog.tensor_names(network),
+        cleared=cleared,
+        init_ms=int(min(built_seconds, find_program_start(), cleared.at_seconds or built_seconds) * 1000),
+        built_ms=int(built_seconds * 1000),
+    )
+
+
+def find_program_start() -> float:
+    """Return when this process began, which may have replaced itself since (engine.keep_memory); now where unknown."""
+    try:
+        return psutil.Process().create_time()
+    except psutil.Error:
+        return time.time()
+
+
+def measure_sizes(config: Config, train_pictures: int, val_pictures: int, rank: Rank) -> RunSizes:
+    """Return the numbers of a run on so many images."""
+    train, schedule = config.train, config.schedule
+    assert isinstance(train.batch_size, int)  # train/fit.py resolved it
+    global_batch = train.batch_size * train.accumulate * rank.world
+    order = order_pictures(config, schedule.pictures or train_pictures, rank)
+    steps_per_epoch = order.epoch_pictures / global_batch
+    warm_up = count_warm_up(schedule, steps_per_epoch, order.count / global_batch)
+    total = round(steps_per_epoch * config.stop.epochs)  # as train/schedule.py counts
+    return RunSizes(
+        ranks=rank.world,
+        global_batch=global_batch,
+        train_pictures=train_pictures,
+        val_pictures=val_pictures,
+        peak_rate=peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * train.accumulate),
+        decay_steps=max(0, total - (warm_up if schedule.warm_up_offset else 0)),
+        warm_up_steps=warm_up,
+    )

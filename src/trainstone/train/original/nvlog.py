@@ -10,24 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainstone.files import write_atomically
-from trainstone.formats.nvlog import (
-    COSINE,
-    ENDING_EVALUATION,
-    ENDING_TRAINING,
-    STARTING_EVALUATION,
-    STARTING_TRAINING,
-    SYNTHETIC,
-    VERSION,
-    XLA,
-    Entry,
-    format_line,
-)
+from trainstone.formats import nvlog
 from trainstone.machine.ranks import Rank
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.facts import Facts, has_decay
-from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.train.original.lines import Facts, Lines, OriginalFile, has_decay
 from trainstone.train.task import order_pictures
 
 log = logging.getLogger(__name__)
@@ -40,39 +28,13 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 TRAINING_KEYS = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
 EPOCH_KEYS = ("epoch", *(f"final_{key}" for key in TRAINING_KEYS[2:]))
 BENCHMARK_KEYS = ("iteration", "total_ips")
-EVALUATION_DECAY = "Decay Steps of an evaluation"
-"""Said as Decay Steps, at another line than the training's."""
-
-
-def _place(file: str, first_line: int, *keys: str) -> dict[str, tuple[str, int]]:
-    return {key: (file, first_line + number) for number, key in enumerate(keys)}
-
-
-# training_hooks.py 100 to 105 and runner.py 610, 611, 630 stand in a surviving log of WMLCE; the others are about where
-# NVIDIA's program, which it was made of, has them.
 PLACES = {
-    **_place("resnet_v1_5.py", 79, "Model HParams:", "Name", "Number of classes", "Compute_format", "Input_format"),
-    **_place("resnet_v1_5.py", 84, "dtype"),
-    **_place("runner.py", 161, "Deterministic Run - Seed"),
-    **_place("runner.py", 225, XLA),
-    **_place("runner.py", 374, STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch", "Decay Steps"),
-    **_place("runner.py", 379, "Weight Decay Factor", "Init Learning Rate", "Momentum", "Num GPUs"),
-    **_place("runner.py", 383, "Per-GPU Batch Size"),
-    **_place("runner.py", 468, SYNTHETIC),
-    **_place("learning_rate.py", 47, COSINE),
-    **_place("training_hooks.py", 100, *TRAINING_KEYS),
-    **_place("training_hooks.py", 112, *EPOCH_KEYS),
-    **_place("runner.py", 487, ENDING_TRAINING),
-    **_place("runner.py", 545, STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
-    **_place("runner.py", 548, EVALUATION_DECAY, "Global Batch Size"),
-    **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
-    **_place("runner.py", 630, ENDING_EVALUATION),
+    **{key: ("training_hooks.py", 100 + number) for number, key in enumerate((*TRAINING_KEYS, *EPOCH_KEYS))},
+    **{"Top-1 Accuracy": ("runner.py", 610), "Top-5 Accuracy": ("runner.py", 611)},
+    nvlog.ENDING_EVALUATION: ("runner.py", 630),
 }
-BENCHMARK_PLACES = {
-    **PLACES,
-    **_place("benchmark_hooks.py", 65, *BENCHMARK_KEYS),
-    **_place("benchmark_hooks.py", 72, "Average total_ips"),
-}
+"""File and line of the program that says a key, where a surviving log of WMLCE has it; elsewhere it is ANYWHERE."""
+ANYWHERE = ("runner.py", 374)
 
 
 class Nvlog(Lines):
@@ -80,12 +42,10 @@ class Nvlog(Lines):
 
     file = "nvlog.txt"
     json_file: str
-    places = PLACES
 
     def __init__(self, facts: Facts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
         self.facts = facts
         self.every = facts.choose_every(EVERY)
-        self.epochs_over = 0
         self.first_step = 0
         """Which x counts from: an epoch's first, or the first behind the warm-up of a bench."""
         self._run: dict[str, Any] = {}
@@ -96,11 +56,10 @@ class Nvlog(Lines):
 
     def say(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> str:
         """Return a line, of the last event's time unless `when` says otherwise."""
-        place = self.places.get(key) or self.places[key.partition(":")[0]]
-        key = "Decay Steps" if key == EVALUATION_DECAY else key
+        place = PLACES.get(key.partition(":")[0], ANYWHERE)
         self._keep(key, value)
-        entry = Entry(VERSION, model, self.ended if when is None else when, *place, key, value)
-        return f"{format_line(entry)}\n"
+        entry = nvlog.Entry(nvlog.VERSION, model, self.ended if when is None else when, *place, key, value)
+        return f"{nvlog.format_line(entry)}\n"
 
     def _keep(self, key: str, value: Any) -> None:
         if isinstance(value, float) and not math.isfinite(value):
@@ -113,12 +72,11 @@ class Nvlog(Lines):
             self._epochs[key].append(value)
             if key == "epoch":
                 self._epochs["x"].append(value)
-        elif key in (XLA, SYNTHETIC, COSINE):
+        elif key in (nvlog.XLA, nvlog.SYNTHETIC, nvlog.COSINE):
             self._run[key] = None
 
     def end_epoch(self, done: int) -> None:
         """What comes is of another epoch, which begins after so many steps."""
-        self.epochs_over += 1
         self.first_step = done
         for lists in self._iterations.values():
             lists.append([])
@@ -132,38 +90,23 @@ class Nvlog(Lines):
         """Say what is run; the model has its name from where the original's hook gave it."""
         config = self.facts.config
         named = {
-            XLA: config.engine.compile,
-            SYNTHETIC: config.data.source == "synthetic",
-            COSINE: config.schedule.name == "cosine",
+            nvlog.XLA: config.engine.compile,
+            nvlog.SYNTHETIC: config.data.source == "synthetic",
+            nvlog.COSINE: config.schedule.name == "cosine",
         }
         lines = [self.say(key, value, model=None) for key, value in list_unnamed(self.facts).items()]
         return "".join([*lines, *(self.say(key) for key, true in named.items() if true)])
 
 
 class NvlogFile(OriginalFile):
-    """Both files: the JSON is written when an epoch is over, and at the end."""
+    """Both files: the JSON is written at the end."""
 
     _lines: Nvlog
-
-    def __init__(self, facts: Facts, lines: Nvlog) -> None:
-        super().__init__(facts, lines)
-        self._epochs_written = lines.epochs_over
-
-    def step(self, record: StepRecord) -> None:
-        """Write the lines of a step."""
-        super().step(record)
-        if self._lines.epochs_over > self._epochs_written:
-            self._write_json()
 
     def finish(self, status: Status) -> None:
         """Write the end."""
         super().finish(status)
-        self._write_json()
-
-    def _write_json(self) -> None:
-        self.flush()
         write_atomically(self.path.with_name(self._lines.json_file), self._lines.format_json())
-        self._epochs_written = self._lines.epochs_over
 
 
 class TrainingNvlog(Nvlog):
@@ -206,17 +149,21 @@ class TrainingNvlog(Nvlog):
         """Say what it found."""
         facts = self.facts
         self.ended = facts.began + evaluation.seconds
-        began, batch = self.ended - evaluation.eval_seconds, count_eval_batch(facts)
+        began, config = self.ended - evaluation.eval_seconds, facts.config
+        assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+        batch = facts.ranks * (
+            max(32, config.train.batch_size) if config.eval.batch_size == "auto" else config.eval.batch_size
+        )
         steps = math.ceil(evaluation.images / batch)
         is_last = facts.steps is not None and evaluation.step >= facts.steps
         text = [self._end_training(began)] if is_last else []
-        text.append(self.say(STARTING_EVALUATION, when=began))
-        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
+        text.append(self.say(nvlog.STARTING_EVALUATION, when=began))
+        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, "Decay Steps": steps, "Global Batch Size": batch}
         text += [self.say(key, value, when=began) for key, value in block.items()]
         for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):
             if name in evaluation.metrics:
                 text.append(self.say(f"{title}: {100 * evaluation.metrics[name]:.3f}"))
-        return "".join([*text, self.say(ENDING_EVALUATION)])
+        return "".join([*text, self.say(nvlog.ENDING_EVALUATION)])
 
     def finish(self, status: Status) -> str:  # noqa: ARG002
         """Say that the training is over, unless that stands before its last evaluation."""
@@ -224,7 +171,7 @@ class TrainingNvlog(Nvlog):
 
     def _end_training(self, when: float | None = None) -> str:
         was_over, self._is_over = self._is_over, True
-        return "" if was_over else self.say(ENDING_TRAINING, when=when)
+        return "" if was_over else self.say(nvlog.ENDING_TRAINING, when=when)
 
 
 class BenchmarkLines(Nvlog):
@@ -234,7 +181,6 @@ class BenchmarkLines(Nvlog):
     """
 
     json_file = "training_benchmark.json"
-    places = BENCHMARK_PLACES
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts, BENCHMARK_KEYS)
@@ -275,7 +221,7 @@ class BenchmarkLines(Nvlog):
             right = self.facts.global_batch * self._counted / self._seconds
             mean = self._rates / self._counted
             text += self.say("Average total_ips", mean if self.facts.config.original_defects else right)
-        return text + self.say(ENDING_TRAINING)
+        return text + self.say(nvlog.ENDING_TRAINING)
 
 
 def list_losses(record: StepRecord) -> dict[str, float]:
@@ -284,13 +230,6 @@ def list_losses(record: StepRecord) -> dict[str, float]:
     if record.decay_loss is not None:
         parts = {"cross_entropy": record.loss - record.decay_loss, "l2_loss": record.decay_loss}
     return {**parts, "total_loss": record.loss, "learning_rate": record.lr}
-
-
-def count_eval_batch(facts: Facts) -> int:
-    """Return how many images are evaluated at a time, on all ranks."""
-    batch, trained = facts.config.eval.batch_size, facts.config.train.batch_size
-    a_rank = batch if batch != "auto" else max(32, trained if trained != "auto" else 0)
-    return a_rank * facts.ranks
 
 
 def list_unnamed(facts: Facts) -> dict[str, Any]:
@@ -305,7 +244,7 @@ def list_unnamed(facts: Facts) -> dict[str, Any]:
         "Input_format": "NHWC",
         "dtype": f"<dtype: '{DTYPES.get(config.train.precision, 'float32')}'>",
         f"Deterministic Run - Seed: {config.seed}": None,
-        STARTING_TRAINING: None,
+        nvlog.STARTING_TRAINING: None,
     }
     if facts.steps is not None or facts.kind == "train":
         values["Training Epochs"] = count_epochs(facts, steps_per_epoch)

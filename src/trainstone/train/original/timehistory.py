@@ -6,13 +6,11 @@ bench: original/throughput_data/batch_<n>.log; train: original/training.log.
 import os
 from datetime import datetime
 
-from trainstone.formats.timehistory import format_line, format_prefix
-from trainstone.results.intervals import FEW_STEPS, Intervals, choose_every
+from trainstone.formats.timehistory import FEW_STEPS, Intervals, choose_every, format_line, format_prefix
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord, as_stored
-from trainstone.train.original.facts import Facts
-from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.train.original.lines import Facts, Lines, OriginalFile
 
 GAP = " " * 8
 """Between the parts of a line of TensorFlow's training loop."""
@@ -29,7 +27,8 @@ class ThroughputLines(Lines):
 
     def step(self, record: StepRecord) -> str:
         """Return a line when an interval is complete."""
-        return self._intervals.format_step(record, self._began, os.getpid())
+        times = (record.start_seconds, record.step_seconds)
+        return self._intervals.format_step(*times, record.images, self._began, os.getpid())
 
 
 class ThroughputLog(OriginalFile):
@@ -57,11 +56,9 @@ class LoopLines(Lines):
 
     def __init__(self, facts: Facts) -> None:
         self._began, self._global_batch = facts.began, facts.global_batch
-        self._every = choose_every(facts.config.original.every_steps, facts.steps or FEW_STEPS)
-        self._intervals: Intervals | None = None
+        self._intervals = Intervals(choose_every(facts.config.original.every_steps, facts.steps or FEW_STEPS))
         self._losses: list[float] = []
-        self._loss: float | None = None
-        self._judged: dict[str, float] = {}
+        self._stats: dict[str, object] = {}
         self._stamps: list[str] = []
         self._steps, self._seconds = 0, 0.0
         self._ended = 0.0
@@ -69,8 +66,7 @@ class LoopLines(Lines):
 
     def step(self, record: StepRecord) -> str:
         """Return two lines when an interval is complete."""
-        if self._intervals is None:
-            self._intervals = Intervals(self._every, record.step)
+        if not self._stamps:
             self._stamp(record.step, record.start_seconds)
         self._losses.append(record.loss)
         # The rate is that of all ranks.
@@ -80,31 +76,28 @@ class LoopLines(Lines):
         self._ended = record.start_seconds + record.step_seconds
         if interval is None:
             return ""
-        self._loss = sum(self._losses) / len(self._losses)
+        loss = {"train_loss": sum(self._losses) / len(self._losses)}
+        self._stats |= loss
         self._losses = []
         self._stamp(interval.last_step, self._ended)
         per_second = (interval.last_step - interval.first_step) / interval.seconds
-        values = f"steps_per_second: {per_second:.2f}{GAP}{ {'train_loss': self._loss} }"
         line = format_line(interval, datetime.fromtimestamp(self._began + self._ended), os.getpid())
-        return f"{line}\nstep: {interval.last_step}{GAP}{values}\n"
+        return f"{line}\nstep: {interval.last_step}{GAP}steps_per_second: {per_second:.2f}{GAP}{loss}\n"
 
     def evaluation(self, evaluation: Evaluation) -> str:
         """Return its loss and accuracy."""
         metrics, self._ended = evaluation.metrics, evaluation.seconds
-        self._judged = {name: metrics[ours] for ours, name in METRICS.items() if ours in metrics}
-        return f"step: {evaluation.step}{GAP}evaluation metric: {self._judged}\n"
+        found = {name: metrics[ours] for ours, name in METRICS.items() if ours in metrics}
+        renamed = {name.replace("test_", "eval_").replace("accuracy", "acc"): value for name, value in found.items()}
+        self._stats = renamed | {name: value for name, value in self._stats.items() if name not in renamed}
+        return f"step: {evaluation.step}{GAP}evaluation metric: {found}\n"
 
     def finish(self, status: Status) -> str:
         """Return the run's statistics, where it came to its end."""
         if status not in FINISHED:
             return ""
         now = self._began + self._ended
-        stats: dict[str, object] = {
-            name.replace("test_", "eval_").replace("accuracy", "acc"): value for name, value in self._judged.items()
-        }
-        if self._loss is not None:
-            stats["train_loss"] = self._loss
-        stats |= {"step_timestamp_log": self._stamps, "train_finish_time": now}
+        stats = self._stats | {"step_timestamp_log": self._stamps, "train_finish_time": now}
         if self._seconds > 0:
             stats["avg_exp_per_second"] = self._steps * self._global_batch / self._seconds
         return f"{format_prefix(datetime.fromtimestamp(now), os.getpid())}Run stats:\n{stats}\n"

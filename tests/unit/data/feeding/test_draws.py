@@ -21,13 +21,6 @@ def test_the_numbers_are_those_of_splitmix64(seed: int):
         assert draws.uniform() == (number >> 11) / 2**53
 
 
-def test_first_numbers_of_neighbouring_keys_are_even():
-    for keys in ([make_key(0, 0, picture) for picture in range(8_000)], [make_key(0, e, 7) for e in range(8_000)]):
-        values = np.array([Draws(key).uniform() for key in keys])
-        assert stats.kstest(values, "uniform").pvalue > 0.01
-        assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
-
-
 def test_whole_numbers_and_ranges_keep_their_limits():
     draws = Draws(5)
     counts = np.bincount([draws.below(7) for _ in range(7_000)])
@@ -42,13 +35,6 @@ def test_keys_depend_on_every_number_and_their_order():
     keys = {make_key(*numbers) for numbers in [(), (0,), (0, 0), (1, 0), (0, 1), (1, 2, 3), (3, 2, 1), (2**63 - 1,)]}
     assert len(keys) == 8
     assert all(0 <= key <= MASK for key in keys)
-
-
-@pytest.mark.parametrize("key", [0, 1, MASK])
-@pytest.mark.parametrize("count", [1, 2, 1_000])
-def test_shuffling_sorts_by_the_same_numbers(key: int, count: int):
-    expected = sorted(range(count), key=lambda number: mix((number + 1) * STEP + key & MASK))
-    assert shuffle(count, key).tolist() == expected
 
 
 def test_shuffled_orders_never_change():

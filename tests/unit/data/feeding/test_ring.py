@@ -121,37 +121,6 @@ def test_closing_while_someone_waits_for_a_batch(made: Made):
     assert not closer.is_alive()
 
 
-@pytest.mark.parametrize("paused", [False, True])
-def test_closing_ends_threads_that_wait_and_taking_does_not_hang(made: Made, paused: bool):
-    one = made.open(3, keep=1)
-    wait_for_rest(one)
-    if paused:
-        one.pause()
-    one.close()
-    one.close()
-    assert not any(thread.is_alive() for thread in one._threads)
-    for _ in range(3):  # those that were made before
-        one.take()
-    with pytest.raises(RuntimeError, match="closed"):
-        one.take()
-
-
-def test_a_pause_stops_work_until_it_ends(made: Made):
-    one = made.open(4, keep=1)
-    wait_for_rest(one)
-    one.pause()
-    done = list(made.filled)
-    for _ in range(3):
-        one.take()
-    wait_for_rest(one)
-    assert made.filled == done
-    one.go_on()
-    for step in range(3, 30):
-        slot = one.take()
-        assert slot is not None
-        assert slot.memory[0] == step * 100
-
-
 def test_a_pause_lets_rows_begun_be_finished(made: Made):
     made.gate.clear()
     one = made.open()

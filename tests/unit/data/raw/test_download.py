@@ -2,10 +2,6 @@
 
 import errno
 import hashlib
-import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -151,16 +147,6 @@ def test_fetch_notices_a_file_that_changed_between_two_tries(tmp_path: Path):
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b/a.zip").read_bytes() == CONTENT
 
 
-def test_fetch_asks_a_silent_server_again(tmp_path: Path):
-    site = Site(zips__a_zip=CONTENT)
-    site.cuts, site.stall = [300_000], threading.Event()
-    with serve(site) as server:
-        wanted = [wanted_of(CONTENT, server)]
-        list(fetch(wanted, tmp_path, timeout_seconds=0.2, sleep=lambda _: setattr(site, "stall", None)))
-        assert len(site.asked) == 2
-    assert (tmp_path / "a.zip").read_bytes() == CONTENT
-
-
 def test_fetch_reports_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fill(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -191,28 +177,6 @@ def test_fetch_locks_the_file_and_follows_no_link(tmp_path: Path):
         with pytest.raises(DataError, match="cannot download to"):
             get(server, tmp_path / "t")
     assert precious.read_bytes() == b"mine"
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from trainstone.data.raw.download import Wanted, fetch
-wanted = Wanted("a.zip", (sys.argv[1] + "/zips/a.zip",), "sha256", sys.argv[3])
-for item in fetch([wanted], Path(sys.argv[2])):
-    if item.done > 500_000:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_killed_download_resumes(tmp_path: Path):
-    with serve(Site(zips__a_zip=CONTENT)) as server:
-        command = [sys.executable, "-c", KILLED, server, str(tmp_path), SUM]
-        assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
-        held = find_part(tmp_path).stat().st_size
-        assert 0 < held < len(CONTENT)
-        seen = get(server, tmp_path)
-    assert max(item.done for item in seen if item.phase == "check a.zip") == held
-    assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
 def test_coco_files_are_looked_for_in_its_folders_and_in_a_flat_mirror_with_its_token(tmp_path: Path):
@@ -268,16 +232,3 @@ def test_find_file_takes_name_and_checksum_from_the_address():
 def test_find_file_needs_a_name_that_stays_in_the_folder(path: str):
     with pytest.raises(ConfigError, match="the name of a file"):
         find_file(f"http://host{path}", None)
-
-
-def test_file_is_downloaded_by_the_digits_in_its_name(tmp_path: Path):
-    site = Site()
-    site.files = {f"w/{NAME}": CONTENT}
-    with serve(site) as server:
-        address = f"{server}/w/{NAME}?token=1"
-        get(server, tmp_path, find_file(address, None))
-        assert (tmp_path / NAME).read_bytes() == CONTENT
-        assert site.asked == [(f"/w/{NAME}?token=1", None)]
-        with pytest.raises(DataError, match="sha256"):
-            get(server, tmp_path / "new", find_file(address, "0" * 64))
-    assert names(tmp_path / "new") == []

@@ -48,7 +48,7 @@ def glance_features(path: Path, features: dict[str, Feature]) -> list[tuple[int,
     path.write_bytes(frame(encode_example(features)))
     shard = TFRecordShard(path)
     try:
-        return list(shard.glance(0))
+        return list(shard.glance(0).labels)
     finally:
         shard.close()
 
@@ -72,12 +72,6 @@ def test_imagenets_features_are_those_of_build_imagenet_data():
         "image/filename": bytes_feature(b"n01_1.JPEG"),
         "image/encoded": bytes_feature(JPEGS[0]),
     }
-
-
-def test_a_set_whose_labels_begin_at_0_comes_back(tmp_path: Path):
-    samples = [Sample("a/1.jpg", JPEGS[0], 0), Sample("b/no dot", JPEGS[1], 1, (Box(1, 0.25, 0.125, 0.75, 0.5),))]
-    write_shard(tmp_path / "x.tfrecord", classify(0), samples)
-    assert read_all(tmp_path / "x.tfrecord", 0) == samples
 
 
 def test_without_boxes_their_lists_are_there_and_empty():
@@ -224,12 +218,6 @@ def test_labels_in_other_forms(tmp_path: Path, label: Feature, read: int | None)
 def test_the_picture_is_found_by_looking(tmp_path: Path, name: str):
     features = {"mask": bytes_feature(b"none"), "several": bytes_feature(JPEGS[1], JPEGS[1]), "label": int64_feature(1)}
     assert read_features(tmp_path / "x.tfrecord", {**features, name: bytes_feature(JPEGS[0])}).image == JPEGS[0]
-
-
-def test_a_damaged_picture_that_is_surely_meant_is_returned_as_it_is(tmp_path: Path):
-    assert read_features(tmp_path / "x.tfrecord", {**SLIM, "image/encoded": bytes_feature(b"rubbish")}).image == (
-        b"rubbish"
-    )
 
 
 @pytest.mark.parametrize(

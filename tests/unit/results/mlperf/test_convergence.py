@@ -17,7 +17,6 @@ from trainstone.results.mlperf.convergence import (
     assess,
     expect,
     find_reason,
-    interpolate,
     list_points,
     prune,
     summarise,
@@ -114,14 +113,6 @@ def test_more_than_one_miss_is_not_assessed_and_one_of_five_is_the_slowest():
     assert assess(expected, [None]) is None
     assert expect("resnet", 70_000) is None
     assert assess(expected, [36, None, 35, 35, 36]).epochs == pytest.approx((35 + 36 + 36) / 3)
-
-
-def test_between_two_points_mean_and_scatter_lie_on_the_line():
-    low, high = prune(list_points("resnet"), 5)[1:3]
-    half = interpolate((low.batch + high.batch) // 2, low, high, 5)
-    assert half.mean == pytest.approx((low.mean + high.mean) / 2)
-    assert half.stdev == pytest.approx((low.stdev + high.stdev) / 2)
-    assert (half.how, half.points) == ("interpolated", (3264, 32_768))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from made_mlperf import BEGAN, Clock, load_mlperf, make_submission, write_closed_log
+from made_mlperf import BEGAN, IMAGENET, Clock, load_mlperf, make_submission, write_closed_log
 from trainstone.config.schema import Config, change_section
 from trainstone.formats.mllog import Event, format_line, read_mllog
+from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
 from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord
 from trainstone.train.decision import Cadence
-from trainstone.train.original.mllog import MlperfLog, keep_until, read_whole
+from trainstone.train.original.mllog import MlperfLog, check_division, read_whole
 
 BATCH = 10
 SMALL = build_resnet(18, width=16, num_classes=2)
@@ -124,13 +125,6 @@ def test_speed_is_images_over_time_and_its_defect_is_to_count_imagenet_s(
     assert (stats["tracked_stats"], stats["throughput"]) == ({"imgs_sec": rate}, rate)
 
 
-def test_every_line_is_on_disk_at_once(open_log: RunLog, tmp_path: Path):
-    with open_log() as log:
-        log.begin()
-        log.begin_steps(0)
-        assert tell(read_body(tmp_path / "mlperf.log")) == [("block_start", 1), ("epoch_start", 1)]
-
-
 @pytest.mark.parametrize("status", ["target_missed", "interrupted", "ok"])
 def test_a_run_that_did_not_reach_its_target_is_aborted(open_log: RunLog, tmp_path: Path, status):
     with open_log() as log:
@@ -189,19 +183,13 @@ def find_disorder(events: list[Event]) -> list[str]:
     return wrong + ([] if epochs == list(range(1, len(epochs) + 1)) else [f"epochs {epochs}"])
 
 
-def run_all(log: MlperfLog, first: int = 0, *, until: int | None = None, owing: bool = False) -> None:
-    """As learn.py does: to the end, or killed after some steps; `owing`: an evaluation before the first."""
-    cadence, done = log._cadence, first
-    if owing:
-        judge(log, done)
+def run_all(log: MlperfLog) -> None:
+    """As learn.py does, to the end."""
+    cadence, done = log._cadence, 0
     while done < cadence.last_step:
         end = cadence.next_event(done)
-        make_steps(log, done, end if until is None else min(end, until))
+        make_steps(log, done, end)
         done = end
-        if until is not None and done >= until:
-            log._file.close()
-            log._file = None
-            return
         if cadence.evaluates_after(done):
             judge(log, done)
     log.finish("target_missed")
@@ -222,37 +210,12 @@ def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
     assert last == log._cadence.last_step * BATCH // pictures >= 6
 
 
-@pytest.mark.parametrize("first", [1, 2, 3])
-def test_a_resumed_run_with_steps_longer_than_epochs_tells_each_once(open_log: RunLog, tmp_path: Path, first: int):
-    with open_log(6) as log:
-        log.begin()
-        run_all(log, until=3)
-    with open_log(6) as log:
-        due = log._cadence.evaluates_after(first)
-        log.go_on(first, judged=first < 3 and due)
-        run_all(log, first, owing=first == 3 and due)
-    body = [event for event in read_body(tmp_path / "mlperf.log") if event.key != "resumed"]
-    assert find_disorder(body) == []
-    assert sum(event.key == "epoch_stop" for event in body) == 6
-
-
-def test_an_evaluation_amid_an_epoch_is_of_that_epoch(open_log: RunLog, tmp_path: Path):
-    with open_log() as log:
-        log.begin()
-        make_steps(log, 0, 6)
-        judge(log, 6)
-        log.finish("target_missed")
-    assert tell(read_body(tmp_path / "mlperf.log"))[-5:] == [
-        ("eval_start", 2), ("eval_stop", 2), ("eval_accuracy", 2), ("block_stop", 1), ("run_stop", "aborted"),
-    ]  # fmt: skip
-
-
 def test_other_ranks_write_nothing(tmp_path: Path):
     config = make_config()
     cadence = Cadence(40, BATCH, config.eval, config.stop, config.checkpoint)
     with MlperfLog(None, cadence, make_submission(config, 2, SMALL)) as log:
         log.begin()
-        log.go_on(4, judged=False)
+        log.resume(4, judged=False)
         train_epochs(log, 1, 2)
         log.finish("ok")
     assert list(tmp_path.iterdir()) == []
@@ -270,7 +233,7 @@ def test_resumed_it_goes_on_after_the_checkpoint_with_its_first_run_start(open_l
     path = tmp_path / "mlperf.log"
     write_before(open_log)
     with open_log(clock=Clock(BEGAN + 5000)) as log:
-        log.go_on(8, judged=True)
+        log.resume(8, judged=True)
         train_epochs(log, 3, 4, top1=0.95)
         log.finish("target_reached")
     body = read_body(path)
@@ -291,25 +254,10 @@ def test_resumed_amid_an_epoch_it_ends_that_epoch(open_log: RunLog, tmp_path: Pa
         log._file.close()
         log._file = None
     with open_log() as log:
-        log.go_on(2, judged=False)
+        log.resume(2, judged=False)
         make_steps(log, 2, 4)
     assert tell(read_body(tmp_path / "mlperf.log")) == [
         ("block_start", 1), ("epoch_start", 1), ("resumed", None), ("epoch_stop", 1),
-    ]  # fmt: skip
-
-
-def test_a_broken_off_evaluation_is_made_again(open_log: RunLog, tmp_path: Path):
-    with open_log() as log:
-        log.begin()
-        make_steps(log, 0, 4)
-        make_steps(log, 4, 8)
-        log.begin_evaluation(8)
-        log.finish("interrupted")
-    with open_log() as log:
-        log.go_on(8, judged=False)
-        judge(log, 8)
-    assert [key for key, _ in tell(read_body(tmp_path / "mlperf.log"))[-6:]] == [
-        "epoch_stop", "resumed", "eval_start", "eval_stop", "eval_accuracy", "block_stop"
     ]  # fmt: skip
 
 
@@ -323,7 +271,7 @@ def test_resumed_at_its_end_it_keeps_or_writes_run_stop(open_log: RunLog, tmp_pa
     for text in (whole, "".join(lines[:-1]), "".join(lines[:-2])):
         path.write_text(text)
         with open_log(clock=Clock(BEGAN + 9999)) as log:
-            log.go_on(8, judged=True)
+            log.resume(8, judged=True)
             log.finish("target_reached")
         body = read_body(path)
         assert tell(body)[-1] == ("run_stop", "success")
@@ -337,23 +285,13 @@ def test_a_resumed_run_that_does_nothing_leaves_its_log_as_it_was(open_log: RunL
 
     def run() -> None:
         with open_log() as log:
-            log.go_on(8, judged=True)
+            log.resume(8, judged=True)
             log.begin_steps(8)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         run()
     assert path.read_bytes() == before
-
-
-def test_without_a_checkpoint_all_but_the_head_is_made_again(open_log: RunLog, tmp_path: Path):
-    write_before(open_log, status=None)
-    with open_log(clock=Clock(BEGAN + 7)) as log:
-        log.go_on(0, judged=False)
-        make_steps(log, 0, 1)
-    events = read_mllog(tmp_path / "mlperf.log")
-    assert tell(read_body(tmp_path / "mlperf.log")) == [("resumed", None), ("block_start", 1), ("epoch_start", 1)]
-    assert next(event for event in events if event.key == "run_start").time_ms == int(BEGAN * 1000)
 
 
 def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
@@ -363,19 +301,19 @@ def test_each_start_that_went_on_is_told_once(open_log: RunLog, tmp_path: Path):
 
     write_before(open_log, epochs=1)
     with open_log(clock=Clock(BEGAN + 100)) as log:  # what it does is lost: no checkpoint
-        log.go_on(4, judged=False)
+        log.resume(4, judged=False)
         make_steps(log, 4, 6)
     assert find_resumed() == [(4, 100)]
     with open_log(clock=Clock(BEGAN + 200)) as log:
-        log.go_on(4, judged=False)
+        log.resume(4, judged=False)
         make_steps(log, 4, 8)
     assert find_resumed() == [(4, 200)]
     with open_log(clock=Clock(BEGAN + 300)) as log:  # makes up for an evaluation
-        log.go_on(8, judged=False)
+        log.resume(8, judged=False)
         judge(log, 8)
     for seconds in (400, 500):
         with open_log(clock=Clock(BEGAN + seconds)) as log:
-            log.go_on(8, judged=True)
+            log.resume(8, judged=True)
             make_steps(log, 8, 9)
         assert find_resumed() == [(4, 200), (8, 300), (8, seconds)]
     times = [event.time_ms for event in read_mllog(tmp_path / "mlperf.log")]
@@ -386,7 +324,7 @@ def test_new_and_changed_values_of_the_head_have_the_old_times(open_log: RunLog,
     write_before(open_log)
     sgd = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__rate_for": "run"}
     with open_log(clock=Clock(BEGAN + 7), **sgd, mlperf__org="another") as log:
-        log.go_on(12, judged=False)
+        log.resume(12, judged=False)
         make_steps(log, 12, 13)
     events = read_mllog(tmp_path / "mlperf.log")
     times = [event.time_ms for event in events]
@@ -397,17 +335,17 @@ def test_new_and_changed_values_of_the_head_have_the_old_times(open_log: RunLog,
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 100, b":::MLLOG {", None])
-def test_a_log_that_is_lost_begins_anew(
+def test_a_log_that_is_lost_starts_again(
     open_log: RunLog, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes | None
 ):
     if damage is not None:
         (tmp_path / "mlperf.log").write_bytes(damage)
     with open_log() as log:
-        log.go_on(8, judged=True)
+        log.resume(8, judged=True)
         train_epochs(log, 3, 4, top1=0.95)
     keys = [event.key for event in read_mllog(tmp_path / "mlperf.log")]
     assert keys.count("run_start") == keys.count("run_stop") == 1
-    assert "missing or damaged: it begins anew" in caplog.text
+    assert "missing or damaged" in caplog.text
 
 
 def test_a_torn_last_line_is_dropped(open_log: RunLog, tmp_path: Path):
@@ -417,6 +355,18 @@ def test_a_torn_last_line_is_dropped(open_log: RunLog, tmp_path: Path):
     with path.open("a") as file:
         file.write(format_line(whole[-1])[:40])
     assert read_whole(path) == whole
-    kept = keep_until(whole, 4, judged=False)
-    assert kept is not None
-    assert (kept.epoch, kept.block, kept.stopped) == (None, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "codes"),
+    [
+        ({"mlperf__division": "closed", "eval__target": 0.5, "train__label_smoothing": 0.2}, ["not-closed"]),
+        ({"mlperf__division": "closed"}, []),
+        ({"eval__target": 0.5}, []),
+        ({"eval__target": 0.5, "mlperf__division": "open"}, []),
+    ],
+)
+def test_a_forced_division_that_breaks_the_rules_is_a_finding(changes: dict[str, object], codes: list[str]):
+    found = check_division(load_mlperf(**changes), IMAGENET, Rank(0, 8))
+    assert [one.code for one in found] == codes
+    assert all("train.label_smoothing = 0.2, not 0.1" in one.message for one in found)

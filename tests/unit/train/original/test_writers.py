@@ -1,7 +1,6 @@
 """Which files a recipe's original has, that a resumed run's are an unbroken one's, and the RESULT line of MLPerf's."""
 
 import getpass
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,6 @@ EVENTS = "".join(
     )
 )
 FAR_AWAY = ':::MLLOG {"time_ms": 9223372036854775807, "key": "init_start", "value": null}\n'
-GROWING = [key for key in FILES if key[0] != "mlperf" and key != ("mlperf_ssd", "bench")]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +58,7 @@ def test_each_original_has_its_files(tmp_path: Path, name: str, kind: str):
 
 @pytest.mark.parametrize("name", ["wmlce", "sc22", "tbd", "mlperf_ssd"])
 @pytest.mark.parametrize("status", [None, "interrupted", "ok"])
-@pytest.mark.parametrize(("stopped", "first"), [(37, 30), (37, 31), (30, 30), (28, 3), (20, 20), (49, 11), (50, 50)])
+@pytest.mark.parametrize(("stopped", "first"), [(37, 31), (28, 3), (20, 20), (50, 50)])
 def test_a_resumed_run_has_the_files_of_an_unbroken_one(tmp_path: Path, name: str, status, stopped: int, first: int):
     whole, parts = (make_facts(tmp_path / part, name, "original.every_steps=4") for part in ("whole", "parts"))
     for facts in (whole, parts):
@@ -70,13 +68,6 @@ def test_a_resumed_run_has_the_files_of_an_unbroken_one(tmp_path: Path, name: st
     play(parts, stopped, status=status, evaluations=(20, 50))
     play(resume(parts, first, (20, 50)), 50, evaluations=(20, 50))
     assert read_files(parts.folder) == read_files(whole.folder)
-
-
-def test_a_run_that_begins_again_has_nothing_of_the_start_before(tmp_path: Path):
-    facts = make_facts(tmp_path, "tbd")
-    play(facts, 25, status=None)
-    play(facts, 5, status=None)
-    assert read_files(tmp_path) == {}
 
 
 def test_scores_that_came_later_come_later_again(tmp_path: Path):
@@ -96,17 +87,6 @@ def test_steps_that_are_lost_are_told(tmp_path: Path, damage: bytes | None, capl
     lines = read_files(tmp_path)["training.log"].decode().splitlines()
     assert [line.partition("Iteration ")[2][:2] for line in lines if "Iteration" in line] == [*map(str, range(16, 21))]
     assert "original/ lacks 15 steps" in caplog.text
-
-
-@pytest.mark.parametrize(("name", "kind"), GROWING)
-def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, name: str, kind: str):
-    writer, *_ = list_writers(make_facts(tmp_path, name, kind=kind))
-    writer.close()
-    writer._file = Path("/dev/full").open("w")  # noqa: SIM115
-    with pytest.raises(OSError), writer:  # noqa: PT012
-        for step in range(50):
-            writer.step(make_step(step))
-        writer.finish("ok")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
@@ -142,16 +122,6 @@ def test_a_detector_s_lines_are_in_it_and_its_organisation(tmp_path: Path):
         f"{EVENTS}[Training] ...\nENDING TIMING RUN AT 2020-06-20 09:46:35 AM\n"
         "RESULT,SINGLE_STAGE_DETECTOR,,2399,dellemc,2020-06-20 09:06:36 AM\n"
     )
-
-
-def test_a_log_without_init_start_is_counted_from_its_first_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail() -> str:
-        raise KeyError("no name for this user, as in many containers")
-
-    monkeypatch.setattr(getpass, "getuser", fail)
-    (tmp_path / "mlperf.log").write_text(EVENTS.replace("init_start", "seed"))
-    (text,) = write_result(tmp_path, "ok").values()
-    assert f"RESULT,IMAGE_CLASSIFICATION,,2375,{os.getuid()},2020-06-20 09:07:00 AM\n" in text.decode()
 
 
 @pytest.mark.parametrize("content", [None, "", "\x00\n", ':::MLLOG {"time_ms": "x"}\n', FAR_AWAY])

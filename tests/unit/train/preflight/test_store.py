@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ranks import find_free_port, run_ranks
+from command import find_free_port
+from ranks import run_ranks
 from trainstone.config.learning import ParallelConfig
 from trainstone.errors import LaunchError
 from trainstone.machine.ranks import Meeting, Rank, read_rank

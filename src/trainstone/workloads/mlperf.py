@@ -1,0 +1,242 @@
+"""MLPerf's rules for ResNet-50 (0.7.0 to 4.0.0) and SSD300 (to 1.1.0; later `ssd` is RetinaNet).
+
+What their logs say, and what the closed division demands: a recipe is compared with the one that keeps the rules.
+Rules: https://github.com/mlcommons/training_policies, and the rule files of mlperf-logging 4.1.68.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from trainstone.config.load import format_value, load_config
+from trainstone.config.schema import Config
+from trainstone.models.mxnet_names import PREFIX, name_in_gluon, name_in_mxnet
+from trainstone.workloads.workload import Mllog, RunSizes
+
+ROUNDING = 1e-5  # the checker's
+SECTIONS = ("model", "augment", "detect", "train", "optimizer", "schedule", "eval")
+"""Sections that are compared with the reference's. Others change the speed, but for these keys."""
+KEYS = (("data", "image_size"), ("loader", "last"), ("loader", "on_bad"))
+FREE = frozenset(
+    {
+        *("train.batch_size", "train.accumulate", "train.precision", "train.loss_scale", "train.adapt"),
+        *("optimizer.learning_rate", "optimizer.rate_for", "optimizer.rate_growth", "optimizer.weight_decay"),
+        *("schedule.warm_up_epochs", "schedule.pictures", "eval.offset", "eval.batch_size", "eval.target"),
+    }
+)
+"""Keys that every benchmark leaves free, or has a rule of its own for."""
+MOMENTUM, FREE_MOMENTUM_BATCH = 0.9, 32768
+DECAY_UNIT = 1e-4
+RATE_UNIT, SSD_RATE_UNIT = 1e-3, 2.5e-3
+BOUNDARIES, TENTH = (40.0, 50.0), 10
+CROPS = (1, 50)
+EXTRA = re.compile(r"extras\.([0-9]+)\.([0-9]+)")
+
+Rule = tuple[bool, str]
+"""Whether it is kept, and what to say where it is not."""
+
+
+@dataclass(frozen=True)
+class ClosedRules:
+    """What the closed division of a benchmark demands beside rules of its own."""
+
+    recipe: str
+    """The one that keeps the rules."""
+    train_pictures: int
+    val_pictures: tuple[int, ...]
+    target: float
+    free: Collection[str]
+    """Further keys."""
+    also_allowed: Mapping[str, tuple[Any, ...]]
+
+    def find_departures(self, config: Config, sizes: RunSizes, free: Collection[str], rules: list[Rule]) -> list[str]:
+        """Return what is not allowed: all that is not as in the reference and not free, and `rules` that are broken."""
+        train, val, target = sizes.train_pictures, sizes.val_pictures, config.eval.target
+        seen = train == self.train_pictures and val in self.val_pictures
+        counted = config.schedule.pictures
+        goal = [
+            (seen, f"{train:,} and {val:,} pictures, not {self.train_pictures:,} and {self.val_pictures[0]:,}"),
+            (counted in (None, train), f"schedule.pictures = {counted}, the data set has {train}"),
+            ((target or 0) >= self.target, f"eval.target = {target}, not at least {self.target}"),
+        ]
+        changed = self.compare_sections(config, {*FREE, *self.free, *free})
+        return [*changed, *(text for kept, text in (*goal, *rules) if not kept)]
+
+    def compare_sections(self, config: Config, free: Collection[str]) -> list[str]:
+        """Name the keys of sections whose value is not the reference's."""
+        reference = load_reference(self.recipe)
+        keys = [(section, key) for section in SECTIONS for key in type(getattr(config, section)).model_fields]
+        found = []
+        for section, key in (*keys, *KEYS):
+            name = f"{section}.{key}"
+            value, wanted = (getattr(getattr(one, section), key) for one in (config, reference))
+            if name not in free and value not in (wanted, *self.also_allowed.get(name, ())):
+                found.append(f"{name} = {format_value(value)}, not {format_value(wanted)}")
+        return found
+
+
+@functools.cache
+def load_reference(recipe: str) -> Config:
+    """Return the recipe that follows the rules."""
+    return load_config(recipe)
+
+
+def is_whole(value: float) -> bool:
+    """Return whether the checker takes a value for a whole number."""
+    return abs(round(value) - value) < ROUNDING
+
+
+def as_integer(value: float) -> float:
+    """Return 2 for 2.0: MLPerf's logs have it so."""
+    return int(value) if value == int(value) else value
+
+
+def drop_absent(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that have a value."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+FREE_FOR_SGD = frozenset({"optimizer.lars_eta", "optimizer.lars_epsilon", "optimizer.momentum_correction"})
+RESNET_RULES = ClosedRules(
+    recipe="resnet50-mlperf",
+    train_pictures=1_281_167,
+    val_pictures=(50_000,),
+    target=0.759,
+    free=("optimizer.name", "optimizer.momentum"),
+    also_allowed={
+        "model.num_classes": (1001,),  # TensorFlow's background class
+        "augment.val_shorter": ("auto",),  # 256 for 224 pixels
+        "train.label_smoothing": (0.0,),  # training_rules.adoc: 0 or 0.1
+        "model.conv_init": ("truncated_fan_in",),  # and a truncated normal
+        "loader.last": ("carry", "fill"),  # the last batch may be mixed or padded, but not left out
+    },
+)
+
+
+def list_resnet_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
+    """Return the optimiser's keys in the order of the original; what the schedule does not have is absent."""
+    optimizer, schedule = config.optimizer, config.schedule
+    own, lars = f"{optimizer.name}_opt", optimizer.name == "lars"
+    falls = schedule.name in ("polynomial", "cosine")
+    # The original wrote the epochs of the whole schedule.
+    wrong = config.original_defects and config.original.name == "mlperf"
+    values = {
+        f"{own}_learning_rate_decay_poly_power": as_integer(schedule.power) if schedule.name == "polynomial" else None,
+        f"{own}_end_learning_rate": schedule.end_rate if falls else None,
+        "d_batch_size": config.train.batch_size,
+        "global_batch_size": sizes.global_batch,
+        "gradient_accumulation_steps": config.train.accumulate,
+        "opt_name": optimizer.name,
+        "lars_epsilon": optimizer.lars_epsilon if lars else None,
+        f"{own}_weight_decay": optimizer.weight_decay,
+        f"{own}_momentum": optimizer.momentum,
+        f"{own}_base_learning_rate": sizes.peak_rate,
+        f"{'lars_opt' if lars else 'opt'}_learning_rate_warmup_epochs": as_integer(schedule.warm_up_epochs),
+    }
+    steps = as_integer(config.stop.epochs) if wrong else sizes.decay_steps
+    return drop_absent(values | {f"{own}_learning_rate_decay_steps": steps if falls else None})
+
+
+def find_resnet_departures(config: Config, sizes: RunSizes) -> list[str]:
+    """Return what the closed division does not allow."""
+    optimizer, sgd = config.optimizer, config.optimizer.name == "sgd"
+    decay, rate, warm_up = optimizer.weight_decay, sizes.peak_rate, config.schedule.warm_up_epochs
+    free_momentum = not sgd and sizes.global_batch >= FREE_MOMENTUM_BATCH
+    in_powers = decay > 0 and is_whole(math.log2(decay / DECAY_UNIT))
+    rules = [
+        (in_powers, f"weight decay {decay:g} is not {DECAY_UNIT} times a power of two"),
+        (free_momentum or optimizer.momentum == MOMENTUM, f"momentum {optimizer.momentum:g}, not {MOMENTUM}"),
+        (not sgd or is_whole(rate / RATE_UNIT), f"the peak rate {rate:g} is no multiple of {RATE_UNIT} (SGD)"),
+        (not sgd or warm_up == int(warm_up), f"{warm_up:g} epochs of warm-up are no whole number (SGD)"),
+    ]
+    return RESNET_RULES.find_departures(config, sizes, FREE_FOR_SGD if sgd else (), rules)
+
+
+SSD_RULES = ClosedRules(
+    recipe="ssd300-mlperf",
+    train_pictures=117_266,
+    val_pictures=(5_000, 4_952),  # COCO's, or those of them with boxes: published logs have either
+    target=0.23,
+    free=(
+        *("optimizer.momentum_correction", "schedule.warm_up_by", "schedule.warm_up_from", "schedule.first_step"),
+        *("schedule.decay_late", "eval.async_"),
+        # Of crops, optimisers and rhythms that are not used.
+        *("augment.area", "augment.aspect_law", "augment.min_object_covered", "augment.val_shorter"),
+        *("optimizer.lars_eta", "optimizer.lars_epsilon", "schedule.end_rate", "schedule.power"),
+        *("schedule.warm_up_offset", "eval.every_epochs"),
+        # Rules of their own: find_ssd_departures.
+        *("model.pretrained", "augment.attempts", "optimizer.rate_unit", "schedule.decay_epochs"),
+    ),
+    also_allowed={
+        "loader.last": ("carry", "fill"),  # the last batch may be mixed or padded, but not left out
+        "detect.inclusive_edges": (True,),  # the published submissions had it
+    },
+)
+
+
+def name_ssd_tensor(name: str) -> str:
+    """Return ssd0_expand_conv0_bias for extras.0.2.bias; a name of another network is kept."""
+    module, _, kind = name.rpartition(".")
+    if extra := EXTRA.fullmatch(module):
+        layer = "trans_conv" if extra[2] == "0" else "conv"
+        return f"ssd0_expand_{layer}{extra[1]}_{kind}"
+    if module.startswith("heads."):
+        return f"ssd0_convpredictor{module.removeprefix('heads.')}_conv0_{kind}"
+    backbone = name_in_gluon(name.removeprefix("backbone.")) if name.startswith("backbone.") else None
+    return name if backbone is None else f"{PREFIX}{backbone}"
+
+
+def list_ssd_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
+    """Return the keys that say how it is trained; a crop or a rate of another kind has none."""
+    schedule, wrong = config.schedule, config.original_defects and config.original.name == "mlperf_ssd"
+    begin = 1 / sizes.ranks if schedule.warm_up_from == "rank" else schedule.warm_up_from
+    boundaries = [as_integer(epoch) for epoch in schedule.decay_epochs]
+    values = {
+        "sgd": config.seed if wrong else None,  # a wrong key: it wrote the seed under the optimiser's name
+        "max_samples": config.augment.attempts if config.augment.crop == "overlap" else None,
+        "opt_learning_rate_warmup_steps": sizes.warm_up_steps,
+        # f where the warm-up begins at 1 - 2^-f of the rate; 0 is from nothing, and stands for no warm-up, too.
+        "opt_learning_rate_warmup_factor": as_integer(-math.log2(1 - begin)) if begin < 1 else 0,
+        "opt_base_learning_rate": sizes.peak_rate,
+        "opt_learning_rate_decay_boundary_epochs": boundaries if schedule.name == "steps" else None,
+        "opt_weight_decay": config.optimizer.weight_decay,
+        "global_batch_size": sizes.global_batch,
+        "gradient_accumulation_steps": config.train.accumulate,
+    }
+    return drop_absent(values)
+
+
+def find_ssd_departures(config: Config, sizes: RunSizes) -> list[str]:
+    """Return what the closed division does not allow."""
+    epochs, rate, attempts = config.schedule.decay_epochs, sizes.peak_rate, config.augment.attempts
+    in_tenths = len(epochs) == len(BOUNDARIES) and all(
+        is_whole(TENTH * (epoch / border - 1)) for epoch, border in zip(epochs, BOUNDARIES, strict=False)
+    )
+    shown = format_value(epochs)
+    rules = [
+        (config.model.pretrained is not None, "model.pretrained is not given: it begins with a trained ResNet-34"),
+        (rate > 0 and is_whole(rate / SSD_RATE_UNIT), f"the peak rate {rate:g} is no multiple of {SSD_RATE_UNIT}"),
+        (sizes.warm_up_steps > 0, "there is no warm-up: at least a step is required"),
+        (in_tenths, f"schedule.decay_epochs = {shown}, not 40 and 50, each changed by tenths of itself"),
+        (attempts in CROPS, f"augment.attempts = {attempts}, not {CROPS[0]} or {CROPS[1]}"),
+    ]
+    return SSD_RULES.find_departures(config, sizes, (), rules)
+
+
+def name_resnet_tensors(model: nn.Module) -> list[str]:
+    """Return MXNet's names of the parameters."""
+    return [name_in_mxnet(name) for name, _ in model.named_parameters()]
+
+
+def name_ssd_tensors(model: nn.Module) -> list[str]:
+    """Return MXNet's names of the parameters."""
+    return [name_ssd_tensor(name) for name, _ in model.named_parameters()]
+
+
+RESNET = Mllog("resnet", name_resnet_tensors, list_resnet_values, find_resnet_departures)
+SSD = Mllog("ssd", name_ssd_tensors, list_ssd_values, find_ssd_departures)
