@@ -114,18 +114,6 @@ def test_too_few_rounds_are_told(quick):
     assert "2 complete rounds A B B A, 6 needed [few-steps]" in done.out.replace("\n", " ")
 
 
-def test_dry_run_shows_both_plans(quick, tmp_path: Path):
-    done = quick(*TINY, "--against", "train.batch_size=8", "--dry-run", "--json")
-    assert done.code == 0, done.err
-    plan = done.json()
-    assert plan["config"]["train"]["batch_size"] == 2
-    assert plan["against"]["train"]["batch_size"] == 8
-    shown = quick(*TINY, "--against", "train.batch_size=8", "--dry-run").out
-    assert "batch_size = 2" in shown
-    assert "batch_size = 8" in shown
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: Path):
     done = quick(*TINY, "--against", "optimizer.learning_rate=1e30", "--iterations", "40")
     assert done.code == 6

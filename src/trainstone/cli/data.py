@@ -9,7 +9,6 @@ from trainstone.cli import databench, options
 from trainstone.cli.preparing import (
     count_workers,
     interruptible,
-    make_treatment,
     parse_shards,
     parse_size,
     refuse_inside,
@@ -71,7 +70,7 @@ def imagenet(
     quiet: options.Quiet = 0,
 ) -> None:
     """Make a training set of ImageNet or the like, as the original tools wrote it."""
-    from trainstone.data.plan import make_plan
+    from trainstone.data.plan import Treatment, make_plan
     from trainstone.data.raw.imagenet import find_raw
 
     start_work(quiet)
@@ -79,7 +78,7 @@ def imagenet(
         raise ConfigError("--val-labels and --boxes are for --dataset imagenet")
     refuse_inside(source, target)
     found = find_raw(dataset, source, target, val_labels=val_labels, boxes=boxes)
-    treatment = make_treatment(resize, quality, no_repair=no_repair, on_bad=on_bad)
+    treatment = Treatment(not no_repair, resize, quality, skip_bad=on_bad == "skip")
     plan = make_plan(found, storage, limit=limit, shards=parse_shards(shards, storage), treatment=treatment)
     run_plan(plan, target, workers, as_json=as_json, quiet=quiet)
 
@@ -114,7 +113,7 @@ def convert(
     quiet: options.Quiet = 0,
 ) -> None:
     """Turn a data set into another storage; labels, boxes and order are kept."""
-    from trainstone.data.plan import make_plan
+    from trainstone.data.plan import Treatment, make_plan
     from trainstone.data.recognise import open_dataset, without_empty
 
     start_work(quiet)
@@ -122,7 +121,7 @@ def convert(
     found = open_dataset(source, damaged=on_bad == "skip")
     if skip_empty:
         found = without_empty(found)
-    treatment = make_treatment(resize, quality, no_repair=no_repair, on_bad=on_bad)
+    treatment = Treatment(not no_repair, resize, quality, skip_bad=on_bad == "skip")
     plan = make_plan(
         found,
         storage,

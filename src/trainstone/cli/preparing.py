@@ -12,7 +12,7 @@ import typer
 from trainstone.errors import EXIT_INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
-    from trainstone.data.plan import Plan, Treatment
+    from trainstone.data.plan import Plan
 
 
 def start_work(quiet: int) -> None:
@@ -39,13 +39,6 @@ def count_workers(asked: int | None) -> int:
     from trainstone.machine.cpus import read_affinity
 
     return asked or len(read_affinity()) or os.cpu_count() or 1
-
-
-def make_treatment(resize: int | None, quality: int | None, *, no_repair: bool, on_bad: str) -> "Treatment":
-    """Return what the flags ask to be done with pictures."""
-    from trainstone.data.plan import Treatment
-
-    return Treatment(repair=not no_repair, resize=resize, quality=quality, skip_bad=on_bad == "skip")
 
 
 def parse_shards(text: str | None, storage: str) -> dict[str, int]:

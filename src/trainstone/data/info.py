@@ -229,5 +229,5 @@ def find_reader(source: Source, kind: str) -> Callable[[int], Sequence[int | Non
     if kind != "detect" and hasattr(source, "label"):
         return lambda index: [given.label(index)]
     if hasattr(source, "glance"):
-        return lambda index: [label for label, _ in given.glance(index)]
+        return lambda index: [label for label, _ in given.glance(index).labels]
     return None if kind == "detect" else lambda index: [source.read(index).label]

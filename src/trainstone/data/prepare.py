@@ -140,11 +140,8 @@ def find_finished(target: Path, identity: str) -> Manifest | None:
     if manifest is None:
         return None
     if manifest.plan != identity:
-        told = f"{manifest.dataset or 'one'} as {manifest.storage}, {sum(s.records for s in manifest.splits):,} records"
-        raise DataError(
-            f"{target} already holds another data set, or the same made with other options: {told}",
-            hint="choose another folder, or remove that one",
-        )
+        hint = "choose another folder, or remove that one"
+        raise DataError(f"{target} already holds another data set, or the same made with other options", hint=hint)
     check_files(target, manifest)
     return manifest
 
@@ -159,10 +156,8 @@ def begin(target: Path, identity: str) -> Path:
         work.mkdir(exist_ok=True)
         started = work / "plan"
         if started.exists() and started.read_text() != identity:
-            raise DataError(
-                f"{target} holds unfinished work of another command",
-                hint=f"finish it with that command, or remove {target}",
-            )
+            hint = f"finish it with that command, or remove {target}"
+            raise DataError(f"{target} holds unfinished work of another command", hint=hint)
         write_atomically(started, identity)
     except OSError as err:
         raise tell_os_error(err, target) from err
@@ -209,10 +204,8 @@ def leave_out_twins(chunk: Chunk, writer: ShardWriter, treatment: Treatment) -> 
         elif treatment.skip_bad:
             skipped.append((sample.name, "another picture has the same name"))
         else:
-            raise DataError(
-                f"two pictures are named {sample.key}",
-                hint="leave the second out with --on-bad skip, or take recordio or tfrecord, which need no names",
-            )
+            hint = "drop the second with --on-bad skip, or take recordio or tfrecord, which need no names"
+            raise DataError(f"two images are named {sample.key}", hint=hint)
     return Chunk(made, chunk.repaired, skipped)
 
 
@@ -231,10 +224,8 @@ def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> 
         needed += sum(asked) * (shard.end - shard.start) // max(1, len(asked))
     free = shutil.disk_usage(target).free
     if needed > free:
-        raise DataError(
-            f"{target} has {format_bytes(free)} free; the pictures alone need {format_bytes(needed)}",
-            hint="free some space or choose another disk",
-        )
+        message = f"{target} has {format_bytes(free)} free; the images alone need {format_bytes(needed)}"
+        raise DataError(message, hint="free some space or choose another disk")
 
 
 def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
@@ -264,8 +255,6 @@ def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
 def tell_os_error(err: OSError, target: Path) -> DataError:
     """Return what the user can do about a file system that refuses."""
     if err.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(
-            f"the disk is full: {err.filename or target}",
-            hint="free some space, then give the same command again: it resumes at the unfinished file",
-        )
+        hint = "free some space, then give the same command again: it resumes at the unfinished file"
+        return DataError(f"the disk is full: {err.filename or target}", hint=hint)
     return DataError(f"cannot write {err.filename or target}: {os.strerror(err.errno or 0)}")

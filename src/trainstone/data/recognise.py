@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -155,7 +155,7 @@ def is_detection(splits: Sequence[Split]) -> bool:
     """Say whether the first sample that can be read has a place for boxes instead of a class."""
     for source, index in first_records(splits):
         with contextlib.suppress(DataError):
-            return source.is_detection(index)
+            return source.glance(index).is_detection
     return False
 
 
@@ -172,7 +172,11 @@ def name_classes(splits: Sequence[Split]) -> tuple[ClassName, ...]:
     for split in splits:
         assert isinstance(split.source, RecordSource)
         for index in range(len(split.source)):
-            for label, known in glance(split.source, index):
+            try:
+                labels = split.source.glance(index).labels
+            except DataError:  # of a record that cannot be read none is of use
+                continue
+            for label, known in labels:
                 if not 0 <= label < MAX_CLASSES:
                     raise DataError(f"{split.source.where(index)}: label {label} is no class number")
                 if label not in names or not names[label].name:
@@ -180,14 +184,6 @@ def name_classes(splits: Sequence[Split]) -> tuple[ClassName, ...]:
     listed = read_labels_file(splits)
     found = [names.get(label, ClassName("")) for label in range(max(names, default=-1) + 1)]
     return tuple(known if known.name else ClassName(listed.get(label, str(label))) for label, known in enumerate(found))
-
-
-def glance(source: RecordSource, index: int) -> Iterable[tuple[int, ClassName]]:
-    """Return a record's labels; of one that cannot be read none, for then it is no use to know them."""
-    try:
-        return source.glance(index)
-    except DataError:
-        return ()
 
 
 def read_labels_file(splits: Sequence[Split]) -> dict[int, str]:

@@ -190,7 +190,6 @@ class _Event(msgspec.Struct, gc=False):
 class _Around(msgspec.Struct):
     """The object around the list."""
 
-    events: msgspec.Raw = msgspec.field(default=_NONE, name="traceEvents")
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
 
 
@@ -224,7 +223,6 @@ class _EventFile:
         self.rank: int | None = None
         self.pieces = self._read_pieces(path, piece_bytes)
         self._piece_bytes = piece_bytes
-        self._unpacked = ""
         self._text = b""  # read, but not yet decoded
         self._offset = 0  # of its first byte
         self._list_end: int | None = None  # within the text, once it is seen
@@ -237,7 +235,6 @@ class _EventFile:
             num_bytes, most = 0, float("inf")
             read = file.read
             if file.peek(2)[:2] == _GZIP:
-                self._unpacked = " of the unpacked text"
                 read = gzip.GzipFile(fileobj=file).read
                 most = max(FREE_BYTES, MAX_INFLATION * os.fstat(file.fileno()).st_size)
             coming = pool.submit(read, piece_bytes)
@@ -246,7 +243,7 @@ class _EventFile:
                 num_bytes += len(piece)
                 if num_bytes > most:
                     what = f"the gzip file unpacks to more than {MAX_INFLATION} times its size"
-                    raise DataError(f"{self.name}, byte {num_bytes}: {what}", hint="unpack it yourself if you trust it")
+                    raise self.wrong(what, hint="unpack it yourself if you trust it")
                 yield piece
 
     def batches(self) -> Generator[_Batch, None, None]:
@@ -260,26 +257,25 @@ class _EventFile:
                 self.num_events += len(batch.events)
                 yield batch
         self._drop(self._list_end)
-        self._read_rest(bare)
+        while self._read_on("end"):
+            pass
+        around = self._decode_around(_repair(b'{"traceEvents":[]' + self._text + (b"}" if bare else b"")))
+        self.rank = _read_rank(around) if self.rank is None else self.rank
 
-    def wrong(self, batch: _Batch, place: int, what: str) -> DataError:
+    def wrong(self, what: str, offset: int | None = None, hint: str = HINT) -> DataError:
+        """Return the error for what is found from a byte (of the unpacked text) on."""
+        where = self._offset if offset is None else offset
+        return DataError(f"{self.name}, from byte {where} on: {what}", hint=hint)
+
+    def wrong_event(self, batch: _Batch, place: int, what: str) -> DataError:
         """Return the error for an event of a batch."""
-        where = f"{self.name}, from byte {batch.offset}{self._unpacked} on"
-        return DataError(f"{where}: event {batch.first + place:,}: {what}", hint=EVENT_HINT)
+        return self.wrong(f"event {batch.first + place:,}: {what}", batch.offset, EVENT_HINT)
 
-    def _damaged(self, place: int, what: str) -> DataError:
-        """Return the error for a byte of the current text."""
-        return DataError(f"{self.name}, byte {self._offset + place}{self._unpacked}: {what}", hint=HINT)
-
-    def _cut_off(self, what: str = "trace") -> DataError:
-        return self._damaged(len(self._text), f"the {what} is cut off; {self.num_events:,} events before are complete")
-
-    def _invalid(self, err: Exception, added_bytes: int) -> DataError:
-        """Return the error for what cannot be decoded; `added_bytes` were put before the text."""
-        found = _PLACE.search(str(err))
-        if found:
-            return self._damaged(max(0, int(found[1]) - 1 - added_bytes), "invalid JSON")
-        return self._cut_off() if type(err) is msgspec.DecodeError else self._damaged(0, f"invalid JSON ({err})")
+    def _invalid(self, err: Exception) -> DataError:
+        """Return the error for what cannot be decoded."""
+        if "truncated" in str(err):
+            return self.wrong(f"the trace is cut off; {self.num_events:,} events before are complete")
+        return self.wrong(f"invalid JSON ({err})")
 
     def _read_on(self, what: str) -> bool:
         """Read at least as much again as there is; return whether there was more."""
@@ -288,11 +284,10 @@ class _EventFile:
             while len(self._text) < begin + wanted and (piece := next(self.pieces, b"")):
                 self._text += piece
                 if len(self._text) > MAX_BYTES:
-                    raise self._damaged(0, f"no {what} ends within {MAX_BYTES >> 20} MiB")
-        except EOFError as err:
-            raise self._cut_off("gzip file") from err
-        except (zlib.error, gzip.BadGzipFile) as err:
-            raise self._damaged(len(self._text), f"damaged gzip ({err})") from err
+                    raise self.wrong(f"no {what} ends within {MAX_BYTES >> 20} MiB")
+        except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+            what = "the gzip file is cut off" if isinstance(err, EOFError) else f"damaged gzip ({err})"
+            raise self.wrong(what) from err
         except (OSError, ValueError) as err:
             reason = getattr(err, "strerror", None) or str(err)
             raise DataError(f"cannot read {self.name}: {reason}", hint="check the path and its permissions") from err
@@ -312,19 +307,22 @@ class _EventFile:
             return True
         if not start.startswith(b"{"):
             seen = printable(start[:20].decode("utf-8", "replace"))
-            raise self._damaged(0, f"a trace begins with {{ or [: '{seen}'" if seen else "the file is empty")
+            raise self.wrong(f"a trace begins with {{ or [: '{seen}'" if seen else "the file is empty")
         while (key := _find_key(self._text)) is None:
             if not self._read_on("head"):
                 break
         head = self._text if key is None else self._text[: key[0]] + b'"traceEvents":[]}'
-        try:
-            self.rank = _read_rank(_AROUND.decode(head))
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
-            raise self._invalid(err, 0) from err
+        self.rank = _read_rank(self._decode_around(head))
         if key is None:
-            raise self._damaged(0, 'there is no list "traceEvents"')
+            raise self.wrong('there is no list "traceEvents"')
         self._drop(key[1])
         return False
+
+    def _decode_around(self, text: bytes) -> _Around:
+        try:
+            return _AROUND.decode(text)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
+            raise self._invalid(err) from err
 
     def _take(self) -> _Batch | None:
         """Return all events up to the last border; None if more must be read first."""
@@ -343,7 +341,7 @@ class _EventFile:
         if batch is None and bare:
             batch = self._decode(b"[" + self._text.rstrip(_SPACE).removesuffix(b",") + b"]")
         if batch is None:
-            raise self._cut_off()
+            raise self._invalid(ValueError("truncated"))
         if self._list_end is None:
             self._list_end = len(self._text)
         return batch
@@ -355,11 +353,11 @@ class _EventFile:
         except msgspec.ValidationError as err:
             found = _INDEX.search(str(err))
             what, _, where = str(err).replace("`", "").partition(" - at ")
-            field = where.partition(".")[2]
             batch = _Batch([], text, self._offset, self.num_events)
-            raise self.wrong(batch, int(found[1]) if found else 0, f"{field}: {what}" if field else what) from err
+            place, field = int(found[1]) if found else 0, where.partition(".")[2]
+            raise self.wrong_event(batch, place, f"{field}: {what}" if field else what) from err
         except RecursionError as err:
-            raise self._damaged(0, "nested too deeply") from err
+            raise self.wrong("nested too deeply") from err
         except (msgspec.DecodeError, UnicodeDecodeError) as err:
             found = _PLACE.search(str(err))
             place = int(found[1]) - 1 if found else len(text)
@@ -370,20 +368,7 @@ class _EventFile:
                 return None
             if not repaired:
                 return self._decode(_repair(text), repaired=True)
-            raise self._invalid(err, 1) from err
-
-    def _read_rest(self, bare: bool) -> None:
-        """Read what follows the list; the rank may be there."""
-        while self._read_on("end"):
-            pass
-        before, after = b'{"traceEvents":[]', b"}" if bare else b""
-        try:
-            around = _AROUND.decode(_repair(before + self._text + after))
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
-            raise self._invalid(err, len(before)) from err
-        if bytes(around.events) != b"[]":
-            raise self._damaged(0, 'there is a second list "traceEvents"')
-        self.rank = _read_rank(around) if self.rank is None else self.rank
+            raise self._invalid(err) from err
 
 
 def _walk(text: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
@@ -471,7 +456,7 @@ class _Columns:
             if event.ph == "X" and kinds[event.cat]:
                 places.append(place)
                 if event.ts is None:
-                    raise self._file.wrong(batch, place, "no time (ts)")
+                    raise self._file.wrong_event(batch, place, "no time (ts)")
             elif event.ph == "M" and event.name == "thread_name" and event.args and isinstance(event.args.name, str):
                 self.lane_names[_format_id(event.pid), _format_id(event.tid)] = event.args.name.strip()
         if not places:

@@ -34,7 +34,10 @@ def member(name: str, data: bytes) -> bytes:
         raise DataError(f"{printable(name)!r} cannot be the name of a file in a tar; it must be relative")
     info = tarfile.TarInfo(name)
     info.size = len(data)
-    header = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    try:  # DALI reads no PAX header without an index; up to 256 ASCII characters fit without one
+        header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+    except ValueError:
+        header = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     return b"".join((header, data, bytes(-len(data) % BLOCK_BYTES)))
 
 

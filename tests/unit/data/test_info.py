@@ -13,6 +13,7 @@ from trainstone.data.info import summarise
 from trainstone.data.picture.decode import decode, encode_jpeg
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
+from trainstone.data.storage.records import Glance
 from trainstone.errors import DataError
 
 
@@ -48,13 +49,13 @@ class Telling(Listed):
 
     paths = (Path(__file__),)
 
-    def glance(self, index: int) -> list[tuple[int, ClassName]]:
+    def glance(self, index: int) -> Glance:
         sample = self.samples[index]
         if sample is None:
             raise DataError(f"{self.where(index)}: wrong checksum")
         if sample.label is not None:
-            return [(sample.label, ClassName(""))]
-        return [(box.label, ClassName("")) for box in sample.boxes]
+            return Glance([(sample.label, ClassName(""))])
+        return Glance([(box.label, ClassName("")) for box in sample.boxes])
 
 
 def picture(width: int = 20, height: int = 10) -> bytes:

@@ -206,7 +206,7 @@ def test_skip_drops_coco_entries_without_a_file(tmp_path: Path):
 def test_what_is_not_ours_is_not_touched(tmp_path: Path, what: str):
     if what == "another set":
         run(plan_for("recordio", MadeUp(20)), tmp_path)
-        what = "with other options: made-up as recordio, 20 records"
+        what = "with other options"
     elif what == "is not empty":
         (tmp_path / "thesis.tex").write_text("dear")
     else:
@@ -247,7 +247,7 @@ def test_pictures_are_resized_and_encoded_anew_if_asked(tmp_path: Path):
 def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path: Path):
     source = MadeUp(5)
     source.size_bytes = lambda index: 1 << 60  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match=r"free; the pictures alone need"):
+    with pytest.raises(DataError, match=r"free; the images alone need"):
         run(plan_for("recordio", source), tmp_path)
 
 

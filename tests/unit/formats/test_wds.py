@@ -89,6 +89,11 @@ def test_samples_are_read_back_from_any_of_them_on(tmp_path):
     assert read_all(path) == {"a": {"jpg": b"JPEG" * 200, "cls": b"7"}, "d/b": {"seg.png": b"", "json": b"{}"}}
 
 
+def test_member_needs_a_pax_header_only_beyond_what_ustar_holds():
+    kinds = [member(name, b"")[156:157] for name in ("a" * 100, "folder/" + "a" * 99, "é.jpg", "a" * 101)]
+    assert kinds == [b"0", b"0", b"x", b"x"]
+
+
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tars_of_others_are_read(tmp_path, kind):
     files = ["./", "./d/", "./d/a.jpg", "./d/README", "./d/a.cls", "./d/.hidden", LONG, "ünï.jpg"]

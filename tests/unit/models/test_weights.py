@@ -43,22 +43,6 @@ def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
-def test_all_forms_of_the_same_resnet_load_to_equal_weights(tmp_path: Path):
-    original = build_resnet(18, num_classes=3)
-    original(torch.rand(2, 3, 32, 32))  # running statistics that are not the initial ones
-    state = original.state_dict()
-    torch.save(state, tmp_path / "plain.pth")
-    torch.save(prefixed("module.", state), tmp_path / "ddp.pth")
-    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
-    save_file(state, tmp_path / "other.safetensors")
-    write_weights(tmp_path / "ours.safetensors", state, {"step": "12"})
-    for name in ("plain.pth", "ddp.pth", "legacy.pt", "other.safetensors", "ours.safetensors"):
-        model = build_resnet(18, num_classes=3).to(memory_format=torch.channels_last)
-        load_weights(model, read_weights(tmp_path / name), name)
-        assert same(model.state_dict(), state), name
-        assert model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(
     "content",

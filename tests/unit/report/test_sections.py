@@ -12,11 +12,10 @@ from browser import Browser
 from hostile import EVIL
 from made_feeding import A100, make_feeding, make_point
 from made_learning import make_evaluations, make_quality, make_steps, make_training, write_training
-from made_pages import BATCHES, MISSED, POINTS, TIMES, write_data_bench, write_sweep
-from made_profile import CUTLASS, make_profile, make_timeline, write_profile
+from made_pages import BATCHES, MISSED, POINTS, write_data_bench, write_sweep
+from made_profile import make_profile, make_timeline, write_profile
 from made_quality import box_of, draw_scene, make_found, make_pictures, write_found
-from made_repeated import make_children, make_repeated, write_repeated
-from made_results import make_result, write_run
+from made_repeated import write_repeated
 from made_summary import make_summary
 from made_sweep import make_row, make_sweep
 from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
@@ -25,7 +24,7 @@ from trainstone.report.page import Page, build_page, render, write_report
 from trainstone.report.sections import profile, quality
 from trainstone.report.sections.data_bench import draw_threads
 from trainstone.report.view import read_view
-from trainstone.results.dataset import ClassSummary, DatasetSummary, SplitSummary
+from trainstone.results.dataset import ClassSummary
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import QualityPicture, QualityTable
 from trainstone.results.tables import Table
@@ -78,14 +77,6 @@ def test_sweep_chart_has_intervals_a_log_axis_and_the_knee(tmp_path: Path):
     assert [row[-1] == "knee" for row in table.rows] == [place == 4 for place in range(7)]
     assert table.keys[0][:3] == [1, 1, pytest.approx(20)]
     assert "points" not in names(page)
-
-
-@pytest.mark.parametrize(
-    ("half_width", "title"), [(0.01, "Throughput, with 95 % intervals"), (None, "Throughput")], ids=["with", "without"]
-)
-def test_sweep_promises_intervals_only_where_there_are_any(tmp_path: Path, half_width: float | None, title: str):
-    sweep = make_sweep(make_row(1, 90.0, half_width), make_row(2, 100.0, half_width))
-    assert figures(page_of(write_sweep(tmp_path, sweep)))["sweep"].title == title
 
 
 def test_sweep_values_without_an_order_are_bars_and_zero_has_a_straight_axis(tmp_path: Path):
@@ -196,15 +187,6 @@ def test_damaged_step_file_costs_a_training_only_its_loss(tmp_path: Path):
     assert "not a step file" in str(find(page, "unmeasured").blocks)
 
 
-def test_runs_that_are_gone_leave_the_rest(tmp_path: Path):
-    page = page_of(write_run(tmp_path, make_repeated(make_children(TIMES))))
-    (table,) = blocks(find(page, "trainings"), Table)
-    assert len(table.rows) == 5
-    assert set(table.links) == {None}
-    assert "accuracy-runs" not in figures(page)
-    assert not {"learning", "points"} & set(names(page))
-
-
 def test_runs_that_missed_are_dropped_and_a_single_time_is_not_drawn(tmp_path: Path):
     (table,) = blocks(find(page_of(write_repeated(tmp_path, (41.0, 38.0, None))), "trainings"), Table)
     assert [row[-2:] for row in table.rows] == [
@@ -246,14 +228,6 @@ def test_choose_evenly_keeps_the_ends_and_what_is_asked_for(count: int, most: in
     assert {0, count - 1, *keep} <= set(chosen) or count == 0
 
 
-def test_profile_leaves_out_what_is_absent(tmp_path: Path):
-    bare = make_timeline("cuda", operators=[], kernels=[], lanes=[], roofline=None, cores=None, told=[], overhead=None)
-    page = profile_page(tmp_path, bare)
-    assert not {"operators", "kernels", "lanes", "roofline", "cores"} & set(names(page))
-    assert "cost of profiling" not in dict(blocks(find(page, "breakdown"), Facts)[0].rows)
-    assert "breakdown" not in names(profile_page(tmp_path / "x", bare.model_copy(update={"steps": []})))
-
-
 @pytest.mark.parametrize(
     "trace", ["../other.json", "/etc/passwd", "javascript:alert(1)", "gone.json", "a\0b", EVIL, "."]
 )
@@ -271,8 +245,8 @@ def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_pa
     assert (table.rows[wrapper][4], table.keys[wrapper][4]) == ("", "")
     assert table.keys[0][1] == sum(table.keys[0][1:2])
     (table,) = blocks(find(page, "kernels"), Table)
-    assert len(table.rows[0][0]) == 72 < 1800 < len(CUTLASS)
-    assert CUTLASS in blocks(find(page, "kernels"), Code)[0].text
+    assert len(table.rows[0][0]) == 72 < 1800 < len(str(table.keys[0][0]))
+    assert table.keys[0][0] in blocks(find(page, "kernels"), Code)[0].text
     row = rows_of(figures(page)["kernels"].spec, "", "whole")[0]
     assert (len(row["label"].rpartition(":")[0]), len(row["whole"])) == (36, 600)
 
@@ -349,13 +323,6 @@ def test_bars_have_their_values_and_names_of_their_own(tmp_path: Path):
     (table,) = quality_of(tmp_path / "table", table_of("table", note="Read it."))
     assert table.caption == "A table. Read it."
     assert table.rows == [["ant", "0.250", "7"], ["bee", "0.500", "1,204"], ["cat", "", "3"]]
-
-
-@pytest.mark.parametrize("value", [0.0, -0.5, 1e300])
-def test_bars_of_any_value_are_drawn(tmp_path: Path, value: float):
-    (figure,) = quality_of(tmp_path, table_of("bars", rows=[["a", value, 1]]))
-    least, most = figure.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
-    assert least <= min(0, value) < max(0, value) <= most or value == 0.0 == least < most
 
 
 @pytest.mark.parametrize(
@@ -502,16 +469,3 @@ def test_data_set_counted_in_part_says_so_and_pictures_of_one_size_need_no_chart
     assert (outline.left, outline.top, outline.width, outline.height) == (10, 0, 20, 20)
     bars = rows_of(figures(page)["boxes-0"].spec, "", "boxes")
     assert [(bar["boxes"], bar["y"]) for bar in bars if bar["y"]] == [(0, 1), (2, 2), (40, 1)]
-
-
-def test_empty_data_set_has_a_page():
-    nothing = DatasetSummary(path="a/b", kind="classify", storage="folders", name="", classes=[], splits=[], samples=[])
-    assert build_dataset_page(nothing).verdict == "b: 0 pictures of 0 classes"
-    empty = SplitSummary(name="train", records=0, counted=0, class_counts=[])
-    assert names(build_dataset_page(nothing.model_copy(update={"splits": [empty]}))) == ["overview"]
-
-
-def test_bench_has_no_sections_of_other_kinds(tmp_path: Path):
-    page = page_of(write_run(tmp_path, make_result("bench")))
-    assert not {"learning", "quality", "breakdown", "sweep", "overview", "trainings"} & set(names(page))
-    assert find(page, "numbers").title == "Throughput"

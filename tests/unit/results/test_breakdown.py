@@ -2,15 +2,8 @@
 
 import pytest
 
-from made_profile import make_steps, make_timeline
-from trainstone.results.breakdown import (
-    PARTS,
-    average_parts,
-    format_calls,
-    mean_step,
-    shorten,
-    tell_overhead,
-)
+from made_profile import make_timeline
+from trainstone.results.breakdown import PARTS, average_parts, format_calls, mean_step, shorten, tell_overhead
 from trainstone.results.profiled import Overhead
 
 
@@ -28,8 +21,6 @@ def test_without_steps_there_is_nothing():
     timeline = make_timeline(steps=[])
     assert mean_step(timeline) == 0
     assert average_parts(timeline) == []
-    steps = make_steps((0.0,) * 9, 2, 1.0)
-    assert average_parts(make_timeline(steps=steps)) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from hostile import EVIL
-from made_profile import make_calls, make_work
 from trainstone.results.breakdown import name_plainly
 from trainstone.results.profiled import RooflineChart
 from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
@@ -117,15 +116,6 @@ def test_shapes_whose_calls_differ_are_no_points_though_the_name_is_judged():
 )
 def test_without_work_time_or_peak_there_is_no_roofline(op: WorkedOp, timed: list[OperatorCalls], changes: dict):
     assert judge([op], timed, **changes) is None
-
-
-def test_the_order_of_the_input_does_not_matter():
-    timed = make_calls(5, PEAK, BANDWIDTH, on_device=False)
-    once = judged(make_work(), timed, steps=5)
-    again = judged(make_work()[::-1], timed[::-1], steps=5)
-    assert (once.operators, once.points) == (again.operators, again.points)
-    seconds = [found.seconds for found in once.points]
-    assert seconds == sorted(seconds, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Where the time went: made-up traces with known answers, real ones against plain counting."""
 
 import json
-import random
 import zlib
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from damage import quick, read_damaged, real_data
-from made_traces import call, document, host, kernel, mark, small_trace, step, thread_name, write_trace
+from damage import quick, real_data
+from made_traces import call, host, kernel, mark, small_trace, step, thread_name, write_trace
 from trainstone.errors import DataError
 from trainstone.results.profiled import StepParts, Timeline
 from trainstone.results.timeline import TraceReport, analyse_trace
@@ -334,47 +333,8 @@ def test_parts_and_own_times_are_those_of_plain_counting_in_any_order(
     assert analyse(tmp_path, events, counted=["aten::mm", "aten::item"]) == report
 
 
-SOUND = json.dumps(document(small_trace()), indent=1).encode()
-
-
-def check_file(path: Path) -> None:
-    check_sums(analyse_trace(path, counted=["aten::conv2d"]).timeline)
-
-
-def test_numbers_and_words_exchanged_at_random_give_a_result_or_a_data_error(tmp_path: Path):
-    rng = random.Random(7)
-    values = ["0", "-1", "1e300", "99999999999999999999", "0.5", '"x"', "null", "[]", "{}", "true", "9007199254740993"]
-    pieces = SOUND.decode().split(": ")
-    for _ in range(200):
-        changed = list(pieces)
-        for _ in range(3):
-            place = rng.randrange(1, len(changed))
-            _, comma, rest = changed[place].partition(",")
-            changed[place] = rng.choice(values) + comma + rest
-        read_damaged(tmp_path / "trace.json", ": ".join(changed).encode(), check_file, place="trace.json")
-
-
-# Real traces, counted again in the plainest way. Times in whole microseconds.
-
-
-def read_real(name: str) -> tuple[Timeline, Events]:
-    path = real_data(f"profilers/kineto/{name}")
-    events = json.loads(zlib.decompress(path.read_bytes(), 31))["traceEvents"]
-    return analyse_trace(path).timeline, [event for event in events if event.get("ph") == "X"]
-
-
 def cut(event: dict[str, Any], start: int, end: int) -> int:
     return max(0, min(event["ts"] + event["dur"], end) - max(event["ts"], start))
-
-
-def run_length(events: Events, start: int, end: int) -> int:
-    """Length of what any of the events covers within a window."""
-    total, reached = 0, start
-    for event in sorted(events, key=lambda event: event["ts"]):
-        first, last = max(event["ts"], reached), min(event["ts"] + event["dur"], end)
-        if last > first:
-            total, reached = total + last - first, last
-    return total
 
 
 def own_by_stack(operators: Events, windows: list[tuple[int, int]]) -> dict[str, float]:
@@ -396,59 +356,21 @@ def own_by_stack(operators: Events, windows: list[tuple[int, int]]) -> dict[str,
     return found
 
 
-def check_real(timeline: Timeline, events: Events, windows: list[tuple[int, int]], *, old: bool) -> None:
-    kernels = [event for event in events if event["cat"].lower() == "kernel"]
-    copies = [event for event in events if event["cat"].lower().removeprefix("gpu_") in ("memcpy", "memset")]
-    assert len(timeline.steps) == len(windows)
-    for told, (start, end) in zip(timeline.steps, windows, strict=True):
-        assert told.seconds == pytest.approx((end - start) / 1e6, rel=1e-6)
-        assert told.kernel_seconds == pytest.approx(sum(cut(event, start, end) for event in kernels) / 1e6, rel=1e-6)
-        assert told.kernel_running_seconds == pytest.approx(run_length(kernels, start, end) / 1e6, rel=1e-6)
-        assert told.busy_seconds == pytest.approx(run_length(kernels + copies, start, end) / 1e6, rel=1e-6)
-        assert told.copy_total_seconds == pytest.approx(run_length(copies, start, end) / 1e6, rel=1e-6)
+def test_a_real_trace_of_resnet50_on_a_v100():
+    path = real_data("profilers/kineto/resnet50_v100_num_workers_0.pt.trace.json.gz")
+    events = json.loads(zlib.decompress(path.read_bytes(), 31))["traceEvents"]
+    events = [event for event in events if event.get("ph") == "X"]
+    timeline = analyse_trace(path).timeline
+    marks = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    windows = [(event["ts"], event["ts"] + event["dur"]) for event in marks]
+    kernels = [event for event in events if event["cat"] == "Kernel"]
+    for told, window in zip(timeline.steps, windows, strict=True):
+        assert told.kernel_seconds == pytest.approx(sum(cut(event, *window) for event in kernels) / 1e6, rel=1e-6)
     check_sums(timeline)
-    by_name: dict[str, int] = {}
-    for event in kernels + copies:
-        by_name[event["name"]] = by_name.get(event["name"], 0) + sum(cut(event, *window) for window in windows)
-    for each in timeline.kernels:
-        assert each.seconds == pytest.approx(by_name[each.name] / 1e6, rel=1e-6)
-    assert timeline.kernels[0].seconds == pytest.approx(max(by_name.values()) / 1e6)
-    operators = [event for event in events if event["cat"] == ("Operator" if old else "cpu_op")]
-    operators = [event for event in operators if "#" not in event["name"]]  # torch's marks
+    operators = [event for event in events if event["cat"] == "Operator" and "#" not in event["name"]]
     own = own_by_stack(operators, windows)
     for operator in timeline.operators:
         assert operator.self_seconds == pytest.approx(own[operator.name] / 1e6, rel=1e-6, abs=1e-12)
-
-
-def test_a_real_trace_of_resnet50_on_a_v100_against_plain_counting():
-    timeline, events = read_real("resnet50_v100_num_workers_0.pt.trace.json.gz")
-    marks = [event for event in events if event["name"].startswith("ProfilerStep#")]
-    windows = [(event["ts"], event["ts"] + event["dur"]) for event in marks]
-    check_real(timeline, events, windows, old=True)
     assert [told.step for told in timeline.steps] == [5, 6, 7, 8, 9, 10]
     assert timeline.operators[0].name == "aten::cudnn_convolution_backward_weight"
     assert 0.54 < timeline.compute_utilisation < 0.56
-    data = [event for event in events if event["name"].startswith("enumerate(DataLoader)")]
-    for told, window in zip(timeline.steps, windows, strict=True):
-        assert told.data_wait_total_seconds == pytest.approx(run_length(data, *window) / 1e6)
-
-
-def test_a_real_trace_of_alexnet_on_an_a100_against_plain_counting():
-    timeline, events = read_real("alexnet_a100_trace.json.gz")
-    events = [event for event in events if event["cat"] != "Trace"]
-    window = (min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events))
-    check_real(timeline, events, [window], old=False)
-    assert timeline.rank == 0
-    # Device time of the operators that launched kernels themselves, by correlation and a search through all
-    operators = [event for event in events if event["cat"] == "cpu_op"]
-    calls = {event["args"]["correlation"]: event for event in events if event["cat"] == "cuda_runtime"}
-    found: dict[str, int] = {}
-    for event in events:
-        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
-            at = calls[event["args"]["correlation"]]["ts"]
-            around = [each for each in operators if each["ts"] <= at < each["ts"] + each["dur"]]
-            if around:
-                inner = max(around, key=lambda each: (each["ts"], -each["dur"], each["args"]["External id"]))
-                found[inner["name"]] = found.get(inner["name"], 0) + event["dur"]
-    told = {each.name: each.device_seconds for each in timeline.operators if each.device_seconds}
-    assert told == pytest.approx({name: dur / 1e6 for name, dur in found.items()}, rel=1e-6)

@@ -63,23 +63,24 @@ def look(data: Bytes) -> Look:
     return seen
 
 
+SIGNATURES = {
+    "jpeg": (b"\xff\xd8",),
+    "png": (b"\x89PNG\r\n\x1a\n",),
+    "gif": (b"GIF87a", b"GIF89a"),
+    "bmp": (b"BM",),
+    "tiff": (b"II*\0", b"MM\0*"),
+}
+
+
 def find_kind(head: bytes) -> str:
     """Return jpeg, png, ... by the first bytes."""
-    if head[:2] == b"\xff\xd8":
-        return "jpeg"
-    if head[:8] == b"\x89PNG\r\n\x1a\n":
-        return "png"
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return "gif"
-    if head[:2] == b"BM":
-        return "bmp"
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
-    if head[:4] in (b"II*\0", b"MM\0*"):
-        return "tiff"
-    if not head:
-        raise DataError("not a picture: empty")
-    raise DataError(f"not a picture: begins with {head.hex(' ')}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
+    for kind, starts in SIGNATURES.items():
+        if head.startswith(starts):
+            return kind
+    begin = f"begins with {head.hex(' ')}" if head else "empty"
+    raise DataError(f"not a picture: {begin}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
 
 
 def look_jpeg(data: Bytes) -> Look:

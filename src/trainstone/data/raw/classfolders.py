@@ -110,10 +110,8 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
             raise DataError(f"{printable(str(path))}: folder {match[2]} is no class of ImageNetV2, which are 0 to 999")
         builder.add(f"{int(match[2])}/{match[3]}", str(int(match[2])), place)
         if len(parents) > 1:
-            raise DataError(
-                f"{printable(str(path))}: several variants of ImageNetV2: {printable(', '.join(sorted(parents)))}",
-                hint="give the path of one of them",
-            )
+            names = ", ".join(sorted(parents))
+            raise DataError(f"{path}: several variants of ImageNetV2: {names}", hint="give the path of one of them")
     if not builder:
         raise DataError(f"{printable(str(path))}: no ImageNetV2, pictures in folders 0 to 999 were looked for")
     classes = [str(number) for number in range(1000)]
@@ -128,10 +126,8 @@ def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     for folder in walk_folder(root):
         pictures = [file for file in folder.files if is_picture(file)]
         if pictures and not folder.name:
-            raise DataError(
-                f"{printable(str(root))}: {printable(pictures[0])} lies in no class folder",
-                hint="put each picture into the folder of its class",
-            )
+            hint = "put each image into the folder of its class"
+            raise DataError(f"{root}: {pictures[0]} is in no class folder", hint=hint)
         others += [file for file in folder.files if file.lower().endswith(OTHER_SUFFIXES)]
         place = Place(folder.path)
         for file in pictures:
@@ -140,9 +136,7 @@ def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
         told = "%s: %d files like %s are left out: class folders are read as im2rec does, .jpg, .jpeg and .png"
         log.warning(told, printable(str(root)), len(others), printable(others[0]))
     if not builder and not may_be_empty:
-        raise DataError(
-            f"{printable(str(root))}: no pictures; files ending in .jpeg, .jpg or .png in class folders were looked for"
-        )
+        raise DataError(f"{root}: no images; files ending in .jpeg, .jpg or .png in class folders were looked for")
     return builder
 
 
@@ -176,10 +170,8 @@ def _locate_tiny(path: Path) -> Path:
             return candidate
     if (path / f"{TINY_NAME}.zip").is_file():
         return path / f"{TINY_NAME}.zip"
-    raise DataError(
-        f"{printable(str(path))}: no Tiny-ImageNet; train/ and val/, or {TINY_NAME}.zip were looked for",
-        hint=f"give {TINY_NAME}.zip or the folder it extracts to",
-    )
+    hint = f"give {TINY_NAME}.zip or the folder it extracts to"
+    raise DataError(f"{path}: no Tiny-ImageNet; train/ and val/, or {TINY_NAME}.zip were looked for", hint=hint)
 
 
 def _add_tiny_val(val: ListingBuilder, folder: str | None, file: str, wnids: dict[str, str], place: Place) -> None:

@@ -37,11 +37,9 @@ def find_coco(path: Path) -> DataSet:
     found = find_annotations(path / "annotations")
     if not usable:
         stems = ", ".join(found) or "train2017"
-        raise DataError(
-            f"{path} is not in COCO's layout: "
-            + ("no pictures for its annotations" if found else "no annotations/instances_<split>.json"),
-            hint=f"pictures of a split are looked for in folders named like it ({stems}), or below images/",
-        )
+        missing = "no images for its annotations" if found else "no annotations/instances_<split>.json"
+        hint = f"images of a split are looked for in folders named like it ({stems}), or below images/"
+        raise DataError(f"{path} is not in COCO's layout: {missing}", hint=hint)
     lacking = tell_lacking(path, {stem: file for stem, file in found.items() if stem not in usable})
     splits: list[Split] = []
     categories: Sequence[CocoCategory] = ()

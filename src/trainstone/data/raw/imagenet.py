@@ -81,10 +81,8 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
     shelves = _find_shelves(path)
     builders = {split: builder for split in TARS if (builder := _gather(path, shelves, split, val_labels, work))}
     if not builders:
-        raise DataError(
-            f"{printable(str(path))}: no ImageNet; looked for {', '.join(TARS.values())}, train/<synset>/ and val/",
-            hint="give the folder that holds them",
-        )
+        missing = f"no ImageNet; looked for {', '.join(TARS.values())}, train/<synset>/ and val/"
+        raise DataError(f"{path}: {missing}", hint="give the folder that holds them")
     for split in TARS.keys() - builders.keys():
         log.warning("%s: no pictures for %s; looked for %s and %s/", path, split, TARS[split], FOLDERS[split][0])
     classes = sorted(builders[next(iter(builders))].classes)
@@ -93,14 +91,9 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
     for split, builder in builders.items():
         listing = builder.finish(classes, found_boxes, leave_out_others=split == "val")
         if len(listing) < len(builder):
-            others = sorted(set(builder.classes) - set(classes))
-            log.warning(
-                "%s: %s of %s that train lacks (%s ...) left out of val",
-                path,
-                format_count(len(builder) - len(listing), "picture"),
-                "1 class" if len(others) == 1 else f"{len(others)} classes",
-                others[0],
-            )
+            num_dropped, others = len(builder) - len(listing), sorted(set(builder.classes) - set(classes))
+            told = "%s: val: %s of classes that train lacks are dropped (%s ...)"
+            log.warning(told, path, format_count(num_dropped, "image"), others[0])
         splits.append(Split(split, listing))
     texts = _find_texts(shelves)
     tars = any(_find(shelves, TARS[split], f"{TARS[split]}.gz") for split in builders)
@@ -189,20 +182,15 @@ def _synset_of(name: str) -> str | None:
 def _add_flat(builder: ListingBuilder, where: Path, flat: Sequence[Picture], labels_path: Path | None) -> None:
     """Add validation pictures as published, in no folders; a picture's number says its label."""
     if labels_path is None:
-        raise DataError(
-            f"{printable(str(where))}: validation pictures are in no class folders, and no labels were found; "
-            f"looked for {', '.join(LABEL_FILES)}",
-            hint="put ILSVRC2012_devkit_t12.tar.gz beside it",
-        )
+        missing = f"validation images are in no class folders, and none of {', '.join(LABEL_FILES)} was found"
+        raise DataError(f"{where}: {missing}", hint="put ILSVRC2012_devkit_t12.tar.gz beside it")
     labels = read_val_labels(labels_path)
     for picture in flat:
         match = VAL_PICTURE.match(picture.file)
         synset = labels.get(int(match[1])) if match else None
         if synset is None:
-            raise DataError(
-                f"{printable(str(labels_path))}: has {len(labels):,} labels, and none for {printable(picture.file)}",
-                hint="these labels are of another set of pictures; ImageNet has 50,000 of both",
-            )
+            hint = "these labels are of another set of images; ImageNet has 50,000 of both"
+            raise DataError(f"{labels_path}: has {len(labels):,} labels, and none for {picture.file}", hint=hint)
         builder.add(f"{synset}/{picture.file}", synset, picture.place)
     if len(builder) < len(labels):
         log.warning("%s: %d of %d validation pictures are there", where, len(builder), len(labels))

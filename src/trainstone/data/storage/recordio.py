@@ -15,21 +15,9 @@ from trainstone.data.picture.look import Look, find_ending
 from trainstone.data.sample import Box, ClassName, Edges, Sample, make_box, shorten
 from trainstone.data.storage.boxfile import SUFFIX, box_lines, make_key, read_box_file
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
-from trainstone.data.storage.records import Offsets, ShardReader
+from trainstone.data.storage.records import Glance, Offsets, ShardReader
 from trainstone.errors import DataError
-from trainstone.formats.recordio import (
-    ImageRecord,
-    ListLine,
-    RecordIOFile,
-    index_line,
-    list_line,
-    pack_labels,
-    pack_parts,
-    read_index,
-    read_list,
-    rebuild_index,
-    unpack_image,
-)
+from trainstone.formats import recordio
 from trainstone.formats.span import Span
 
 HEADER_WIDTH = 4
@@ -46,13 +34,17 @@ class RecordIOEncoder(Encoder):
         key = number if sample.id is None or self._kind != "detect" else sample.id
         labels = self._label(sample, seen)
         vector = self._kind == "detect" or len(labels) != 1
-        parts = pack_parts(pack_labels(ImageRecord(labels, key, b"", vector=vector)), sample.image)
+        parts = recordio.pack_parts(
+            recordio.pack_labels(recordio.ImageRecord(labels, key, b"", vector=vector)), sample.image
+        )
         boxes = "" if self._kind == "detect" or not sample.boxes else box_lines(sample.name, sample.boxes)
-        return Encoded(sample.name, parts, (key, list_line(ListLine(key, labels, sample.name)), boxes))
+        return Encoded(
+            sample.name, parts, (key, recordio.list_line(recordio.ListLine(key, labels, sample.name)), boxes)
+        )
 
     def lines(self, made: Encoded, span: Span) -> tuple[str, ...]:
         key, listed, boxes = made.about
-        return (index_line(key, span.offset), listed, boxes)
+        return (recordio.index_line(key, span.offset), listed, boxes)
 
     def _label(self, sample: Sample, seen: Look) -> tuple[float, ...]:
         if self._kind != "detect":
@@ -72,13 +64,13 @@ class RecordIOShard(ShardReader):
     """Reads a .rec; its .idx is used if it fits the file, and done without otherwise."""
 
     def __init__(self, path: Path) -> None:
-        self._file = RecordIOFile(path)
+        self._file = recordio.RecordIOFile(path)
         super().__init__(path, self._file)
 
     @cached_property
     def _names(self) -> dict[int, str]:
         listed = self.path.with_suffix(".lst")
-        return {line.index: line.path for line in read_list(listed)} if listed.is_file() else {}
+        return {line.index: line.path for line in recordio.read_list(listed)} if listed.is_file() else {}
 
     @cached_property
     def _boxes(self) -> dict[str, tuple[Edges, ...]]:
@@ -88,7 +80,7 @@ class RecordIOShard(ShardReader):
     def offsets(self) -> Offsets:
         index = self.path.with_suffix(".idx")
         with contextlib.suppress(DataError):  # a damaged index is done without; verify tells it
-            listed = sorted(offset for _, offset in read_index(index)) if index.is_file() else []
+            listed = sorted(offset for _, offset in recordio.read_index(index)) if index.is_file() else []
             found = np.array(listed, dtype=np.int64)
             if self._fits(found):
                 return found
@@ -102,10 +94,10 @@ class RecordIOShard(ShardReader):
             return False
         return next(self._file.spans(int(offsets[-1]))).end == self._file.size
 
-    def _record(self, offset: int) -> tuple[ImageRecord, tuple[Box, ...] | None]:
+    def _record(self, offset: int) -> tuple[recordio.ImageRecord, tuple[Box, ...] | None]:
         """Return a record and its boxes; None where it is no detection."""
         where = f"{self.path}, record at byte {offset}"
-        record = unpack_image(self._file.read(offset), where)
+        record = recordio.unpack_image(self._file.read(offset), where)
         if record.vector and is_detection(record.labels):
             return record, read_boxes(record.labels, where)
         return record, None
@@ -123,38 +115,32 @@ class RecordIOShard(ShardReader):
             name, image, label, tuple(make_box(label, edges) for edges in self._boxes.get(make_key(name), ()))
         )
 
-    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
+    def glance(self, offset: int) -> Glance:
         record, boxes = self._record(offset)
         if boxes is not None:
-            return [(box.label, ClassName("")) for box in boxes]
+            return Glance([(box.label, ClassName("")) for box in boxes], boxes, is_detection=True)
         label = find_label(record)
         folder = self._names.get(record.id, "").rpartition("/")[0]
-        return [] if label is None else [(label, ClassName(folder))]
+        return Glance([] if label is None else [(label, ClassName(folder))])
 
     def index_files(self) -> Iterable[tuple[Path, str]]:
         index = self.path.with_suffix(".idx")
         if not index.is_file():
             return
-        actual = rebuild_index(self.path)
+        actual = recordio.rebuild_index(self.path)
         with contextlib.suppress(DataError):
             # Keys are as they are: not every tool keeps them in the records.
-            if sorted(offset for _, offset in read_index(index)) == [offset for _, offset in actual]:
+            if sorted(offset for _, offset in recordio.read_index(index)) == [offset for _, offset in actual]:
                 yield index, index.read_bytes().decode("utf-8", "surrogateescape")
                 return
-        yield index, "".join(index_line(key, offset) for key, offset in actual)
-
-    def is_detection(self, offset: int) -> bool:
-        return self._record(offset)[1] is not None
-
-    def boxes(self, offset: int) -> tuple[Box, ...]:
-        return self._record(offset)[1] or ()
+        yield index, "".join(recordio.index_line(key, offset) for key, offset in actual)
 
     def check_beside(self) -> None:
         """Read the list and the boxes."""
         _ = self._names, self._boxes
 
 
-def find_label(record: ImageRecord) -> int | None:
+def find_label(record: recordio.ImageRecord) -> int | None:
     """Return the class of a record that has one number, if it is a class."""
     label = record.labels[0]
     return int(label) if not record.vector and label.is_integer() and label >= 0 else None

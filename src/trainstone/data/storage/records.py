@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.sample import Box, ClassName, Sample, clip_box, fingerprint_files
+from trainstone.data.sample import Box, ClassName, Sample, fingerprint_files
 from trainstone.formats.span import Span
 
 Offsets = NDArray[np.int64]
@@ -32,6 +32,16 @@ class RecordFile(Protocol):
     def resync(self, offset: int) -> int | None: ...
 
     def close(self) -> None: ...
+
+
+class Glance(NamedTuple):
+    """What a record states without its image."""
+
+    labels: Sequence[tuple[int, ClassName]]
+    """Its class, or those of its boxes, and what it calls them."""
+    boxes: Sequence[Box] = ()
+    is_detection: bool = False
+    """Whether it has a place for boxes instead of a class."""
 
 
 class ShardReader(abc.ABC):
@@ -58,20 +68,12 @@ class ShardReader(abc.ABC):
         """Return the sample that begins here."""
 
     @abc.abstractmethod
-    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
-        """Return the labels that a record has and what it calls them, without reading its picture."""
+    def glance(self, offset: int) -> Glance:
+        """Return what a record states, without reading its image."""
 
     @abc.abstractmethod
     def index_files(self) -> Iterable[tuple[Path, str]]:
         """Return the index files that lie beside it, each with the text that it should have."""
-
-    @abc.abstractmethod
-    def is_detection(self, offset: int) -> bool:
-        """Say whether a record has a place for boxes instead of a class."""
-
-    @abc.abstractmethod
-    def boxes(self, offset: int) -> Sequence[Box]:
-        """Return a record's boxes without reading its picture."""
 
     def check_beside(self) -> None:  # noqa: B027  (most have no such file)
         """Raise DataError where a file beside it, on which all its samples depend, cannot be read."""
@@ -109,28 +111,14 @@ class RecordSource:
         start = self._ends[shard - 1] if shard else 0
         return shard, int(self._offsets[shard][index - start])
 
-    def _record(self, index: int) -> tuple[ShardReader, int]:
-        shard, offset = self.locate(index)
-        return self._shard(shard), offset
-
     def read(self, index: int) -> Sample:
-        shard, offset = self._record(index)
-        return shard.read(offset)
+        shard, offset = self.locate(index)
+        return self._shard(shard).read(offset)
 
-    def glance(self, index: int) -> Iterable[tuple[int, ClassName]]:
-        """Return the labels of a sample and what they are called, without reading its picture."""
-        shard, offset = self._record(index)
-        return shard.glance(offset)
-
-    def is_detection(self, index: int) -> bool:
-        """Say whether a sample has a place for boxes instead of a class."""
-        shard, offset = self._record(index)
-        return shard.is_detection(offset)
-
-    def has_boxes(self, index: int) -> bool:
-        """Say whether a sample has a box that lies in its picture, without reading the picture."""
-        shard, offset = self._record(index)
-        return any(clip_box(box) for box in shard.boxes(offset))
+    def glance(self, index: int) -> Glance:
+        """Return what a record states, without reading its image."""
+        shard, offset = self.locate(index)
+        return self._shard(shard).glance(offset)
 
     def name(self, index: int) -> str:
         return self.read(index).name

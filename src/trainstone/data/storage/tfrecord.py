@@ -3,17 +3,19 @@
 Other people's feature sets are read by looking: the picture is image/encoded or the one feature that is a picture.
 """
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from trainstone.data.picture.look import Look, find_ending, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard, find_class
-from trainstone.data.storage.records import Offsets, ShardReader
+from trainstone.data.storage.records import Glance, Offsets, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.example import (
     Feature,
@@ -96,7 +98,7 @@ class TFRecordEncoder(Encoder):
             ),
             "image/object/bbox": float_feature(*(edge for box in boxes for edge in box[1:5])),
             "image/object/is_crowd": int64_feature(*(int(box.crowd) for box in boxes)),
-            **tell_areas(boxes, seen),
+            **make_areas(boxes, seen),
         }
 
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
@@ -135,37 +137,35 @@ class TFRecordShard(ShardReader):
 
     def features(self, offset: int) -> dict[str, Feature]:
         """Return a record's features as they are."""
-        return decode_example(self._file.read(offset), f"{self.path}, record at byte {offset}")
+        return decode_example(self._file.read(offset), self._where(offset))
+
+    def _where(self, offset: int) -> str:
+        return f"{self.path}, record at byte {offset}"
 
     def read(self, offset: int) -> Sample:
-        where = f"{self.path}, record at byte {offset}"
-        features = self.features(offset)
-        image = find_picture(features, where)
-        first = self.first_label(features)
-        label = find_label(features, where)
+        found = Record(self.features(offset), self._where(offset))
+        image = found.find_image()
+        first, label = self.first_label(found.features), found.find_label()
         kept = None if label is None or label < first else label - first
-        name = find_name(features, label, f"{self.path.name}-{offset}.{find_ending(image)}")
-        boxes = find_boxes(features, first, where, image)
-        id_ = find_integer(features, ("image/id",))
-        detect = "image/object/bbox" in features or label is None
-        values = tuple(shorten(value) for value in find_numbers(features, ("image/class/values",), where))
-        return Sample(name, image, None if detect else kept, boxes, values, id_)
+        name = found.find_name(label, f"{self.path.name}-{offset}.{find_ending(image)}")
+        detect = "image/object/bbox" in found.features or label is None
+        values = tuple(shorten(value) for value in found.find_numbers("image/class/values"))
+        boxes, number = found.find_boxes(first, image), found.find_integer("image/id")
+        return Sample(name, image, None if detect else kept, boxes, values, number)
 
-    def _glance(self, offset: int) -> tuple[dict[str, Feature], str]:
-        """Return a record's features but the picture, and where it lies for messages."""
-        where = f"{self.path}, record at byte {offset}"
-        return decode_example(self._file.read(offset, check=False), where, skip=PICTURES), where
-
-    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
-        features, where = self._glance(offset)
-        first = self.first_label(features)
-        label = find_label(features, where)
+    def glance(self, offset: int) -> Glance:
+        where = self._where(offset)
+        found = Record(decode_example(self._file.read(offset, check=False), where, skip=PICTURES), where)
+        first, label = self.first_label(found.features), found.find_label()
+        boxes = found.find_boxes(first)
         if label is not None:
-            names = (find_text(features, "image/class/synset"), find_text(features, "image/class/text"))
-            return [(label - first, ClassName(*names) if names[0] else ClassName(names[1]))] if label >= first else []
-        labels = find_numbers(features, BOX_LABELS, where)
-        texts = next((found for name in BOX_NAMES if (found := find_texts(features, name))), [""] * len(labels))
-        return [(int(n) - first, ClassName(name)) for n, name in zip(labels, texts, strict=False)]
+            synset, text = found.find_text("image/class/synset"), found.find_text("image/class/text")
+            known = ClassName(synset, text) if synset else ClassName(text)
+            return Glance([(label - first, known)] if label >= first else [], boxes)
+        boxed = "image/object/bbox" in found.features or any(name in found.features for name in BOX_LABELS)
+        texts = next((texts for name in BOX_NAMES if (texts := found.find_texts(name))), [""] * len(boxes))
+        labels = [(box.label, ClassName(name)) for box, name in zip(boxes, texts, strict=False)]
+        return Glance(labels, boxes, boxed and "image/class/label" not in found.features)
 
     def first_label(self, features: Mapping[str, Feature]) -> int:
         """Return what the first class is called: 1 in ImageNet's and COCO's feature sets, else 0."""
@@ -178,84 +178,13 @@ class TFRecordShard(ShardReader):
         text = "".join(index_line(span) for span in self.scan()) if indexes else ""
         return [(index, text) for index in indexes]
 
-    def is_detection(self, offset: int) -> bool:
-        features, where = self._glance(offset)
-        boxed = "image/object/bbox" in features or any(name in features for name in BOX_LABELS)
-        return boxed and find_label(features, where) is None and "image/class/label" not in features
-
-    def boxes(self, offset: int) -> tuple[Box, ...]:
-        features, where = self._glance(offset)
-        return find_boxes(features, self.first_label(features), where)
-
 
 def encode_text(text: str) -> bytes:
     """Return a name's bytes, whatever they were."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def find_picture(features: Mapping[str, Feature], where: str) -> bytes:
-    """Return the picture: by its usual names, or the one feature that is a picture."""
-    for name in (*PICTURES, *features):
-        feature = features.get(name)
-        if feature is None or feature.kind != "bytes" or len(feature.values) != 1:
-            continue
-        try:
-            look(feature.values[0])
-        except DataError:
-            if name == PICTURES[0]:
-                return bytes(feature.values[0])  # damaged, but surely meant; who decodes it will tell
-            continue
-        return bytes(feature.values[0])
-    raise DataError(f"{where}: no feature is a picture; it has {', '.join(sorted(features)) or 'none'}")
-
-
-def find_integer(features: Mapping[str, Feature], names: Sequence[str]) -> int | None:
-    """Return the first of these that is one whole number; some writers put it into text or a float."""
-    for name in names:
-        feature = features.get(name)
-        if feature is None or len(feature.values) != 1:
-            continue
-        value = feature.values[0]
-        if feature.kind == "int64":
-            return int(value)
-        if feature.kind == "float" and float(value).is_integer():
-            return int(value)
-        if feature.kind == "bytes" and value.isdigit() and len(value) <= MAX_DIGITS:
-            return int(value)
-    return None
-
-
-def find_label(features: Mapping[str, Feature], where: str) -> int | None:
-    """Return a picture's label; a text would need a list of classes that nobody gives."""
-    label = find_integer(features, LABELS)
-    texts = [text for name in LABELS for text in find_texts(features, name)]
-    if label is None and len(texts) == 1 and texts[0]:
-        raise DataError(f"{where}: its label is the text {texts[0][:80]!r}; trainstone reads numbers")
-    return label
-
-
-def find_text(features: Mapping[str, Feature], name: str) -> str:
-    """Return a feature that is one text; empty where it is none."""
-    texts = find_texts(features, name)
-    return texts[0] if len(texts) == 1 else ""
-
-
-def find_texts(features: Mapping[str, Feature], name: str) -> list[str]:
-    """Return a feature's texts; none where it is something else."""
-    feature = features.get(name)
-    if feature is None or feature.kind != "bytes":
-        return []
-    return [value.decode("utf-8", "surrogateescape") for value in feature.values]
-
-
-def find_name(features: Mapping[str, Feature], label: int | None, fallback: str) -> str:
-    """Return the picture's name, below its class where that is told."""
-    base = next((text for name in NAMES if (text := find_text(features, name))), fallback)
-    synset = find_text(features, "image/class/synset")
-    return f"{synset}/{base}" if synset and "/" not in base and label is not None else base
-
-
-def tell_areas(boxes: Sequence[Box], seen: Look) -> dict[str, Feature]:
+def make_areas(boxes: Sequence[Box], seen: Look) -> dict[str, Feature]:
     """Return the objects' areas in pixels, as TensorFlow's detection API has them; nothing where none is known."""
     if all(box.area is None for box in boxes):
         return {}
@@ -263,46 +192,96 @@ def tell_areas(boxes: Sequence[Box], seen: Look) -> dict[str, Feature]:
     return {"image/object/area": float_feature(*(share * seen.width * seen.height for share in shares))}
 
 
-def find_areas(features: Mapping[str, Feature], count: int, where: str, image: bytes) -> list[float | None]:
-    """Return the objects' areas as shares of the picture's; None where the record has none."""
-    areas = find_numbers(features, ("image/object/area",), where)
-    if len(areas) not in (0, count):
-        raise DataError(f"{where}: {len(areas)} areas of {count} boxes")
-    if not areas:
-        return [None] * count
-    try:
-        seen = look(image)
-    except DataError:  # who decodes it will tell
-        return [None] * count
-    pixels = max(1, seen.width * seen.height)
-    return [shorten(area) / pixels if area >= 0 else None for area in areas]
+class Record(NamedTuple):
+    """A record's features, by whatever names people give them, and where it is for messages."""
 
+    features: Mapping[str, Feature]
+    where: str
 
-def find_boxes(features: Mapping[str, Feature], first: int, where: str, image: bytes = b"") -> tuple[Box, ...]:
-    """Return the boxes: four lists of edges, or one flat list; classes and, with the picture, areas where told."""
-    flat = find_numbers(features, ("image/object/bbox",), where)
-    if len(flat) % 4:
-        raise DataError(f"{where}: image/object/bbox has {len(flat)} numbers, no multiple of 4")
-    edges = [flat[place::4] for place in range(4)] if flat else [find_numbers(features, (n,), where) for n in EDGES]
-    count = len(edges[0])
-    labels = find_numbers(features, BOX_LABELS, where)
-    crowd = find_numbers(features, ("image/object/is_crowd",), where)
-    if any(len(values) != count for values in edges) or len(labels) not in (0, count) or len(crowd) not in (0, count):
-        raise DataError(f"{where}: boxes with unlike numbers of edges, classes or crowd marks")
-    areas = find_areas(features, count, where, image) if image else [None] * count
-    boxes = zip(labels or [first] * count, zip(*edges, strict=True), crowd or [0] * count, areas, strict=True)
-    return tuple(
-        make_box(label - first, [shorten(edge) for edge in four], crowded, area) for label, four, crowded, area in boxes
-    )
+    def find_image(self) -> bytes:
+        """Return the image: by its usual names, or the one feature that is an image."""
+        for name in (*PICTURES, *self.features):
+            feature = self.features.get(name)
+            if feature is not None and feature.kind == "bytes" and len(feature.values) == 1:
+                with contextlib.suppress(DataError):
+                    if name != PICTURES[0]:  # that one is meant, damaged or not: decoding it will report it
+                        look(feature.values[0])
+                    return bytes(feature.values[0])
+        there = ", ".join(sorted(self.features)) or "none"
+        raise DataError(f"{self.where}: no feature is a picture; it has {there}")
 
+    def find_integer(self, *names: str) -> int | None:
+        """Return the first of these that is one whole number; some writers put it into text or a float."""
+        for name in names:
+            feature = self.features.get(name)
+            value = feature.values[0] if feature is not None and len(feature.values) == 1 else b""
+            is_float = isinstance(value, float) and value.is_integer()
+            is_text = isinstance(value, bytes) and value.isdigit() and len(value) <= MAX_DIGITS
+            if isinstance(value, int) or is_float or is_text:
+                return int(value)
+        return None
 
-def find_numbers(features: Mapping[str, Feature], names: Sequence[str], where: str) -> list[float]:
-    """Return the numbers of the first of these features that has any."""
-    for name in names:
-        feature = features.get(name)
-        if feature is None or not feature.values:
-            continue
-        if feature.kind == "bytes" or not all(math.isfinite(value) for value in feature.values):
-            raise DataError(f"{where}: {name} holds something that is no number")
-        return feature.values
-    return []
+    def find_label(self) -> int | None:
+        """Return an image's label; a text would need a list of classes."""
+        label = self.find_integer(*LABELS)
+        texts = [text for name in LABELS for text in self.find_texts(name)]
+        if label is None and len(texts) == 1 and texts[0]:
+            raise DataError(f"{self.where}: its label is the text {texts[0][:80]!r}; trainstone reads numbers")
+        return label
+
+    def find_text(self, name: str) -> str:
+        """Return a feature that is one text; empty where it is none."""
+        texts = self.find_texts(name)
+        return texts[0] if len(texts) == 1 else ""
+
+    def find_texts(self, name: str) -> list[str]:
+        """Return a feature's texts; none where it is something else."""
+        feature = self.features.get(name)
+        if feature is None or feature.kind != "bytes":
+            return []
+        return [value.decode("utf-8", "surrogateescape") for value in feature.values]
+
+    def find_name(self, label: int | None, fallback: str) -> str:
+        """Return the image's name, below its class where that is stated."""
+        base = next((text for name in NAMES if (text := self.find_text(name))), fallback)
+        synset = self.find_text("image/class/synset")
+        return f"{synset}/{base}" if synset and "/" not in base and label is not None else base
+
+    def find_areas(self, count: int, image: bytes) -> list[float | None]:
+        """Return the objects' areas as shares of the image's; None where the record has none."""
+        areas = self.find_numbers("image/object/area")
+        if len(areas) not in (0, count):
+            raise DataError(f"{self.where}: {len(areas)} areas of {count} boxes")
+        try:
+            seen = look(image) if areas else None
+        except DataError:  # decoding it will report it
+            seen = None
+        if seen is None:
+            return [None] * count
+        pixels = max(1, seen.width * seen.height)
+        return [shorten(area) / pixels if area >= 0 else None for area in areas]
+
+    def find_boxes(self, first: int, image: bytes = b"") -> tuple[Box, ...]:
+        """Return the boxes: four lists of edges, or one flat list; classes and, with the image, areas if stated."""
+        flat = self.find_numbers("image/object/bbox")
+        if len(flat) % 4:
+            raise DataError(f"{self.where}: image/object/bbox has {len(flat)} numbers, no multiple of 4")
+        edges = [flat[place::4] for place in range(4)] if flat else [self.find_numbers(name) for name in EDGES]
+        count, labels = len(edges[0]), self.find_numbers(*BOX_LABELS)
+        crowd = self.find_numbers("image/object/is_crowd")
+        if {*map(len, edges)} != {count} or not {len(labels), len(crowd)} <= {0, count}:
+            raise DataError(f"{self.where}: boxes with unlike numbers of edges, classes or crowd marks")
+        areas = self.find_areas(count, image) if image else [None] * count
+        boxes = zip(labels or [first] * count, zip(*edges, strict=True), crowd or [0] * count, areas, strict=True)
+        return tuple(make_box(n - first, [shorten(edge) for edge in four], mark, area) for n, four, mark, area in boxes)
+
+    def find_numbers(self, *names: str) -> list[float]:
+        """Return the numbers of the first of these features that has any."""
+        for name in names:
+            feature = self.features.get(name)
+            if feature is None or not feature.values:
+                continue
+            if feature.kind == "bytes" or not all(math.isfinite(value) for value in feature.values):
+                raise DataError(f"{self.where}: {name} holds something that is no number")
+            return feature.values
+        return []

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from trainstone.data.picture.look import ENDINGS, Look
 from trainstone.data.sample import Box, ClassName, Sample, list_numbers, make_box
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
-from trainstone.data.storage.records import ShardReader
+from trainstone.data.storage.records import Glance, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.formats.wds import END, TarSample, WdsFile, index_text, member
@@ -138,26 +138,17 @@ class WdsShard(ShardReader):
                 id=find_count(about, "id"),
             )
 
-    def glance(self, offset: int) -> Iterable[tuple[int, ClassName]]:
+    def glance(self, offset: int) -> Glance:
         found, where = self._sample(offset)
-        label = self._label(found, where)
-        if label is None:
-            sample = self.read(offset)
-            if sample.label is None:
-                return [(box.label, ClassName("")) for box in sample.boxes]
-            label = sample.label
-        return [(label, ClassName(unquote(found.key.rpartition("/")[0], errors="surrogateescape")))]
-
-    def is_detection(self, offset: int) -> bool:
-        found, where = self._sample(offset)
-        about = self._about(found, where)
-        return "boxes" in about and "label" not in about and not any(e in found.members for e in LABELS)
-
-    def boxes(self, offset: int) -> tuple[Box, ...]:
-        found, where = self._sample(offset)
-        about = self._about(found, where)
+        label, about = self._label(found, where), self._about(found, where)
         with convert_errors(where):
-            return read_boxes(about)
+            boxes = read_boxes(about)
+        is_detection = label is None and "boxes" in about and "label" not in about
+        label = find_count(about, "label") if label is None else label
+        if label is None:
+            return Glance([(box.label, ClassName("")) for box in boxes], boxes, is_detection)
+        folder = unquote(found.key.rpartition("/")[0], errors="surrogateescape")
+        return Glance([(label, ClassName(folder))], boxes)
 
     def _label(self, found: TarSample, where: str) -> int | None:
         extension = next((e for e in LABELS if e in found.members), None)

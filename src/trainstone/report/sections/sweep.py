@@ -100,35 +100,19 @@ def curve_colour(sweep: Sweep) -> Any:
 
 
 def draw_rates(sweep: Sweep) -> Figure | None:
-    """Images a second with intervals: a curve where values have an order, else bars."""
-    measured = [row for row in sweep.rows if row.images_per_second is not None]
-    if not measured:
+    """Images per second with intervals: a curve where values have an order, else bars."""
+    rows = list_points(sweep, lambda row: row.images_per_second, format_rate)
+    if not rows:
         return None
-    rows: Rows = []
-    for row in measured:
-        rate = row.images_per_second or 0.0
-        low, high = row.ci95 or (rate, rate)
-        rows.append(
-            {
-                "x": row.value,
-                "what": label_row(sweep, row),
-                "curve": name_curve(sweep, row.curve),
-                "y": round_sensibly(rate),
-                "low": round_sensibly(low),
-                "high": round_sensibly(high),
-                "told": format_rate(rate) + ("" if row.ci95 else " (no interval)"),
-            }
-        )
     tooltip = tips(what="point", told="images/s")
-    if is_numeric([row.value for row in measured]):
+    if is_numeric([row["x"] for row in rows]):
         chart = draw_curves(sweep, rows, tooltip)
     else:
         x = across("images/s", zero=True, tickCount=6)
         flat = [row | {"x": row["y"]} for row in rows]
         chart = bars(flat, x, step=30, limit=220, color=curve_colour(sweep), tooltip=tooltip)
-    told = "; ".join(f"{row['what']}: {row['told'].removesuffix(' (no interval)')}" for row in rows[:MAX_TOLD])
-    title = "Throughput, with 95 % intervals" if any(row.ci95 for row in measured) else "Throughput"
-    return figure("sweep", title, f"Images per second: {told}.", chart)
+    title = "Throughput, with 95 % intervals" if any(row.ci95 for row in sweep.rows) else "Throughput"
+    return figure("sweep", title, f"Images per second: {tell_points(rows)}.", chart)
 
 
 def draw_curves(sweep: Sweep, rows: Rows, tooltip: list[Any]) -> Any:
@@ -155,10 +139,10 @@ def mark_knees(sweep: Sweep, x: alt.X, y: alt.Y, top: float) -> Layers:
 
 
 def list_points(
-    sweep: Sweep, read: Callable[[SweepRow], float | None], divisor: float, form: Callable[[float], str]
+    sweep: Sweep, read: Callable[[SweepRow], float | None], form: Callable[[float], str], divisor: float = 1.0
 ) -> Rows:
-    """Return one number of each point, of those that have it and whose value is a number."""
-    found = [(row, read(row)) for row in sweep.rows if is_numeric([row.value])]
+    """Return one number of each point that has it, and the interval of the speed."""
+    found = [(row, read(row)) for row in sweep.rows]
     return [
         {
             "x": row.value,
@@ -166,10 +150,17 @@ def list_points(
             "curve": name_curve(sweep, row.curve),
             "what": label_row(sweep, row),
             "told": form(number),
+            "low": round_sensibly(row.ends[0]),
+            "high": round_sensibly(row.ends[1]),
         }
         for row, number in found
         if number is not None
     ]
+
+
+def tell_points(rows: Rows) -> str:
+    """Return batch 1: 44.4; batch 2: 47.1."""
+    return "; ".join(f"{row['what']}: {row['told']}" for row in rows[:MAX_TOLD])
 
 
 def draw_step_times(sweep: Sweep) -> Figure | None:
@@ -180,7 +171,7 @@ def draw_step_times(sweep: Sweep) -> Figure | None:
             return None
         return row.images_per_step / row.images_per_second
 
-    rows = list_points(sweep, read, 1.0, format_seconds)
+    rows = list_points(sweep, read, format_seconds)
     if sweep.key != BATCH or len(rows) < 2:
         return None
     # Both axes by doublings: a straight fixed part is seen at the small end
@@ -191,9 +182,8 @@ def draw_step_times(sweep: Sweep) -> Figure | None:
     fitted = list_fitted(sweep)
     if fitted:
         layers.insert(0, mark("line", fitted, {**DASHED, "color": MUTED}, x=x, y=y, detail="curve:N"))
-    told = "; ".join(f"{row['what']}: {row['told']}" for row in rows[:MAX_TOLD])
     title = "Time of a step, and the line fitted to it"
-    return figure("sweep-steps", title, f"Seconds a step: {told}.", layers, height=HEIGHT)
+    return figure("sweep-steps", title, f"Seconds a step: {tell_points(rows)}.", layers, height=HEIGHT)
 
 
 def list_fitted(sweep: Sweep) -> Rows:
@@ -214,12 +204,11 @@ def draw_series(
     form: Callable[[float], str],
 ) -> Figure | None:  # fmt: skip
     """One number of each point over what is swept; values without an order have the table only."""
-    rows = list_points(sweep, read, divisor, form)
-    if len(rows) < 2:
+    rows = list_points(sweep, read, form, divisor)
+    if len(rows) < 2 or not is_numeric([row["x"] for row in rows]):
         return None
     layers = lines(
         rows, size=60, width=2, x=swept_axis(sweep), y=up(unit, zero=True, nice=True, tickCount=4, **LEFT),
         color=curve_colour(sweep), detail="curve:N", tooltip=tips(what="point", told=title.partition(":")[0]),
     )  # fmt: skip
-    told = "; ".join(f"{row['what']}: {row['told']}" for row in rows[:MAX_TOLD])
-    return figure(name, title, f"{title}. {told}.", layers, height=180)
+    return figure(name, title, f"{title}. {tell_points(rows)}.", layers, height=180)

@@ -74,8 +74,8 @@ def test_numbered_folders_are_ranked_as_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["stray.jpg", "a/1.jpg"], r"stray\.jpg lies in no class folder"),
-        (["a/note.txt"], "no pictures"),
+        (["stray.jpg", "a/1.jpg"], r"stray\.jpg is in no class folder"),
+        (["a/note.txt"], "no images"),
         (["train/a/1.jpg", "val/a/1.jpg", "val/zebra/2.jpg"], "class 'zebra' is not among the 1 classes of train"),
     ],
 )

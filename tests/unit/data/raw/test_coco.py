@@ -118,7 +118,7 @@ def test_no_pictures_or_no_annotations_are_told(tmp_path: Path, small: Path):
     assert [split.name for split in found.splits] == ["val"]
     assert sorted(found.lacking) == ["train", "train2017"]
     shutil.rmtree(small / "val2017")
-    with pytest.raises(DataError, match="no pictures for its annotations") as told:
+    with pytest.raises(DataError, match="no images for its annotations") as told:
         find_coco(small)
     assert "train2017, val2017" in (told.value.hint or "")
 

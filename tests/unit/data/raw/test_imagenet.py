@@ -163,7 +163,7 @@ def test_val_pictures_of_classes_that_train_lacks_are_left_out_and_told(root, ca
     write_files(root, {name: c for name, c in TRAIN_SHAPES["folders"].items() if "n02099601" not in name})
     found = contents(find(root))
     assert found["val"] == VAL_CONTENTS[:3]
-    assert "1 picture of 1 class that train lacks (n02099601 ...) left out of val" in caplog.text
+    assert "1 image of classes that train lacks are dropped (n02099601 ...)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_samples_are_numbered_through_all_files(source: RecordSource):
     assert len(source) == 8
     assert [source.read(number) for number in range(8)] == to_classify(8)
     assert [source.name(number) for number in (0, 3, 7)] == ["a/0000.jpg", "b/0003.jpg", "b/0007.jpg"]
-    assert list(source.glance(3)) == [(1, ClassName("b"))]
+    assert source.glance(3).labels == [(1, ClassName("b"))]
     assert (source.locate(0), source.locate(3)) == ((0, 0), (2, 0))
     assert source.where(3) == f"{source.paths[2]}, record 0 at byte 0"
     shard, offset = source.locate(5)

@@ -49,10 +49,10 @@ def test_classified_pictures_come_back(tmp_path: Path, storage: str):
     samples += [*to_classify(4), Sample("a/last.png", make_png(), 0)]
     path = write(tmp_path, storage, samples)
     assert ask_all(path, storage) == samples
-    labels = [[label for label, _ in told] for told in ask_all(path, storage, "glance")]
-    assert labels == [[sample.label] for sample in samples]
-    assert ask_all(path, storage, "glance")[-2] == [(1, ClassName("b"))]
-    assert not any(ask_all(path, storage, "is_detection"))
+    seen = ask_all(path, storage, "glance")
+    assert [[label for label, _ in one.labels] for one in seen] == [[sample.label] for sample in samples]
+    assert seen[-2].labels == [(1, ClassName("b"))]
+    assert not any(one.is_detection for one in seen)
 
 
 @STORAGES
@@ -63,7 +63,7 @@ def test_what_has_no_class_comes_back(tmp_path: Path, storage: str):
         samples.append(Sample("none.jpg", JPEGS[0]))
     path = write(tmp_path, storage, samples)
     assert ask_all(path, storage) == samples
-    assert [list(told) for told in ask_all(path, storage, "glance")] == [[]] * len(samples)
+    assert [one.labels for one in ask_all(path, storage, "glance")] == [[]] * len(samples)
 
 
 @STORAGES
@@ -71,9 +71,10 @@ def test_detections_come_back(tmp_path: Path, storage: str):
     samples = [*to_detect(6), Sample("ünï %.dots.png", make_png(), boxes=BOXES, id=(1 << 63) - 1)]
     path = write(tmp_path, storage, samples, "detect")
     assert ask_all(path, storage) == samples
-    assert [tuple(found) for found in ask_all(path, storage, "boxes")] == [sample.boxes for sample in samples]
-    assert [[label for label, _ in told] for told in ask_all(path, storage, "glance")[:3]] == [[], [0], [0, 1]]
-    assert all(ask_all(path, storage, "is_detection"))
+    seen = ask_all(path, storage, "glance")
+    assert [tuple(one.boxes) for one in seen] == [sample.boxes for sample in samples]
+    assert [[label for label, _ in one.labels] for one in seen[:3]] == [[], [0], [0, 1]]
+    assert all(one.is_detection for one in seen)
 
 
 BAD_INDEXES = {

@@ -48,7 +48,7 @@ def glance_features(path: Path, features: dict[str, Feature]) -> list[tuple[int,
     path.write_bytes(frame(encode_example(features)))
     shard = TFRecordShard(path)
     try:
-        return list(shard.glance(0))
+        return list(shard.glance(0).labels)
     finally:
         shard.close()
 
