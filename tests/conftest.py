@@ -13,17 +13,10 @@ import pytest
 
 from browser import Browser, find_chromium
 from command import LIMIT, ROOT, Finished, command_line
-from nursery import Nursery, share_nursery
+from nursery import LAUNCHERS, Nursery, share_nursery
 
 SCRUBBED = (
-    "RANK",
-    "LOCAL_",
-    "WORLD_SIZE",
-    "MASTER_",
-    "SLURM_",
-    "OMPI_",
-    "PMI",
-    "MPI_",
+    *(name for name in LAUNCHERS if name != "TRAINSTONE_"),
     "CUDA_",
     "NO_COLOR",
     "TRAINSTONE_CPUS",

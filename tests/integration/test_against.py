@@ -53,6 +53,7 @@ def test_the_same_thing_twice(quick, tmp_path: Path):
     assert len(losses[0]) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone, tmp_path: Path):
     done = trainstone(*TINY, "--against", "data.image_size=192", "--seconds", "5", "--json")
@@ -111,18 +112,6 @@ def test_too_few_rounds_are_told(quick):
     assert done.code == 0, done.err
     assert "not judged" in done.out
     assert "2 complete rounds A B B A, 6 needed [few-steps]" in done.out.replace("\n", " ")
-
-
-def test_dry_run_shows_both_plans(quick, tmp_path: Path):
-    done = quick(*TINY, "--against", "train.batch_size=8", "--dry-run", "--json")
-    assert done.code == 0, done.err
-    plan = done.json()
-    assert plan["config"]["train"]["batch_size"] == 2
-    assert plan["against"]["train"]["batch_size"] == 8
-    shown = quick(*TINY, "--against", "train.batch_size=8", "--dry-run").out
-    assert "batch_size = 2" in shown
-    assert "batch_size = 8" in shown
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: Path):

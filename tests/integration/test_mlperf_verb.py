@@ -9,7 +9,7 @@ import pytest
 
 from command import ROOT
 from hostile import EVIL, EVIL_NAME, hidden
-from made_submission import closed_log, write_mlperf_run, write_mlperf_runs
+from made_mlperf import closed_log, write_mlperf_run, write_mlperf_runs
 
 
 @pytest.fixture(scope="module")

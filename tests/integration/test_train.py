@@ -56,16 +56,6 @@ def test_a_number_of_steps_ends_it_with_an_evaluation(missed: tuple[Path, Finish
     assert "the target of 90 % was not reached" in " ".join(ended.out.split())
 
 
-def test_a_run_that_is_over_says_so(nursery: Nursery, missed: tuple[Path, Finished]):
-    before = (missed[0] / "result.json").read_bytes()
-    over = nursery.run("train", "--resume", str(missed[0]))
-    assert over.code == 0
-    assert "stop.steps = 5; --set" in over.err
-    assert "the target of 90 % was not reached" in " ".join(over.out.split())
-    assert nursery.run("train", "--resume", str(missed[0]), "--require-target").code == 8
-    assert (missed[0] / "result.json").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
@@ -93,18 +83,6 @@ def test_what_a_resumed_run_may_change(
     if code:  # nothing of it stays
         assert (run / "config.toml").read_bytes() == (missed[0] / "config.toml").read_bytes()
         assert read_result(run) == read_result(missed[0])
-
-
-def test_what_is_no_training_run_cannot_be_resumed(nursery: Nursery, golden, tmp_path: Path):
-    missing = nursery.run("train", "--resume", str(tmp_path / "nothing"))
-    assert missing.code == 7
-    assert f"error: no result in {tmp_path}/nothing: " in missing.err
-    benched = golden("good")
-    config = benched / "config.toml"
-    config.write_text(config.read_text().replace("keep_memory = true", "keep_memory = false"))
-    bench = nursery.run("train", "--resume", str(benched))
-    assert bench.code == 7
-    assert "is a run of bench, which cannot be resumed" in bench.err
 
 
 def test_time_ends_it_with_an_evaluation_and_more_time_goes_on(nursery: Nursery, tmp_path: Path):

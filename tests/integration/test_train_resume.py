@@ -50,15 +50,6 @@ def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bits(nursery: Nurs
     assert "resumed" in [finding.code for finding in learned.result.findings]
 
 
-def test_the_undisturbed_run_is_complete(undisturbed):
-    learned = undisturbed(1)
-    assert learned.steps[0]["step"].tolist() == list(range(96))
-    assert [step for _, step, _, _ in learned.judged] == list(range(12, 97, 12))
-    assert {images for _, _, images, _ in learned.judged} == {43}
-    assert any(name.startswith("ema.bn1") for name in learned.tensors)
-    assert any(name.startswith("optimizer.fc") for name in learned.tensors)
-
-
 def test_a_signal_ends_after_the_step_with_a_checkpoint_and_resuming_gives_the_same_bits(nursery, undisturbed):
     out = nursery.folder / "signalled"
     children = start(nursery, 1, "--out", str(out))

@@ -179,14 +179,12 @@ def _bytes_moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
 
 
 def _distinct_bytes(tensors: list[Tensor]) -> int:
-    distinct = {
-        (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()): tensor
-        for tensor in tensors
-    }
-    return sum(_touched_bytes(tensor) for tensor in distinct.values())
-
-
-def _touched_bytes(tensor: Tensor) -> int:
-    """Bytes behind a tensor; an expanded dimension (stride 0) is the same memory again."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(tensor.element_size() * math.prod(size for size, stride in sizes if stride or size == 0))
+    """Bytes behind tensors, each once; an expanded dimension (stride 0) is the same memory again."""
+    distinct = {(t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()): t for t in tensors}
+    return sum(
+        int(
+            t.element_size()
+            * math.prod(size for size, stride in zip(t.shape, t.stride(), strict=True) if stride or not size)
+        )
+        for t in distinct.values()
+    )

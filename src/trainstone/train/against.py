@@ -38,7 +38,6 @@ from trainstone.train.task import apply_process_settings, build_task, open_data,
 from trainstone.units import format_bytes, format_count
 
 log = logging.getLogger(__name__)
-MAX_KEYS_NAMED = 3
 # What is called and how long it is measured is no difference in what runs.
 NOT_COMPARED = ("name", "version", "summary", "system", "measure")
 # Weights and momentum stay while the other one runs; activations and gradients are given back.
@@ -256,13 +255,13 @@ def inherit_autos(a: Config, b: Config, fitted: Config) -> Config:
 def check_both_fit(first: Fitted, second: Fitted) -> None:
     """Refuse what fits into memory one by one but not with the other one's weights beside it."""
     free = free_bytes(first.device)
-    needs = []
-    for one, other in ((first, second), (second, first)):
-        alone = needed_bytes(one.config, one.device, one.config.train.batch_size)
-        needs.append(alone + RESIDENT_COPIES * other.work.parameter_bytes)
-    if free is not None and max(needs) > free:
+    needed = max(
+        needed_bytes(one.config, one.device, one.config.train.batch_size) + RESIDENT_COPIES * other.work.parameter_bytes
+        for one, other in ((first, second), (second, first))
+    )
+    if free is not None and needed > free:
         raise RunError(
-            f"out of memory: both in one process need about {format_bytes(max(needs))}, {format_bytes(free)} are free",
+            f"out of memory: both in one process need about {format_bytes(needed)}, {format_bytes(free)} are free",
             hint="take a smaller train.batch_size for both: --set train.batch_size=N",
         )
 
@@ -278,10 +277,8 @@ def label_pair(a: Config, b: Config) -> dict[str, str]:
     differing = list_differences(a, b)
     if a.name != b.name or not differing:
         return {"A": a.name, "B": b.name}
-    more = f" and {len(differing) - MAX_KEYS_NAMED} more" if len(differing) > MAX_KEYS_NAMED else ""
-    named = differing[:MAX_KEYS_NAMED]
     return {
-        arm: ", ".join(f"{row[0]}={format_value(row[column])}" for row in named) + more
+        arm: ", ".join(f"{row[0]}={format_value(row[column])}" for row in differing)
         for arm, column in (("A", 1), ("B", 2))
     }
 

@@ -45,19 +45,14 @@ class Check:
 def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
     """Go through the machine; takes some seconds (precision trial, a look at the idle noise)."""
     yield Check("software", "ok", f"Python {platform.python_version()}, torch {torch.__version__}")
-    yield from check_devices(facts)
-    yield check_cores()
-    yield check_memory(out)
+    yield from check_hardware(facts, out)
     yield check_precision()
-    yield check_allocator()
-    yield check_compiler()
-    yield from check_telemetry()
-    yield check_idle_noise()
-    yield from check_extras()
+    yield from check_software()
+    yield from check_measuring()
 
 
-def check_devices(facts: dict[str, Any]) -> Iterator[Check]:
-    """Compare the devices that torch finds with those the machine has."""
+def check_hardware(facts: dict[str, Any], out: Path) -> Iterator[Check]:
+    """Devices that torch finds beside those the machine has, cores, memory, a place for results."""
     for name in list_devices():
         yield Check("device", "ok", f"{name}: {name_device(torch.device(name))}")
     usable = {name.partition(":")[0] for name in list_devices()}
@@ -67,28 +62,19 @@ def check_devices(facts: dict[str, Any]) -> Iterator[Check]:
         if kind not in usable:
             told = f"{device.get('name', 'a device')} is here, but torch {torch.__version__} cannot use it"
             yield Check("device", "missing", told, "install a torch build for it: make bench TORCH=...")
-
-
-def check_cores() -> Check:
-    """Physical cores, and whether a quota cuts them."""
     cores = available_cores()
-    physical = "unknown" if cores.physical is None else cores.physical
-    told = f"{cores.threads} threads: {physical} physical cores, {cores.logical} logical, for this process"
-    if cores.quota_cores is not None:
-        told = f"{told}; a CPU quota allows {cores.quota_cores:g}"
-        return Check("cores", "limited", told, "raise the container's CPU quota")
-    return Check("cores", "ok", told)
-
-
-def check_memory(out: Path) -> Check:
-    """Free memory, and a place for results."""
-    free = memory_available_bytes()
+    told = f"{cores.threads} threads: {cores.physical or 'unknown'} physical cores, {cores.logical} logical"
+    if cores.quota_cores is None:
+        yield Check("cores", "ok", f"{told}, for this process")
+    else:
+        quota = f"; a CPU quota allows {cores.quota_cores:g}"
+        yield Check("cores", "limited", f"{told}, for this process{quota}", "raise the container's CPU quota")
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not os.access(place, os.W_OK):
-        told = f"cannot write run folders under {out}"
-        return Check("results", "missing", told, "choose another folder with --out DIR")
-    disk, memory = format_bytes(shutil.disk_usage(place).free), "unknown" if free is None else format_bytes(free)
-    return Check("memory", "ok", f"{memory} free; {disk} on disk for results")
+    if os.access(place, os.W_OK):
+        disk = format_bytes(shutil.disk_usage(place).free)
+        yield Check("memory", "ok", f"{format_bytes(memory_available_bytes())} free; {disk} on disk for results")
+    else:
+        yield Check("results", "missing", f"cannot write run folders under {out}", "choose another with --out DIR")
 
 
 def check_precision() -> Check:
@@ -110,49 +96,39 @@ def check_precision() -> Check:
     return Check("precision", "limited" if broken else "ok", chosen, hint)
 
 
-def check_allocator() -> Check:
-    """Whether glibc can be told to keep memory."""
+def check_software() -> Iterator[Check]:
+    """The allocator, a compiler for torch.compile, optional packages."""
     libc, version = platform.libc_ver()
     if libc == "glibc":
-        return Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")
-    told = f"{describe_allocator()}: freed memory goes back to the kernel"
-    return Check("allocator", "limited", told, "10 to 20 % slower on a CPU")
-
-
-def check_compiler() -> Check:
-    """torch.compile on a CPU wants a C++ compiler."""
+        yield Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")
+    else:
+        told = f"{describe_allocator()}: freed memory goes back to the kernel"
+        yield Check("allocator", "limited", told, "10 to 20 % slower on a CPU")
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
     if compiler:
-        return Check("compiler", "ok", f"{Path(compiler).name}: engine.compile can be used")
-    told = "no C++ compiler: engine.compile does not work on the CPU"
-    return Check("compiler", "limited", told, "install g++ if you want it")
-
-
-def check_telemetry() -> Iterator[Check]:
-    """What can be read of the device while it works."""
-    reader = choose_reader(choose_device("auto"))
-    unmetered = "no energy counter can be read: none will be reported"
-    yield Check("energy", "ok" if reader.meter else "limited", reader.meter or unmetered)
-    for told in reader.unsupported:
-        yield Check("telemetry", "limited", told)
-    reader.close()
-
-
-def check_idle_noise() -> Check:
-    """Look at the machine for some seconds while we do nothing."""
-    before = read_pressure()
-    time.sleep(IDLE_SECONDS)
-    noise = grade_noise(before, read_pressure())
-    told = f"grade {noise.grade} over {IDLE_SECONDS:.0f} s: {'; '.join(noise.reasons) or 'quiet'}"
-    hint = "stop other work before you measure" if noise.grade == "C" else None
-    return Check("noise", "ok" if noise.grade == "A" else "limited", told, hint)
-
-
-def check_extras() -> Iterator[Check]:
-    """Optional parts."""
+        yield Check("compiler", "ok", f"{Path(compiler).name}: engine.compile can be used")
+    else:
+        told = "no C++ compiler: engine.compile does not work on the CPU"
+        yield Check("compiler", "limited", told, "install g++ if you want it")
     for extra, (package, purpose) in EXTRAS.items():
         try:
             yield Check("extra", "ok", f"{extra}: {package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             told = f"{extra} ({purpose}) is not installed"
             yield Check("extra", "limited", told, f"pip install 'trainstone[{extra}]'")
+
+
+def check_measuring() -> Iterator[Check]:
+    """What can be read of the device while it works, and how quiet the machine is while we do nothing."""
+    reader = choose_reader(choose_device("auto"))
+    unmetered = "no energy counter can be read: none will be reported"
+    yield Check("energy", "ok" if reader.meter else "limited", reader.meter or unmetered)
+    for told in reader.unsupported:
+        yield Check("telemetry", "limited", told)
+    reader.close()
+    before = read_pressure()
+    time.sleep(IDLE_SECONDS)
+    noise = grade_noise(before, read_pressure())
+    told = f"grade {noise.grade} over {IDLE_SECONDS:.0f} s: {'; '.join(noise.reasons) or 'quiet'}"
+    hint = "stop other work before you measure" if noise.grade == "C" else None
+    yield Check("noise", "ok" if noise.grade == "A" else "limited", told, hint)

@@ -107,22 +107,14 @@ class Scoring:
         self.step, self.eval_seconds = step, eval_seconds + time.perf_counter() - began
 
     def take(self) -> Scored:
-        """Return the scores, the metrics on every rank. All ranks must call this."""
+        """Return the scores; on other ranks than 0 the metrics alone. All ranks must call this."""
         assert self.step is not None, "nothing was begun"
-        scored = self._scored.result() if isinstance(self._scored, Future) else self._scored
+        scored = self._scored.result() if isinstance(self._scored, Future) else self._scored or Scored({}, 0)
         self.step, self._scored = None, None
-        return share_scores(self._world, scored)
-
-
-def share_scores(world: World, scored: Scored | None) -> Scored:
-    """Tell all ranks the metrics that the first one has; what is no number is left out, as JSON has no word for it."""
-    told = None
-    if scored is not None:
+        # JSON has no NaN: such a metric is left out.
         metrics = {name: value for name, value in scored.metrics.items() if math.isfinite(value)}
-        told = {"metrics": metrics, "images": scored.images}
-    told = broadcast_dict(world, told)
-    known = scored or Scored({}, 0)
-    return known._replace(metrics=told["metrics"], images=told["images"])
+        told = broadcast_dict(self._world, {"metrics": metrics, "images": scored.images})
+        return scored._replace(**told)
 
 
 def keep_pictures(folder: Path, scored: Scored) -> tuple[QualityPicture, ...]:

@@ -175,18 +175,18 @@ def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured:
 
 
 @lru_cache(maxsize=8)
-def count_step_work(config: Config, batch_size: int) -> Work:
-    """Count FLOPs and bytes of one step, forward and backward, at the run's precision; nothing is computed."""
+def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -> Work:
+    """Count FLOPs and bytes of one step, or of a forward pass alone, at the run's precision; nothing is computed."""
     workload = WORKLOADS[config.workload]
     with FakeTensorMode():  # tensors without content; unlike those of the meta device they know autocast
-        model = workload.build_model(config)
-        loss, batch = workload.build_loss(config, CPU), workload.empty_batch(config, batch_size)
+        model, batch = workload.build_model(config).train(backward), workload.empty_batch(config, batch_size)
+        loss, score = workload.build_loss(config, CPU), workload.build_scores(config, CPU)
 
         def forward() -> Tensor:
             with autocast(CPU, config.train.precision):
-                return loss(model, batch)
+                return loss(model, batch) if backward else score(model, batch[0])
 
-        return count_work(forward)
+        return count_work(forward, backward=backward)
 
 
 def fit_batch(config: Config, device: torch.device, *, measured: bool = True) -> tuple[Config, list[Finding]]:

@@ -11,8 +11,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
 
 from trainstone.config.schema import Config, change_section
 from trainstone.data.feeding.shown import IGNORED
@@ -20,14 +19,13 @@ from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import Timer, choose_timer
-from trainstone.measure.flops import Work, count_work
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.conclude import conclude
 from trainstone.train.evaluation import open_pictures
-from trainstone.train.fit import Fitted, fit_engine
+from trainstone.train.fit import Fitted, count_step_work, fit_engine
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.observation import measure_device, observe, open_recorder
 from trainstone.train.precision import autocast
@@ -37,8 +35,6 @@ from trainstone.train.stopping import Pact, record_steps
 from trainstone.train.task import compile_model, feed_device, synthetic_batches
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, choose_eval_batch
-
-CPU = torch.device("cpu")
 
 
 def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
@@ -91,21 +87,7 @@ def fit_inference(config: Config) -> Fitted:
     config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
     # What is timed here has neither phases nor an optimiser.
     config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
-    return Fitted(config, device, count_forward_work(config, batch), tuple(findings))
-
-
-def count_forward_work(config: Config, batch_size: int) -> Work:
-    """Count FLOPs and bytes of a forward pass at the run's precision; nothing is computed."""
-    workload = WORKLOADS[config.workload]
-    with FakeTensorMode():
-        model = workload.build_model(config).eval()
-        score, images = workload.build_scores(config, CPU), workload.empty_batch(config, batch_size)[0]
-
-        def forward() -> Tensor:
-            with autocast(CPU, config.train.precision):
-                return score(model, images)
-
-        return count_work(forward, backward=False)
+    return Fitted(config, device, count_step_work(config, batch, backward=False), tuple(findings))
 
 
 def measure_batches(

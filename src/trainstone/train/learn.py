@@ -15,7 +15,6 @@ from pathlib import Path
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import RunError
-from trainstone.files import sync_path
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.recorder import StepRecorder
@@ -30,6 +29,7 @@ from trainstone.train.decision import Agreed, Cadence, State, decide
 from trainstone.train.distributed import Agreement, World, average_buffers, barrier
 from trainstone.train.evaluate import Scoring, judge, keep_pictures
 from trainstone.train.loop import train_steps
+from trainstone.train.observation import sync_steps
 from trainstone.train.task import Task
 
 CHECKPOINTS = "checkpoints"
@@ -151,8 +151,7 @@ def save(setting: Setting, course: Course) -> None:
     # A resumed run sets a step file aside that lacks steps of its checkpoint: they are written first, on every rank.
     for sink in setting.sinks:
         sink.flush()
-    if setting.run.result.world.nodes > 1:
-        sync_path(setting.recorder.path)  # so that rank 0 can read it from its host
+    sync_steps(setting.run, setting.recorder)
     barrier(setting.world)
     if setting.world.rank.number == 0:
         setting.checkpoints.mkdir(exist_ok=True)

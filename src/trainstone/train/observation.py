@@ -13,6 +13,7 @@ from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_ho
 from trainstone.measure.peaks import Peaks, measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader, Telemetry
+from trainstone.results.store import RunFolder
 from trainstone.train.distributed import World, barrier, gather
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import Lifecycle
@@ -84,7 +85,7 @@ def find_own_processes(world: World) -> set[int]:
     return own | {os.getppid()} if "TORCHELASTIC_RUN_ID" in os.environ else own  # torchrun looks after them
 
 
-def sync_steps(life: Lifecycle, recorder: StepRecorder) -> None:
+def sync_steps(run: RunFolder, recorder: StepRecorder) -> None:
     """Let rank 0 read this rank's steps from its host."""
-    if life.run.result.world.nodes > 1:
+    if run.result.world.nodes > 1:
         sync_path(recorder.path)

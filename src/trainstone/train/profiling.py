@@ -27,7 +27,6 @@ from trainstone.results.schema import Finding, Status
 from trainstone.results.stats import spread
 from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
-from trainstone.results.store import RunFolder
 from trainstone.results.timeline import analyse_trace
 from trainstone.results.verdicts import write_profile_verdict
 from trainstone.train.conclude import conclude
@@ -96,7 +95,12 @@ def run_profile(
         left_out = range(recorded.window.begin, recorded.window.end)
         conclude(life, fitted, recorder, observed, loader=task.loader, left_out=left_out)
     if world.rank.number == 0:
-        mark_as_profile(run, fitted, recorded)
+        # That there are too few steps for an interval is no news here.
+        findings = [found for found in run.result.findings if found.code != "few-steps"]
+        run.update(findings=[describe_profiled(run.result.timeline, recorded.window), *findings])
+        if run.result.timeline:
+            title = WORKLOADS[fitted.config.workload].title(fitted.config)
+            run.update(verdict=write_profile_verdict(title, run.result.timeline))
     return run.result.status
 
 
@@ -241,16 +245,6 @@ def judge_overhead(step_seconds: NDArray[np.float64], window: Window) -> Overhea
         share=median / plain["median"] - 1,
         noise=1.4826 * plain["mad"] / plain["median"],
     )
-
-
-def mark_as_profile(run: RunFolder, fitted: Fitted, recorded: Recorded) -> None:
-    """Add the finding and the verdict of a profile: its speed is not that of a bench."""
-    timeline, window = run.result.timeline, recorded.window
-    # That there are too few steps for an interval is no news here.
-    findings = [found for found in run.result.findings if found.code != "few-steps"]
-    title = WORKLOADS[fitted.config.workload].title(fitted.config)
-    verdict = write_profile_verdict(title, timeline) if timeline else run.result.verdict
-    run.update(findings=[describe_profiled(timeline, window), *findings], verdict=verdict)
 
 
 def describe_profiled(timeline: Timeline | None, window: Window) -> Finding:

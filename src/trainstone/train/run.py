@@ -69,7 +69,7 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
             }
             originals = [files.enter_context(sink) for sink in open_originals(life, fitted, **facts)]
             yield from measure_steps(task, config.measure, recorder, life, observed.clock_start, originals)
-        sync_steps(life, recorder)
+        sync_steps(run, recorder)
         communication = yield from measure_exchange(task, config.parallel, recorder, life)
         if alone and not life.signals.received:
             yield from measure_after(task, fitted, alone, life.signals)

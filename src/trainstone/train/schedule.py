@@ -116,8 +116,5 @@ def check_rate(optimizer: OptimizerConfig, *, peak: float, global_batch: int) ->
     share = peak / usual
     if LOW * (1 - ROUNDING) <= share <= high * (1 + ROUNDING):
         return None
-    images = "1 image" if global_batch == 1 else f"{global_batch} images"
-    return (
-        f"the peak learning rate {peak:g} is {share:.2g} times the {usual:.2g} usual for {optimizer.name.upper()} "
-        f"at {images} a step ({source})"
-    )
+    name = optimizer.name.upper()
+    return f"the peak learning rate {peak:g} is {share:.2g} times the {usual:.2g} usual for {name} ({source} images)"

@@ -4,7 +4,6 @@ CPU flags lie: a virtual machine may show AMX and die of an illegal instruction 
 than fp32 where it is emulated. A child can die without harm. By hand: python -m trainstone.train.trial cpu fp32,bf16 2
 """
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -59,14 +58,8 @@ def _run_child(device: str, precisions: Sequence[str], threads: int) -> tuple[li
     command = [sys.executable, "-P", "-m", "trainstone.train.trial", device, ",".join(precisions), str(threads)]
     try:
         # A session of its own: a Ctrl-C is for us, and must not look like a precision that crashed.
-        child = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=TRIAL_TIMEOUT_SECONDS,
-            check=False,
-            start_new_session=True,
-        )
+        how = {"capture_output": True, "text": True, "timeout": TRIAL_TIMEOUT_SECONDS, "start_new_session": True}
+        child = subprocess.run(command, check=False, **how)
         output, code, errors = child.stdout, child.returncode, child.stderr
     except subprocess.TimeoutExpired as err:
         output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
@@ -75,8 +68,7 @@ def _run_child(device: str, precisions: Sequence[str], threads: int) -> tuple[li
     if code == 0 and len(done) == len(precisions):
         return done, None
     if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return done, f"crashed: {signal.strsignal(-code) or signal.Signals(-code).name}"
+        return done, f"crashed: {signal.strsignal(-code)}"
     return done, (errors.strip().splitlines() or ["failed without a word"])[-1]
 
 

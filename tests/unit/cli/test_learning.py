@@ -10,7 +10,7 @@ from trainstone.results.schema import Result
 
 
 def tell(result: Result, width: int = 36, encoding: str = "utf-8") -> dict[str, str]:
-    return {name: text.plain for name, text in training_rows(result, width, encoding)}
+    return {name: str(text) for name, text in training_rows(result, width, encoding)}
 
 
 def test_a_training_tells_quality_target_epochs_and_time():

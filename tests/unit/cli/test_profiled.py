@@ -11,7 +11,7 @@ from trainstone.results.schema import Result
 
 
 def tell(result: Result, width: int = 36, encoding: str = "utf-8") -> dict[str, str]:
-    return {name: text.plain for name, text in profile_rows(result, width, encoding)}
+    return {name: str(text) for name, text in profile_rows(result, width, encoding)}
 
 
 def test_a_cpu_profile_tells_where_the_time_went():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainstone.formats.nvlog import COLUMNS, MESSAGES, Entry, format_line, parse_lines, read_nvlog
+from trainstone.formats.nvlog import COLUMNS, Entry, format_line, parse_lines, read_nvlog
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
 LINE = ":::NVLOGv0.2.3 resnet 1605627653.402500391 (training_hooks.py:102) cross_entropy: 9.02121639251709"
@@ -53,14 +53,6 @@ def test_lines_broken_at_80_columns_are_joined(entry: Entry, value: float):
     rows = [f"   {line[begin : begin + COLUMNS]}".rstrip() for begin in range(0, len(line), COLUMNS)]
     read = list(parse_lines([*rows, "   something else"]))
     assert read == [entry]
-
-
-@pytest.mark.parametrize("message", MESSAGES)
-def test_messages_without_a_value_are_joined_too(message: str):
-    line = format_line(Entry("0.2.3", "resnet", 1605627653.0, "some_longer_file_name.py", 374, message))
-    assert len(line) > COLUMNS
-    read = list(parse_lines([line[:COLUMNS], line[COLUMNS:].lstrip()]))
-    assert [entry.key for entry in read] == [message]
 
 
 def test_a_full_line_is_not_joined_with_what_other_programs_print():

@@ -106,15 +106,6 @@ def test_cpu_reader_names_what_a_virtual_machine_lacks(tmp_path):
     reader.close()
 
 
-def test_number_cut_by_the_buffer_is_not_a_number(tmp_path):
-    line = "cpu0 100 0 0 100 0 0 0 "  # the eighth number starts on the last of the 512 bytes that one CPU gets
-    root = make_tree(tmp_path, {"proc/stat": line + " " * (511 - len(line)) + "1234567 0 0\n"})
-    reader = CpuReader(root, available={0})
-    make_tree(root, {"proc/stat": line.replace("100", "900") + " " * (511 - len(line)) + "1234567 0 0\n"})
-    assert reader.read().util_percent is None
-    reader.close()
-
-
 def read_nvml(monkeypatch: pytest.MonkeyPatch, nvml: SimpleNamespace) -> NvmlReader:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return NvmlReader("GPU-ab")

@@ -76,25 +76,6 @@ def test_what_is_written_is_read_back(sound: Path):
     assert [path.name for path in sound.parent.iterdir()] == [sound.name]
 
 
-def test_channels_last_parameters_and_shared_memory_are_written_as_they_look(tmp_path: Path):
-    pixels = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    flat = torch.arange(10.0)
-    tensors = {
-        "pixels": torch.nn.Parameter(pixels),
-        "transposed": torch.rand(3, 4).t(),
-        "whole": flat,
-        "same": flat,
-        "front": flat[:4],
-        "middle": flat[2:6],
-        "strided": flat[::2],
-        "expanded": torch.tensor(2.0).expand(3),
-    }
-    found = read_checkpoint(write_checkpoint(tmp_path, 1, {}, tensors)).tensors
-    for name, tensor in tensors.items():
-        assert torch.equal(found[name], tensor), name
-        assert found[name].is_contiguous()
-
-
 def test_a_cut_anywhere_is_refused(sound: Path):
     data = sound.read_bytes()
     for length in range(len(data)):

@@ -182,21 +182,6 @@ def test_it_agrees_with_counting_picture_by_picture(cadence: Cadence):
     assert {step for step in steps if cadence.checkpoints_after(step)} == saved
 
 
-@given(cadences())
-def test_the_next_evaluation_is_the_first_that_is_due_after_so_many_epochs(cadence: Cadence):
-    """Go through hundredths of an epoch: which are due, and the first step that has all of its pictures."""
-    last, evaluated, _ = simulate(cadence)
-    evaluation = cadence.eval
-    offset = evaluation.every_epochs - 1 if evaluation.offset is None else evaluation.offset
-    listed = [round(100 * epoch) for epoch in evaluation.at_epochs]
-    rhythm = [100 * epoch + 100 for epoch in range(20) if epoch % evaluation.every_epochs == offset]
-    for epochs in range(4):
-        due = min((part for part in (listed or rhythm) if part > 100 * epochs), default=10**6)
-        steps = (step for step in range(1, last) if 100 * step * cadence.global_batch >= due * cadence.pictures)
-        assert cadence.next_evaluation(epochs) == next(steps, last)
-        assert cadence.next_evaluation(epochs) in evaluated
-
-
 RHYTHM, LISTED = {"every_epochs": 4, "offset": 2}, {"every_epochs": 2, "offset": 0, "at_epochs": (4.0, 7.0)}
 
 

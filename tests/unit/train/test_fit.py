@@ -145,12 +145,6 @@ def test_bench_fits_a_recipes_batch_to_the_time(monkeypatch: pytest.MonkeyPatch,
     assert fitted.config.train.adapt == ()
 
 
-def test_a_batch_asked_for_is_not_adapted(monkeypatch: pytest.MonkeyPatch):
-    fitted = fit_original(monkeypatch, 1.0, "train.batch_size=16")
-    assert fitted.config.train.batch_size == 16
-    assert "batch-fitted" not in [found.code for found in fitted.findings]
-
-
 def test_strict_refuses_another_batch_and_another_precision(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match=r"--strict: took 8 images"):
         fit_original(monkeypatch, 0.1, "train.precision=fp32", system="bede-1x1", strict=True)

@@ -12,7 +12,7 @@ from trainstone.measure.clock import HostTimer
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
 from trainstone.train.fit import count_step_work
-from trainstone.train.inference import count_forward_work, infer_steps, run_inference
+from trainstone.train.inference import infer_steps, run_inference
 from trainstone.train.saved import open_saved, resolve_config
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_a_step_is_the_wait_and_the_forward_pass(kind):
 
 def test_only_the_forward_pass_is_counted():
     config = make_config(*SYNTHETIC)
-    forward, both = count_forward_work(config, 4), count_step_work(config, 4)
+    forward, both = count_step_work(config, 4, backward=False), count_step_work(config, 4)
     assert both.flops / 4 < forward.flops < both.flops / 2
     assert 0 < forward.bytes_moved < both.bytes_moved / 2
 

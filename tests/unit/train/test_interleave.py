@@ -95,11 +95,6 @@ def test_blocks_take_the_same_time_not_the_same_steps():
     assert MAX_ROUNDS - 2 <= len(done.blocks) / 4 <= MAX_ROUNDS
 
 
-def test_the_same_configuration_gets_the_same_steps():
-    done = Bench({"A": constant(0.010), "B": constant(0.013)}, same=True).run(seconds=60.0)
-    assert done.steps_per_block == {"A": 30, "B": 30}
-
-
 def test_a_round_that_was_begun_is_finished():
     bench = Bench({"A": constant(10.0), "B": constant(10.0)})
     done = bench.run(seconds=0.1)
@@ -127,16 +122,6 @@ def test_a_block_holds_the_steps_that_were_begun_in_it(lag: int):
         own = bench.starts[block.arm][block.first_step : block.first_step + block.num_steps]
         assert len(own) == block.num_steps
         assert not [other for other in bench.starts["B" if block.arm == "A" else "A"] if own[0] < other < own[-1]]
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-def test_only_the_step_after_a_change_is_between_two_blocks(lag: int):
-    bench = Bench({"A": constant(0.01), "B": constant(0.02)}, lag=lag)
-    done = bench.run(seconds=2.0)
-    for name in "AB":
-        spans = [(block.first_step, block.num_steps) for block in done.blocks if block.arm == name]
-        gaps = [following - first - length for (first, length), (following, _) in itertools.pairwise(spans)]
-        assert gaps == list(itertools.islice(itertools.cycle([1, 0] if name == "A" else [0, 1]), len(gaps)))
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -96,13 +96,6 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
     assert_same(read_learned(run.path), read_learned(whole.path))
 
 
-def test_lars_with_corrected_momentum_is_resumed_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lars = {"optimizer.name": "lars", "optimizer.learning_rate": 2.0, "train.mixup": 0.2, "train.accumulate": 2}
-    whole, stopped, resumed = stop_and_resume(tmp_path, monkeypatch, 4, **lars)
-    assert stopped.document["optimizer_groups"][0]["previous_lr"] > 0
-    assert_same(resumed, whole)
-
-
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
     monkeypatch.setattr(learn, "judge", lambda *_: pretend(next(found))())

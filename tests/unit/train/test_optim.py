@@ -99,19 +99,6 @@ def test_sgd_with_keras_or_torchs_momentum_is_the_slow_one(correction: bool, dec
     compare(build_model(), config, rates, trusted=set())
 
 
-def test_lars_takes_a_channels_last_network_and_copies_no_gradients():
-    model = build_model().to(memory_format=torch.channels_last)
-    optimizer = build_optimizer(model, OptimizerConfig(name="lars"), CPU, rate=0.1)
-    gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
-    kept = [gradient.clone() for gradient in gradients]
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
-    buffer = optimizer.state[model[0].weight]["momentum_buffer"]
-    assert buffer.is_contiguous(memory_format=torch.channels_last)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, kept, strict=True))
-
-
 @pytest.mark.parametrize(
     ("decay", "spared"),
     [

@@ -15,8 +15,8 @@ from trainstone.report.sections.facts import address
 from trainstone.report.view import RunView
 from trainstone.results import learning
 from trainstone.results.learning import format_epochs, format_metric, format_target, name_metric, thin_history
-from trainstone.results.losscurve import LossCurve, read_loss
 from trainstone.results.quality import Evaluation, Quality, Repeated
+from trainstone.results.series import LossCurve, read_loss
 from trainstone.results.tables import evaluation_table, training_table
 from trainstone.results.thinning import Array
 from trainstone.units import format_count, format_seconds
@@ -231,7 +231,7 @@ def draw_loss_panel(curve: LossCurve, quality: Quality | None, span: Span) -> An
     channels: dict[str, Any] = {
         "x": span.encode(labelled=False),
         "y": charts.up("loss", domain=[min(0.0, lowest), top], nice=False, tickCount=5, **LEFT),
-        "color": charts.colours(kinds, symbolType="circle", symbolOpacity=1, symbolStrokeWidth=0),
+        "color": charts.colours(kinds, symbolType="circle", symbolOpacity=1),
         "tooltip": tips(what="loss", y="is", x=span.title),
     }
     look = {"strokeWidth": 1, "opacity": 0.55, "clip": True, "point": len(raw) == 1}

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from made_mlperf import make_logged
-from made_mlperf_ssd import write_ssd_log
-from made_submission import closed_log, write_mlperf_run, write_mlperf_runs
+from made_mlperf import closed_log, make_logged, write_mlperf_run, write_mlperf_runs, write_ssd_log
 from trainstone.results.mlperf.logged import LoggedEvaluation, Times, find_logs, read_logged, read_logs
 from trainstone.results.mlperf.score import olympic_mean, score_runs
 from trainstone.results.mlperf.summary import document_group, group_runs, make_group, run_table, time_table
