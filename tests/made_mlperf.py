@@ -1,22 +1,29 @@
-"""An mlperf.log of a closed-division ResNet-50 run, written by the real writer with steps that nobody trained."""
+"""An mlperf.log of a closed run, of ResNet-50 or SSD, written by the real writer with steps that nobody trained."""
 
+import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import nn
 
+from made_learning import make_training
+from made_results import write_run
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
+from trainstone.files import dump_json
 from trainstone.machine.pagecache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
+from trainstone.models.ssd import build_ssd
 from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.results.quality import Evaluation
-from trainstone.results.schema import Status
+from trainstone.results.schema import Point, Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.decision import Cadence
 from trainstone.train.original.mllog import MlperfLog, Submission, choose_division, measure_sizes
@@ -63,7 +70,7 @@ def make_submission(
         sizes=sizes,
         division=choose_division(config, mllog, sizes)[0],
         device_name="Made-up accelerator",
-        tensors=mllog.tensor_names(network or build_resnet(50)),
+        tensors=[mllog.name_tensor(name) for name, _ in (network or build_resnet(50)).named_parameters()],
         cleared=CacheCleared(True, "page cache cleared", BEGAN),
         init_ms=int(BEGAN * 1000),
         built_ms=int(built_seconds * 1000),
@@ -146,3 +153,94 @@ def check_log(path: Path, ruleset: str) -> tuple[bool, str]:
     arguments = ["--usage", "training", "--ruleset", ruleset, "--log_output", str(said), str(path)]
     ended = subprocess.run([sys.executable, "-W", "ignore", "-m", module, *arguments], capture_output=True, text=True)
     return ended.returncode == 0, ended.stdout + ended.stderr
+
+
+COCO = (117_266, 5_000)
+SSD_RULESETS = ("0.7.0", "1.0.0", "1.1.0")
+
+
+def load_ssd(*, seed: int = 1, batch: int = 1024, ranks: int = 8, **changes: Any) -> Config:
+    """ssd300-mlperf with a global batch, on so many ranks; a__b stands for a.b."""
+    settings = {"seed": seed, "train.batch_size": batch // ranks, "mlperf.org": "somebody"}
+    settings |= {"model.pretrained": "resnet34.safetensors"}
+    settings |= {name.replace("__", "."): value for name, value in changes.items()}
+    return load_config("ssd300-mlperf", settings=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
+
+
+@functools.cache
+def build_empty() -> nn.Module:
+    """SSD300 without values."""
+    with torch.device("meta"):
+        return build_ssd(34, num_classes=80, image_size=300)
+
+
+def write_ssd_log(
+    path: Path,
+    *,
+    seed: int = 1,
+    ranks: int = 8,
+    pictures: tuple[int, int] = COCO,
+    epochs: int = 50,
+    reached: float = 0.2301,
+    minutes: float = 25.4,
+    **changes: Any,
+) -> None:
+    """Write the log of a run whose evaluation after some epochs, one of the listed, came to `reached`."""
+    config = load_ssd(seed=seed, ranks=ranks, **changes)
+    values = {epochs: reached}
+    write_log(
+        path,
+        make_submission(config, ranks, build_empty(), BEGAN + BUILD_SECONDS, pictures),
+        epochs=epochs,
+        minutes=minutes,
+        score=lambda epoch: {"map": values.get(epoch, 0.8 * reached), "map50": 0.4},
+        ended="target_reached" if reached >= (config.eval.target or 1) else "target_missed",
+    )
+
+
+SHORTEST_MINUTES = 27.0
+MINUTES = (30.0, 28.0, 29.0, 27.0, 40.0)
+
+
+@functools.cache
+def make_log(**changes: Any) -> str:
+    """Let the real writer write a log, once for all tests: it takes a second."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "mlperf.log"
+        write_closed_log(path, seed=1, minutes=SHORTEST_MINUTES, **changes)
+        return path.read_text()
+
+
+def closed_log(seed: int = 1, minutes: float = 28.0, **changes: Any) -> str:
+    """The same with another seed and another end."""
+    events = [json.loads(line.partition(" ")[2]) for line in make_log(**changes).splitlines()]
+    (start,) = (event["time_ms"] for event in events if event["key"] == "run_start")
+    for event in events:
+        if event["key"] == "seed":
+            event["value"] = seed
+        if event["key"] == "run_stop":
+            event["time_ms"] = start + round(60_000 * minutes)
+    return "".join(f":::MLLOG {json.dumps(event)}\n" for event in events)
+
+
+def write_mlperf_run(folder: Path, seed: int, minutes: float = 28.0, **changes: Any) -> Path:
+    """A run folder of one training, named run-<seed>."""
+    path = write_run(folder, make_training(f"run-{seed}", settings=(f"seed={seed}",)))
+    (path / "mlperf.log").write_text(closed_log(seed, minutes, **changes))
+    return path
+
+
+def write_mlperf_runs(
+    folder: Path, seeds: Sequence[int] = (1, 2, 3, 4, 5), minutes: Sequence[float] = MINUTES, **changes: Any
+) -> Path:
+    """What train --runs leaves: a folder with its runs under points/."""
+    path = folder / "repeated"
+    children = [
+        write_mlperf_run(path / "points", seed, time, **changes) for seed, time in zip(seeds, minutes, strict=True)
+    ]
+    points = [
+        Point(label=f"seed {seed}", run=f"points/{child.name}") for seed, child in zip(seeds, children, strict=True)
+    ]
+    whole = make_training("repeated").model_copy(update={"points": points})
+    (path / "result.json").write_text(dump_json(whole.model_dump(mode="json", exclude_none=True)))
+    return path

@@ -11,7 +11,7 @@ from trainstone.measure.recorder import StepRecorder
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.facts import Facts, has_decay
+from trainstone.train.original.lines import Facts, has_decay
 from trainstone.train.original.writers import list_writers
 
 BEGAN = 1605627653.25

@@ -26,6 +26,7 @@ def make_slow_pictures(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(quick, tmp_path: Path):
     data = make_slow_pictures(tmp_path / "set")
@@ -107,15 +108,6 @@ def test_wrong_wishes_get_one_clear_message(quick, tmp_path: Path, arguments: li
     assert done.code in (2, 3)
     assert told in done.err
     assert "Traceback" not in done.err
-
-
-def test_real_and_synthetic_can_be_compared_in_turn(quick, tmp_path: Path):
-    data = make_set(tmp_path / "set", "tfrecord", count=12)
-    against = ["--against", "data.source=synthetic"]
-    done = quick("bench", *TINY, "--data", str(data), *against, "--iterations", "40", "--json")
-    assert done.code == 0, done.err
-    labels = [point["label"] for point in done.json()["points"]]
-    assert labels == ["A: data.source=files", "B: data.source=synthetic"]
 
 
 def test_data_bench_tells_threads_stages_and_cores(quick, tmp_path: Path):

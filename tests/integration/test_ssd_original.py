@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from made_mlperf import check_log
-from made_mlperf_ssd import write_ssd_log
+from made_mlperf import check_log, write_ssd_log
 from nursery import Nursery
 from trainstone.formats.mllog import read_mllog
 from trainstone.results.mlperf.logged import read_logged

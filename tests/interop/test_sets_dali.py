@@ -1,6 +1,5 @@
 """Whole data sets of ours, with our indexes, through DALI's readers: TFRecord, RecordIO, WebDataset, COCO."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from made_sets import SCENES, draw_scenes, find_real, label_by_folder, read_all
+from made_sets import SCENES, draw_scenes, label_by_folder, read_all
 from peers import ask_peer, digest, find_peer
 from trainstone.data.sample import Sample
 
@@ -169,29 +168,3 @@ def test_our_annotations(dali, annotations, split):
         assert record["image"] == digest(sample.image)
         assert record["labels"] == [box.label + 1 for box in sample.boxes]
         assert np.abs(np.array(record["boxes"]) - [box[1:5] for box in sample.boxes]).max() < 1e-6
-
-
-def test_real_coco_as_prepared(make):
-    """All boxes of COCO's own annotations, crowds included, are found in what `data coco` made of them."""
-    root = find_real("detection/coco-free")
-    prepared = make("coco", "--from", root)
-    jobs, expected = {}, {}
-    for split in SPLITS:
-        document = json.loads((root / f"annotations/instances_{split}2017.json").read_text())
-        for kind in ("instances", "bbox_only_instances"):
-            name = f"{kind}_{split}2017"
-            expected[name] = document
-            where = {"path": str(prepared / f"{split}2017"), "annotations": str(prepared / f"annotations/{name}.json")}
-            jobs[name] = ("coco", {**where, "count": len(document["images"])})
-    for name, records in ask_peer("dali", **jobs).items():
-        document, found = expected[name], {record["id"]: record for record in records}
-        labels = {entry["id"]: place for place, entry in enumerate(document["categories"], start=1)}
-        for image in document["images"]:
-            objects = [entry for entry in document["annotations"] if entry["image_id"] == image["id"]]
-            record = found.pop(image["id"])
-            assert record["labels"] == [labels[entry["category_id"]] for entry in objects]
-            edges = [(x, y, x + w, y + h) for x, y, w, h in (entry["bbox"] for entry in objects)]
-            size = (image["width"], image["height"]) * 2
-            boxes = np.array(record["boxes"]).reshape(-1, 4)
-            assert np.abs(boxes - np.reshape(edges, (-1, 4)) / size).max(initial=0) < 1e-6
-        assert not found

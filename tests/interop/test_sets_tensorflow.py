@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from made_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, find_real, label_by_folder, read_all
+from made_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, label_by_folder, read_all
 from peers import PEERS, ask_peer, digest, find_peer, run_peer
 from trainstone.data.picture.decode import decode
-from trainstone.formats.coco import NAME_OF_ID
 from trainstone.formats.example import decode_example
 from trainstone.formats.tfrecord import TFRecordFile
 
@@ -54,12 +53,7 @@ def theirs(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.fixture(scope="module")
 def boxed(make: Make) -> dict[str, Path]:
     """Our sets with boxes."""
-    made = {"scenes": make("make", "detect", *SCENES, "--format", "tfrecord", "--shards", "3,1")}
-    try:
-        coco = make("coco", "--from", find_real("detection/coco-free"))
-    except pytest.skip.Exception:
-        return made
-    return {**made, "coco": make("convert", coco, "--format", "tfrecord")}
+    return {"scenes": make("make", "detect", *SCENES, "--format", "tfrecord", "--shards", "3,1")}
 
 
 @pytest.fixture(scope="module")
@@ -199,34 +193,3 @@ def test_tensorflow_reads_our_scenes(tensorflow, split):
 
 def as_floats(values: Iterator[float]) -> list[float]:
     return np.array(list(values), np.float32).tolist()
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_tensorflow_reads_our_coco(tensorflow, split):
-    root = find_real("detection/coco-free")
-    document = json.loads((root / f"annotations/instances_{split}2017.json").read_text())
-    found = {record["image/id"]: record for record in tensorflow["detect"][f"coco {split}"]}
-    assert len(found) == len(document["images"])
-    crowds = 0
-    for image in document["images"]:
-        record, width, height = found[image["id"]], image["width"], image["height"]
-        objects = [entry for entry in document["annotations"] if entry["image_id"] == image["id"]]
-        ids = [entry["category_id"] for entry in objects]
-        assert record["image/encoded"] == digest((root / f"{split}2017" / image["file_name"]).read_bytes())
-        assert record["image/fname"] == image["file_name"]
-        assert record["image/shape"] == [height, width, 3]
-        assert record["image/object/label"] == [number_class(id_) for id_ in ids]
-        assert record["image/object/name"] == [NAME_OF_ID[id_] for id_ in ids]
-        assert record["image/object/is_crowd"] == [entry["iscrowd"] for entry in objects]
-        crowds += sum(record["image/object/is_crowd"])
-        edges = [edge for x, y, w, h in (e["bbox"] for e in objects) for edge in (x, y, x + w, y + h)]
-        expected = np.array(edges).reshape(-1, 4) / (width, height, width, height)
-        assert np.abs(np.array(record["image/object/bbox"]).reshape(-1, 4) - expected.clip(0, 1)).max(initial=0) < 1e-6
-    assert crowds > 0
-
-
-def number_class(category: int) -> int:
-    """create_tfrecord.py's label: ids that COCO left out are taken out, the others counted from 1."""
-    left_out = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
-    assert category not in left_out
-    return sum(id_ not in left_out for id_ in range(category + 1))

@@ -20,7 +20,6 @@ from trainstone.data.feeding.shown import NOTHING, Holds, pack
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import Pixels
 from trainstone.data.sample import Source
-from trainstone.errors import ConfigError
 from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank
 from trainstone.text import printable
@@ -176,7 +175,6 @@ def open_loader(
 
     `parts`: to train on, batches of a step; to validate with, pictures come in a multiple of it, the rest is left out.
     """
-    check_boxes_fit(holds, augment, train=train)
     order: TrainOrder | EvalOrder
     if train:
         order = TrainOrder(len(source), batch_size, seed, rank, last=loader.last, parts=parts)
@@ -194,13 +192,3 @@ def open_loader(
     )
     threads = available_cores().threads if loader.threads == "auto" else loader.threads
     return Loader(feed, order, threads=threads, prefetch=loader.prefetch, pinned=pinned, first_step=first_step)
-
-
-def check_boxes_fit(holds: Holds, augment: AugmentConfig, *, train: bool) -> None:
-    """Refuse what does not keep boxes true to pixels."""
-    if holds == "class":
-        return
-    if train and augment.crop not in ("overlap", "whole"):
-        raise ConfigError(f"augment.crop = {augment.crop} keeps no boxes", hint="--set augment.crop=overlap")
-    if not train and augment.val_crop != "whole":
-        raise ConfigError(f"augment.val_crop = {augment.val_crop} cuts boxes off", hint="--set augment.val_crop=whole")

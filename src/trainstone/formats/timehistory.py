@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from trainstone.errors import DataError
 from trainstone.formats.files import read_lines
 from trainstone.text import printable
 
+LOG_STEPS = 100
+"""The original's --log_steps."""
+FEW_LOG_STEPS = 10
+FEW_STEPS = 200
 # What stands before it is anybody's: absl's prefix, a time, a container's name.
 LINE = re.compile(
     r"TimeHistory: ([0-9]{1,12}(?:\.[0-9]{1,9})?) seconds, ([0-9]{1,12}(?:\.[0-9]{1,9})?) examples/second "
@@ -31,6 +35,44 @@ class Interval(NamedTuple):
     last_step: int
     stamp: str | None = None
     """mmdd hh:mm:ss.us of the log line; absl writes no year."""
+
+
+def choose_every(requested: int | Literal["auto"], num_steps: int) -> int:
+    """Return how many steps a line is of: 100 as the original, 10 where a run has fewer than 200."""
+    if requested != "auto":
+        return requested
+    return LOG_STEPS if num_steps >= FEW_STEPS else FEW_LOG_STEPS
+
+
+class Intervals:
+    """Gathers steps into intervals, each of `every` steps, counted from 0.
+
+    An interval lasts from the beginning of its first step to the end of its last: what lies between steps is in it,
+    and the slow first step, as in the original.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._first = self._next = 0
+        self._began = self._images = 0.0
+
+    def add(self, start_seconds: float, step_seconds: float, images: float) -> Interval | None:
+        """Take in a step; return an interval when it is complete, unless it took no time."""
+        if self._next == self._first:
+            self._began, self._images = start_seconds, 0.0
+        self._next += 1
+        self._images += images
+        if self._next % self.every:
+            return None
+        seconds = start_seconds + step_seconds - self._began
+        first, self._first = self._first, self._next
+        return Interval(seconds, self._images / seconds, first, self._next) if seconds > 0 else None
+
+    def format_step(self, start_seconds: float, step_seconds: float, images: float, began: float, process: int) -> str:
+        """Take in a step; return its line when an interval is complete. `began`: when the run's clock was at 0."""
+        interval = self.add(start_seconds, step_seconds, images)
+        when = datetime.fromtimestamp(began + start_seconds + step_seconds)
+        return f"{format_line(interval, when, process)}\n" if interval else ""
 
 
 def format_line(interval: Interval, when: datetime, process: int) -> str:

@@ -70,22 +70,22 @@ def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: 
     """Refuse more ranks than this machine has CUDA devices or CPUs, and more than its memory allows."""
     devices, memory = count_used_devices(verb), memory_available_bytes()
     cores = available_cores()
-    # Hyper-threads count: whoever asks for as many ranks as `nproc` shows gets them.
+    # Hyper-threads count: as many ranks as `nproc` shows are allowed.
     cpus = cores.logical if cores.quota_cores is None else min(cores.logical, max(1, int(cores.quota_cores)))
     places = devices or cpus
-    fitting = places if memory is None else min(places, memory // RANK_MEMORY_BYTES)
+    fitting = min(places, memory // RANK_MEMORY_BYTES)
     lacks_devices = 0 < devices < ranks  # a rank cannot share the device of another
     if ranks <= fitting or (oversubscribe and not lacks_devices):
         return
     kind = "CUDA device" if devices else "CPU"
-    free = "" if memory is None else f" and {format_bytes(memory)} of available memory"
     restarts = ["--max-restarts", str(max_restarts)] if max_restarts else []
     command = ["trainstone", "launch", "local", "--ranks", str(fitting), *restarts, "--", verb.name, *verb.arguments]
     hints = [shlex.join(command)] if fitting else []
     hints += [] if lacks_devices else ["--oversubscribe starts them nevertheless"]
     raise MachineError(
-        f"cannot start {format_count(ranks, 'rank')} on {name_host()}: it has {format_count(places, kind)}{free};"
-        f" {fitting} fit, with one {kind} and at least {format_bytes(RANK_MEMORY_BYTES)} each",
+        f"cannot start {format_count(ranks, 'rank')} on {name_host()}: it has {format_count(places, kind)} and "
+        f"{format_bytes(memory)} of available memory; {fitting} fit, "
+        f"with one {kind} and at least {format_bytes(RANK_MEMORY_BYTES)} each",
         hint="\n".join(hints),
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainstone.errors import ResultError
 from trainstone.files import write_atomically
-from trainstone.results.intervals import Intervals, choose_every
+from trainstone.formats.timehistory import Intervals, choose_every
 from trainstone.results.steps import read_records
 from trainstone.results.store import read_result
 
@@ -28,7 +28,9 @@ def write_timehistory(run: Path, target: Path) -> None:
     intervals = Intervals(choose_every(requested if known else "auto", len(records)))
     # The step file was written last when the last step ended.
     began = steps.stat().st_mtime - (records[-1].start_seconds + records[-1].step_seconds)
-    text = "".join(intervals.format_step(record, began, result.process.pid) for record in records)
+    text = "".join(
+        intervals.format_step(r.start_seconds, r.step_seconds, r.images, began, result.process.pid) for r in records
+    )
     if text:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text)

@@ -1,4 +1,4 @@
-"""The verb that ranks are to run: taken apart as far as the launcher must know, and asked for its plan beforehand."""
+"""The verb that ranks are to run: parsed as far as the launcher must know, and planned by a dry run of it."""
 
 import json
 import os
@@ -61,7 +61,12 @@ def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = N
         raise ConfigError(f"--system {system} and --system {theirs}", hint="give one of them")
     if system is not None and theirs is None and name not in WITHOUT_SYSTEM:
         rest += ["--system", system]
-    refuse_alone(rest)
+    if (_find_value(rest, "--runs") or "1") != "1":
+        hint = "launch one run for each --seed instead"
+        raise ConfigError("--runs starts worlds of its own, one after the other", hint=hint)
+    for option in ("--predict", "--export"):
+        if any(word == option or word.startswith(f"{option}=") for word in rest):
+            raise ConfigError(f"{option} is the work of one process", hint="start it without `trainstone launch`")
     resume, chosen = _find_value(rest, "--resume"), system or theirs
     return Verb(
         name=name,
@@ -74,17 +79,6 @@ def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = N
         quiet=quiet,
         dry_run=dry_run,
     )
-
-
-def refuse_alone(words: Sequence[str]) -> None:
-    """Refuse what ranks cannot do together."""
-    if (_find_value(words, "--runs") or "1") != "1":
-        raise ConfigError(
-            "--runs starts worlds of its own, one after the other", hint="launch one run for each --seed instead"
-        )
-    for option in ("--predict", "--export"):
-        if any(word == option or word.startswith(f"{option}=") for word in words):
-            raise ConfigError(f"{option} is the work of one process", hint="start it without `trainstone launch`")
 
 
 def ask_plan(name: str, arguments: Sequence[str]) -> Config:

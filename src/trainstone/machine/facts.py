@@ -17,16 +17,8 @@ from typing import Any
 import psutil
 
 from trainstone import __version__
-from trainstone.machine.cpus import (
-    CPU_FOLDER,
-    available_cores,
-    memory_limit_bytes,
-    read_cpuinfo,
-    read_governor,
-    read_int,
-    read_siblings,
-    read_text,
-)
+from trainstone.machine import cpus
+from trainstone.machine.cpus import read_cpuinfo, read_int, read_text
 
 # The instructions that decide which kernels torch, oneDNN and the JPEG decoders choose.
 RELEVANT_ISA = re.compile(
@@ -69,13 +61,18 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
     release = read_text(root / "etc/os-release") or ""
     pretty = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", release, re.MULTILINE)
     devices, why_no_nvml = _read_nvidia()
+    flags = read_cpuinfo(root).get("flags")  # only x86 has the hypervisor flag
     facts = {
         "host": read_text(root / "proc/sys/kernel/hostname") or (platform.node() if here else None),
         "os": pretty.group(1) if pretty else (platform.platform(terse=True) if here else None),
         "kernel": read_text(root / "proc/sys/kernel/osrelease") or (platform.release() if here else None),
-        "cpu": {**_read_cpu(root, here), "available": asdict(available_cores(root))},
-        "memory": {"total_bytes": psutil.virtual_memory().total, "limit_bytes": memory_limit_bytes(root)},
-        "virtualisation": _read_virtualisation(root),
+        "cpu": {**_read_cpu(root, here), "available": asdict(cpus.available_cores(root))},
+        "memory": {"total_bytes": psutil.virtual_memory().total, "limit_bytes": cpus.memory_limit_bytes(root)},
+        "virtualisation": {
+            "hypervisor": None if flags is None else "hypervisor" in flags.split(),
+            "sys_vendor": read_text(root / "sys/class/dmi/id/sys_vendor"),
+            "product_name": read_text(root / "sys/class/dmi/id/product_name"),
+        },
         "container": _read_container(root),
         "scheduler": _read_scheduler(),
         "nvml": why_no_nvml,
@@ -106,13 +103,13 @@ def _without_absent(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _read_cpu(root: Path, here: bool) -> dict[str, Any]:
     info = read_cpuinfo(root)
-    folder = root / CPU_FOLDER
-    cpus = [path.parent for path in folder.glob("cpu[0-9]*/topology")]  # an offline CPU has no topology
-    names = [int(cpu.name[3:]) for cpu in cpus if cpu.name[3:].isdecimal()]
-    sockets = {read_int(cpu / "topology/physical_package_id") for cpu in cpus} - {None}
-    cores = {read_siblings(name, root) for name in names} - {frozenset()}
+    folder = root / cpus.CPU_FOLDER
+    folders = [path.parent for path in folder.glob("cpu[0-9]*/topology")]  # an offline CPU has no topology
+    names = [int(cpu.name[3:]) for cpu in folders if cpu.name[3:].isdecimal()]
+    sockets = {read_int(cpu / "topology/physical_package_id") for cpu in folders} - {None}
+    cores = {cpus.read_siblings(name, root) for name in names} - {frozenset()}
     boost, no_turbo = read_int(folder / "cpufreq/boost"), read_int(folder / "intel_pstate/no_turbo")
-    max_khz = [khz for cpu in cpus if (khz := read_int(cpu / "cpufreq/cpuinfo_max_freq"))]
+    max_khz = [khz for cpu in folders if (khz := read_int(cpu / "cpufreq/cpuinfo_max_freq"))]
     smt = read_int(folder / "smt/active")
     flags = set((info.get("flags") or info.get("Features") or "").split())
     return {
@@ -120,11 +117,11 @@ def _read_cpu(root: Path, here: bool) -> dict[str, Any]:
         "vendor": info.get("vendor_id") or ARM_VENDORS.get(info.get("CPU implementer", "")),
         "architecture": platform.machine() if here else None,
         "sockets": len(sockets) or None,
-        "physical_cores": len(cores) or (psutil.cpu_count(logical=False) if here and not cpus else None),
-        "logical_cores": len(cpus) or (os.cpu_count() if here else None),
+        "physical_cores": len(cores) or (psutil.cpu_count(logical=False) if here and not folders else None),
+        "logical_cores": len(folders) or (os.cpu_count() if here else None),
         "isa": sorted(filter(RELEVANT_ISA.fullmatch, flags)) if flags else None,
         "max_mhz": max(max_khz) / 1000 if max_khz else None,
-        "governor": read_governor(root),
+        "governor": cpus.read_governor(root),
         "boost": bool(boost) if boost is not None else None if no_turbo is None else not no_turbo,
         "numa_nodes": len(list(root.glob("sys/devices/system/node/node[0-9]*"))) or None,
         "smt": None if smt is None else bool(smt),
@@ -138,15 +135,6 @@ def read_cpu_model(root: Path = Path("/")) -> str | None:
     if not name and "CPU part" in info:
         name = f"implementer {info.get('CPU implementer', 'unknown')} part {info['CPU part']}"
     return name or (platform.processor() if root == Path("/") else None) or None
-
-
-def _read_virtualisation(root: Path) -> dict[str, Any]:
-    flags = read_cpuinfo(root).get("flags")  # only x86 has the flag
-    return {
-        "hypervisor": None if flags is None else "hypervisor" in flags.split(),
-        "sys_vendor": read_text(root / "sys/class/dmi/id/sys_vendor"),
-        "product_name": read_text(root / "sys/class/dmi/id/product_name"),
-    }
 
 
 def _read_container(root: Path) -> dict[str, Any]:

@@ -12,16 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trainstone.machine.cpus import (
-    CPU_FOLDER,
-    cgroup_folders,
-    parse_cpu_ticks,
-    read_affinity,
-    read_governor,
-    read_int,
-    read_keyed_int,
-    read_text,
-)
+from trainstone.machine import cpus as kernel
+from trainstone.machine.cpus import read_affinity, read_int, read_text
 from trainstone.text import printable
 
 Grade = Literal["A", "B", "C"]
@@ -88,7 +80,7 @@ def read_pressure(
     pids = {os.getpid()} if pids is None else pids
     if cpus is None:
         cpus = frozenset[int]().union(*(read_affinity(pid) for pid in pids))
-    ticks = parse_cpu_ticks(read_text(root / "proc/stat"), cpus)
+    ticks = kernel.parse_cpu_ticks(read_text(root / "proc/stat"), cpus)
     processes = _read_processes(root)
     own_pids = set(pids)
     while children := {one.pid for one in processes.values() if one.parent in own_pids} - own_pids:
@@ -108,14 +100,14 @@ def read_pressure(
         num_cpus=ticks.num_cpus if ticks else None,
         loadavg_1min=_read_load(root),
         counters={name: count for name, count in counters.items() if count is not None},
-        governor=read_governor(root),
+        governor=kernel.read_governor(root),
         others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in ours},
     )
 
 
 def _read_throttle_count(root: Path) -> int | None:
     """Sum all CPUs' counters of thermal throttling; only its growth means something."""
-    paths = root.glob(f"{CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
+    paths = root.glob(f"{kernel.CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
     counts = [count for path in paths if (count := read_int(path)) is not None]
     return sum(counts) if counts else None
 
@@ -231,9 +223,9 @@ def _read_stall_seconds(path: Path) -> float | None:
 def _read_quota_stops(root: Path) -> float | None:
     """Return how long our cgroup, or the ancestor worst off, was stopped for want of CPU quota."""
     stops = []
-    for folder in cgroup_folders("cpu", root):
+    for folder in kernel.cgroup_folders("cpu", root):
         for key, units_per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):  # v2, v1
-            stopped = read_keyed_int(folder / "cpu.stat", key)
+            stopped = kernel.read_keyed_int(folder / "cpu.stat", key)
             stops += [] if stopped is None else [stopped / units_per_second]
     return max(stops, default=None)
 

@@ -11,7 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,6 @@ THE_MODEL = "the model"
 SAVE_AGAIN = "where it comes from, save the tensors alone: torch.save(model.state_dict(), FILE), or as safetensors"
 
 
-class Loaded(NamedTuple):
-    """What a network began with."""
-
-    tensors: int
-    left_out: tuple[str, ...]
-    """Names in the file that are none of the network's."""
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by the names that the model gave them; of a checkpoint the averaged ones, if any.
 
@@ -57,15 +49,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path} holds {err}") from err
 
 
-def load_pretrained(module: nn.Module, path: Path) -> Loaded:
+def load_pretrained(module: nn.Module, path: Path) -> None:
     """Begin a ResNet, or that of a detector, with the weights of a file; every tensor of it, or none and an error.
 
     What the file has beyond them may only be the last stage, the classifier, or other layers of a detector.
     """
-    weights, others = take_backbone(read_weights(path))
+    weights, _ = take_backbone(read_weights(path))
     own = module.state_dict()
-    spare = tuple(name for name in weights if name not in own and name.startswith(ENDS))
-    fitting = {name: tensor for name, tensor in weights.items() if name not in spare}
+    fitting = {name: tensor for name, tensor in weights.items() if name in own or not name.startswith(ENDS)}
     refuse_not_finite(fitting, str(path))
     try:
         load_weights(module, fitting, str(path))
@@ -74,7 +65,6 @@ def load_pretrained(module: nn.Module, path: Path) -> Loaded:
         if found := recognise(weights):
             hint = f"the file is of {found[0]}: --set model.depth={found[0].depth} --set model.width={found[0].width}"
         raise DataError(err.message, hint=hint) from err
-    return Loaded(len(fitting), others + spare)
 
 
 def refuse_not_finite(weights: Mapping[str, Tensor], where: str) -> None:

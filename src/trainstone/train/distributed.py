@@ -1,6 +1,6 @@
-"""Many ranks: how they average gradients and agree between steps. Alone, everything here costs nothing.
+"""Many ranks: how they average gradients and agree between steps. For a single rank nothing here costs anything.
 
-What ranks tell each other travels as tensors or JSON, never as pickled objects.
+Messages between ranks are tensors or JSON, never pickled objects.
 """
 
 import json
@@ -76,7 +76,7 @@ def place_device(device: torch.device, rank: Rank) -> torch.device:
 
 
 def explain_peer_error(err: RuntimeError) -> PeerLostError | None:
-    """Return what to tell if this error comes from another rank that died or hangs; None: it has another cause."""
+    """Return the error to raise if another rank died or hangs; None: this one has another cause."""
     text = str(err).lower()
     if not any(sign in text for sign in PEER_SIGNS):
         return None

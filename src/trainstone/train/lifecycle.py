@@ -67,8 +67,8 @@ class Lifecycle:
             others = format_count(self.rank.world - 1, "other rank")
             yield Progress(f"connecting with {others} at {format_address(read_meeting())}")
         self.world = self._stack.enter_context(meet_all(self.config, run))
-        met = self.world.preflight
-        yield Progress(describe_preflight(met) if met else "reading machine facts")
+        preflight = self.world.preflight
+        yield Progress(describe_preflight(preflight) if preflight else "reading machine facts")
         self.run = share_run(run, self.world)
         if run is None:
             self._logs.enter_context(log_into(self.run.path / f"log-rank{self.rank.number:04d}.txt"))
@@ -131,16 +131,15 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
     """Return an error that says what to do, where the cause is known; None: it is a bug, or not an error."""
     if isinstance(err, TrainstoneError):
         return err
-    if isinstance(err, OSError) and run:
-        if err.filename and not Path(str(err.filename)).is_relative_to(run.path):
-            return ResultError(f"{err.filename}: {err.strerror}")
-        return ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?")
-    if isinstance(err, OSError) and read_rank().world > 1:
+    rank = read_rank()
+    if isinstance(err, OSError) and (run or rank.world > 1):
         place = f"{err.filename}: {err.strerror}" if err.filename else str(err)
-        return ResultError(
-            f"rank {read_rank().number} on {name_host()}: {place}",
-            hint="all ranks must see the same run folder and the same data: choose an --out DIR that all nodes share",
-        )
+        if run and err.filename and not Path(str(err.filename)).is_relative_to(run.path):
+            return ResultError(place)
+        if run:
+            return ResultError(f"cannot write into {run.path}: {err}", hint="is the disk full?")
+        hint = "all ranks must see the same run folder and the same data: choose an --out DIR that all nodes share"
+        return ResultError(f"rank {rank.number} on {name_host()}: {place}", hint=hint)
     if isinstance(err, RuntimeError):
         from trainstone.train.distributed import explain_torch_error
 

@@ -25,7 +25,7 @@ from trainstone.train.distributed import World, barrier, broadcast_dict, gather,
 from trainstone.train.fit import Fitted, fit_to_machine
 from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.lifecycle import Lifecycle
-from trainstone.train.original.facts import Facts, Seat
+from trainstone.train.original.lines import Facts, Seat
 from trainstone.train.original.writers import list_writers
 from trainstone.train.schedule import check_rate, peak_rate
 from trainstone.train.task import (

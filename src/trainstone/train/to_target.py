@@ -26,7 +26,7 @@ from trainstone.train.fit import Fitted
 from trainstone.train.learn import Setting, learn
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
 from trainstone.train.observation import Observed, measure_device, observe, open_recorder
-from trainstone.train.original.facts import has_decay
+from trainstone.train.original.lines import has_decay
 from trainstone.train.original.mllog import check_division, clear_caches, find_run_start, open_log
 from trainstone.train.task import seed_network, settle_classes
 from trainstone.train.tracking import open_trackers

@@ -42,8 +42,8 @@ class Rows(NamedTuple):
 
 def split_rows(rows: NDArray[np.float32]) -> Rows:
     """Take rows apart. A picture that several ranks judged counts once."""
-    rows = rows[rows[:, ROW.index("label")] >= 0].astype(np.float64)
-    found, truth, pictures = (rows[rows[:, ROW.index("kind")] == kind] for kind in (FOUND, TRUTH, PICTURE))
+    rows = rows[rows[:, 2] >= 0].astype(np.float64)
+    found, truth, pictures = (rows[rows[:, 1] == kind] for kind in (FOUND, TRUTH, PICTURE))
     numbers, first = np.unique(pictures[:, 0].astype(np.int64), return_index=True)
     return Rows(
         Truth(*_columns(truth), area=truth[:, 8], crowd=truth[:, 3] > 0),

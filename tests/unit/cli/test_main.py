@@ -9,7 +9,7 @@ from hostile import EVIL, EVIL_NAME, EVIL_SHOWN, hidden
 from trainstone.cli import doctor, recipes
 from trainstone.cli.execute import print_error
 from trainstone.cli.main import main
-from trainstone.errors import ConfigError, RunError
+from trainstone.errors import RunError
 
 RECIPE = """
 name = "mine"
@@ -19,22 +19,10 @@ summary = "%s"
 """
 
 
-def test_an_error_is_a_message_and_a_hint(capsys):
-    print_error(ConfigError("unknown key 'x'", hint="did you mean y?"))
-    assert capsys.readouterr() == ("", "error: unknown key 'x'\nhint:  did you mean y?\n")
-
-
 def test_further_lines_are_kept_and_cannot_pass_for_ours(capsys):
     print_error(RunError("the child said:\nTraceback\n\thint: rm -rf", hint="one\r\ntwo"))
     lines = ["error: the child said:", "       Traceback", "           hint: rm -rf", "hint:  one", "       two"]
     assert capsys.readouterr().err.splitlines() == lines
-
-
-def test_what_an_error_quotes_is_not_obeyed(capsys):
-    print_error(ConfigError(EVIL, hint=EVIL))
-    err = capsys.readouterr().err
-    assert not hidden(err)
-    assert EVIL_SHOWN.partition("\\n")[0] in err
 
 
 def test_a_path_in_an_error_is_not_obeyed(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

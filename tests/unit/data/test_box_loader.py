@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.loader import Loader
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Source, Split
 from trainstone.data.splits import open_split
-from trainstone.errors import ConfigError, DataError
+from trainstone.errors import DataError
 
 SIZE = 48
 WIDTH, HEIGHT = 64, 40
@@ -127,13 +126,6 @@ def test_a_known_area_is_told_from_folder_and_records(tmp_path: Path):
         assert batch[4][0, :2].tolist() == pytest.approx([320 if known else 640, 640], rel=1e-5), storage
 
 
-def test_no_other_crops_for_boxes():
-    with pytest.raises(ConfigError, match=r"augment\.crop = area keeps no boxes"):
-        make(crop="area")
-    with pytest.raises(ConfigError, match=r"augment\.val_crop = centre cuts boxes off"):
-        make(holds="truth", val_crop="centre")
-
-
 @pytest.mark.parametrize("label", [2, -1])
 def test_a_class_that_the_network_does_not_have(label: int):
     samples = make_samples([1, 1, 1])
@@ -193,13 +185,3 @@ def test_annotations_of_a_missing_picture_stop_or_are_counted(tmp_path: Path, ca
             assert len(labels) == 4
         assert loader.skipped >= 1
         assert loader.bad_pictures == {str(tmp_path / "set/train/0002.jpg")}
-
-
-def test_validation_of_classes_may_show_the_whole_picture():
-    picture = np.zeros((40, 80, 3), np.uint8)
-    picture[:, :20] = (255, 0, 0)  # the middle does not show it
-    samples = [Sample("a", save(picture, "PNG"), 1)]
-    for crop, red in (("whole", 0.25), ("centre", 0.0)):
-        ((images, labels),) = take(make(Listed(samples), "class", val_crop=crop, batch_size=1))
-        assert labels.tolist() == [1]
-        assert (images[0, :, :, 0] > 128).float().mean() == pytest.approx(red, abs=0.02)

@@ -1,9 +1,7 @@
 """Batches: the same bit for bit whatever the threads, ranks, storage and first step; memory that comes round."""
 
-import gc
 import logging
 import threading
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from small_loaders import Batch, make_loader, same, take
 from small_sets import Listed
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.shown import IGNORED
-from trainstone.data.loader import KEEP, STAGES, Loader
+from trainstone.data.loader import STAGES, Loader
 from trainstone.data.sample import Sample, Source
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
@@ -92,38 +90,6 @@ def test_rows_that_fill_up_are_clean_when_memory_is_used_again():
     assert not images[5:].any()
     with pytest.raises(StopIteration):
         next(loader)
-
-
-def test_a_batch_stays_until_two_more_were_asked_for_and_memory_comes_round():
-    with make(threads=3, prefetch=3, batch_size=2) as loader:
-        held: list[tuple[Batch, Batch]] = []
-        places = []
-        for _ in range(50):
-            batch = next(loader)
-            places.append(batch[0].data_ptr())
-            held = [*held, (batch, tuple(part.clone() for part in batch))][-KEEP:]
-            wait_for_rest(loader)
-            assert all(same([batch], [copy]) for batch, copy in held)
-    assert len(set(places)) == 3 + KEEP
-    assert places == places[: 3 + KEEP] * 10
-
-
-def test_memory_does_not_grow():
-    with make(threads=2, prefetch=2, batch_size=4) as loader:
-        for _ in range(60):
-            next(loader)
-        gc.collect()
-        tracemalloc.start()
-        try:
-            for _ in range(20):
-                next(loader)
-            before = tracemalloc.get_traced_memory()[0]
-            for _ in range(200):
-                next(loader)
-            gc.collect()
-            assert tracemalloc.get_traced_memory()[0] - before < 100_000
-        finally:
-            tracemalloc.stop()
 
 
 def with_broken(*numbers: int) -> Listed:

@@ -1,15 +1,14 @@
 """NVLOG lines: as NVIDIA's logger wrote them, and read out of any log, broken by a terminal or not."""
 
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainstone.formats.nvlog import COLUMNS, MESSAGES, Entry, format_line, parse_lines, read_nvlog
+from damage import real_data
+from trainstone.formats.nvlog import COLUMNS, Entry, format_line, parse_lines, read_nvlog
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
 LINE = ":::NVLOGv0.2.3 resnet 1605627653.402500391 (training_hooks.py:102) cross_entropy: 9.02121639251709"
@@ -55,14 +54,6 @@ def test_lines_broken_at_80_columns_are_joined(entry: Entry, value: float):
     assert read == [entry]
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_messages_without_a_value_are_joined_too(message: str):
-    line = format_line(Entry("0.2.3", "resnet", 1605627653.0, "some_longer_file_name.py", 374, message))
-    assert len(line) > COLUMNS
-    read = list(parse_lines([line[:COLUMNS], line[COLUMNS:].lstrip()]))
-    assert [entry.key for entry in read] == [message]
-
-
 def test_a_full_line_is_not_joined_with_what_other_programs_print():
     head = ":::NVLOGv0.2.3 resnet 1605627671.803228855 (training_hooks.py:100) iteration: 10"
     assert len(head) == COLUMNS
@@ -71,10 +62,7 @@ def test_a_full_line_is_not_joined_with_what_other_programs_print():
 
 
 def test_the_guide_s_own_lines_are_read():
-    root = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not root:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    entries = read_nvlog(Path(root) / "profilers/nvlog/nvlog-tf-resnet50-bede-wmlce.rst.txt")
+    entries = read_nvlog(real_data("profilers/nvlog/nvlog-tf-resnet50-bede-wmlce.rst.txt"))
     assert [(entry.line, entry.key, entry.value) for entry in entries] == [
         (100, "iteration", 0),
         (101, "imgs_per_sec", 37.5667719118656),

@@ -9,7 +9,7 @@ from trainstone.errors import DataError
 from trainstone.formats.iterdur import read_iterdur
 from trainstone.formats.mllog import read_mllog
 from trainstone.formats.nvlog import read_nvlog
-from trainstone.formats.timehistory import Interval, format_line, read_timehistory
+from trainstone.formats.timehistory import Interval, Intervals, choose_every, format_line, read_timehistory
 
 WHEN = datetime(2026, 11, 6, 14, 5, 3, 1234)
 LINE = (
@@ -46,6 +46,21 @@ def test_other_lines_and_prefixes_are_passed_over(tmp_path: Path):
         (0, 9.1, "0501 10:00:09.123456"),
         (100, 8.0, None),
         (200, 8.0, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requested", "steps", "every"), [("auto", 0, 10), ("auto", 199, 10), ("auto", 200, 100), (7, 5, 7), (7, 10**6, 7)]
+)
+def test_choose_every_is_a_hundred_or_ten_of_a_short_run(requested: int | str, steps: int, every: int):
+    assert choose_every(requested, steps) == every
+
+
+def test_intervals_last_from_the_first_step_s_beginning_to_the_last_s_end():
+    intervals = Intervals(2)
+    steps = ((1.0, 0.5), (2.0, 0.5), (4.0, 0.5), (8.0, 0.5), (9.0, 0.0), (9.0, 0.0))
+    assert [intervals.add(*step, 3) for step in steps] == [
+        *(None, Interval(1.5, 4.0, 0, 2), None, Interval(4.5, 6 / 4.5, 2, 4), None, None)
     ]
 
 

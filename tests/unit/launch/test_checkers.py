@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from made_submission import closed_log
+from made_mlperf import closed_log
 from trainstone.errors import DataError, LaunchError, MachineError
 from trainstone.launch import checkers
 from trainstone.launch.checkers import check_log, list_rulesets, refuse_paths

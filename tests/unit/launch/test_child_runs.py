@@ -297,8 +297,6 @@ def test_of_two_runs_with_a_seed_the_one_that_is_over_counts_else_the_newest(tmp
     for name, status in (("d", "failed"), ("e", "interrupted")):
         write_run(points, make_child(8, None, status=status).result.model_copy(update={"run_id": name}))
     write_run(points, make_child(9, None, status="running").result)
-    (points / "broken").mkdir()
-    (points / "broken" / "result.json").write_text("{")
     found = child_runs.read_children(tmp_path)
     assert {seed: child.folder for seed, child in found.items()} == {
         7: "points/b", 8: "points/e", 9: "points/run-9"

@@ -22,12 +22,6 @@ def write_steps(folder: Path, number: int, first_seconds: float = 0.1) -> Path:
     return run
 
 
-@pytest.mark.parametrize("number", [0, 9])
-def test_too_few_steps_give_no_file(tmp_path: Path, number: int):
-    write_timehistory(write_steps(tmp_path, number), tmp_path / "x.log")
-    assert not (tmp_path / "x.log").exists()
-
-
 def test_a_run_without_steps_or_with_damaged_ones_gives_no_file(tmp_path: Path):
     run = write_run(tmp_path, make_result("x"))
     write_timehistory(run, tmp_path / "x.log")

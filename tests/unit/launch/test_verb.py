@@ -36,16 +36,11 @@ def test_what_concerns_the_launcher_is_taken_out(asked: list[list[str]]):
     assert read.command("python3")[-5:] == ["train", *read.arguments]
 
 
-def test_the_launchers_system_is_the_verbs_too(asked: list[list[str]]):
+def test_the_launchers_system_is_the_verbs_too_but_eval_takes_only_its_geometry(asked: list[list[str]]):
     assert read_verb(["bench", "x"], system="bede-1x4").arguments == ("x", "--system", "bede-1x4")
     with pytest.raises(ConfigError, match="--system bede-1x1 and --system bede-1x4"):
         read_verb(["bench", "--system", "bede-1x4"], system="bede-1x1")
-    assert len(asked) == 1
-
-
-def test_weights_bring_their_configuration_so_eval_takes_only_the_geometry(asked: list[list[str]]):
     read = read_verb(["eval", "RUN"], system="bede-4x4")
-    assert asked == [["eval", "RUN"]]
     assert read.arguments == ("RUN",)
     assert read.system is not None
     assert read.system.nodes == 4

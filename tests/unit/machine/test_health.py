@@ -115,10 +115,8 @@ def test_thresholds(change, grade):
     [
         ({"step_variation_percent": 2.5}, "B", ["varies by 2.5 %", "governor is powersave"]),
         ({"step_variation_percent": 12.0}, "C", ["varies by 12.0 %"]),
-        ({"step_variation_percent": None}, "A", []),
         ({"drifting": True}, "C", ["still drifting"]),
         ({"throttled": True}, "B", ["a device was throttled"]),
-        ({"throttled": True, "drifting": True}, "C", ["drifting", "throttled"]),
     ],
 )
 def test_what_the_run_itself_showed(flags, grade, words):
@@ -143,11 +141,9 @@ def test_busiest_others_adds_processes_of_one_name():
     assert busiest_others(before, after) == ("new", "cc")
 
 
-@pytest.mark.parametrize("name", ["a) R 1 (b", "\x1b[31mred", "new\nline", ""])
-def test_hostile_process_names(tmp_path, name):
-    noise = run_between(tmp_path, ours=0, theirs=500, steal=0, name=name)
+def test_hostile_process_names_are_read_and_shown_harmless(tmp_path):
+    noise = run_between(tmp_path, ours=0, theirs=500, steal=0, name="a) R 1 (b\n\x1b[31m")
     assert noise.others_percent == pytest.approx(50.0)
-    assert noise.reasons[0].startswith("other processes used 50 % of one core")
     assert noise.reasons[0].isprintable()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from damage import damaged, quick, read_damaged
 from trainstone.errors import DataError
 from trainstone.models.resnet import build_resnet
-from trainstone.models.tensorfile import FORMAT, seal, write_tensors
+from trainstone.models.tensorfile import FORMAT, gather_tensors, seal, write_tensors
 from trainstone.models.weights import load_weights, read_weights, write_weights
 
 SMALL = {"conv.weight": torch.arange(6.0).reshape(2, 3), "bn.num_batches_tracked": torch.tensor(4)}
@@ -43,22 +43,6 @@ def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
-def test_all_forms_of_the_same_resnet_load_to_equal_weights(tmp_path: Path):
-    original = build_resnet(18, num_classes=3)
-    original(torch.rand(2, 3, 32, 32))  # running statistics that are not the initial ones
-    state = original.state_dict()
-    torch.save(state, tmp_path / "plain.pth")
-    torch.save(prefixed("module.", state), tmp_path / "ddp.pth")
-    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
-    save_file(state, tmp_path / "other.safetensors")
-    write_weights(tmp_path / "ours.safetensors", state, {"step": "12"})
-    for name in ("plain.pth", "ddp.pth", "legacy.pt", "other.safetensors", "ours.safetensors"):
-        model = build_resnet(18, num_classes=3).to(memory_format=torch.channels_last)
-        load_weights(model, read_weights(tmp_path / name), name)
-        assert same(model.state_dict(), state), name
-        assert model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(
     "content",
@@ -80,7 +64,8 @@ def test_tensors_are_found_under_all_usual_wrappings(tmp_path: Path, content: An
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], **document: int) -> None:
-    write_tensors(path, tensors, seal(document, tensors))
+    gathered = gather_tensors(tensors)
+    write_tensors(path, gathered, seal(document, gathered))
 
 
 def test_of_a_checkpoint_the_averaged_weights_are_taken(tmp_path: Path):

@@ -49,18 +49,15 @@ def test_a_detector_begins_with_any_kind_of_file(tmp_path: Path, kind: str):
         tensors = {f"model.{name}": tensor for name, tensor in state.items()}
         write_tensors(path, tensors, seal({"step": 12}, tensors))
     backbone = make_backbone()
-    loaded = load_pretrained(backbone, path)
+    load_pretrained(backbone, path)
     assert is_backbone_of(backbone, state, counters=kind != "pickle")
-    assert loaded.tensors == (145 if kind == "pickle" else 174)
-    ends = {name for name in state if name.startswith(("layer4.", "fc."))}
-    assert set(loaded.left_out) == (set() if kind == "pickle" else ends)
 
 
 def test_a_whole_network_needs_all_of_its_tensors(tmp_path: Path):
     state = make_resnet().state_dict()
     torch.save(state, tmp_path / "w.pth")
     model = make_resnet()
-    assert load_pretrained(model, tmp_path / "w.pth") == (len(state), ())
+    load_pretrained(model, tmp_path / "w.pth")
     assert is_backbone_of(model, state)
     convert_weights(tmp_path / "w.pth", tmp_path / "w.pickle")
     with pytest.raises(DataError, match=r"does not fit the model: 37 missing \(layer4\.0"):

@@ -6,7 +6,7 @@ import pytest
 
 from browser import Browser
 from made_learning import write_training
-from made_submission import write_mlperf_run, write_mlperf_runs
+from made_mlperf import write_mlperf_run, write_mlperf_runs
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.page import write_report
 from trainstone.report.sections import convergence

@@ -14,7 +14,7 @@ from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 from trainstone.train import start
 from trainstone.train.distributed import World
-from trainstone.train.original.facts import Seat
+from trainstone.train.original.lines import Seat
 from trainstone.train.start import find_seats, open_both, tell_unjudged
 
 CPU = torch.device("cpu")

@@ -29,20 +29,14 @@ EVALUATED = ("data.", "eval.", "device")
 """Keys that saved weights do not bring with them."""
 
 
-class Original(NamedTuple):
-    """What reads its lines, and the recipe it became."""
-
-    recipe: str
-    understand: Callable[[Sequence[str]], Request]
-
-
-ORIGINALS = {
-    "mlperf-resnet50": Original("resnet50-mlperf", mlperf.understand),
-    "mlperf-ssd": Original("ssd300-mlperf", ssd.understand),
-    "tbd": Original("resnet50-tbd", tbd.understand),
-    "sc22": Original("resnet50-sc22", sc22.understand),
-    "wmlce": Original("resnet50-wmlce", wmlce.understand),
+ORIGINALS: dict[str, tuple[str, Callable[[Sequence[str]], Request]]] = {
+    "mlperf-resnet50": ("resnet50-mlperf", mlperf.understand),
+    "mlperf-ssd": ("ssd300-mlperf", ssd.understand),
+    "tbd": ("resnet50-tbd", tbd.understand),
+    "sc22": ("resnet50-sc22", sc22.understand),
+    "wmlce": ("resnet50-wmlce", wmlce.understand),
 }
+"""The recipe that each became, and what reads its lines."""
 
 
 class Translation(NamedTuple):
@@ -121,9 +115,8 @@ def write_commands(request: Request, recipe: str, system: str | None, changes: M
     Saved weights of trainstone bring their own recipe, those of others need the file.
     """
     evaluates = request.verb == "eval"
-    words = (
-        [request.verb, "CHECKPOINT"] if evaluates else [request.verb, recipe, *(["--system", system] if system else [])]
-    )
+    words = [request.verb, "CHECKPOINT" if evaluates else recipe]
+    words += ["--system", system] if system and not evaluates else []
     for key, value in changes.items():
         if evaluates and not key.startswith(EVALUATED):
             continue

@@ -193,9 +193,9 @@ class Feed:
 
     def check_label(self, sample: Sample) -> int:
         """Return the class; DataError for a picture that has none the network knows."""
-        if self.num_classes is None:
-            return IGNORED if sample.label is None else sample.label
         if sample.label is None:
+            if self.num_classes is None:
+                return IGNORED
             raise DataError(f"{sample.name} has no class", hint="this recipe needs pictures with one class each")
         self.check_class(sample.label, sample.name)
         return sample.label

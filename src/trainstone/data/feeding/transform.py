@@ -93,7 +93,8 @@ class Transform:
     def write(self, region: Region, view: View, out: Pixels) -> None:
         """Resize what a view shows into `out`, and mirror it."""
         if isinstance(view.part, Crop):
-            part = cut(region, view.part)
+            left, top, right, bottom = scale_edges(view.part, region.shrink)
+            part = region.pixels[top:bottom, left:right]
             if self.antialias:
                 np.copyto(out, np.asarray(Image.fromarray(part).resize(out.shape[:2], Image.Resampling.BILINEAR)))
             else:
@@ -101,18 +102,14 @@ class Transform:
         elif self.antialias:
             picture = Image.fromarray(region.pixels)
             np.copyto(out, np.asarray(picture.resize(out.shape[:2], Image.Resampling.BILINEAR, box=view.part)))
-        else:
-            self._write_middle(region.pixels, out)
+        else:  # as it is defined: all of it scaled to the shorter side, then the middle cut out
+            whole = resize_shorter(region.pixels, self.shorter)
+            top, left = (whole.shape[0] - self.size) // 2, (whole.shape[1] - self.size) // 2
+            np.copyto(out, whole[top : top + self.size, left : left + self.size])
         if view.flip:
             cv2.flip(out, 1, dst=out)
         if view.colours is not None:
             change_colours(out, view.colours)
-
-    def _write_middle(self, pixels: Pixels, out: Pixels) -> None:
-        """Scale all of a picture to the shorter side, then cut out the middle: as it is defined."""
-        whole = resize_shorter(pixels, self.shorter)
-        top, left = (whole.shape[0] - self.size) // 2, (whole.shape[1] - self.size) // 2
-        np.copyto(out, whole[top : top + self.size, left : left + self.size])
 
 
 def make_transform(augment: AugmentConfig, loader: LoaderConfig, size: int, *, train: bool) -> Transform:
@@ -131,12 +128,6 @@ def make_transform(augment: AugmentConfig, loader: LoaderConfig, size: int, *, t
         may_shrink=train and loader.shrink and not plain,
         may_colour=train and may_change(augment),
     )
-
-
-def cut(region: Region, crop: Crop) -> Pixels:
-    """Return a part of a picture that was perhaps decoded smaller: edges go to the nearest pixel."""
-    left, top, right, bottom = scale_edges(crop, region.shrink)
-    return region.pixels[top:bottom, left:right]
 
 
 def scale_edges(crop: Crop, shrink: int) -> list[int]:

@@ -20,8 +20,6 @@ class Look(NamedTuple):
     """rgb, grey, cmyk, palette, rgba or grey with alpha."""
     progressive: bool = False
     """Of JPEGs."""
-    orientation: int = 1
-    """As EXIF counts, 1 (upright) to 8; decoders here do not turn pictures."""
     frame_at: int = -1
     """JPEG: the byte its frame header begins at."""
 
@@ -36,7 +34,6 @@ PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 LONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD8)))
 SHORTS = struct.Struct(">HH").unpack_from
 FRAME = struct.Struct(">BHHB").unpack_from
-ORIENTATION_TAG = 274
 
 
 ENDINGS = {"jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tiff"}
@@ -63,28 +60,29 @@ def look(data: Bytes) -> Look:
     return seen
 
 
+SIGNATURES = {
+    "jpeg": (b"\xff\xd8",),
+    "png": (b"\x89PNG\r\n\x1a\n",),
+    "gif": (b"GIF87a", b"GIF89a"),
+    "bmp": (b"BM",),
+    "tiff": (b"II*\0", b"MM\0*"),
+}
+
+
 def find_kind(head: bytes) -> str:
     """Return jpeg, png, ... by the first bytes."""
-    if head[:2] == b"\xff\xd8":
-        return "jpeg"
-    if head[:8] == b"\x89PNG\r\n\x1a\n":
-        return "png"
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return "gif"
-    if head[:2] == b"BM":
-        return "bmp"
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
-    if head[:4] in (b"II*\0", b"MM\0*"):
-        return "tiff"
-    if not head:
-        raise DataError("not a picture: empty")
-    raise DataError(f"not a picture: begins with {head.hex(' ')}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
+    for kind, starts in SIGNATURES.items():
+        if head.startswith(starts):
+            return kind
+    begin = f"begins with {head.hex(' ')}" if head else "empty"
+    raise DataError(f"not a picture: {begin}", hint="known are JPEG, PNG, GIF, BMP, WebP and TIFF")
 
 
 def look_jpeg(data: Bytes) -> Look:
     """Walk the markers to the frame header; segments on the way are skipped by their length."""
-    place, end, orientation = 2, len(data), 1
+    place, end = 2, len(data)
     while place + 4 <= end:
         if data[place] != 0xFF:
             raise DataError(f"JPEG without a frame header: no marker at byte {place}")
@@ -98,7 +96,7 @@ def look_jpeg(data: Bytes) -> Look:
             colour = JPEG_COLOURS.get(components)
             if colour is None:
                 raise DataError(f"JPEG of {components} components; 1, 3 and 4 are allowed")
-            return Look("jpeg", width, height, colour, marker in PROGRESSIVE, orientation, place)
+            return Look("jpeg", width, height, colour, marker in PROGRESSIVE, place)
         elif marker in (0xD9, 0xDA):
             raise DataError(
                 f"JPEG without a frame header: {'ends' if marker == 0xD9 else 'scan begins'} at byte {place}"
@@ -107,27 +105,8 @@ def look_jpeg(data: Bytes) -> Look:
             length = SHORTS(data, place)[1]
             if length < 2:
                 raise DataError(f"JPEG segment of length {length} at byte {place}")
-            if marker == 0xE1 and data[place + 4 : place + 10] == b"Exif\0\0":
-                orientation = read_orientation(data[place + 10 : place + 2 + length])
             place += 2 + length
     raise DataError(f"JPEG without a frame header in {end} bytes")
-
-
-def read_orientation(exif: Bytes) -> int:
-    """Return the orientation that EXIF states; 1 where it states none or is damaged: the pixels are fine without."""
-    order = {b"II": "<", b"MM": ">"}.get(bytes(exif[:2]))
-    if order is None:
-        return 1
-    try:
-        (place,) = struct.unpack_from(f"{order}I", exif, 4)
-        (count,) = struct.unpack_from(f"{order}H", exif, place)
-        for number in range(count):
-            tag, kind, num_values, value = struct.unpack_from(f"{order}HHIH", exif, place + 2 + 12 * number)
-            if (tag, kind, num_values) == (ORIENTATION_TAG, 3, 1):
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
 
 
 def look_by_pillow(data: Bytes, kind: str) -> Look:
@@ -137,9 +116,7 @@ def look_by_pillow(data: Bytes, kind: str) -> Look:
     Image.MAX_IMAGE_PIXELS = None  # look_sized has the limit, whoever decodes
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
-            orientation = image.getexif().get(ORIENTATION_TAG, 1) if kind == "tiff" else 1
-            turned = orientation if orientation in range(1, 9) else 1
-            return Look(kind, *image.size, MODES.get(image.mode, "rgb"), orientation=turned)
+            return Look(kind, *image.size, MODES.get(image.mode, "rgb"))
     except UnidentifiedImageError as err:
         raise DataError(f"corrupt {kind.upper()}: its head is damaged or breaks off") from err
     except Exception as err:  # Pillow's readers raise anything on damaged files

@@ -4,6 +4,8 @@ Forward and backward of each step: while the run goes on those of rank 0. At the
 step files, a file per host as each host of the study printed one, with the tables that its scripts made of it.
 """
 
+import heapq
+import itertools
 import logging
 import re
 import socket
@@ -11,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainstone.errors import ResultError
 from trainstone.files import write_atomically
@@ -19,8 +20,7 @@ from trainstone.formats import iterdur
 from trainstone.formats.iterdur import RankPlace
 from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import Columns, StepRecord, read_columns
-from trainstone.train.original.facts import Facts, Seat
-from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.train.original.lines import Facts, Lines, OriginalFile, Seat
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class DurationFile(OriginalFile):
             here = [rank for rank in ranks if rank.host == host]
             write_atomically(facts.place / name_file(facts, host), format_ranks(here, train_seconds))
         rows = [
-            iterdur.summarise_device(rank.seconds.tolist(), rank.host, rank.place.device, train_seconds)
+            iterdur.summarise_device(rank.seconds, rank.host, rank.place.device, train_seconds)
             for rank in ranks
             if rank.columns
         ]
@@ -94,41 +94,26 @@ class RankDurations(NamedTuple):
     """Of its step file; empty where that cannot be read."""
 
     @property
-    def seconds(self) -> NDArray[np.float64]:
+    def seconds(self) -> list[float]:
         """How long each took."""
-        return np.asarray(measure(self.columns)) if self.columns else np.empty(0)
+        return np.asarray(measure(self.columns)).tolist() if self.columns else []
 
 
 def read_ranks(facts: Facts, seats: Sequence[Seat]) -> list[RankDurations]:
     """Read the step files of all ranks; log.txt says which cannot be read, or lack steps."""
     found = []
     for rank, seat in enumerate(seats):
-        path = facts.folder / f"steps-rank{rank:04d}.csv"
         columns: Columns = {}
         try:
-            columns = read_columns(path)
-            check_columns(columns)
-        except (ResultError, ValueError) as err:
-            log.warning("%s: %s; iteration durations of rank %d are left out", path, err, rank)
-            columns = {}
+            columns = read_columns(facts.folder / f"steps-rank{rank:04d}.csv")
+        except ResultError as err:
+            log.warning("%s; iteration durations of rank %d are left out", err.message, rank)
         found.append(RankDurations(RankPlace(rank, facts.ranks, seat.device), seat.host, columns))
-    last = max((int(one.columns["step"][-1]) for one in found if one.columns), default=-1)
+    most = max(len(one.seconds) for one in found)
     for one in found:
-        lacking = last + 1 - len(one.seconds)
-        if one.columns and lacking:
-            log.warning("iteration durations of rank %d: its step file lacks %d steps", one.place.rank, lacking)
+        if len(one.seconds) < most:
+            log.warning("iteration durations of rank %d: %d steps are lost", one.place.rank, most - len(one.seconds))
     return found
-
-
-def check_columns(columns: Columns) -> None:
-    """Raise ValueError for steps out of order, or of a duration that cannot be."""
-    seconds = measure(columns) if columns else np.empty(0)
-    steps = columns.get("step", np.empty(0))
-    rising = (
-        len(steps) > 0 and steps[0] >= 0 and steps[-1] < 2**53 and (steps % 1 == 0).all() and (np.diff(steps) > 0).all()
-    )
-    if not rising or not np.isfinite(seconds).all() or (seconds < 0).any():
-        raise ValueError("no steps, steps out of order, or durations that cannot be")
 
 
 def measure(columns: Mapping[str, Any]) -> Any:
@@ -142,11 +127,8 @@ def format_ranks(found: Sequence[RankDurations], train_seconds: float | None) ->
     """Yield a host's file: its ranks, then their lines by iteration and rank."""
     for one in found:
         yield iterdur.format_rank(one.place)
-    iterations = np.concatenate([one.columns.get("step", np.empty(0)) for one in found])
-    numbers = np.concatenate([np.full(len(one.seconds), number) for number, one in enumerate(found)])
-    seconds = np.concatenate([one.seconds for one in found])
-    for at in np.lexsort((numbers, iterations)):
-        device = found[int(numbers[at])].place.device
-        yield iterdur.format_duration(int(iterations[at]), device, float(seconds[at]))
+    lines = ((one.columns.get("step", ()), itertools.repeat(one.place), one.seconds) for one in found)
+    for iteration, place, seconds in heapq.merge(*(zip(*columns, strict=False) for columns in lines)):
+        yield iterdur.format_duration(int(iteration), place.device, seconds)
     if train_seconds is not None:
         yield iterdur.format_training_time(train_seconds)

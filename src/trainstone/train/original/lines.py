@@ -6,22 +6,76 @@ When a run is resumed, its file is written whole again, from the step file and t
 
 import itertools
 import logging
-import time
 from collections.abc import Iterable, Iterator
-from typing import TextIO
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, TextIO
 
+from trainstone.config.learning import OptimizerConfig
+from trainstone.config.schema import Config
 from trainstone.errors import ResultError
 from trainstone.files import write_atomically
 from trainstone.measure.sink import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord, as_stored, read_records
-from trainstone.train.original.facts import Facts
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 1.0
 STEPS = "steps-rank0000.csv"
+ORIGINAL = "original"
+"""Folder of these files in a run's."""
+
+
+class Seat(NamedTuple):
+    """Where a rank computes."""
+
+    host: str
+    device: int
+    """By its number on the host."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the files say of a run beside its steps."""
+
+    kind: Literal["bench", "train"]
+    config: Config
+    """Fitted: no auto is left in it."""
+    folder: Path
+    """The run's."""
+    ranks: int
+    global_batch: int
+    """Images per step, of all ranks."""
+    train_pictures: int
+    """Of an epoch; ImageNet's where batches are synthetic."""
+    began: float
+    """When the run's clock was at 0, in seconds since 1970. It stands still between two starts, and so do all times."""
+    steps: int | None
+    """The run's last; None: until the time is over."""
+    device: int
+    """This rank's, by its number on the host."""
+    first_step: int = 0
+    """Where this start begins: 0 unless the run was resumed."""
+    history: tuple[Evaluation, ...] = ()
+    """Evaluations before this start."""
+    seats: tuple[Seat, ...] = ()
+    """Of all ranks, where there are several."""
+
+    @property
+    def place(self) -> Path:
+        """Where the files are."""
+        return self.folder / ORIGINAL
+
+    def choose_every(self, usual: int) -> int:
+        """Return how many steps are between two lines: as requested, else the original's number."""
+        requested = self.config.original.every_steps
+        return usual if requested == "auto" else requested
+
+
+def has_decay(optimizer: OptimizerConfig) -> bool:
+    """Return whether weight decay is a part of the loss."""
+    return optimizer.decay_in == "loss" and optimizer.weight_decay > 0
 
 
 class Lines:
@@ -54,13 +108,12 @@ class Lines:
 
 
 class OriginalFile(Sink):
-    """Appends lines to a file; at most FLUSH_SECONDS of them are ever unwritten."""
+    """Appends lines to a file, at once."""
 
     def __init__(self, facts: Facts, lines: Lines) -> None:
         self._facts, self._lines = facts, lines
         self.path = facts.place / lines.file
         self._file: TextIO | None = None
-        self._flushed_at = time.monotonic()
         if facts.first_step:
             self.write_whole(list_events(facts))
         else:
@@ -72,41 +125,28 @@ class OriginalFile(Sink):
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, itertools.chain([self._lines.start()], map(self._lines.render, events)))
-        self._file = self.path.open("a", encoding="utf-8", newline="")
 
     def step(self, record: StepRecord) -> None:
         """Write the lines of a step, with the digits that the step file has."""
-        self._add(self._lines.step(as_stored(record)))
+        self._write(self._lines.step(as_stored(record)))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write the lines of an evaluation."""
-        self._add(self._lines.evaluation(evaluation))
-
-    def _add(self, text: str) -> None:
-        self._write(text)
-        if self._lines.in_log:
-            for line in text.splitlines():
-                log.info("%s", line)
-        if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
-            self.flush()
-
-    def _write(self, text: str) -> None:
-        if text and self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("w", encoding="utf-8", newline="")
-        if self._file is not None:
-            self._file.write(text)
-
-    def flush(self) -> None:
-        """Write everything received so far."""
-        if self._file is not None:
-            self._file.flush()
-        self._flushed_at = time.monotonic()
+        self._write(self._lines.evaluation(evaluation))
 
     def finish(self, status: Status) -> None:
         """Write the end."""
         self._write(self._lines.finish(status))
-        self.flush()
+
+    def _write(self, text: str) -> None:
+        if text and self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a", buffering=1, encoding="utf-8", newline="")
+        if self._file is not None:
+            self._file.write(text)
+        if self._lines.in_log:
+            for line in text.splitlines():
+                log.info("%s", line)
 
     def close(self) -> None:
         """Close the file."""

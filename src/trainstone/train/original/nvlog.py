@@ -15,8 +15,7 @@ from trainstone.machine.ranks import Rank
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.facts import Facts, has_decay
-from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.train.original.lines import Facts, Lines, OriginalFile, has_decay
 from trainstone.train.task import order_pictures
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ class Nvlog(Lines):
     def __init__(self, facts: Facts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
         self.facts = facts
         self.every = facts.choose_every(EVERY)
-        self.epochs_over = 0
         self.first_step = 0
         """Which x counts from: an epoch's first, or the first behind the warm-up of a bench."""
         self._run: dict[str, Any] = {}
@@ -79,7 +77,6 @@ class Nvlog(Lines):
 
     def end_epoch(self, done: int) -> None:
         """What comes is of another epoch, which begins after so many steps."""
-        self.epochs_over += 1
         self.first_step = done
         for lists in self._iterations.values():
             lists.append([])
@@ -102,29 +99,14 @@ class Nvlog(Lines):
 
 
 class NvlogFile(OriginalFile):
-    """Both files: the JSON is written when an epoch is over, and at the end."""
+    """Both files: the JSON is written at the end."""
 
     _lines: Nvlog
-
-    def __init__(self, facts: Facts, lines: Nvlog) -> None:
-        super().__init__(facts, lines)
-        self._epochs_written = lines.epochs_over
-
-    def step(self, record: StepRecord) -> None:
-        """Write the lines of a step."""
-        super().step(record)
-        if self._lines.epochs_over > self._epochs_written:
-            self._write_json()
 
     def finish(self, status: Status) -> None:
         """Write the end."""
         super().finish(status)
-        self._write_json()
-
-    def _write_json(self) -> None:
-        self.flush()
         write_atomically(self.path.with_name(self._lines.json_file), self._lines.format_json())
-        self._epochs_written = self._lines.epochs_over
 
 
 class TrainingNvlog(Nvlog):

@@ -13,7 +13,7 @@ from trainstone.files import write_atomically
 from trainstone.measure.sink import Sink
 from trainstone.results.schema import FINISHED, Status
 from trainstone.text import printable
-from trainstone.train.original.facts import Facts
+from trainstone.train.original.lines import Facts
 from trainstone.train.original.mllog import read_whole
 from trainstone.train.original.ssd_lines import TrainingLines
 

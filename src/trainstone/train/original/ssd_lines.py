@@ -8,8 +8,7 @@ import math
 
 from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.facts import Facts
-from trainstone.train.original.lines import Lines
+from trainstone.train.original.lines import Facts, Lines
 
 LOG_STEPS = 100
 """The original's --log-interval."""

@@ -6,13 +6,11 @@ bench: original/throughput_data/batch_<n>.log; train: original/training.log.
 import os
 from datetime import datetime
 
-from trainstone.formats.timehistory import format_line, format_prefix
-from trainstone.results.intervals import FEW_STEPS, Intervals, choose_every
+from trainstone.formats.timehistory import FEW_STEPS, Intervals, choose_every, format_line, format_prefix
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
 from trainstone.results.steps import StepRecord, as_stored
-from trainstone.train.original.facts import Facts
-from trainstone.train.original.lines import Lines, OriginalFile
+from trainstone.train.original.lines import Facts, Lines, OriginalFile
 
 GAP = " " * 8
 """Between the parts of a line of TensorFlow's training loop."""
@@ -29,7 +27,8 @@ class ThroughputLines(Lines):
 
     def step(self, record: StepRecord) -> str:
         """Return a line when an interval is complete."""
-        return self._intervals.format_step(record, self._began, os.getpid())
+        times = (record.start_seconds, record.step_seconds)
+        return self._intervals.format_step(*times, record.images, self._began, os.getpid())
 
 
 class ThroughputLog(OriginalFile):

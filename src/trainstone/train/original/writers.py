@@ -6,9 +6,8 @@ Each format is a file beside this one; rank 0 writes them. mlperf.log is in mllo
 from collections.abc import Callable, Iterator
 
 from trainstone.measure.sink import Sink
-from trainstone.train.original.facts import Facts
 from trainstone.train.original.iterdur import DurationFile
-from trainstone.train.original.lines import OriginalFile
+from trainstone.train.original.lines import Facts, OriginalFile
 from trainstone.train.original.nvlog import BenchmarkLines, NvlogFile, TrainingNvlog
 from trainstone.train.original.result_line import ResultLine
 from trainstone.train.original.ssd_lines import TrainingLines

@@ -39,18 +39,6 @@ def fill(feed: Feed, picture: int, epoch: int = 0) -> tuple[int, np.ndarray, lis
     return feed.fill(Place(epoch, picture), out, Worker(), bad).label, out, bad
 
 
-def test_epochs_pictures_and_seeds_look_different_and_the_same_again():
-    feed = make_feed(Listed(SAMPLES))
-    views = {(epoch, number): fill(feed, number, epoch)[1].tobytes() for epoch in range(3) for number in range(10)}
-    assert len(set(views.values())) == 30
-    again = make_feed(Listed(SAMPLES))
-    for (epoch, number), view in reversed(views.items()):
-        label, out, bad = fill(again, number, epoch)
-        assert (label, out.tobytes(), bad) == (SAMPLES[number].label, view, [])
-    other = Feed(Listed(SAMPLES), feed.transform, seed=6)
-    assert fill(other, 0)[1].tobytes() != views[0, 0]
-
-
 @pytest.mark.parametrize("storage", ["recordio", "tfrecord", "wds", "folder"])
 def test_file_and_byte_of_a_bad_picture_are_told_once(storage: str, tmp_path: Path):
     root = make_set(tmp_path / "set", storage, count=6)

@@ -104,35 +104,6 @@ def test_mirroring_takes_the_box_along_and_validation_shows_all(how: dict[str, A
     assert np.abs(find_rectangle(out) - expected).max() <= 1
 
 
-def test_only_boxes_whose_centre_is_shown_are_kept_and_their_edges_cut():
-    boxes = (Box(0, 0.0, 0.0, 0.2, 0.2), Box(1, 0.3, 0.3, 0.9, 0.9), Box(2, 0.8, 0.0, 1.0, 1.0))
-    data = save(draw(300, 300, (90, 90, 270, 270))[0], "PNG")
-    plain, coloured = (show(data, boxes, 100, 60, **SSD, **more) for more in ({}, COLOURS))
-    for (one, found), (other, again) in zip(plain, coloured, strict=True):
-        assert ((found.edges >= 0) & (found.edges <= 1)).all()
-        assert (found.edges[:, 2:] > found.edges[:, :2]).all()
-        # Colours change neither crop, mirroring nor boxes.
-        assert (found.edges == again.edges).all()
-        assert (one != other).any()
-    seen = {tuple(found.labels.tolist()) for _, found in plain}
-    assert (0, 1, 2) in seen
-    assert len(seen) > 3
-
-
-@pytest.mark.parametrize(
-    ("part", "flip", "edges"),
-    [
-        (Crop(50, 40, 100, 60), False, [0.0, 1 / 6, 1.0, 1.0]),
-        (Crop(0, 0, 100, 80), True, [0.0, 0.625, 0.5, 1.0]),
-    ],
-)
-def test_edges_are_shares_of_the_part(part: Crop, flip: bool, edges: list[float]):
-    found = list_boxes([BOX, BOX._replace(area=None), BOX._replace(area=0.0)], (200, 100), part, flip=flip)
-    assert found.edges[0].tolist() == pytest.approx(edges)
-    assert (found.labels.tolist(), found.crowds.tolist()) == ([2] * 3, [True] * 3)
-    assert found.areas.tolist() == pytest.approx([0.1 * 20_000, 0.25 * 20_000, 0.0])
-
-
 def test_a_box_of_which_nothing_is_left_is_left_out():
     found = list_boxes([BOX, Box(1, 0.0, 0.0, 0.1, 0.1)], (200, 100), Window(40, 40, 200, 100), flip=False)
     assert found.labels.tolist() == [2]

@@ -12,7 +12,7 @@ from made_pictures import busy, mean_difference, save, smooth
 from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop
 from trainstone.data.feeding.draws import make_key
-from trainstone.data.feeding.transform import Transform, View, cut, find_part, make_transform
+from trainstone.data.feeding.transform import Transform, View, find_part, make_transform, scale_edges
 from trainstone.data.picture.decode import decode, look_sized
 from trainstone.data.picture.region import Region, Scratch, decode_upper
 from trainstone.data.sample import Box
@@ -117,6 +117,11 @@ def test_mirroring_says_nothing_about_the_crop():
     flips = np.array([view.flip for view in views])
     for edge in zip(*(view.part for view in views), strict=True):
         assert abs(np.corrcoef(flips, np.array(edge))[0, 1]) < 0.06
+
+
+def cut(region: Region, crop: Crop) -> np.ndarray:
+    left, top, right, bottom = scale_edges(crop, region.shrink)
+    return region.pixels[top:bottom, left:right]
 
 
 def test_edges_of_a_crop_go_to_the_nearest_pixel_of_a_shrunk_one():

@@ -6,15 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given
 
-from damage import damaged, quick
 from made_pictures import busy, mean_difference, put_before, save, save_sampled, save_scans
 from trainstone.data.picture import region
-from trainstone.data.picture.decode import MAX_PIXELS, decode, look_sized
+from trainstone.data.picture.decode import decode, look_sized
 from trainstone.data.picture.region import (
     MAX_KEPT_BYTES,
-    Region,
     Scratch,
     can_stop_early,
     choose_shrink,
@@ -173,35 +170,6 @@ def test_corrupt_bits_are_an_error_where_they_are_for_the_whole(layout: str):
         assert np.array_equal(ours, whole)
         told += isinstance(whole, str)
     assert told
-
-
-@pytest.mark.parametrize("shrink", [1, 8])
-def test_a_huge_claimed_size_is_refused_before_memory_is_taken(shrink: int, monkeypatch: pytest.MonkeyPatch):
-    data = LAYOUTS["420"]
-    frame_at = look_sized(data).frame_at
-    huge = data[: frame_at + 5] + b"\xff\xff\xff\xff" + data[frame_at + 9 :]
-    monkeypatch.setattr(Scratch, "take", lambda *_: pytest.fail("took memory"))
-    with pytest.raises(DataError, match=f"65535x65535 pixels; at most {MAX_PIXELS:,}"):
-        decode_upper(huge, 10, Scratch(), fast=True, shrink=shrink)
-
-
-@pytest.mark.parametrize("layout", ["420", "progressive", "restart rows"])
-@pytest.mark.parametrize("shrink", [1, 2])
-def test_damaged_pictures_give_a_region_or_a_data_error(layout: str, shrink: int):
-    scratch = Scratch()
-
-    @quick
-    @given(damaged(LAYOUTS[layout]))
-    def check(data: bytes) -> None:
-        try:
-            part = decode_upper(data, 20, scratch, fast=True, shrink=shrink)
-        except DataError:
-            return
-        assert isinstance(part, Region)
-        assert part.pixels.ndim == 3
-        assert part.pixels.dtype == np.uint8
-
-    check()
 
 
 def test_memory_of_a_thread_is_used_again():

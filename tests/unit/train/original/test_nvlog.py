@@ -8,7 +8,7 @@ import pytest
 from made_original import BEGAN, make_facts, make_step, play
 from trainstone.formats.nvlog import Entry, read_nvlog
 from trainstone.machine.ranks import Rank
-from trainstone.train.original.facts import Facts
+from trainstone.train.original.lines import Facts
 from trainstone.train.original.writers import list_writers
 from trainstone.train.task import plan_rate
 
@@ -60,16 +60,6 @@ def test_a_run_begins_with_what_it_is(tmp_path: Path):
     ]
     assert [entry.model for entry in entries] == [None] * 17 + ["resnet"] * 3
     assert {entry.time_seconds for entry in entries} == {BEGAN}
-
-
-@pytest.mark.parametrize(
-    ("steps", "epochs", "told"), [(5, 50.0, 1), (10, 50.0, 1), (11, 50.0, 2), (500, 50.0, 50), (15, 1.5, 1.5)]
-)
-def test_the_epochs_are_those_that_are_run(tmp_path: Path, steps: int, epochs: float, told: float):
-    """train --iterations ends before the schedule does."""
-    entries = train(make_facts(tmp_path, "wmlce", f"stop.epochs={epochs}", steps=steps), 0)
-    assert (values(entries, "Training Epochs"), values(entries, "Total Steps")) == ([told], [steps])
-    assert values(entries, "Decay Steps") == [round(10 * epochs)]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Documents that ranks exchange through the store, and the errors of a store that cannot be used."""
 
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,60 +9,9 @@ import pytest
 from command import find_free_port
 from ranks import run_ranks
 from trainstone.config.learning import ParallelConfig
-from trainstone.errors import DataError, LaunchError, PeerLostError
+from trainstone.errors import LaunchError
 from trainstone.machine.ranks import Meeting, Rank, read_rank
 from trainstone.train.preflight import store
-from trainstone.train.preflight.store import RankStore
-
-N1 = Meeting("n1", 20123)
-
-
-def make_stores(world: int) -> list[RankStore]:
-    import torch.distributed as dist
-
-    shared = dist.HashStore()
-    return [RankStore(shared, Rank(number, world), N1) for number in range(world)]
-
-
-def hold(ranks: list[RankStore], compare: Any) -> list[Any]:
-    """Let ranks hold a round in threads of their own; return the answer or the error of each."""
-    ended: list[Any] = [None] * len(ranks)
-
-    def take_part(number: int) -> None:
-        try:
-            ended[number] = ranks[number].hold_round("x", {"n": number}, compare, 0.3, 5)
-        except (SystemExit, DataError) as err:
-            ended[number] = err
-
-    threads = [threading.Thread(target=take_part, args=(number,)) for number in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return ended
-
-
-def test_hold_round_answers_with_documents_that_came_in_time():
-    first, second, _missing = make_stores(3)
-    answers = hold([first, second], lambda documents: {"seen": sorted(documents), "sum": documents[1]["n"]})
-    assert answers == [{"exit_code": 0, "seen": [0, 1], "sum": 1}] * 2
-
-
-def test_hold_round_raises_on_rank_0_and_exits_with_its_code_on_others():
-    def refuse(_documents: dict[int, Any]) -> dict[str, Any]:
-        raise DataError("no images")
-
-    first, second = hold(make_stores(2), refuse)
-    assert isinstance(first, DataError)
-    assert isinstance(second, SystemExit)
-    assert second.code == DataError.exit_code
-
-
-def test_hold_round_without_rank_0_names_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "LINGER_SECONDS", 0.05)
-    _, second = make_stores(2)
-    with pytest.raises(PeerLostError, match=r"rank 1 on .* lost rank 0 at n1:20123: no message in time"):
-        second.hold_round("x", {}, dict, 0.05, 0.05)
 
 
 def test_open_store_names_a_port_in_use_and_an_address_without_rank_0():
