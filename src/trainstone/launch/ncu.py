@@ -101,9 +101,8 @@ def find_ncu(root: Path = ROOT) -> str:
     if found:
         return found
     for pattern in USUAL_PLACES:
-        for path in sorted(root.glob(pattern), key=_order_versions, reverse=True):
-            if os.access(path, os.X_OK):
-                return str(path)
+        if paths := [path for path in sorted(root.glob(pattern)) if os.access(path, os.X_OK)]:
+            return str(paths[-1])
     places = ", ".join(f"/{place}" for place in USUAL_PLACES)
     raise MachineError(
         f"no ncu on PATH, nor at {places}",
@@ -126,14 +125,10 @@ def check_permission(root: Path = ROOT) -> None:
 
 def list_metrics(ncu: str) -> str:
     """Return ncu's list of the metrics of this machine's GPUs; empty if it gives none."""
+    command = [ncu, "--query-metrics"]
     try:
         done = subprocess.run(
-            [ncu, "--query-metrics"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=QUERY_SECONDS,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=QUERY_SECONDS
         )
     except OSError as err:
         raise MachineError(f"cannot run {ncu}: {err.strerror}", hint="give the path of ncu") from err
@@ -198,7 +193,3 @@ def _read_text(path: Path) -> str:
 def _list_complaints(printed: str) -> list[str]:
     found = re.findall(r"^==ERROR==\s*(.+)$", printed, re.MULTILINE)
     return [printable(line.strip())[:300] for line in found]
-
-
-def _order_versions(path: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"[0-9]{1,9}", str(path))]

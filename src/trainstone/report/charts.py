@@ -275,7 +275,8 @@ def bars(
     tooltip, color = tooltip or tips(what="name", told=x["title"]), color or alt.value(BLUE)
     layers = [mark("bar", rows, {"height": {"band": 0.72}}, y=y, x=x, color=color, tooltip=tooltip)]
     if label:
-        layers.append(mark("text", rows, {"align": "left", "dx": 5}, y=y, x=x, text=f"{label}:N"))
+        ends = [row | {"end": row.get("high", row["x"])} for row in rows]
+        layers.append(mark("text", ends, {"align": "left", "dx": 5}, y=y, x=another(x, "end"), text=f"{label}:N"))
     if known := [row for row in rows if "low" in row]:
         look = {"strokeWidth": 2, "color": ORANGE}
         layers.append(mark("rule", known, look, y=y, x=another(x, "low"), x2="high:Q"))

@@ -31,7 +31,7 @@ from trainstone.report.sections import (
     sweep,
     timeline,
     training,
-)  # fmt: skip
+)
 from trainstone.report.vega import load_scripts
 from trainstone.report.view import RunView, read_view
 from trainstone.results.schema import Comparison

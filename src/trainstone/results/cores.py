@@ -4,10 +4,10 @@ How a file is read is in formats/ncu.py, how ncu is started in launch/ncu.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from trainstone.errors import DataError
-from trainstone.formats.ncu import NcuFile, NcuKernel
+from trainstone.formats.ncu import NcuFile
 from trainstone.results.profiled import PIPES, CoreUse
 from trainstone.text import printable
 from trainstone.units import format_count
@@ -55,28 +55,27 @@ def aggregate_cores(file: NcuFile) -> CoreUse:
         told.append(f"{format_count(skipped, 'kernel')} of {len(file.kernels)} without {cycles} left out")
     percents = {}
     for pipe in PIPES:
+        # One metric counts for all kernels, so that two measures are never mixed: the first that most of them have.
         accepted = [f"{name}{PERCENT}" for name in PIPE_METRICS[pipe]]
-        names = _choose_names(weighed, accepted)
+        chosen = max(accepted, key=lambda name: sum(name in kernel.metrics for kernel in weighed))
         pairs = [
-            (kernel.metrics[cycles].value, kernel.metrics[name].value)
+            (kernel.metrics[cycles].value, kernel.metrics[chosen].value)
             for kernel in weighed
-            for name in names
-            if name in kernel.metrics
+            if chosen in kernel.metrics
         ]
         if not pairs:
             continue
         percents[pipe] = math.fsum(weight * value for weight, value in pairs) / math.fsum(weight for weight, _ in pairs)
         if not 0 <= percents[pipe] <= MAX_PERCENT:
             raise DataError(f"{file.name}: {percents[pipe]:g} % of the peak of pipe {pipe}", hint=HINT)
-        if names != accepted[:1]:
-            told.append(f"{pipe} is {' or '.join(names)}")
+        if chosen != accepted[0]:
+            told.append(f"{pipe} is {chosen}")
         if len(pairs) < len(weighed):
             told.append(f"{pipe} was measured of {len(pairs)} of {len(weighed)} kernels: the mean is theirs")
     if not percents:
         seen = sorted({name for kernel in file.kernels for name in kernel.metrics})
-        more = f" and {len(seen) - 3} more" if len(seen) > 3 else ""
-        shown = f"it has {printable(', '.join(seen[:3]))}{more}"
-        raise DataError(f"{file.name} says of no pipe how busy it was; {shown}", hint=HINT)
+        shown = printable(", ".join(seen[:3]))
+        raise DataError(f"{file.name} says of no pipe how busy it was; it has {shown} ...", hint=HINT)
     return CoreUse(
         pipes_percent=percents,
         kernels=len(weighed),
@@ -85,18 +84,3 @@ def aggregate_cores(file: NcuFile) -> CoreUse:
         told=told,
         file=file.name,
     )
-
-
-def _choose_names(kernels: Sequence[NcuKernel], accepted: Sequence[str]) -> list[str]:
-    """Return the metric that stands for a pipe: the first that all kernels have which have any.
-
-    Kernels of different GPUs may have one name each; then all those names are returned, and no kernel has two. Else,
-    the one that most kernels have, so that two measures are never mixed.
-    """
-    counts = {name: sum(name in kernel.metrics for kernel in kernels) for name in accepted}
-    seen = [name for name, count in counts.items() if count]
-    having = sum(any(name in kernel.metrics for name in seen) for kernel in kernels)
-    for name in seen:
-        if counts[name] == having:
-            return [name]
-    return seen if sum(counts.values()) == having else [max(seen, key=lambda name: counts[name])]

@@ -8,21 +8,7 @@ import altair as alt
 
 from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
-from trainstone.report.charts import (
-    BLUE,
-    GREY,
-    INK,
-    MUTED,
-    NAME_LENGTH,
-    ORANGE,
-    PURPLE,
-    RED,
-    TEAL,
-    Rows,
-    mark,
-    round_sensibly,
-    tips,
-)
+from trainstone.report.charts import BLUE, GREY, INK, MUTED, NAME_LENGTH, ORANGE, PURPLE, RED, TEAL, Rows, mark, tips
 from trainstone.report.sections.profile import MOST_BARS
 from trainstone.report.view import RunView
 from trainstone.results.breakdown import mean_step, name_plainly, shorten
@@ -100,9 +86,9 @@ def draw_roofline(roofs: RooflineChart, shown: Sequence[RooflinePoint]) -> Figur
         name = shorten(name_plainly(point.operator), NAME_LENGTH)
         rows.append(
             {
-                "x": round_sensibly(point.flops / point.bytes_moved),
-                "y": round_sensibly(point.flops / point.seconds),
-                "ms": round_sensibly(1e3 * point.seconds),
+                "x": charts.round_sensibly(point.flops / point.bytes_moved),
+                "y": charts.round_sensibly(point.flops / point.seconds),
+                "ms": charts.round_sensibly(1e3 * point.seconds),
                 "operator": name if name in kinds else OTHERS,
                 "shapes": point.shapes or "all",
                 "time": f"{format_seconds(point.seconds)} in {point.calls:,} calls",

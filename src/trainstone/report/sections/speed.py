@@ -18,14 +18,7 @@ from trainstone.results.schema import Device, Loader, Phases, Result, StepSecond
 from trainstone.results.series import BIN_WIDTH, StepSeries
 from trainstone.results.summary import describe_interval, describe_rate
 from trainstone.results.tables import Table
-from trainstone.units import (
-    format_count,
-    format_decimal,
-    format_interval,
-    format_percent,
-    format_rate,
-    format_seconds,
-)
+from trainstone.units import format_count, format_decimal, format_interval, format_percent, format_rate, format_seconds
 
 NUM_BARS = 40
 CAVEAT = "Other software, precision and batch: a measure of what the device was once made to do, not a test."

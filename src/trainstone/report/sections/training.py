@@ -231,7 +231,7 @@ def draw_loss_panel(curve: LossCurve, quality: Quality | None, span: Span) -> An
     channels: dict[str, Any] = {
         "x": span.encode(labelled=False),
         "y": charts.up("loss", domain=[min(0.0, lowest), top], nice=False, tickCount=5, **LEFT),
-        "color": charts.colours(kinds, symbolType="circle", symbolOpacity=1, symbolStrokeWidth=0),
+        "color": charts.colours(kinds, symbolType="circle", symbolOpacity=1),
         "tooltip": tips(what="loss", y="is", x=span.title),
     }
     look = {"strokeWidth": 1, "opacity": 0.55, "clip": True, "point": len(raw) == 1}

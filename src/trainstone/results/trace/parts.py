@@ -4,6 +4,7 @@ import numpy as np
 
 from trainstone.formats.kineto import Kind
 from trainstone.results.profiled import StepParts
+from trainstone.results.trace import view as names
 from trainstone.results.trace.intervals import (
     EMPTY,
     Ints,
@@ -16,18 +17,7 @@ from trainstone.results.trace.intervals import (
     sums_within,
 )
 from trainstone.results.trace.tables import Calling
-from trainstone.results.trace.view import (
-    COMMUNICATION,
-    COMMUNICATION_KERNEL,
-    COPYING_OPERATOR,
-    DATA,
-    OPTIMIZER,
-    PHASE,
-    STREAM_WAIT,
-    WAITING_CALL,
-    WAITING_OPERATOR,
-    View,
-)
+from trainstone.results.trace.view import View
 
 DEVICE_ORDER = ("compute", "optimizer", "communication", "copy", "data_wait", "synchronisation", "launch", "host")
 # On a CPU whoever waits for data may run operators meanwhile, to put the batch together: that is a wait all the same.
@@ -43,9 +33,9 @@ def judge_device(view: View, calling: Calling) -> tuple[Moments, Spans]:
     """Judge by what runs on the device, and by what the host does; return also all kernels, overlapping or not."""
     trace, kind = view.trace, view.trace.kind
     kernel = (kind == Kind.KERNEL) & view.of_device
-    communicates = kernel & view.named(COMMUNICATION_KERNEL)
+    communicates = kernel & view.named(names.COMMUNICATION_KERNEL)
     copies = (kind == Kind.COPY) & view.of_device
-    marks = view.marks(OPTIMIZER)
+    marks = view.marks(names.OPTIMIZER)
     of_optimizer = np.zeros(len(kind), np.bool_)
     source = calling.rows[calling.by]
     by_host = trace.lane[source] == view.host_lane
@@ -53,17 +43,17 @@ def judge_device(view: View, calling: Calling) -> tuple[Moments, Spans]:
     of_optimizer &= kernel & ~communicates
     calls = (kind == Kind.CALL) & view.of_host
     operators = (kind == Kind.OPERATOR) & view.of_host
-    waits = (calls & view.named(WAITING_CALL)) | (operators & view.named(WAITING_OPERATOR))
-    waits |= (kind == Kind.SYNC) & view.of_device & ~view.named(STREAM_WAIT)
+    waits = (calls & view.named(names.WAITING_CALL)) | (operators & view.named(names.WAITING_OPERATOR))
+    waits |= (kind == Kind.SYNC) & view.of_device & ~view.named(names.STREAM_WAIT)
     moments = {
         "compute": view.spans(kernel & ~communicates & ~of_optimizer),
         "optimizer": view.spans(of_optimizer),
         "communication": view.spans(communicates),
         "copy": view.spans(copies),
-        "data_wait": view.marks(DATA),
+        "data_wait": view.marks(names.DATA),
         "synchronisation": view.spans(waits),
         "launch": view.spans(calls | operators),
-        "host": view.marks(PHASE),
+        "host": view.marks(names.PHASE),
         "running": view.spans(kernel),
         "busy": view.spans(kernel | copies),
         "in_optimizer": marks,
@@ -77,9 +67,9 @@ def judge_processor(view: View) -> tuple[Moments, Spans]:
     Return also what runs on each thread.
     """
     operators = (view.trace.kind == Kind.OPERATOR) & view.of_host
-    communicates = ((view.trace.kind == Kind.MARK) & view.of_host | operators) & view.named(COMMUNICATION)
-    copies = operators & view.named(COPYING_OPERATOR)
-    marks = view.marks(OPTIMIZER)
+    communicates = ((view.trace.kind == Kind.MARK) & view.of_host | operators) & view.named(names.COMMUNICATION)
+    copies = operators & view.named(names.COPYING_OPERATOR)
+    marks = view.marks(names.OPTIMIZER)
     compute, optimizer, copy, running = [], [], [], []
     for lane, here in view.by_lane(np.flatnonzero(operators | communicates)):
         talk = view.spans(here[communicates[here]])
@@ -98,10 +88,10 @@ def judge_processor(view: View) -> tuple[Moments, Spans]:
         "optimizer": join(*optimizer),
         "communication": view.spans(communicates),
         "copy": join(*copy),
-        "data_wait": view.marks(DATA),
+        "data_wait": view.marks(names.DATA),
         "synchronisation": EMPTY,
         "launch": EMPTY,
-        "host": view.marks(PHASE),
+        "host": view.marks(names.PHASE),
         "running": anything,
         "busy": anything,
         "in_optimizer": marks,
