@@ -60,7 +60,7 @@ def test_a_real_run_says_what_it_was(reached: Path):
     assert (log["submission_org"].value, log["submission_platform"].value) == ("a lab", "a laptop")
     assert (log["train_samples"].value, log["eval_samples"].value, log["global_batch_size"].value) == (96, 43, 8)
     assert log["cache_clear"].value is False
-    assert log["cache_clear"].metadata["told"] == "page cache not cleared: not asked for"
+    assert "not cleared" in log["cache_clear"].metadata["told"]
     assert result.quality is not None
     assert log["eval_accuracy"].value == result.quality.value
     assert log["run_stop"].metadata["status"] == "success"
