@@ -27,8 +27,10 @@ TYPED := src/trainstone/errors.py src/trainstone/files.py src/trainstone/log.py 
 bench: $(RUN_READY)
 	$(BIN)/trainstone bench $(ARGS)
 
-# Tests that measure time are marked `serial`: they run alone, after the others.
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --numprocesses auto --maxprocesses 4 --dist loadfile
+# Tests that measure time are marked `serial`: they run alone, after the others. Files are taken in their order:
+# the long ones, of integration, before the short ones, of unit.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --numprocesses auto --maxprocesses 4 \
+	--dist loadfile --no-loadscope-reorder
 
 test: check
 	scripts/install-system-packages tests/system-packages.txt

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from command import LIMIT, ROOT, Finished
+from command import Finished
 from nursery import Child, Nursery
 
 CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS = 0x40000000, 0x04000000, 0x00020000
@@ -70,22 +69,6 @@ class Hosts:
     def run(self, ranks: list[str], arguments: list[str], **more: object) -> list[Finished]:
         """Run to the end."""
         return [child.wait() for child in self.start(ranks, arguments, **more)]  # type: ignore[arg-type]
-
-    def run_fresh(self, ranks: list[str], arguments: list[str], folder: Path, world: int) -> list[Finished]:
-        """Run to the end, by processes that begin and end as any do."""
-        started = []
-        for host, place in zip(ranks, self.place(ranks, world), strict=True):
-            program = f"{self.entering(host)}; from trainstone.cli.main import main; main()"
-            command = [sys.executable, "-W", "error", "-c", program, *arguments]
-            env = {**os.environ, **place, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            started.append(subprocess.Popen(command, env=env, cwd=folder, text=True, **pipes))  # type: ignore[call-overload]
-        try:
-            texts = [one.communicate(timeout=LIMIT) for one in started]
-        finally:
-            for one in started:
-                one.kill()
-        return [Finished(one.returncode, *text) for one, text in zip(started, texts, strict=True)]
 
     def shell(self, host: str, script: str) -> bool:
         """Run a line there; say whether it worked."""

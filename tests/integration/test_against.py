@@ -53,6 +53,7 @@ def test_the_same_thing_twice(quick, tmp_path: Path):
     assert len(losses[0]) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_a_real_difference_is_found_and_each_variant_has_its_own_run(trainstone, tmp_path: Path):
     done = trainstone(*TINY, "--against", "data.image_size=192", "--seconds", "5", "--json")

@@ -139,17 +139,3 @@ def test_a_page_is_written(quick, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "times as fast" in page
     assert "New <b>Chip</b>" not in page
-
-
-def test_it_loads_no_torch(trainstone, tmp_path):
-    import subprocess
-    import sys
-
-    write_repeated(tmp_path, "fast", FAST)
-    code = (
-        "import sys\nfrom trainstone.cli.main import app\n"
-        "try:\n    app(['compare', 'fast', '--to', 'published'])\nexcept SystemExit:\n    pass\n"
-        "print('torch' in sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stderr.strip() == "False"

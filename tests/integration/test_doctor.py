@@ -16,6 +16,7 @@ def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
     assert done.json()["machine"]["cpu"]["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
     done = trainstone("doctor", "--aa", *narrow_arguments(), "--seconds", "6", "--json")

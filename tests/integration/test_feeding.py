@@ -26,6 +26,7 @@ def make_slow_pictures(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_one_slow_thread_is_told_to_be_data_bound_and_by_how_much(quick, tmp_path: Path):
     data = make_slow_pictures(tmp_path / "set")

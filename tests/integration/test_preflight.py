@@ -107,6 +107,7 @@ def test_ranks_that_are_not_alike_are_told_by_host(hosts: Hosts, tmp_path: Path)
     assert_told_once(ended, 2, "rank 1 on h2: its configuration differs from that of rank 0 on h1: seed = 7 (")
 
 
+@pytest.mark.slow
 def test_a_wrong_interface_is_told_by_host(hosts: Hosts, tmp_path: Path):
     ended = hosts.run(BOTH, train(tmp_path, parallel__interface="ib7"))
     missing = "rank 0 on h1: network interface ib7 (parallel.interface) is not there"
@@ -126,17 +127,15 @@ def test_a_wrong_interface_is_told_by_host(hosts: Hosts, tmp_path: Path):
     assert "hosts: h1 at 10.9.0.1 (side0), h2 at 10.9.0.2 (side0)" in message
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts, tmp_path: Path):
-    command = train(tmp_path, parallel__meeting_seconds=3.0)
-    ended = hosts.run_fresh(BOTH, train(tmp_path, parallel__meeting_seconds=20.0), tmp_path, world=3)
-    place = f"10.77.0.1:{hosts.port}"
-    assert_told_once(ended, 5, f"rank 2 did not connect to {place} within 20 s; connected: h1 (0), h2 (1)")
+    command = train(tmp_path, parallel__meeting_seconds=5.0)
     ended = hosts.run(BOTH, command, world=3, env={"h1": {"SLURM_JOB_NODELIST": "h[1-3]"}})
     assert_told_once(ended, 5, "rank 2 did not connect to ", "; connected: h1 (0), h2 (1); no rank connected from h3")
     nowhere = {"MASTER_ADDR": "10.77.0.99", "RANK": "1", "WORLD_SIZE": "2"}
     (ended_1,) = hosts.run(["h2"], command, env={"h2": nowhere})
     assert ended_1.code == 5
-    assert f"error: rank 1 on h2 cannot reach rank 0 at 10.77.0.99:{hosts.port} within 3 s: " in ended_1.err
+    assert f"error: rank 1 on h2 cannot reach rank 0 at 10.77.0.99:{hosts.port} within 5 s: " in ended_1.err
     taken = tmp_path / "taken"
     program = f"import socket,time; s=socket.create_server(('', {{port}})); open('{taken}', 'w'); time.sleep(60)"
     taker = f'python3 -c "{program}" & until [ -e {taken} ]; do sleep 0.05; done'
@@ -145,11 +144,12 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
     assert [one.code for one in ended] == [5, 5]
     assert f"error: rank 0 on h1 cannot listen at {place}: another program uses this port" in ended[0].err
     # The two have no place to agree who speaks.
-    assert f"error: rank 1 on h2 cannot reach rank 0 at {place} within 3 s: " in ended[1].err
+    assert f"error: rank 1 on h2 cannot reach rank 0 at {place} within 5 s: " in ended[1].err
     assert "if rank 0 cannot listen there, its own output says so" in ended[1].err
     assert [len(one.err.splitlines()) for one in ended] == [4, 2], ended  # nothing of torch's own
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
     silent = "no answer from h2 (1) after connecting to {}"
     cases = [(1, "roll", "check_rank", silent, "SIGSTOP"), (1, "group", "open_group", silent, "SIGSTOP")]

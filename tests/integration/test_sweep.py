@@ -72,6 +72,7 @@ def wait_for_points(folder: Path, number: int) -> None:
     wait_until(lambda: len(list(folder.glob("runs/*/points/*/result.json"))) == number)
 
 
+@pytest.mark.slow
 def test_a_whole_sweep(trainstone, quick, tmp_path: Path):
     """Real points; the last needs more memory than there is."""
     asked = ("--batch-sizes", "2,8,1000000", "--set", "measure.iterations=20")

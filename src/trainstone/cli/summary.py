@@ -12,7 +12,14 @@ from rich.text import Text
 
 from trainstone import __version__, units
 from trainstone.cli.sparkline import draw_bars, draw_sparkline
-from trainstone.cli.tables import NARROW_WIDTH, print_comparison, print_feeding, print_indented, print_sweep
+from trainstone.cli.tables import (
+    NARROW_WIDTH,
+    print_comparison,
+    print_feeding,
+    print_indented,
+    print_sweep,
+    print_table,
+)
 from trainstone.errors import ResultError
 from trainstone.results import learning
 from trainstone.results.breakdown import average_parts, shorten, tell_overhead
@@ -20,10 +27,11 @@ from trainstone.results.checks import describe_first_step
 from trainstone.results.paired import tell_exchange
 from trainstone.results.profiled import OperatorTime, Timeline
 from trainstone.results.quality import Quality
-from trainstone.results.repeated import list_repeated_facts, tell_run
+from trainstone.results.repeated import list_repeated_facts
 from trainstone.results.schema import Finding, Result
 from trainstone.results.series import sample_steps
 from trainstone.results.summary import describe_interval, describe_rate, describe_repeat, describe_setting
+from trainstone.results.tables import training_table
 from trainstone.text import printable, printable_lines
 
 STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
@@ -47,6 +55,9 @@ def print_result(result: Result, path: Path) -> None:
     drawn = draw_steps(result, path, width, console.encoding)
     trained, profiled = (list_rows(result, width, console.encoding) for list_rows in (training_rows, profile_rows))
     print_rows(console, [*trained, *profiled, *speed_rows(result, drawn)])
+    if result.repeated:
+        console.print()
+        print_table(console, training_table(result.repeated, result.quality))
     if result.data_bench:
         print_feeding(console, result.data_bench)
     if result.sweep:
@@ -182,7 +193,6 @@ def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
     if quality is None:
         return
     if result.repeated is not None:
-        yield from ((f"seed {run.seed}", tell_run(run, quality)) for run in result.repeated.runs)
         yield from list_repeated_facts(result.repeated, quality)
         return
     if quality.history and quality.value is not None:

@@ -92,7 +92,7 @@ def treat(sample: Sample, treatment: Treatment, num_classes: int) -> tuple[Sampl
     why = None
     image = sample.image
     if treatment.resize or treatment.quality:
-        image = encode_anew(sample, treatment, seen)
+        image = encode_anew(sample, treatment)
     elif treatment.repair:
         image, why = repair(sample.name, sample.image, seen)
     if image is sample.image:
@@ -107,14 +107,14 @@ def check_numbers(sample: Sample) -> None:
         raise DataError(f"{sample.name} has a label or a box that is no number")
 
 
-def encode_anew(sample: Sample, treatment: Treatment, seen: Look) -> bytes:
+def encode_anew(sample: Sample, treatment: Treatment) -> bytes:
     """Return a picture resized and encoded as asked, turned upright unless boxes lie on it as it is stored."""
     # Most sets are passed through; they need not wait for these libraries.
     from trainstone.data.picture.decode import decode, encode_jpeg, resize_shorter, turn_upright
 
     pixels = decode(sample.image)
     if not sample.boxes:
-        pixels = turn_upright(pixels, seen.orientation)
+        pixels = turn_upright(pixels, sample.image)
     if treatment.resize:
         pixels = resize_shorter(pixels, treatment.resize)
     return encode_jpeg(pixels, treatment.quality or DEFAULT_QUALITY)

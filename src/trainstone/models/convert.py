@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from trainstone.errors import ConfigError, DataError
@@ -14,7 +15,7 @@ from trainstone.models.backbone import Network, recognise, take_backbone
 from trainstone.models.mxnet_names import name_in_gluon
 from trainstone.models.pickled import pickle_arrays
 from trainstone.models.resnet import COUNTER, DEPTHS
-from trainstone.models.tensorfile import gather_tensors, tensor_pieces, write_pieces
+from trainstone.models.tensorfile import gather_tensors, write_pieces
 from trainstone.models.weights import load_weights, read_weights, refuse_not_finite
 from trainstone.text import printable
 
@@ -86,7 +87,7 @@ def _choose_kept(kind: str, network: Network, weights: Mapping[str, Tensor], whe
 
 def _build_pieces(kind: str, weights: Mapping[str, Tensor]) -> Iterable[bytes]:
     if kind == "safetensors":
-        return tensor_pieces(gather_tensors(weights), {"format": "pt"})  # "pt" is what others look for
+        return [save(gather_tensors(weights), {"format": "pt"})]  # "pt" is what others look for
     if kind == "mlperf_ssd":
         return [pickle_arrays({str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in weights.items()})]
     memory = io.BytesIO()

@@ -6,13 +6,13 @@ Such a file holds no code. A bad one is a ValueError here; its reader knows whet
 import errno
 import hashlib
 import json
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from trainstone.errors import ResultError
@@ -21,18 +21,6 @@ from trainstone.text import printable
 
 # History: 1: {"format", "step", ...}. What "sha256" covers must never change: it is checked before the format is.
 FORMAT = 1
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class TensorFile(NamedTuple):
@@ -61,9 +49,9 @@ def read_tensors(path: Path) -> TensorFile:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a file and bring it to disk; after a crash it is there as it was, or as it is now.
 
-    safetensors' own writer leaves files of another name when it is killed, and readable by their owner alone.
+    safetensors' save_file leaves files of another name when it is killed, and readable by their owner alone.
     """
-    write_pieces(path, tensor_pieces(tensors, metadata))
+    write_pieces(path, [save(dict(tensors), dict(metadata))])
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
@@ -133,23 +121,6 @@ def _hash(document: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _bytes_of(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def tensor_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterable[bytes]:
-    """Yield length of the header, header and tensors; wide types first, so that all lie at multiples of their size."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    at = 0
-    for name in names:
-        end = at + tensors[name].nbytes
-        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
-        header[name]["data_offsets"] = [at, end]
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    for name in names:
-        yield _bytes_of(tensors[name])
 
 
 def _explain(path: Path, reason: str) -> str:

@@ -98,13 +98,13 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
     known = anchors_for(result)
     if not known:
         raise ResultError(
-            f"no published figures for {describe_model(result)}: there are some for ResNet-50 at 224 and SSD at 300",
+            f"no published figures for {result.recipe.name}: there are some for ResNet-50 at 224 and SSD at 300",
             hint="measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf",
         )
     chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
     if not chosen:
         raise ResultError(
-            f"the published figure {name!r} is of another model than {describe_model(result)}",
+            f"the published figure {name!r} is of another model than {result.recipe.name}",
             hint=f"figures that fit: {', '.join(anchor.id for anchor in known)}",
         )
     return chosen
@@ -120,14 +120,6 @@ def refuse_name(name: str) -> ResultError:
     known = [PUBLISHED, *(anchor.id for anchor in load_anchors())]
     message = f"there is no run and no published figure {printable(name[:LONGEST])!r}{did_you_mean(name, known)}"
     return ResultError(message, hint=f"give a run folder, or one of: {', '.join(known)}")
-
-
-def describe_model(result: Result) -> str:
-    """Name what a result trained: workload, model and size of the pictures."""
-    model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
-    name = "".join(str(model.get(key, "")) for key in ("name", "depth"))
-    at = f" at {size} pixels" if size is not None else ""
-    return printable(f"{name or 'a model it does not name'}{at}")
 
 
 def is_published(row: ComparisonRow) -> bool:

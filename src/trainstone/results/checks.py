@@ -6,22 +6,14 @@ Every code stands in CODES with severity and hint, and in docs/troubleshooting.m
 from typing import NamedTuple
 
 from trainstone.machine.health import Noise
-from trainstone.results.schema import (
-    Finding,
-    Loader,
-    Memory,
-    Severity,
-    StepSeconds,
-    Throughput,
-    Utilisation,
-)
+from trainstone.results import schema
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
 
 class Code(NamedTuple):
     """What a finding of this code always carries."""
 
-    severity: Severity
+    severity: schema.Severity
     hint: str
 
 
@@ -89,19 +81,19 @@ CODES = {
 WIDE_HALF_WIDTH = 0.05
 DATA_BOUND_SHARE = 0.10
 MANY_OUTLIERS_SHARE = 0.02
-# Real pictures that are so much faster than synthetic batches say that the machine was not quiet.
-NOISE = 1.05
 # ResNet-50 at batch 2 touches some 300 MB a step; a tenth of it faulted anew (in 4 KiB pages) is worth saying.
 MANY_PAGE_FAULTS = 8000
 
 
-def finding(code: str, message: str, *, hint: str | None = None, severity: Severity | None = None) -> Finding:
+def finding(
+    code: str, message: str, *, hint: str | None = None, severity: schema.Severity | None = None
+) -> schema.Finding:
     """Make a finding; severity and hint are the code's unless given."""
     known = CODES[code]
-    return Finding(code=code, severity=severity or known.severity, message=message, hint=hint or known.hint)
+    return schema.Finding(code=code, severity=severity or known.severity, message=message, hint=hint or known.hint)
 
 
-def check_throughput(throughput: Throughput, steps: StepSeconds) -> list[Finding]:
+def check_throughput(throughput: schema.Throughput, steps: schema.StepSeconds) -> list[schema.Finding]:
     """Is the number established, steady, narrow enough?"""
     findings = []
     if throughput.half_width is None:
@@ -117,7 +109,9 @@ def check_throughput(throughput: Throughput, steps: StepSeconds) -> list[Finding
     return findings
 
 
-def check_limits(utilisation: Utilisation, data_share: float | None, throttled: str | None) -> list[Finding]:
+def check_limits(
+    utilisation: schema.Utilisation, data_share: float | None, throttled: str | None
+) -> list[schema.Finding]:
     """Does something outside the device hold it back, or contradict itself?"""
     findings = []
     if data_share is not None and data_share > DATA_BOUND_SHARE:
@@ -130,7 +124,9 @@ def check_limits(utilisation: Utilisation, data_share: float | None, throttled: 
     return findings
 
 
-def check_machine(noise: Noise, memory: Memory, *, keep_memory: bool, threads: int, cores: int) -> list[Finding]:
+def check_machine(
+    noise: Noise, memory: schema.Memory, *, keep_memory: bool, threads: int, cores: int
+) -> list[schema.Finding]:
     """Was the machine quiet and set up as asked?"""
     findings = []
     if noise.grade == "C":
@@ -144,7 +140,7 @@ def check_machine(noise: Noise, memory: Memory, *, keep_memory: bool, threads: i
     return findings
 
 
-def describe_first_step(steps: StepSeconds) -> str:
+def describe_first_step(steps: schema.StepSeconds) -> str:
     """Tell the first step apart from the rest."""
     times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
     return f"{format_seconds(steps.first)}{times}"
@@ -158,30 +154,22 @@ def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:
     return data_share > DATA_BOUND_SHARE or share_of_synthetic < 1 - DATA_BOUND_SHARE
 
 
-def tell_feeding(loader: Loader, data_share: float) -> str:
+def tell_feeding(loader: schema.Loader, data_share: float) -> str:
     """One clause with the numbers: data-bound or not, and by how much."""
     share = loader.share_of_synthetic
     if share is None:
         return ""
-    alone = f"the loader alone gives {format_rate(loader.images_per_second)}"
-    waits = f"the device waits {format_percent(data_share, 0)} of the time"
     against = f"{format_percent(share, 0)} of the speed with synthetic data (median steps)"
-    if share > NOISE:  # real pictures cannot make it faster
-        against = "no slower than with synthetic data (the machine was not quiet)"
-    if not loader.data_bound:
-        return f"not data-bound: {against}; {alone}"
-    if data_share > DATA_BOUND_SHARE:
-        return f"data-bound: {against}; {waits}; {alone}"
-    return (
-        f"data-bound: {against}; it hardly waits ({format_percent(data_share, 0)}), the loader slows its steps; {alone}"
-    )
+    waits = f"the device waits {format_percent(data_share, 0)} of the time"
+    alone = f"the loader alone gives {format_rate(loader.images_per_second)}"
+    return f"{'data-bound' if loader.data_bound else 'not data-bound'}: {against}; {waits}; {alone}"
 
 
-def check_feeding(loader: Loader, data_share: float) -> list[Finding]:
+def check_feeding(loader: schema.Loader, data_share: float) -> list[schema.Finding]:
     """What is worth a finding: data-bound, pictures left out."""
     findings = []
     if loader.data_bound:
-        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=advise(loader, data_share)))
+        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=advise(loader)))
     if loader.skipped:
         pictures = format_count(loader.skipped_pictures, "damaged picture")
         times = format_count(loader.skipped, "time")
@@ -190,15 +178,10 @@ def check_feeding(loader: Loader, data_share: float) -> list[Finding]:
     return findings
 
 
-def advise(loader: Loader, data_share: float) -> str:
+def advise(loader: schema.Loader) -> str:
     """The next thing to try, by what is scarce."""
     stages = loader.stage_seconds_per_image
     slowest = max(stages, key=lambda name: stages[name]) if stages else "decode"
     if slowest == "read":
         return "reading takes longest: a local disk, loader.cache=files, or records (trainstone data convert) will help"
-    if data_share <= DATA_BOUND_SHARE:
-        return "training and loading share the cores: store smaller pictures (trainstone data convert --resize 256)"
-    return (
-        "more loader.threads, or smaller stored pictures (trainstone data convert --resize 256); "
-        "trainstone data bench shows what each thread and stage gives"
-    )
+    return "more loader.threads, or smaller stored images (data convert --resize 256); trainstone data bench shows both"

@@ -6,7 +6,7 @@ from typing import Any
 from trainstone.errors import ResultError
 from trainstone.results.checks import check_throughput, finding
 from trainstone.results.learning import check_speed, scale_throughput
-from trainstone.results.schema import Phases, Result
+from trainstone.results.schema import FINISHED, Phases, Result
 from trainstone.results.steps import PHASE_COLUMNS, read_columns
 from trainstone.results.store import read_result
 from trainstone.results.summary import summarise_steps
@@ -56,21 +56,17 @@ def recover(path: Path) -> Result:
 def tell_killed(result: Result) -> Result:
     """Add the finding that nobody was left to write."""
     told = "the run ended without a word: killed, out of memory, or the machine went down"
-    go_on = f"go on with: trainstone {result.kind} --resume RUN; dmesg tells whether memory ran out"
-    hint = go_on if result.kind in ("train", "sweep") else None
+    resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
+    hint = resume if result.kind in ("train", "sweep") else None
     return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
 
 
 def add_phases(result: Result, stepped: Phases) -> Phases:
     """Let steps after the last evaluation count; where a run has come to its end, its phases are what they are."""
     known = result.phases
-    if known is None:
-        return stepped
-    if result.status in ("ok", "target_reached", "target_missed", "interrupted"):
-        return known
+    if known is None or result.status in (*FINISHED, "interrupted"):
+        return known or stepped
     # The step file may lack the steps of an earlier start.
-    longer = {
-        name: max(getattr(known, name) or 0.0, getattr(stepped, name) or 0.0)
-        for name in ("train_seconds", "data_wait_seconds")
-    }
+    names = ("train_seconds", "data_wait_seconds")
+    longer = {name: max(getattr(known, name) or 0.0, getattr(stepped, name) or 0.0) for name in names}
     return stepped.model_copy(update=known.model_dump(exclude_none=True) | longer)

@@ -6,15 +6,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from trainstone.machine.health import Noise
-from trainstone.results import stats
-from trainstone.results.learning import (
-    describe_metric,
-    format_epoch,
-    format_epochs,
-    format_metric,
-    is_complete,
-    name_metric,
-)
+from trainstone.results import learning, stats
 from trainstone.results.mlperf.score import olympic_mean, rank_times
 from trainstone.results.quality import Quality, Repeated, TrainedRun
 from trainstone.results.schema import FINISHED, Finding, Result, Status, Throughput
@@ -113,7 +105,7 @@ def score_runs(repeated: Repeated) -> Repeated:
     """
     runs = [run.model_copy(update={"counted": False}) for run in repeated.runs]
     missed = sum(not run.reached for run in runs)
-    complete = is_complete(repeated) and len(runs) >= FEWEST_SCORED
+    complete = learning.is_complete(repeated) and len(runs) >= FEWEST_SCORED
     if not complete or missed > 1:
         return repeated.model_copy(update={"runs": runs, "score_seconds": None, "score_epochs": None})
     for place in rank_times([run.seconds_to_target for run in runs])[1:-1]:
@@ -154,27 +146,6 @@ def combine_quality(repeated: Repeated, over: Sequence[Result], starts: int) -> 
     )
 
 
-def tell_run(run: TrainedRun, quality: Quality) -> str:
-    """Return 90.7 % top-1 after 4 epochs, reached in 41 s; what is not known is left out."""
-    parts = []
-    if run.value is not None:
-        value, epochs = describe_metric(quality.metric, run.value, quality.target), format_epochs(run.epochs or 0)
-        # The best need not be the last.
-        parts.append(f"{value} after {epochs}" if run.reached else f"best {value} in {epochs}")
-    elif run.epochs is not None and run.status in FINISHED:
-        parts.append(f"trained {format_epochs(run.epochs)}")
-    if run.seconds_to_target is not None:
-        parts.append(f"reached in {format_seconds(run.seconds_to_target)}")
-    elif run.status != "ok":
-        parts.append("not reached" if run.status == "target_missed" else run.status)
-    return ", ".join([*parts, *list_notes(run)])
-
-
-def list_notes(run: TrainedRun) -> list[str]:
-    """Say what else is to be known of a run."""
-    return [f"in {run.starts} starts"] if run.starts > 1 else []
-
-
 def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str, str]]:
     """Names and values, the most important first: for tiles."""
     over = [run for run in repeated.runs if run.status in FINISHED]
@@ -186,10 +157,10 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     if repeated.score_seconds is not None:
         facts.append(("olympic mean", format_seconds(repeated.score_seconds)))
     if quality.value is not None:
-        best = format_metric(quality.metric, quality.value, quality.target)
+        best = learning.format_metric(quality.metric, quality.value, quality.target)
         of_best = "" if all(run.reached for run in over) else "best "
-        facts.append((f"{of_best}{name_metric(quality.metric)}, median", best))
-    facts.append(("epochs, median", format_epoch(quality.epochs)))
+        facts.append((f"{of_best}{learning.name_metric(quality.metric)}, median", best))
+    facts.append(("epochs, median", learning.format_epoch(quality.epochs)))
     return facts
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainstone.errors import ResultError
 
@@ -52,16 +52,7 @@ def format_sample(sample: Sample) -> str:
     return ",".join(cells + [_format_cell(getattr(sample, name)) for name in NAMES]) + "\n"
 
 
-class Cells(NamedTuple):
-    """A line of the file as it stands: numbers in the order of NAMES without the last, which is throttle."""
-
-    time_seconds: float
-    step: int | None
-    numbers: list[float | None]
-    throttle: str
-
-
-def iterate_cells(path: Path) -> Iterator[Cells]:
+def iterate_samples(path: Path) -> Iterator[Sample]:
     """Read a telemetry file line by line; a line that a kill or a full disk tore is dropped."""
     try:
         with path.open("rb") as file:
@@ -70,17 +61,16 @@ def iterate_cells(path: Path) -> Iterator[Cells]:
             if header != HEADER and (first.endswith(b"\n") or not HEADER.startswith(header)):
                 raise ResultError(f"{path} is not a telemetry file: it begins with {header[:60]!r}, not {HEADER!r}")
             for line in file:
-                if line.endswith(b"\n"):
-                    cells = _parse_cells(line.decode("utf-8", "replace").rstrip("\r\n"))
-                    if cells is not None:
-                        yield cells
+                sample = _parse(line.decode("utf-8", "replace").rstrip("\r\n")) if line.endswith(b"\n") else None
+                if sample is not None:
+                    yield sample
     except OSError as error:
         raise ResultError(f"cannot read telemetry {path}: {error.strerror}") from error
 
 
 def read_samples(path: Path) -> list[Sample]:
     """Read a whole telemetry file."""
-    return [_make_sample(cells) for cells in iterate_cells(path)]
+    return list(iterate_samples(path))
 
 
 def summarise(
@@ -132,24 +122,18 @@ def _format_cell(value: float | str | None) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _parse_cells(line: str) -> Cells | None:
+def _parse(line: str) -> Sample | None:
     cells = line.split(",")
     if len(cells) != len(NAMES) + 2:
         return None
     try:
-        time_seconds = float(cells[0])
-        step = int(cells[1]) if cells[1] else None
-        numbers = [float(cell) if cell else None for cell in cells[2:-1]]
+        time_seconds, step = float(cells[0]), int(cells[1]) if cells[1] else None
+        values: dict[str, Any] = {name: float(cell) for name, cell in zip(NAMES, cells[2:-1], strict=False) if cell}
     except ValueError:
         return None
     # A sum is finite only if all its parts are; parts so large that they overflow are no measurements either.
-    if not math.isfinite(sum(filter(None, numbers), time_seconds)):
+    if not math.isfinite(sum(values.values(), time_seconds)):
         return None
-    return Cells(time_seconds, step, numbers, cells[-1])
-
-
-def _make_sample(cells: Cells) -> Sample:
-    values: dict[str, Any] = dict(zip(NAMES, cells.numbers, strict=False))
-    if values["mem_used_bytes"] is not None:
+    if "mem_used_bytes" in values:
         values["mem_used_bytes"] = int(values["mem_used_bytes"])
-    return Sample(time_seconds=cells.time_seconds, step=cells.step, throttle=cells.throttle or None, **values)
+    return Sample(time_seconds=time_seconds, step=step, throttle=cells[-1] or None, **values)

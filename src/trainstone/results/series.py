@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.errors import ResultError
-from trainstone.results.samples import HINDRANCES, NAMES, iterate_cells
+from trainstone.results.samples import HINDRANCES, iterate_samples
 from trainstone.results.steps import Columns, read_columns
 from trainstone.results.thinning import Array, bucket_starts
 
@@ -27,7 +27,7 @@ SMOOTH_SHARE = 0.03
 """Share of the run that a smoothed loss averages over."""
 HIGHEST_LOSS = 1e30
 """A larger loss is taken for not finite: training has diverged, and sums would overflow."""
-SHOWN = tuple(name for name in NAMES if name not in ("energy_joules", "throttle"))
+SHOWN = ("clock_mhz", "mem_clock_mhz", "power_watts", "temp_celsius", "util_percent", "mem_used_bytes")
 REASONS = tuple(sorted(HINDRANCES))
 
 
@@ -156,16 +156,16 @@ def sample_telemetry(path: Path, num_buckets: int = NUM_POINTS) -> list[Telemetr
     """Read a telemetry file into at most twice num_buckets points of equally many samples each."""
     rows = (
         (
-            cells.time_seconds,
-            *(np.nan if number is None else number for number in cells.numbers),
-            *(float(reason in cells.throttle.split("|")) for reason in REASONS),
+            sample.time_seconds,
+            *(np.nan if (value := getattr(sample, name)) is None else value for name in SHOWN),
+            *(float(reason in (sample.throttle or "").split("|")) for reason in REASONS),
         )
-        for cells in iterate_cells(path)
+        for sample in iterate_samples(path)
     )
-    table = np.fromiter(rows, dtype=np.dtype((np.float64, len(NAMES) + len(REASONS))))
+    table = np.fromiter(rows, dtype=np.dtype((np.float64, 1 + len(SHOWN) + len(REASONS))))
     if not len(table):
         return []
-    columns: dict[str, NDArray[np.float64]] = dict(zip(("time", *NAMES[:-1], *REASONS), table.T, strict=True))
+    columns: dict[str, NDArray[np.float64]] = dict(zip(("time", *SHOWN, *REASONS), table.T, strict=True))
     starts = bucket_starts(len(table), num_buckets)
     hindered = {name: np.maximum.reduceat(columns[name], starts) for name in REASONS}
     counts = {name: np.add.reduceat(np.isfinite(columns[name]).astype(np.float64), starts) for name in SHOWN}

@@ -183,16 +183,5 @@ def _parse(path: Path, lines: bytes, header: list[str], names: Sequence[str], li
         if len(table) != lines.count(b"\n") + 1:
             raise ValueError("an empty line")
     except ValueError as err:  # also UnicodeDecodeError
-        raise _name_bad_line(path, lines, header, line_number) from err
+        raise ResultError(f"{path}: not step records from line {line_number} on: {err}") from err
     return {name: table[:, column].copy() for column, name in enumerate(names)}
-
-
-def _name_bad_line(path: Path, lines: bytes, header: list[str], line_number: int) -> ResultError:
-    for number, line in enumerate(lines.decode("utf-8", "replace").split("\n"), start=line_number):
-        try:
-            whole = len([float(cell) for cell in line.rstrip("\r").split(",")]) == len(header)
-        except ValueError:
-            whole = False
-        if not whole:
-            return ResultError(f"{path}: line {number} is not a step record: {line[:80]!r}")
-    return ResultError(f"{path}: from line {line_number} on there are no step records")

@@ -4,33 +4,17 @@ Cells are text as people read it; making it printable or escaping it is the work
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from trainstone import units
+from trainstone.results import learning
 from trainstone.results.anchors import describe_share
 from trainstone.results.feeding import Feeding, find_one_thread, format_microseconds
-from trainstone.results.learning import (
-    find_best,
-    find_reached,
-    format_epoch,
-    format_metric,
-    name_metric,
-    thin_history,
-)
 from trainstone.results.profiled import PIPES
 from trainstone.results.quality import Evaluation, Quality, Repeated, TrainedRun
-from trainstone.results.repeated import list_notes
 from trainstone.results.schema import ComparisonRow, Result, Side
 from trainstone.results.sides import ON_BOTH
 from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, format_setting, is_numeric, name_key
-from trainstone.units import (
-    format_bytes,
-    format_count,
-    format_interval,
-    format_percent,
-    format_rate,
-    format_ratio,
-    format_seconds,
-)
 
 STATES = {"out_of_memory": "out of memory", "failed": "failed", "not_tried": "not tried"}
 MOST_EVALUATIONS = 60
@@ -98,14 +82,14 @@ def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, str]:
     """Return the cells by column; empty is what was not measured."""
     half = row.half_width
     cells = {
-        "images/s": "" if row.images_per_second is None else format_rate(row.images_per_second),
-        "±": "" if half is None else format_percent(half),
-        "MFU": "" if row.mfu is None else format_percent(row.mfu),
-        "memory": "" if row.memory_bytes is None else format_bytes(row.memory_bytes),
+        "images/s": "" if row.images_per_second is None else units.format_rate(row.images_per_second),
+        "±": "" if half is None else units.format_percent(half),
+        "MFU": "" if row.mfu is None else units.format_percent(row.mfu),
+        "memory": "" if row.memory_bytes is None else units.format_bytes(row.memory_bytes),
     }
     if sweep.profile:
         busy = row.compute_utilisation
-        cells["utilisation"] = "" if busy is None else format_percent(busy)
+        cells["utilisation"] = "" if busy is None else units.format_percent(busy)
         shares = {name: row.cores_percent.get(name) for name in PIPES}
         cells |= {name: "" if percent is None else f"{percent:.1f} %" for name, percent in shares.items()}
     return cells | {"note": "; ".join(list_point_notes(sweep, row))}
@@ -159,7 +143,11 @@ def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Ta
             *(format_side(side) + (f", {side.source}" if full and side.source else "") for side in (row.a, row.b)),
             format_row_ratio(row),
             format_p_value(row.p_holm),
-            *([row.ci_covers, "" if row.noise_floor is None else format_percent(row.noise_floor)] if full else []),
+            *(
+                [row.ci_covers, "" if row.noise_floor is None else units.format_percent(row.noise_floor)]
+                if full
+                else []
+            ),
             row.judgement,
         ]
         for row in rows
@@ -170,7 +158,12 @@ def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Ta
 def share_table(rows: Sequence[ComparisonRow]) -> Table:
     """What share of each published figure was reached, device by device; fastest figures first."""
     cells = [
-        [row.label, format_rate(row.b.images_per_second), format_rate(row.a.images_per_second), describe_share(row)]
+        [
+            row.label,
+            units.format_rate(row.b.images_per_second),
+            units.format_rate(row.a.images_per_second),
+            describe_share(row),
+        ]
         for row in sorted(rows, key=lambda row: -row.b.images_per_second)
     ]
     return Table(["images/s a device", "published", "A", "A / published"], cells, numeric=[False, True, True, True])
@@ -180,7 +173,7 @@ def list_comparison_notes(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return what intervals cover, noise floors, sources and differences; rows are named where not all have a note."""
     notes: dict[str, list[str]] = {}
     for row in rows:
-        floor = [] if row.noise_floor is None else [f"noise floor {format_percent(row.noise_floor)}"]
+        floor = [] if row.noise_floor is None else [f"noise floor {units.format_percent(row.noise_floor)}"]
         source = [f"source: {row.b.source}"] if row.b.source else []
         differing = [text if text.endswith(ON_BOTH) else f"differs: {text}" for text in row.differences]
         for note in (f"interval {row.ci_covers}", *floor, *source, *differing):
@@ -190,8 +183,8 @@ def list_comparison_notes(rows: Sequence[ComparisonRow]) -> list[str]:
 
 def format_row_ratio(row: ComparisonRow) -> str:
     """Return 1.234 (1.201 … 1.268)."""
-    interval = format_interval(row.ci95, format_ratio) if row.ci95 else "no interval"
-    return f"{format_ratio(row.ratio)} ({interval})"
+    interval = units.format_interval(row.ci95, units.format_ratio) if row.ci95 else "no interval"
+    return f"{units.format_ratio(row.ratio)} ({interval})"
 
 
 def format_p_value(value: float | None) -> str:
@@ -203,7 +196,7 @@ def format_p_value(value: float | None) -> str:
 
 def format_side(side: Side) -> str:
     """Return bf16: 1,190 images/s."""
-    return f"{side.label}: {format_rate(side.images_per_second)} images/s"
+    return f"{side.label}: {units.format_rate(side.images_per_second)} images/s"
 
 
 def thread_table(feeding: Feeding) -> Table:
@@ -212,11 +205,11 @@ def thread_table(feeding: Feeding) -> Table:
     rows = [
         [
             f"{point.threads:,}",
-            format_rate(point.images_per_second),
-            format_interval(point.ci95) if point.ci95 else "",
+            units.format_rate(point.images_per_second),
+            units.format_interval(point.ci95) if point.ci95 else "",
             "" if point.cpu_cores is None else f"{point.cpu_cores:.2f}",
-            format_rate(point.images_per_second_per_core),
-            "" if one is None else format_percent(point.images_per_second / (one * point.threads), 0),
+            units.format_rate(point.images_per_second_per_core),
+            "" if one is None else units.format_percent(point.images_per_second / (one * point.threads), 0),
         ]
         for point in feeding.points
     ]
@@ -227,68 +220,85 @@ def thread_table(feeding: Feeding) -> Table:
 def stage_table(feeding: Feeding) -> Table:
     """One row a stage, in the order of a picture's way, and their sum."""
     rows = [
-        [stage.name, format_microseconds(stage.seconds_per_image), format_percent(stage.share)]
+        [stage.name, format_microseconds(stage.seconds_per_image), units.format_percent(stage.share)]
         for stage in feeding.stages
     ]
     total = format_microseconds(sum(stage.seconds_per_image for stage in feeding.stages))
     columns = ("stage", "µs an image", "share")
-    return Table(columns, [*rows, ["all", total, format_percent(1)]], numeric=(False, True, True))
+    return Table(columns, [*rows, ["all", total, units.format_percent(1)]], numeric=(False, True, True))
 
 
 def evaluation_table(quality: Quality) -> Table:
     """One row an evaluation; of many, some are left out."""
-    shown = thin_history(quality, MOST_EVALUATIONS)
+    shown = learning.thin_history(quality, MOST_EVALUATIONS)
     # Those of the first, in its order, so that the one that counts is not lost among many
     metrics = list(dict.fromkeys([quality.metric, *(name for found in shown for name in found.metrics)]))[:MOST_METRICS]
-    best, reached = find_best(quality), find_reached(quality)
+    best, reached = learning.find_best(quality), learning.find_reached(quality)
     notes = {quality.history[at].step: note for at, note in ((best, "best"), (reached, "target")) if at is not None}
     if best is not None and best == reached:
         notes[quality.history[best].step] = "best, target"
 
     def show(found: Evaluation, name: str) -> str:
         target = quality.target if name == quality.metric else None
-        return format_metric(name, found.metrics[name], target) if name in found.metrics else ""
+        return learning.format_metric(name, found.metrics[name], target) if name in found.metrics else ""
 
     rows = [
         [
-            format_epoch(found.epoch),
+            learning.format_epoch(found.epoch),
             f"{found.step:,}",
             *(show(found, name) for name in metrics),
-            format_seconds(found.seconds),
-            format_seconds(found.eval_seconds),
+            units.format_seconds(found.seconds),
+            units.format_seconds(found.eval_seconds),
             f"{found.images:,}",
             notes.get(found.step, ""),
         ]
         for found in shown
     ]
-    heads = ["epochs", "steps", *(name_metric(name) for name in metrics), "run's clock", "evaluation", "images", ""]
+    heads = [
+        "epochs",
+        "steps",
+        *(learning.name_metric(name) for name in metrics),
+        "run's clock",
+        "evaluation",
+        "images",
+        "",
+    ]
     left_out = len(quality.history) - len(shown)
-    caption = f"{format_count(left_out, 'evaluation')} between these left out." if left_out else ""
+    caption = f"{units.format_count(left_out, 'evaluation')} between these left out." if left_out else ""
     return Table(heads, rows, caption=caption, numeric=[True] * (len(heads) - 1) + [False])
 
 
 def training_table(
-    repeated: Repeated, quality: Quality | None, results: Sequence[Result | None], links: Sequence[str | None],
-    caption: str,
-) -> Table:  # fmt: skip
+    repeated: Repeated,
+    quality: Quality | None,
+    results: Sequence[Result | None] = (),
+    links: Sequence[str | None] = (),
+    caption: str = "",
+) -> Table:
     """A row for each run of train --runs, with the address of its page; what is not known is empty."""
-    pairs = zip(repeated.runs, results, strict=True)
+    pairs = zip(repeated.runs, results or [None] * len(repeated.runs), strict=True)
     rows = [_describe_run(run, quality, result, scored=repeated.score_seconds is not None) for run, result in pairs]
-    best = f"{name_metric(quality.metric)}, best" if quality else "best"
-    heads = ["run", "epochs", "time to target", best, "images/s", "status", ""]
-    return Table(heads, rows, caption=caption, links=links, numeric=[False, True, True, True, True, False, False])
+    best = f"{learning.name_metric(quality.metric)}, best" if quality else "best"
+    numeric = dict.fromkeys(("epochs", "time to target", best, "images/s"), True)
+    table = keep_filled({"run": False, **numeric, "status": False, "": False}, rows)
+    return replace(table, caption=caption, links=links)
 
 
 def _describe_run(run: TrainedRun, quality: Quality | None, result: Result | None, *, scored: bool) -> list[str]:
     rate = result.throughput.images_per_second if result and result.throughput else None
-    value = format_metric(quality.metric, run.value, quality.target) if quality and run.value is not None else ""
-    notes = [*(["dropped"] if scored and not run.counted else []), *list_notes(run)]
+    value = (
+        learning.format_metric(quality.metric, run.value, quality.target) if quality and run.value is not None else ""
+    )
+    notes = [
+        *(["dropped"] if scored and not run.counted else []),
+        *([f"in {run.starts} starts"] if run.starts > 1 else []),
+    ]
     return [
         f"seed {run.seed}",
-        "" if run.epochs is None else format_epoch(run.epochs),
-        "" if run.seconds_to_target is None else format_seconds(run.seconds_to_target),
+        "" if run.epochs is None else learning.format_epoch(run.epochs),
+        "" if run.seconds_to_target is None else units.format_seconds(run.seconds_to_target),
         value,
-        "" if rate is None else format_rate(rate),
+        "" if rate is None else units.format_rate(rate),
         run.status.replace("_", " "),
         ", ".join(notes),
     ]

@@ -19,7 +19,7 @@ from torch import Tensor
 from damage import damaged, quick, read_damaged
 from trainstone.errors import DataError
 from trainstone.models.resnet import build_resnet
-from trainstone.models.tensorfile import FORMAT, seal, write_tensors
+from trainstone.models.tensorfile import FORMAT, gather_tensors, seal, write_tensors
 from trainstone.models.weights import load_weights, read_weights, write_weights
 
 SMALL = {"conv.weight": torch.arange(6.0).reshape(2, 3), "bn.num_batches_tracked": torch.tensor(4)}
@@ -64,7 +64,8 @@ def test_tensors_are_found_under_all_usual_wrappings(tmp_path: Path, content: An
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], **document: int) -> None:
-    write_tensors(path, tensors, seal(document, tensors))
+    gathered = gather_tensors(tensors)
+    write_tensors(path, gathered, seal(document, gathered))
 
 
 def test_of_a_checkpoint_the_averaged_weights_are_taken(tmp_path: Path):

@@ -3,6 +3,7 @@
 Pixels are uint8, height x width x 3, RGB. A picture's size is looked at before anything is allocated for it.
 """
 
+import contextlib
 import io
 import threading
 import warnings
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg  # type: ignore[import-untyped]
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 from trainstone.data.picture.look import Bytes, Look, look
 from trainstone.errors import DataError
@@ -21,6 +23,7 @@ Pixels = npt.NDArray[np.uint8]
 
 # Twice Pillow's MAX_IMAGE_PIXELS, where it calls a picture a bomb: half a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
+ORIENTATION_TAG = 274
 # Filters for warnings belong to the whole process: only one thread changes them at a time.
 _warnings_lock = threading.Lock()
 
@@ -115,8 +118,9 @@ def resize_shorter(pixels: Pixels, side: int) -> Pixels:
     return resized  # type: ignore[no-any-return]
 
 
-def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Turn and mirror pixels as EXIF's orientation, 1 to 8, asks: what cv2.imread, and so im2rec, does."""
+def turn_upright(pixels: Pixels, data: Bytes) -> Pixels:
+    """Turn and mirror an image's pixels as its EXIF orientation, 1 to 8, asks: what cv2.imread, and so im2rec, does."""
+    orientation = find_orientation(data)
     if orientation in (5, 6, 7, 8):
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (2, 3, 6, 7):
@@ -124,3 +128,14 @@ def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     return np.ascontiguousarray(pixels)
+
+
+def find_orientation(data: Bytes) -> int:
+    """Return the orientation that EXIF states; 1 where it states none or is damaged: the pixels are fine without."""
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data), formats=["JPEG", "TIFF"]) as image:
+        if isinstance(image, TiffImageFile):
+            return int(image.tag_v2.get(ORIENTATION_TAG, 1))
+        exif = Image.Exif()  # not image.getexif(), which takes XMP's orientation, too
+        exif.load(image.info.get("exif", b""))
+        return int(exif.get(ORIENTATION_TAG, 1))
+    return 1

@@ -20,8 +20,6 @@ class Look(NamedTuple):
     """rgb, grey, cmyk, palette, rgba or grey with alpha."""
     progressive: bool = False
     """Of JPEGs."""
-    orientation: int = 1
-    """As EXIF counts, 1 (upright) to 8; decoders here do not turn pictures."""
     frame_at: int = -1
     """JPEG: the byte its frame header begins at."""
 
@@ -36,7 +34,6 @@ PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 LONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD8)))
 SHORTS = struct.Struct(">HH").unpack_from
 FRAME = struct.Struct(">BHHB").unpack_from
-ORIENTATION_TAG = 274
 
 
 ENDINGS = {"jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tiff"}
@@ -85,7 +82,7 @@ def find_kind(head: bytes) -> str:
 
 def look_jpeg(data: Bytes) -> Look:
     """Walk the markers to the frame header; segments on the way are skipped by their length."""
-    place, end, orientation = 2, len(data), 1
+    place, end = 2, len(data)
     while place + 4 <= end:
         if data[place] != 0xFF:
             raise DataError(f"JPEG without a frame header: no marker at byte {place}")
@@ -99,7 +96,7 @@ def look_jpeg(data: Bytes) -> Look:
             colour = JPEG_COLOURS.get(components)
             if colour is None:
                 raise DataError(f"JPEG of {components} components; 1, 3 and 4 are allowed")
-            return Look("jpeg", width, height, colour, marker in PROGRESSIVE, orientation, place)
+            return Look("jpeg", width, height, colour, marker in PROGRESSIVE, place)
         elif marker in (0xD9, 0xDA):
             raise DataError(
                 f"JPEG without a frame header: {'ends' if marker == 0xD9 else 'scan begins'} at byte {place}"
@@ -108,27 +105,8 @@ def look_jpeg(data: Bytes) -> Look:
             length = SHORTS(data, place)[1]
             if length < 2:
                 raise DataError(f"JPEG segment of length {length} at byte {place}")
-            if marker == 0xE1 and data[place + 4 : place + 10] == b"Exif\0\0":
-                orientation = read_orientation(data[place + 10 : place + 2 + length])
             place += 2 + length
     raise DataError(f"JPEG without a frame header in {end} bytes")
-
-
-def read_orientation(exif: Bytes) -> int:
-    """Return the orientation that EXIF states; 1 where it states none or is damaged: the pixels are fine without."""
-    order = {b"II": "<", b"MM": ">"}.get(bytes(exif[:2]))
-    if order is None:
-        return 1
-    try:
-        (place,) = struct.unpack_from(f"{order}I", exif, 4)
-        (count,) = struct.unpack_from(f"{order}H", exif, place)
-        for number in range(count):
-            tag, kind, num_values, value = struct.unpack_from(f"{order}HHIH", exif, place + 2 + 12 * number)
-            if (tag, kind, num_values) == (ORIENTATION_TAG, 3, 1):
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
 
 
 def look_by_pillow(data: Bytes, kind: str) -> Look:
@@ -138,9 +116,7 @@ def look_by_pillow(data: Bytes, kind: str) -> Look:
     Image.MAX_IMAGE_PIXELS = None  # look_sized has the limit, whoever decodes
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
-            orientation = image.getexif().get(ORIENTATION_TAG, 1) if kind == "tiff" else 1
-            turned = orientation if orientation in range(1, 9) else 1
-            return Look(kind, *image.size, MODES.get(image.mode, "rgb"), orientation=turned)
+            return Look(kind, *image.size, MODES.get(image.mode, "rgb"))
     except UnidentifiedImageError as err:
         raise DataError(f"corrupt {kind.upper()}: its head is damaged or breaks off") from err
     except Exception as err:  # Pillow's readers raise anything on damaged files

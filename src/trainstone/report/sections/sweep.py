@@ -5,29 +5,8 @@ from typing import Any
 
 import altair as alt
 
+from trainstone.report import charts
 from trainstone.report.blocks import Block, Figure, Prose, Section
-from trainstone.report.charts import (
-    BLUE,
-    DASHED,
-    LEFT,
-    MUTED,
-    ORANGE,
-    PALETTE,
-    Layers,
-    Rows,
-    across,
-    bars,
-    colours,
-    figure,
-    intervals,
-    layered,
-    lines,
-    mark,
-    points,
-    round_sensibly,
-    tips,
-    up,
-)
 from trainstone.report.sections.facts import address
 from trainstone.report.view import RunView
 from trainstone.results.schema import FINISHED
@@ -88,15 +67,16 @@ def swept_axis(sweep: Sweep) -> alt.X:
     doubling = all(value > 0 for value in known)
     scale: dict[str, Any] = {"type": "log", "base": 2, "nice": False} if doubling else {"zero": False}
     look: dict[str, Any] = {"values": known, "format": "~g", "labelOverlap": "greedy", "grid": False}
-    return across(name_key(sweep.key), padding=16, **scale, **look)
+    return charts.across(name_key(sweep.key), padding=16, **scale, **look)
 
 
 def curve_colour(sweep: Sweep) -> Any:
     """One colour a curve; a single curve needs no legend."""
     if sweep.curve_key is None:
-        return alt.value(BLUE)
+        return alt.value(charts.BLUE)
     names = [name_curve(sweep, curve) for curve in sweep.curves]
-    return colours({name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}, "curve", columns=2)
+    colours = {name: charts.PALETTE[place % len(charts.PALETTE)] for place, name in enumerate(names)}
+    return charts.colours(colours, "curve", columns=2)
 
 
 def draw_rates(sweep: Sweep) -> Figure | None:
@@ -104,61 +84,61 @@ def draw_rates(sweep: Sweep) -> Figure | None:
     rows = list_points(sweep, lambda row: row.images_per_second, format_rate)
     if not rows:
         return None
-    tooltip = tips(what="point", told="images/s")
+    tooltip = charts.tips(what="point", told="images/s")
     if is_numeric([row["x"] for row in rows]):
         chart = draw_curves(sweep, rows, tooltip)
     else:
-        x = across("images/s", zero=True, tickCount=6)
+        x = charts.across("images/s", zero=True, tickCount=6)
         flat = [row | {"x": row["y"]} for row in rows]
-        chart = bars(flat, x, step=30, limit=220, color=curve_colour(sweep), tooltip=tooltip)
+        chart = charts.bars(flat, x, step=30, limit=220, color=curve_colour(sweep), tooltip=tooltip)
     title = "Throughput, with 95 % intervals" if any(row.ci95 for row in sweep.rows) else "Throughput"
-    return figure("sweep", title, f"Images per second: {tell_points(rows)}.", chart)
+    return charts.figure("sweep", title, f"Images per second: {tell_points(rows)}.", chart)
 
 
-def draw_curves(sweep: Sweep, rows: Rows, tooltip: list[Any]) -> Any:
+def draw_curves(sweep: Sweep, rows: charts.Rows, tooltip: list[Any]) -> Any:
     """Lines through the points, their intervals, and a rule at each knee."""
     x, color = swept_axis(sweep), curve_colour(sweep)
     top = 1.12 * max(row["high"] for row in rows)
-    y = up("images/s", domain=[0, top], nice=False, tickCount=5, **LEFT)
+    y = charts.up("images/s", domain=[0, top], nice=False, tickCount=5, **charts.LEFT)
     layers = mark_knees(sweep, x, y, top)
-    line, dotted = lines(rows, size=36, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
-    return layered([*layers, line, intervals(rows, x, y, color), dotted], HEIGHT)
+    line, dotted = charts.lines(rows, size=36, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
+    return charts.layered([*layers, line, charts.intervals(rows, x, y, color), dotted], HEIGHT)
 
 
-def mark_knees(sweep: Sweep, x: alt.X, y: alt.Y, top: float) -> Layers:
+def mark_knees(sweep: Sweep, x: alt.X, y: alt.Y, top: float) -> charts.Layers:
     """A dashed rule, and its name above the curve."""
     last = max((value for value in sweep.values if is_numeric([value])), default=0)
-    layers: Layers = []
+    layers: charts.Layers = []
     for place, value in enumerate(dict.fromkeys(knee.value for knee in sweep.knees)):
         height = top * (1 - 0.08 * (place % 3))  # knees beside each other are named above each other
-        rows: Rows = [{"x": value, "y": round_sensibly(height), "name": f"knee: {value}"}]
+        rows: charts.Rows = [{"x": value, "y": charts.round_sensibly(height), "name": f"knee: {value}"}]
         side = {"align": "right", "dx": -5} if value == last else {"align": "left", "dx": 5}
-        layers.append(mark("rule", rows, {**DASHED, "color": ORANGE}, x=x))
-        layers.append(mark("text", rows, {"dy": 6, "color": ORANGE, **side}, x=x, y=y, text="name:N"))
+        layers.append(charts.mark("rule", rows, {**charts.DASHED, "color": charts.ORANGE}, x=x))
+        layers.append(charts.mark("text", rows, {"dy": 6, "color": charts.ORANGE, **side}, x=x, y=y, text="name:N"))
     return layers
 
 
 def list_points(
     sweep: Sweep, read: Callable[[SweepRow], float | None], form: Callable[[float], str], divisor: float = 1.0
-) -> Rows:
+) -> charts.Rows:
     """Return one number of each point that has it, and the interval of the speed."""
     found = [(row, read(row)) for row in sweep.rows]
     return [
         {
             "x": row.value,
-            "y": round_sensibly(number / divisor),
+            "y": charts.round_sensibly(number / divisor),
             "curve": name_curve(sweep, row.curve),
             "what": label_row(sweep, row),
             "told": form(number),
-            "low": round_sensibly(row.ends[0]),
-            "high": round_sensibly(row.ends[1]),
+            "low": charts.round_sensibly(row.ends[0]),
+            "high": charts.round_sensibly(row.ends[1]),
         }
         for row, number in found
         if number is not None
     ]
 
 
-def tell_points(rows: Rows) -> str:
+def tell_points(rows: charts.Rows) -> str:
     """Return batch 1: 44.4; batch 2: 47.1."""
     return "; ".join(f"{row['what']}: {row['told']}" for row in rows[:MAX_TOLD])
 
@@ -175,27 +155,31 @@ def draw_step_times(sweep: Sweep) -> Figure | None:
     if sweep.key != BATCH or len(rows) < 2:
         return None
     # Both axes by doublings: a straight fixed part is seen at the small end
-    y = up("seconds a step", type="log", nice=False, padding=14, tickCount=5, format="~g", grid=False, **LEFT)
+    y = charts.up(
+        "seconds a step", type="log", nice=False, padding=14, tickCount=5, format="~g", grid=False, **charts.LEFT
+    )
     x = swept_axis(sweep)
-    tooltip = tips(what="point", told="step")
-    layers = [points(rows, 70, x=x, y=y, color=curve_colour(sweep), tooltip=tooltip)]
+    tooltip = charts.tips(what="point", told="step")
+    layers = [charts.points(rows, 70, x=x, y=y, color=curve_colour(sweep), tooltip=tooltip)]
     fitted = list_fitted(sweep)
     if fitted:
-        layers.insert(0, mark("line", fitted, {**DASHED, "color": MUTED}, x=x, y=y, detail="curve:N"))
+        layers.insert(
+            0, charts.mark("line", fitted, {**charts.DASHED, "color": charts.MUTED}, x=x, y=y, detail="curve:N")
+        )
     title = "Time of a step, and the line fitted to it"
-    return figure("sweep-steps", title, f"Seconds a step: {tell_points(rows)}.", layers, height=HEIGHT)
+    return charts.figure("sweep-steps", title, f"Seconds a step: {tell_points(rows)}.", layers, height=HEIGHT)
 
 
-def list_fitted(sweep: Sweep) -> Rows:
-    """Return points of the fitted lines, as good ones as are told."""
-    rows: Rows = []
+def list_fitted(sweep: Sweep) -> charts.Rows:
+    """Return points of the fitted lines, where the fit is good."""
+    rows: charts.Rows = []
     for fit in sweep.fits:
         curve = name_curve(sweep, fit.curve)
         mine = [row for row in sweep.rows if name_curve(sweep, row.curve) == curve]
         for row in mine if fit.error <= POOR_FIT else []:
             seconds = fit.fixed_seconds + fit.seconds_per_image * (row.images_per_step or 0)
             if row.images_per_second and seconds > 0:
-                rows.append({"x": row.value, "y": round_sensibly(seconds), "curve": curve})
+                rows.append({"x": row.value, "y": charts.round_sensibly(seconds), "curve": curve})
     return rows
 
 
@@ -207,8 +191,7 @@ def draw_series(
     rows = list_points(sweep, read, form, divisor)
     if len(rows) < 2 or not is_numeric([row["x"] for row in rows]):
         return None
-    layers = lines(
-        rows, size=60, width=2, x=swept_axis(sweep), y=up(unit, zero=True, nice=True, tickCount=4, **LEFT),
-        color=curve_colour(sweep), detail="curve:N", tooltip=tips(what="point", told=title.partition(":")[0]),
-    )  # fmt: skip
-    return figure(name, title, f"{title}. {tell_points(rows)}.", layers, height=180)
+    x, y = swept_axis(sweep), charts.up(unit, zero=True, nice=True, tickCount=4, **charts.LEFT)
+    tooltip, color = charts.tips(what="point", told=title.partition(":")[0]), curve_colour(sweep)
+    layers = charts.lines(rows, size=60, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
+    return charts.figure(name, title, f"{title}. {tell_points(rows)}.", layers, height=180)
