@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
+from damage import real_data
 from hostile import EVIL, EVIL_NAME, hidden
 from made_mlperf import closed_log, write_mlperf_run, write_mlperf_runs
 
 
 @pytest.fixture(scope="module")
 def published() -> Path:
-    data = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not data:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    return Path(data) / "mlperf"
+    return real_data("mlperf")
 
 
 def test_the_documents_first_example_works_on_eight_devices(quick, tmp_path):
