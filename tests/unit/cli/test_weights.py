@@ -56,10 +56,9 @@ def test_it_tells_what_it_wrote_and_what_not(source: Path, monkeypatch, capsys):
     )
     size = target.stat().st_size / 2**20
     assert first == (
-        f"wrote ResNet-34 up to layer3 of {source} to {target}: 145 tensors, {parameters:,} parameters, "
-        f"{size:.3g} MiB, a pickle by MLPerf SSD's names"
+        f"wrote ResNet-34 up to layer3 of {source} to {target}: 145 tensors, {parameters:,} parameters, {size:.3g} MiB"
     )
-    assert second == "left out: num_batches_tracked (36), layer4 (35), fc (2)"
+    assert second.startswith("left out 73 tensors: bn1.num_batches_tracked, ")
 
 
 def test_json_is_one_document(source: Path, monkeypatch, capsys):
@@ -82,11 +81,7 @@ def test_json_is_one_document(source: Path, monkeypatch, capsys):
     ("name", "content", "words"),
     [
         ("a.pickle", pickle.dumps({"a": Call("true")}), "system; it was not opened"),
-        ("a.pickle", pickle.dumps({"a": 1}), "1 that are no arrays"),
-        ("a.pickle", b"\x80\x04\x95", "cut off, damaged"),
-        ("a.pickle", b"\x89PNG\r\n\x1a\n", "it is a PNG picture"),
         ("a.pth", b"some text", "holds no weights"),
-        ("a.pth", b"", "is empty"),
         ("a.pth", b"PK\x03\x04abc", "cut off, damaged"),
     ],
 )
@@ -99,17 +94,6 @@ def test_a_bad_source_gets_one_message(tmp_path: Path, monkeypatch, capsys, name
     assert words in err
     assert err.count("error: ") == 1
     assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_code_in_a_source_never_runs(tmp_path: Path, monkeypatch, capsys):
-    mark = tmp_path / "touched"
-    for name, content in (("a.pickle", {"a": Call(f"touch {mark}")}), ("a.pkl", Call(f"touch {mark}"))):
-        (tmp_path / name).write_bytes(pickle.dumps(content))
-        assert run(monkeypatch, tmp_path / name, tmp_path / "b.pth", "-q") == 3
-        assert "system; it was not opened" in capsys.readouterr().err
-    torch.save({"a": Call(f"touch {mark}")}, tmp_path / "a.pth")
-    assert run(monkeypatch, tmp_path / "a.pth", tmp_path / "b.safetensors", "-q") == 3
-    assert not mark.exists()
 
 
 def test_wrong_words_get_2(source: Path, monkeypatch, capsys):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from command import LIMIT
+from damage import real_data
 from made_archives import make_jpeg
-from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips, real_coco
+from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips
 from made_pictures import busy, save
 from trainstone.data.manifest import Manifest, check_files, read_manifest
 from trainstone.data.parallel import Progress, lock_file
@@ -307,7 +308,7 @@ def test_after_a_kill_it_goes_on_and_ends_the_same(tmp_path: Path, small: Path, 
 
 
 def test_real_zips_are_prepared(tmp_path: Path):
-    _, manifest = prepare(make_zips(real_coco(), tmp_path / "zips"), tmp_path / "out", workers=2)
+    _, manifest = prepare(make_zips(real_data("detection/coco-free"), tmp_path / "zips"), tmp_path / "out", workers=2)
     assert (manifest.dataset, len(manifest.classes)) == ("coco", 80)
     assert [(split.name, split.records) for split in manifest.splits] == [("train", 60), ("val", 66)]
     assert len((tmp_path / "out/train2017-images.txt").read_text().splitlines()) == 59

@@ -1,11 +1,11 @@
 """Logs found and read as runs: real ones of three generations, made-up ones, and files that are none."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from damage import real_data
 from hostile import EVIL
 from trainstone.errors import DataError
 from trainstone.formats.mllog import Event, kind_of
@@ -13,10 +13,7 @@ from trainstone.results.mlperf.logged import KEYS, LoggedEvaluation, Times, find
 
 
 def real(name: str = "") -> Path:
-    data = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not data:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    return Path(data) / "mlperf" / name
+    return real_data("mlperf") / name
 
 
 def touch(*paths):
