@@ -16,13 +16,6 @@ from trainstone.train.loop import train_steps
 from trainstone.train.task import build_task
 
 CPU = torch.device("cpu")
-    "model.depth=18",
-    "data.image_size=32",
-    "train.precision=fp32",
-    "train.batch_size=2",
-    "device=cpu",
-    "engine.threads=1",
-]
 
 
 def capture_steps(target: Path, window: Window, *, fail_at: int | None = None) -> None:
