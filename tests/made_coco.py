@@ -1,11 +1,8 @@
 """Small sets in COCO's layout for tests, as folders and as zips; their pictures are heads only."""
 
-import os
 import struct
 import zipfile
 from pathlib import Path
-
-import pytest
 
 from trainstone.files import write_atomically
 from trainstone.formats.coco import CocoAnnotation, CocoCategory, CocoImage, Instances, full
@@ -45,10 +42,3 @@ def make_zips(folder: Path, target: Path) -> Path:
             for file in sorted(part.rglob("*")):
                 archive.write(file, f"{part.name}/{file.relative_to(part)}")
     return target
-
-
-def real_coco() -> Path:
-    root = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not root:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    return Path(root) / "detection/coco-free"

@@ -1,10 +1,8 @@
 """Pictures for whole data sets: ImageNet in small with its faults, folders as people have them, scenes with boxes."""
 
 import io
-import os
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from trainstone.data.generated.source import GeneratedSource
@@ -75,13 +73,6 @@ def make_oddities(root: Path, imagenet: Path) -> None:
 def draw_scenes(split: str) -> GeneratedSource:
     """What `scenes` holds, without any file."""
     return GeneratedSource("detect", split, {"train": 41, "val": 12}[split], 120, 90, 5)
-
-
-def find_real(name: str) -> Path:
-    root = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not root:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    return Path(root) / name
 
 
 def draw(split: str, number: int) -> bytes:

@@ -144,7 +144,7 @@ def test_real_pictures_are_shared_out_and_what_was_left_out_is_said(nursery: Nur
     run = find_run(nursery.folder / "bench-real")
     result = read_result(run)
     assert result.loader is None
-    assert any("not held against synthetic ones" in found.message for found in result.findings)
+    assert any("not compared with synthetic ones" in found.message for found in result.findings)
     # 64 pictures, 8 a step on both ranks: an epoch is over after 8 steps.
     assert read_steps(run, 0)["epoch"].tolist() == read_steps(run, 1)["epoch"].tolist() == [0] * 8
     assert read_steps(run, 0)["loss"].tolist() != read_steps(run, 1)["loss"].tolist()

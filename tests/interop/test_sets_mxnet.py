@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from made_sets import CMYK, SCENES, draw_scenes, find_real, label_by_folder, read_all
+from damage import real_data
+from made_sets import CMYK, SCENES, draw_scenes, label_by_folder, read_all
 from peers import ask_peer, find_peer, run_peer
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.picture.decode import decode
@@ -49,7 +50,7 @@ def make_theirs(root: Path, target: Path, chunks: Mapping[str, int] = ONE_FILE) 
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Make) -> tuple[Path, ...]:
     """Class folders, our set of them, and im2rec's."""
     name = request.param
-    root = find_real(f"classification/{name}") if "-" in name else request.getfixturevalue(name)
+    root = real_data(f"classification/{name}") if "-" in name else request.getfixturevalue(name)
     repair = ("--no-repair",) if name == "oddities" else ()  # im2rec knows no repair
     ours = make("imagenet", "--from", root, *FOLDERS, *repair)
     return root, ours, make_theirs(root, tmp_path_factory.mktemp("im2rec") / "theirs")

@@ -1,5 +1,6 @@
 """Memory of the loader over 100,000 batches of small pictures: bounded by prefetch x batch, whatever the time."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.loader import open_loader
 from trainstone.data.splits import open_split
 
+pytestmark = pytest.mark.skipif("TRAINSTONE_SOAK" not in os.environ, reason="needs make soak")
 BATCHES = 100_000
 GROWTH_BYTES = 8 << 20
 

@@ -283,10 +283,10 @@ def bars(
     return layered([*layers, *over], height_of(len(rows), step))
 
 
-def leave_room(lengths: Sequence[float]) -> list[float]:
+def leave_room(lengths: Sequence[float], share: float = 0.22) -> list[float]:
     """Return the ends of an axis of bars that has room for a label beside the longest."""
-    low = min(0.0, *lengths)
-    return [round_sensibly(low), round_sensibly(low + (1.22 * (max(0.0, *lengths) - low) or 1.0))]
+    low, high = min(0.0, *lengths), max(0.0, *lengths)
+    return [round_sensibly(low), round_sensibly(high + (share * (high - low) or 1.0))]
 
 
 def share_bars(

@@ -18,7 +18,6 @@ MAX_BARS = 40
 """Of more classes the most and the least frequent are drawn, half of each."""
 MAX_BOX_BARS = 40
 MAX_SIZES = 400
-NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def write_dataset_page(summary: DatasetSummary, target: Path) -> Page:
@@ -85,7 +84,7 @@ def describe_split(split: SplitSummary) -> list[str]:
         f"{split.records:,}",
         size,
         "" if split.shards is None else f"{split.shards:,}",
-        "" if seen is None else f"{seen.width.median:.0f} × {seen.height.median:.0f}".replace(" ", NO_BREAK),
+        "" if seen is None else f"{seen.width.median:.0f} × {seen.height.median:.0f}",
         "" if seen is None else describe_shares(seen.kinds, seen.pictures),
         "" if seen is None else describe_shares(seen.colours, seen.pictures),
         f"{split.num_bad:,}",
@@ -96,8 +95,7 @@ def describe_shares(counts: dict[str, int], total: int) -> str:
     """Return jpeg, or jpeg 99.2 %, png 0.8 %."""
     if len(counts) == 1:
         return next(iter(counts))
-    parts = (f"{name} {format_percent(count / total)}".replace(" ", NO_BREAK) for name, count in counts.items())
-    return ", ".join(parts)
+    return ", ".join(f"{name} {format_percent(count / total)}" for name, count in counts.items())
 
 
 def build_samples(summary: DatasetSummary) -> Section | None:

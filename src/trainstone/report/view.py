@@ -74,14 +74,21 @@ class RunView:
         return [Child(point.label, point.run, self._read(point.run)) for point in self.result.points]
 
     def _read(self, run: str) -> Result | None:
-        folder = Path(os.path.realpath(self.path / run))
-        if not folder.is_relative_to(os.path.realpath(self.path)):
-            self.doubts.append(f"point {run} lies outside of the run folder and is not read")
-            return None
+        folder = self.find_inside(run)
         try:
+            if folder is None:
+                raise ResultError(f"point {run} is not in the run folder and is not read")
             return read_result(folder)
         except ResultError as err:
             self.doubts.append(err.message)
+            return None
+
+    def find_inside(self, name: str) -> Path | None:
+        """Return a file or folder of the run, links followed; None where it is not there, or outside of the run."""
+        try:
+            path = (self.path / name).resolve()
+            return path if path.is_relative_to(self.path.resolve()) and path.exists() else None
+        except (OSError, RuntimeError, ValueError):  # a name with a NUL, too long a one, links in a ring
             return None
 
 

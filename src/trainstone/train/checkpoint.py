@@ -29,6 +29,7 @@ from trainstone.models.tensorfile import (
 from trainstone.train.task import Task
 
 BEST = "best.safetensors"
+UPDATE = "update trainstone"
 NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
 MODEL, AVERAGE, OPTIMIZER, RANDOM = "model.", "ema.", "optimizer.", "random."
 
@@ -56,9 +57,20 @@ def name_checkpoint(step: int) -> str:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint whose every byte of meaning was checked; anything else is refused, and nothing of it runs."""
-    checkpoint = _read_whole(path)
-    _refuse_newer(checkpoint)
-    return checkpoint
+    try:
+        file = read_tensors(path)
+        document = open_document(file)
+    except ValueError as err:
+        raise ResultError(f"checkpoint {path} {err}") from err
+    if document is None:
+        raise ResultError(
+            f"{path} is no checkpoint of trainstone: a safetensors file without trainstone's document",
+            hint=f"if it holds weights alone: trainstone eval {path}",
+        )
+    if document["format"] > FORMAT:
+        message = f"checkpoint {path} has format {document['format']}; this trainstone reads up to {FORMAT}"
+        raise ResultError(message, hint=UPDATE)
+    return Checkpoint(path, document, file.tensors)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -83,13 +95,12 @@ def find_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     while paths := [path for path in list_checkpoints(folder) if path not in tried]:
         tried.add(paths[0])
         try:
-            checkpoint = _read_whole(paths[0])
+            return read_checkpoint(paths[0]), passed_over
         except ResultError as err:
+            if err.hint == UPDATE:
+                raise
             if paths[0].exists():
                 passed_over.append(f"{err.message}; passed over")
-            continue
-        _refuse_newer(checkpoint)
-        return checkpoint, passed_over
     return None, passed_over
 
 
@@ -131,29 +142,6 @@ def keep_best(folder: Path, step: int) -> None:
         # Renaming does nothing where both names are one file already: the best named twice.
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-
-
-def _read_whole(path: Path) -> Checkpoint:
-    try:
-        file = read_tensors(path)
-        document = open_document(file)
-    except ValueError as err:
-        raise ResultError(f"checkpoint {path} {err}") from err
-    if document is None:
-        raise ResultError(
-            f"{path} is no checkpoint of trainstone: a safetensors file without trainstone's document",
-            hint=f"if it holds weights alone: trainstone eval {path}",
-        )
-    return Checkpoint(path, document, file.tensors)
-
-
-def _refuse_newer(checkpoint: Checkpoint) -> None:
-    if checkpoint.document["format"] > FORMAT:
-        raise ResultError(
-            f"checkpoint {checkpoint.path} has format {checkpoint.document['format']}; "
-            f"this trainstone reads up to {FORMAT}",
-            hint="update trainstone",
-        )
 
 
 def _step_of(path: Path) -> int:

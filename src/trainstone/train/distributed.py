@@ -196,29 +196,27 @@ def gather(world: World, document: dict[str, Any]) -> list[dict[str, Any]] | Non
     """Return the documents of all ranks, in their order, on rank 0; None on others. They must be JSON-able."""
     if world.alone:
         return [document]
-    text = json.dumps(document).encode()
-    length = torch.tensor([len(text)])
-    dist.all_reduce(length, dist.ReduceOp.MAX, group=world.control)
-    mine = _to_bytes(text.ljust(int(length)))  # JSON may end in spaces
-    first = world.rank.number == 0
-    parts = [torch.empty_like(mine) for _ in range(world.rank.world)] if first else None
-    dist.gather(mine, parts, dst=0, group=world.control)
+    parts = _gather_parts(world, _to_bytes(json.dumps(document).encode()))
     return None if parts is None else [json.loads(part.numpy().tobytes()) for part in parts]
 
 
 def gather_rows(world: World, rows: Tensor) -> Tensor | None:
-    """Return the rows of all ranks (float32 in host memory, as many columns), in their order, on rank 0; else None."""
+    """Return the rows of all ranks (in host memory, as many columns), in their order, on rank 0; else None."""
     if world.alone:
         return rows
-    count = torch.tensor([len(rows)])
-    counts = [torch.empty_like(count) for _ in range(world.rank.world)]
-    dist.all_gather(counts, count, group=world.control)
-    most = max(int(one) for one in counts)
-    mine = torch.zeros(most, rows.shape[1])
+    parts = _gather_parts(world, rows)
+    return None if parts is None else torch.cat(parts)
+
+
+def _gather_parts(world: World, rows: Tensor) -> list[Tensor] | None:
+    """Return the rows of each rank on rank 0; messages are as long as the longest."""
+    counts = [torch.empty(1, dtype=torch.int64) for _ in range(world.rank.world)]
+    dist.all_gather(counts, torch.tensor([len(rows)]), group=world.control)
+    mine = rows.new_zeros((max(int(count) for count in counts), *rows.shape[1:]))
     mine[: len(rows)] = rows
     parts = [torch.empty_like(mine) for _ in counts] if world.rank.number == 0 else None
     dist.gather(mine, parts, dst=0, group=world.control)
-    return torch.cat([part[: int(one)] for part, one in zip(parts, counts, strict=True)]) if parts else None
+    return [part[: int(count)] for part, count in zip(parts, counts, strict=True)] if parts else None
 
 
 def broadcast_dict(world: World, document: dict[str, Any] | None) -> dict[str, Any]:

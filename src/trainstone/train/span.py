@@ -3,7 +3,7 @@
 Statistics and their sums are fp32 whatever the precision of the activations.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,14 +14,7 @@ from torch.autograd.function import once_differentiable
 from trainstone.errors import ConfigError
 from trainstone.train.distributed import World
 
-CHANNELS = (1, -1, 1, 1)  # how a number a channel lies over pictures
-
-
-class Span(NamedTuple):
-    """The ranks that share their batches."""
-
-    group: Any
-    ranks: int
+CHANNELS = (1, -1, 1, 1)  # shape of one number per channel beside images
 
 
 def span_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
@@ -32,11 +25,11 @@ def span_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
             f"parallel.bn_ranks = {bn_ranks} does not divide the number of ranks, {world.rank.world}",
             hint="every rank must belong to a group of so many",
         )
-    span = Span(open_group(world, bn_ranks), bn_ranks)
+    group = open_group(world, bn_ranks)
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.BatchNorm2d:
-                setattr(module, name, SpanBatchNorm2d(child, span))
+                setattr(module, name, SpanBatchNorm2d(child, group))
     return model
 
 
@@ -54,35 +47,35 @@ def open_group(world: World, bn_ranks: int) -> Any:
 class SpanBatchNorm2d(nn.BatchNorm2d):  # type: ignore[misc]
     """A batch norm that learns from the batches of all ranks of its span; in evaluation the ordinary one."""
 
-    def __init__(self, norm: nn.BatchNorm2d, span: Span) -> None:
-        """Take over everything of an ordinary one."""
+    def __init__(self, norm: nn.BatchNorm2d, group: Any) -> None:
+        """Copy everything from an ordinary one; `group`: the ranks that share their batches."""
         nn.Module.__init__(self)
         self.__dict__.update(norm.__dict__)
-        self.span = span
+        self.group = group
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise by the span's mean and variance and let the running ones follow them."""
         if not self.training:
             return super().forward(images)
         self._check_input_dim(images)
-        mean, variance, count = share_statistics(images.detach(), self.span)
+        mean, variance, count = share_statistics(images.detach(), self.group)
         self.num_batches_tracked.add_(1)
         share, unbiased = self.momentum, variance * (count / (count - 1))
         self.running_mean.mul_(1 - share).add_(mean, alpha=share)  # none of these has a gradient
         self.running_var.mul_(1 - share).add_(unbiased, alpha=share)
-        result: Tensor = Normalise.apply(images, self.weight, self.bias, mean, variance, count, self.eps, self.span)
+        result: Tensor = Normalise.apply(images, self.weight, self.bias, mean, variance, count, self.eps, self.group)
         return result
 
 
-def share_statistics(images: Tensor, span: Span) -> tuple[Tensor, Tensor, Tensor]:
+def share_statistics(images: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance a channel over the whole span, and how many values a channel it has.
 
     Means and variances are combined, not sums of squares: their difference would lose what a large mean hides.
     """
     mean, variance = measure_channels(images)
     mine = torch.cat([mean, variance, mean.new_full((1,), images.numel() // images.shape[1])])
-    others = [torch.empty_like(mine) for _ in range(span.ranks)]
-    dist.all_gather(others, mine, group=span.group)
+    others = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(others, mine, group=group)
     table = torch.stack(others)  # (ranks, 2 x channels + 1)
     means, variances = table[:, :-1].chunk(2, dim=1)
     counts = table[:, -1:]
@@ -119,10 +112,10 @@ class Normalise(torch.autograd.Function):  # type: ignore[misc]
         variance: Tensor,
         count: Tensor,
         eps: float,
-        span: Span,
+        group: Any,
     ) -> Tensor:
         ctx.save_for_backward(images, weight, mean, variance, count)
-        ctx.eps, ctx.span = eps, span
+        ctx.eps, ctx.group = eps, group
         return F.batch_norm(images, mean, variance, weight, bias, training=False, eps=eps)
 
     @staticmethod
@@ -135,7 +128,7 @@ class Normalise(torch.autograd.Function):  # type: ignore[misc]
             gradient, images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
         sums = torch.stack([weight_gradient.float(), bias_gradient.float()])
-        dist.all_reduce(sums, group=ctx.span.group)
+        dist.all_reduce(sums, group=ctx.group)
         of_products, of_gradients = sums / count
         inverse = (variance + ctx.eps).rsqrt()
         # dx = scale * g + slope * x + offset, a number each a channel

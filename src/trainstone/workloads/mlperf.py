@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from trainstone.config.load import format_value, load_config
 from trainstone.config.schema import Config
 from trainstone.models.mxnet_names import PREFIX, name_in_gluon, name_in_mxnet
@@ -228,15 +226,5 @@ def find_ssd_departures(config: Config, sizes: RunSizes) -> list[str]:
     return SSD_RULES.find_departures(config, sizes, (), rules)
 
 
-def name_resnet_tensors(model: nn.Module) -> list[str]:
-    """Return MXNet's names of the parameters."""
-    return [name_in_mxnet(name) for name, _ in model.named_parameters()]
-
-
-def name_ssd_tensors(model: nn.Module) -> list[str]:
-    """Return MXNet's names of the parameters."""
-    return [name_ssd_tensor(name) for name, _ in model.named_parameters()]
-
-
-RESNET = Mllog("resnet", name_resnet_tensors, list_resnet_values, find_resnet_departures)
-SSD = Mllog("ssd", name_ssd_tensors, list_ssd_values, find_ssd_departures)
+RESNET = Mllog("resnet", name_in_mxnet, list_resnet_values, find_resnet_departures)
+SSD = Mllog("ssd", name_ssd_tensor, list_ssd_values, find_ssd_departures)

@@ -71,8 +71,8 @@ class Mllog:
 
     benchmark: str
     """MLPerf's name for it."""
-    tensor_names: Callable[[nn.Module], list[str]]
-    """What its reference calls the parameters of the network."""
+    name_tensor: Callable[[str], str]
+    """What its reference calls a parameter of the network."""
     list_values: Callable[[Config, RunSizes], dict[str, Any]]
     """The keys that tell how it is trained; what the recipe cannot say is left out."""
     find_departures: Callable[[Config, RunSizes], list[str]]

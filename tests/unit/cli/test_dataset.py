@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hostile import EVIL, EVIL_NAME, hidden
-from small_sets import CLASSES, Listed, to_classify, to_detect
+from small_sets import CLASSES, Listed, to_detect
 from trainstone.cli.dataset import SHOWN_BAD, print_findings, tell_dataset, tell_manifest
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
@@ -97,18 +97,6 @@ def test_names_are_not_obeyed(capsys):
     out = capsys.readouterr().out
     assert not hidden(out)
     assert "\\x1b[31m" in out
-
-
-def test_a_set_to_classify(capsys):
-    found = DataSet("classify", "RecordIO", CLASSES, [Split("train", Listed(to_classify(5)))], "small")
-    tell_dataset(summarise(found, "set"), None)
-    out = capsys.readouterr().out
-    assert "small: pictures to classify, RecordIO" in out
-    assert "2: a (first letter), b" in out
-    assert "5 pictures" in out
-    assert "2 to 3 pictures" in out
-    assert "all 32 x 32, 100 % jpeg" in out
-    assert "--page FILE" in out
 
 
 def test_a_set_with_boxes_and_bad_pictures(capsys):

@@ -11,11 +11,8 @@ from trainstone.cli.preparing import (
     parse_shards,
     parse_size,
     refuse_inside,
-    run_plan,
     tell_made,
 )
-from trainstone.data.generated.source import generate
-from trainstone.data.plan import make_plan
 from trainstone.errors import ConfigError
 
 
@@ -64,16 +61,6 @@ def test_ctrl_c_ends_without_a_traceback(capsys):
         raise KeyboardInterrupt
     assert left.value.exit_code == 130
     assert "give the same command again to resume" in capsys.readouterr().err
-
-
-def test_a_plan_is_carried_out_and_told(tmp_path: Path, capsys):
-    found = generate("classify", {"train": 6}, width=32, height=32, num_classes=2)
-    for told in ("next      trainstone data verify", "it was whole already; nothing was written"):
-        run_plan(make_plan(found, "wds"), tmp_path / "set", 1, as_json=False, quiet=1)
-        out, err = capsys.readouterr()
-        assert told in out
-        assert "wds: 6 train; 2 classes, 1 file" in out
-        assert err == ""
 
 
 def test_only_the_first_rank_tells(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):

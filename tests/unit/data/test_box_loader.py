@@ -138,7 +138,7 @@ def test_a_class_that_the_network_does_not_have(label: int):
     assert ("num_classes=3" in (told.value.hint or "")) == (label == 2)
 
 
-def test_boxes_outside_are_cut_or_left_out():
+def test_boxes_outside_are_cut_or_left_out_with_one_warning(caplog):
     odd = (
         Box(0, -0.5, 0.25, 0.5, 2.0),  # cut
         Box(1, 1.5, 0.0, 2.0, 1.0),  # outside
@@ -154,6 +154,7 @@ def test_boxes_outside_are_cut_or_left_out():
         assert (batch[2][:, 1:] == IGNORED).all()
         assert batch[1][0, 0].tolist() == [0.0, 0.25, 0.5, 1.0]
         assert batch[4][0, 0] == pytest.approx(0.5 * 0.75 * WIDTH * HEIGHT)
+    assert caplog.text.count("first in listed 0") == 1
     with make(Listed([sample]), crop="overlap") as loader:
         assert (next(loader)[2] != IGNORED).sum() == 4
 

@@ -1,14 +1,13 @@
 """NVLOG lines: as NVIDIA's logger wrote them, and read out of any log, broken by a terminal or not."""
 
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from damage import real_data
 from trainstone.formats.nvlog import COLUMNS, Entry, format_line, parse_lines, read_nvlog
 
 GRAMMAR = re.compile(r":::NVLOGv([\d.]+) (\S+) (\d+\.\d{9}) \(([^:]+):(\d+)\) (.*)")
@@ -63,10 +62,7 @@ def test_a_full_line_is_not_joined_with_what_other_programs_print():
 
 
 def test_the_guide_s_own_lines_are_read():
-    root = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not root:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    entries = read_nvlog(Path(root) / "profilers/nvlog/nvlog-tf-resnet50-bede-wmlce.rst.txt")
+    entries = read_nvlog(real_data("profilers/nvlog/nvlog-tf-resnet50-bede-wmlce.rst.txt"))
     assert [(entry.line, entry.key, entry.value) for entry in entries] == [
         (100, "iteration", 0),
         (101, "imgs_per_sec", 37.5667719118656),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from damage import quick
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
-from trainstone.formats.wds import END, TarSample, WdsFile, index_text, member
+from trainstone.formats.wds import END, TarSample, WdsFile, member
 
 LONG = "folder/" * 20 + "n01440764_10026.jpg"
 LONGER = "x" * 120 + ".jpg"
@@ -145,10 +145,3 @@ def test_resync_finds_the_next_header(tmp_path):
             list(file.samples())
         assert [sample.key for sample in file.samples(2560)] == ["d/b"]
         assert [file.resync(at) for at in (0, 1536, 2560, 3072)] == [2560, 2560, 3072, None]
-
-
-@pytest.mark.parametrize("name", ["a b.jpg", "a.", "a.j\tpg"])
-def test_an_index_does_not_hold_every_name(name):
-    sample = TarSample(name.partition(".")[0], {"jpg": Span(512, 1)}, Span(0, 1024), (name,))
-    with pytest.raises(DataError, match="DALI's index cannot hold the name"):
-        index_text([sample])

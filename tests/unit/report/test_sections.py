@@ -23,7 +23,7 @@ from trainstone.report.dataset import build_dataset_page, name_classes
 from trainstone.report.page import Page, build_page, render, write_report
 from trainstone.report.sections import profile, quality
 from trainstone.report.sections.data_bench import draw_threads
-from trainstone.report.view import read_view
+from trainstone.report.view import RunView, read_view
 from trainstone.results.dataset import ClassSummary
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import QualityPicture, QualityTable
@@ -315,7 +315,7 @@ def test_lines_are_drawn_by_their_names_with_axes_of_shares(tmp_path: Path):
 
 def test_bars_have_their_values_and_names_of_their_own(tmp_path: Path):
     (figure,) = quality_of(tmp_path, table_of("bars"))
-    assert rows_of(figure.spec) == [
+    assert figure.spec["layer"][0]["data"]["values"] == [
         {"what": "ant", "x": 0.25, "told": "0.250", "more": "AP 0.250, boxes 7"},
         {"what": "bee", "x": 0.5, "told": "0.500", "more": "AP 0.500, boxes 1,204"},
     ]
@@ -390,21 +390,19 @@ def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
     (folder / "huge.jpg").write_bytes(b"\xff\xd8\xff" + bytes(quality.MOST_BYTES))
     (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     os.mkfifo(folder / "pipe.jpg")
-    faults = {
-        "gone.jpg": "missing", "text.jpg": "no JPEG", "huge.jpg": "too large", "link.jpg": "outside of the run folder",
-        "pipe.jpg": "missing", "../secret.jpg": "outside of the run folder", "pictures": "missing",
-        str(tmp_path / "secret.jpg"): "outside of the run folder", "a\0b": "no name of a file",
-    }  # fmt: skip
-    for file, fault in faults.items():
-        gallery, notes = quality.read_gallery(folder, [picture_of(file=file), picture_of(file="good.jpg")])
+    view = RunView(folder, make_training(), folder)
+    faults = dict.fromkeys(("text.jpg", "huge.jpg"), "not a JPEG of at most 2 MB")
+    outside = ("gone.jpg", "link.jpg", "pipe.jpg", "../secret.jpg", "pictures", str(tmp_path / "secret.jpg"), "a\0b")
+    for file, fault in (faults | dict.fromkeys(outside, "not in the run folder")).items():
+        gallery, notes = quality.read_gallery(view, [picture_of(file=file), picture_of(file="good.jpg")])
         assert gallery is not None
         assert (len(gallery.rows), notes) == (1, [f"1 picture left out: {file} ({fault})."])
     flat, endless = picture_of(file="good.jpg", width=0), picture_of(file="x" * 5000)
-    gallery, notes = quality.read_gallery(folder, [flat, endless])
+    gallery, notes = quality.read_gallery(view, [flat, endless])
     assert gallery is None
     assert notes[0].startswith("2 pictures left out: good.jpg (it has no size), xxx")
     many = [picture_of(file="good.jpg")] * (quality.MOST_PICTURES + 2)
-    gallery, notes = quality.read_gallery(folder, many)
+    gallery, notes = quality.read_gallery(view, many)
     assert gallery is not None
     assert len(gallery.rows) == quality.MOST_PICTURES
     assert notes == [f"The first {quality.MOST_PICTURES} of {quality.MOST_PICTURES + 2} pictures are shown."]

@@ -1,13 +1,12 @@
 """COCO's twelve numbers: the same as pycocotools', by either library; boxes matched for pictures."""
 
 import json
-import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from damage import real_data
 from made_boxes import ask_pycocotools, draw_boxes
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
@@ -34,16 +33,9 @@ def join(*truths: Truth) -> Truth:
     return Truth(*(np.concatenate([getattr(one, name) for one in truths]) for name in Truth.__dataclass_fields__))
 
 
-def real_eval() -> Path:
-    root = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not root:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    return Path(root) / "eval"
-
-
 @pytest.mark.parametrize("evaluator", BOTH)
 def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
-    folder = real_eval()
+    folder = real_data("eval")
     instances = read_instances(folder / "instances_val2014_100.json")
     results = json.loads((folder / "instances_val2014_fakebbox100_results.json").read_text())
     expected = json.loads((folder / "expected_fakebbox100.json").read_text())["stats"]

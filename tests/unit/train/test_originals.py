@@ -2,14 +2,13 @@
 the originals, not from the code under test."""
 
 import math
-import os
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from damage import real_data
 from trainstone.config.load import list_shipped, load_config, load_system
 from trainstone.config.schema import Config
 from trainstone.data.splits import open_split
@@ -325,12 +324,9 @@ def test_gradients_of_the_sum_over_the_batch_until_the_update():
 
 
 def test_the_first_loss_of_wmlce_is_near_the_published_one():
-    root = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not root:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
     settings = ["train.batch_size=32", "loader.threads=1", "loader.last=carry"]
     config, workload = load_config("resnet50-wmlce", settings=settings), WORKLOADS["classify"]
-    opened = open_split(Path(root) / "classification" / "tiny-imagenet-20", "train")
+    opened = open_split(real_data("classification/tiny-imagenet-20"), "train")
     loss = workload.build_loss(config, CPU)
     with closing(workload.open_training(config, opened, CPU, ALONE, 0)) as loader, torch.no_grad():
         first = loss(build("resnet50-wmlce"), next(iter(loader))).item()

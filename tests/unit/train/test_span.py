@@ -89,14 +89,14 @@ def check_world(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for bn_ranks in (2, 4):
         network = span_batch_norm(make_network(), world, bn_ranks)
-        shared = {id(network[1][0].span): network[1][0].span}  # a process group cannot be copied
+        shared = {id(network[1][0].group): network[1][0].group}  # a process group cannot be copied
         for case in ("fp32", "channels_last", "autocast"):
             found[f"{case} of {bn_ranks}"] = run_network(copy.deepcopy(network, dict(shared)), images, weights, case)
         activations = make_network()[0](images).detach()
         for dtype in (torch.bfloat16, torch.float16):
             half = run_half(copy.deepcopy(network[1][0], dict(shared)), activations, weights, dtype)
             found[f"{dtype} of {bn_ranks}"] = half
-    far, near, _ = share_statistics(images + 3000 + world.rank.number, network[1][0].span)
+    far, near, _ = share_statistics(images + 3000 + world.rank.number, network[1][0].group)
     found["far"] = [far.tolist(), near.tolist()]
     return found
 

@@ -3,6 +3,7 @@
 Called by many threads at once; what it does depends on seed, epoch and picture alone.
 """
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,9 @@ from trainstone.data.picture.look import Look
 from trainstone.data.picture.region import Region, Scratch, decode_upper
 from trainstone.data.sample import Box, Sample, Source, clip_box
 from trainstone.errors import DataError
+from trainstone.text import printable
+
+log = logging.getLogger(__name__)
 
 SUBSTITUTES = 100
 """So many other pictures are tried in the place of a damaged one."""
@@ -124,6 +128,8 @@ class Feed:
     storage: str = ""
     """What the source lies in, for people."""
     holds: Holds = "class"
+    warned: threading.Event = field(default_factory=threading.Event)
+    """Set once a box without any area was met."""
 
     def fill(self, place: Place, out: Pixels, worker: Worker, bad: list[Bad]) -> Shown:
         """Write a picture into `out` and return what it shows; a damaged one is replaced, or is an error."""
@@ -160,7 +166,7 @@ class Feed:
         if self.holds == "class":
             label = self.check_label(sample)
         else:
-            boxes = self.check_boxes(sample)
+            boxes = self.check_boxes(index, sample)
         seen = kept.seen if kept else look_sized(sample.image)
         was_read = time.perf_counter()
         view = self.transform.choose(seen, boxes, key)
@@ -200,11 +206,16 @@ class Feed:
         self.check_class(sample.label, sample.name)
         return sample.label
 
-    def check_boxes(self, sample: Sample) -> tuple[Box, ...]:
+    def check_boxes(self, index: int, sample: Sample) -> tuple[Box, ...]:
         """Return the boxes that have an area in their picture; DataError for a class the network does not know."""
         for box in sample.boxes:
             self.check_class(box.label, f"a box in {sample.name}")
-        return tuple(clipped for box in sample.boxes if (clipped := clip_box(box)) is not None)
+        found = tuple(clipped for box in sample.boxes if (clipped := clip_box(box)) is not None)
+        if len(found) < len(sample.boxes) and not self.warned.is_set():
+            self.warned.set()
+            where = printable(self.source.where(index))
+            log.warning("boxes without any area in their image are left out, first in %s", where)
+        return found
 
     def check_class(self, label: int, of: str) -> None:
         if self.num_classes is None:

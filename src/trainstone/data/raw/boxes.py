@@ -33,16 +33,12 @@ def read_boxes(path: Path, synsets: Collection[str]) -> dict[str, tuple[Edges, .
         return {name.rpartition("/")[2]: boxes for name, boxes in read_box_file(path).items()}
     known = frozenset(synsets)
     found: dict[str, tuple[Edges, ...]] = {}
-    # Four decimals make 10,001 values for millions of edges: each is kept once.
-    values: dict[float, float] = {}
     for where, name, content in _list_xml(path, known):
         folder, _, file = name.rpartition("/")
         synset = _synset_of(folder)
         boxes = read_box_xml(content, synset, known, where=where)
         if boxes:
-            key = file[: -len(".xml")]
-            kept = (tuple(values.setdefault(edge, edge) for edge in box) for box in boxes)
-            found[key] = tuple(kept)  # type: ignore[arg-type]
+            found[file.removesuffix(".xml")] = tuple(boxes)
     log.info("%s: boxes for %d pictures", path, len(found))
     return found
 
@@ -119,7 +115,11 @@ def _list_xml(path: Path, known: Collection[str]) -> Iterator[tuple[str, str, by
         for file in sorted(path.rglob("*.xml")):
             name = file.relative_to(path.parent).as_posix()
             if _is_wanted(name, known) and file.is_file():
-                yield printable(str(file)), name, _read_file(file)
+                try:
+                    content = file.read_bytes()
+                except OSError as err:
+                    raise DataError(f"{file}: cannot be read: {err.strerror}") from err
+                yield str(file), name, content
         return
     for name, content in read_tar(path):
         if name.lower().endswith(_PACKED_NAMES) and _is_wanted(name, known):
@@ -136,11 +136,3 @@ def _is_wanted(name: str, known: Collection[str]) -> bool:
     folder, _, file = name.rpartition("/")
     synset = _synset_of(folder) if file.endswith(".xml") else _synset_of(file.split(".")[0])
     return not file.startswith(".") and (synset is None or synset in known)
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_XML_BYTES + 1)
-    except OSError as err:
-        raise DataError(f"{printable(str(path))}: cannot be read: {err.strerror}") from err

@@ -99,12 +99,8 @@ def link_trace(view: RunView, timeline: Timeline) -> list[Block]:
     """A link where the file is there, within the run folder; else its name."""
     if not timeline.trace:
         return []
-    try:
-        file = (view.path / timeline.trace).resolve()
-        inside = file.is_relative_to(view.path.resolve()) and file.is_file()
-    except (OSError, RuntimeError, ValueError):  # a name with a NUL, too long a one, links in a ring
-        inside = False
-    if inside:
+    file = view.find_inside(timeline.trace)
+    if file is not None and file.is_file():
         return [Links([(view.address(timeline.trace), HOW_TO_OPEN)])]
     return [Facts([("trace", f"{timeline.trace}, which is not in the run folder")])]
 

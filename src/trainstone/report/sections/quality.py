@@ -1,10 +1,8 @@
 """What an evaluation found beside its metric: charts and tables it brought along, and pictures with boxes."""
 
 import base64
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from trainstone.report import charts
 from trainstone.report.blocks import Block, Figure, Gallery, Outline, Picture, Prose, Section
@@ -37,7 +35,7 @@ def build(view: RunView) -> Section | None:
     quality = view.result.quality
     if quality is None or not (quality.tables or quality.pictures):
         return None
-    gallery, notes = read_gallery(view.path, quality.pictures)
+    gallery, notes = read_gallery(view, quality.pictures)
     blocks: list[Block] = [gallery] if gallery is not None else []
     blocks += [Prose(note) for note in notes]
     for number, table in enumerate(quality.tables):
@@ -102,11 +100,11 @@ def draw_bars(name: str, table: QualityTable, rows: list[list[Cell]]) -> Figure:
     return charts.figure(name, table.title, "", chart, quality_table(table.columns, rows))
 
 
-def read_gallery(folder: Path, pictures: Sequence[QualityPicture]) -> tuple[Gallery | None, list[str]]:
+def read_gallery(view: RunView, pictures: Sequence[QualityPicture]) -> tuple[Gallery | None, list[str]]:
     """Return the pictures that can be shown, and what is to be said of the others."""
     shown, left_out = [], []
     for picture in pictures[:MOST_PICTURES]:
-        data, fault = read_jpeg(folder, picture)
+        data, fault = read_jpeg(view, picture)
         if data is None:
             left_out.append(f"{picture.file} ({fault})")
         else:
@@ -119,24 +117,18 @@ def read_gallery(folder: Path, pictures: Sequence[QualityPicture]) -> tuple[Gall
     return (Gallery(shown, min_score=MIN_SCORE) if shown else None), notes
 
 
-def read_jpeg(folder: Path, picture: QualityPicture) -> tuple[bytes | None, str]:
+def read_jpeg(view: RunView, picture: QualityPicture) -> tuple[bytes | None, str]:
     """Return a picture's bytes, or None and why: nothing outside of the run folder, nothing but a JPEG is read."""
     if not picture.width or not picture.height:
         return None, "it has no size"
-    if "\0" in picture.file:
-        return None, "no name of a file"
-    path = Path(os.path.realpath(folder / picture.file))
-    if not path.is_relative_to(os.path.realpath(folder)):
-        return None, "outside of the run folder"
+    path = view.find_inside(picture.file)
+    if path is None or not path.is_file():
+        return None, "not in the run folder"
     try:
-        if not path.is_file():
-            return None, "missing"
-        if path.stat().st_size > MOST_BYTES:
-            return None, "too large"
-        data = path.read_bytes()
+        data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
     except OSError as err:
         return None, err.strerror or "unreadable"
-    return (data, "") if data.startswith(JPEG_START) else (None, "no JPEG")
+    return (data, "") if data.startswith(JPEG_START) else (None, "not a JPEG of at most 2 MB")
 
 
 def draw_picture(picture: QualityPicture, data: bytes) -> Picture:

@@ -260,7 +260,7 @@ def build_feeding(view: RunView) -> Section | None:
         rate_row("loader alone", loader.images_per_second, loader.ci95),
         rate_row("training, real pictures", result.throughput.images_per_second, result.throughput.ci95),
     ]
-    x = across("images/s", domain=charts.leave_room([row["x"] for row in rows]), nice=False, tickCount=5)
+    x = across("images/s", domain=charts.leave_room([row["x"] for row in rows], 0.6), nice=False, tickCount=5)
     chart = charts.bars(rows, x, step=34, limit=220, label="told")
     blocks: list[Block] = [figure("feeding", "Synthetic batches, the loader alone, real pictures", "", chart)]
     if loader.stage_seconds_per_image:

@@ -98,34 +98,22 @@ def _slice_rows(order: Places, *columns: npt.NDArray[Any]) -> Iterator[tuple[Any
 
 def _walk(rows: Iterator[tuple[Any, ...]], counted: list[bool]) -> Iterator[tuple[int, bool, int]]:
     """Yield place of the caller, outermost, counted root for rows sorted by lane and start."""
-    open_ends: list[float] = [float("inf")]
-    open_places: list[int] = [-1]
-    open_names: list[int] = [-1]
-    open_roots: list[int] = [-1]
+    stack: list[tuple[float, int, int, int]] = [(float("inf"), -1, -1, -1)]  # end, place, name, root
     times_open = [0] * len(counted)
     current = None
     for place, (start, end, lane, name, leaf) in enumerate(rows):
         if lane != current:
-            current = lane
-            for gone in open_names[1:]:
-                times_open[gone] -= 1
-            del open_ends[1:], open_places[1:], open_names[1:], open_roots[1:]
-        while open_ends[-1] <= start:
-            open_ends.pop()
-            open_places.pop()
-            times_open[open_names.pop()] -= 1
-            open_roots.pop()
-        root = open_roots[-1]
+            current, stack, times_open = lane, stack[:1], [0] * len(counted)
+        while stack[-1][0] <= start:
+            times_open[stack.pop()[2]] -= 1
+        _, caller, _, root = stack[-1]
         if leaf:
-            yield open_places[-1], True, root
+            yield caller, True, root
             continue
         if root < 0 and counted[name]:
             root = place
-        yield open_places[-1], times_open[name] == 0, root
-        open_ends.append(end)
-        open_places.append(place)
-        open_names.append(name)
-        open_roots.append(root)
+        yield caller, times_open[name] == 0, root
+        stack.append((end, place, name, root))
         times_open[name] += 1
 
 

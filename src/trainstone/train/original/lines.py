@@ -6,7 +6,6 @@ When a run is resumed, its file is written whole again, from the step file and t
 
 import itertools
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from trainstone.results.steps import StepRecord, as_stored, read_records
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 1.0
 STEPS = "steps-rank0000.csv"
 ORIGINAL = "original"
 """Folder of these files in a run's."""
@@ -110,13 +108,12 @@ class Lines:
 
 
 class OriginalFile(Sink):
-    """Appends lines to a file; at most FLUSH_SECONDS of them are ever unwritten."""
+    """Appends lines to a file, at once."""
 
     def __init__(self, facts: Facts, lines: Lines) -> None:
         self._facts, self._lines = facts, lines
         self.path = facts.place / lines.file
         self._file: TextIO | None = None
-        self._flushed_at = time.monotonic()
         if facts.first_step:
             self.write_whole(list_events(facts))
         else:
@@ -128,41 +125,28 @@ class OriginalFile(Sink):
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, itertools.chain([self._lines.start()], map(self._lines.render, events)))
-        self._file = self.path.open("a", encoding="utf-8", newline="")
 
     def step(self, record: StepRecord) -> None:
         """Write the lines of a step, with the digits that the step file has."""
-        self._add(self._lines.step(as_stored(record)))
+        self._write(self._lines.step(as_stored(record)))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write the lines of an evaluation."""
-        self._add(self._lines.evaluation(evaluation))
-
-    def _add(self, text: str) -> None:
-        self._write(text)
-        if self._lines.in_log:
-            for line in text.splitlines():
-                log.info("%s", line)
-        if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
-            self.flush()
-
-    def _write(self, text: str) -> None:
-        if text and self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("w", encoding="utf-8", newline="")
-        if self._file is not None:
-            self._file.write(text)
-
-    def flush(self) -> None:
-        """Write everything received so far."""
-        if self._file is not None:
-            self._file.flush()
-        self._flushed_at = time.monotonic()
+        self._write(self._lines.evaluation(evaluation))
 
     def finish(self, status: Status) -> None:
         """Write the end."""
         self._write(self._lines.finish(status))
-        self.flush()
+
+    def _write(self, text: str) -> None:
+        if text and self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a", buffering=1, encoding="utf-8", newline="")
+        if self._file is not None:
+            self._file.write(text)
+        if self._lines.in_log:
+            for line in text.splitlines():
+                log.info("%s", line)
 
     def close(self) -> None:
         """Close the file."""

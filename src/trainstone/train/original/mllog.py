@@ -393,7 +393,7 @@ def describe_submission(
         sizes=sizes,
         division=division,
         device_name=name_device(fitted.device),
-        tensors=mllog.tensor_names(network),
+        tensors=[mllog.name_tensor(name) for name, _ in network.named_parameters()],
         cleared=cleared,
         init_ms=int(min(built_seconds, find_program_start(), cleared.at_seconds or built_seconds) * 1000),
         built_ms=int(built_seconds * 1000),

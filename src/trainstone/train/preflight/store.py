@@ -24,7 +24,8 @@ from trainstone.text import printable
 
 Document = dict[str, Any]
 Answer = TypeVar("Answer")
-# Rank 0 hosts the store: after an error it stays this long, so that the others can read that they must end.
+# Rank 0 hosts the store: after an error it stays this long, so that the others, which look every LONGEST_PAUSE
+# seconds, can read that they must end.
 LINGER_SECONDS = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25
 # Time for an answer of the store that is on its way, and for each document: they are fetched one by one.
@@ -114,7 +115,6 @@ class RankStore:
         if self.rank.number:
             answer = self.read_of_rank_0(f"{name}/answer", answer_seconds + LINGER_SECONDS)
             if answer["exit_code"]:
-                self._call(LINGER_SECONDS, lambda: self.store.add(f"{name}/heard", 1))
                 raise SystemExit(answer["exit_code"])
             return answer
         keys = [f"{name}/{number}" for number in range(self.rank.world)]
@@ -124,7 +124,7 @@ class RankStore:
             answer = {"exit_code": 0} | compare(documents)
         except TrainstoneError as err:
             self.post(f"{name}/answer", {"exit_code": err.exit_code}, LINGER_SECONDS)
-            self._linger(f"{name}/heard", len(documents) - 1)
+            time.sleep(LINGER_SECONDS)
             raise
         self.post(f"{name}/answer", answer, LINGER_SECONDS)
         return answer
@@ -153,12 +153,6 @@ class RankStore:
             f"rank {self.rank.number} on {name_host()} lost rank 0 at {format_address(self.address)}: {reason}",
             hint="the output of rank 0 may say why",
         )
-
-    def _linger(self, key: str, listeners: int) -> None:
-        deadline = Deadline.after(LINGER_SECONDS)
-        while self.store.add(key, 0) < listeners and deadline.left:
-            time.sleep(0.02)
-        time.sleep(0.05)  # the last answers are still on their way
 
 
 def format_address(address: Meeting) -> str:

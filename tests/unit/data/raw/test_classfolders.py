@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from damage import real_data
 from made_archives import make_jpeg, make_tar, write_files
 from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
 from trainstone.data.sample import Box, ClassName, DataSet
@@ -165,10 +166,7 @@ def test_a_validation_picture_without_a_label_is_named(tmp_path):
 
 
 def test_the_real_tiny_imagenet_is_found():
-    folder = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not folder:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    data = find_tiny_imagenet(Path(folder) / "classification/tiny-imagenet-20")
+    data = find_tiny_imagenet(real_data("classification/tiny-imagenet-20"))
     train, val = (split.source for split in data.splits)
     assert (len(train), len(val), len(data.classes)) == (4000, 1000, 20)
     assert data.classes[0] == ClassName("n01443537", "goldfish, Carassius auratus")
@@ -177,7 +175,7 @@ def test_the_real_tiny_imagenet_is_found():
     assert sample.label == 19
     assert len(sample.boxes) == 1
     assert Image.open(io.BytesIO(sample.image)).size == (64, 64)
-    plain = find_class_folders(Path(folder) / "classification/tiny-imagenet-20")
+    plain = find_class_folders(real_data("classification/tiny-imagenet-20"))
     assert [plain.splits[0].source.name(i) for i in range(4000)] == [train.name(i) for i in range(4000)]
 
 

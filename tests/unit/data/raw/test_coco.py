@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from made_coco import CATEGORIES, jpeg, make_instances, make_set, real_coco
+from damage import real_data
+from made_coco import CATEGORIES, jpeg, make_instances, make_set
 from trainstone.data.raw.coco import CocoSource, find_coco, make_source
 from trainstone.data.raw.prepare_coco import prepare_coco
 from trainstone.data.sample import Box, ClassName
@@ -133,7 +134,7 @@ def test_splits_of_different_categories_are_refused(tmp_path: Path):
 
 
 def test_real_pictures_have_their_boxes(tmp_path: Path):
-    found = find_coco(real_coco())
+    found = find_coco(real_data("detection/coco-free"))
     assert found.name == "coco"
     assert [known.name for known in found.classes] == list(NAME_OF_ID.values())
     sources: list[Any] = [split.source for split in found.splits]

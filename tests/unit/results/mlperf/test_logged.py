@@ -1,11 +1,11 @@
 """Logs found and read as runs: real ones of three generations, made-up ones, and files that are none."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from damage import real_data
 from hostile import EVIL
 from trainstone.errors import DataError
 from trainstone.formats.mllog import Event, kind_of
@@ -13,10 +13,7 @@ from trainstone.results.mlperf.logged import KEYS, LoggedEvaluation, Times, find
 
 
 def real(name: str = "") -> Path:
-    data = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not data:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    return Path(data) / "mlperf" / name
+    return real_data("mlperf") / name
 
 
 def touch(*paths):
@@ -99,7 +96,8 @@ def test_read_logged_takes_accuracy_and_epoch_of_the_last_evaluation_before_the_
     run = read_logged(write_log(tmp_path / "log", *events, ("run_stop", None, {"status": "aborted"})))
     assert (run.accuracy, run.epochs, run.converged, run.minutes) == (0.6, 7, False, 3.0)
     run = read_logged(write_log(tmp_path / "log", *WHOLE, ("eval_accuracy", 0.7, {"epoch_num": 11})))
-    assert (run.accuracy, run.epochs, len(run.times.evaluations)) == (0.76, 7, 3)
+    assert (run.accuracy, run.epochs, len(run.times.evaluations), run.resumed) == (0.76, 7, 3, 0)
+    assert read_logged(write_log(tmp_path / "log", *WHOLE[:4], ("resumed", None), *WHOLE[4:])).resumed == 1
 
 
 def test_read_logged_ignores_values_of_another_type_and_keeps_hostile_text(tmp_path):

@@ -1,10 +1,10 @@
 """Logs as results: grouped by place and setting, scored and compared with the reference."""
 
-import os
 from pathlib import Path
 
 import pytest
 
+from damage import real_data
 from made_mlperf import closed_log, make_logged, write_mlperf_run, write_mlperf_runs, write_ssd_log
 from trainstone.results.mlperf.logged import LoggedEvaluation, Times, find_logs, read_logged, read_logs
 from trainstone.results.mlperf.score import olympic_mean, score_runs
@@ -25,10 +25,7 @@ def column(table: Table, name: str) -> list[str]:
 
 
 def test_published_results_are_found_again():
-    data = os.environ.get("TRAINSTONE_REAL_DATA")
-    if not data:
-        pytest.skip("needs TRAINSTONE_REAL_DATA")
-    groups = {group.name: group for group in summarise(Path(data) / "mlperf")}
+    groups = {group.name: group for group in summarise(real_data("mlperf"))}
     assert sum(len(group.runs) for group in groups.values()) == 15
     assert f"{groups['dgxa100_ngc20.06_mxnet'].score.minutes:.2f}" == "39.78"
     assert f"{groups['dgxa100_ngc20.06_pytorch'].score.minutes:.2f}" == "10.21"

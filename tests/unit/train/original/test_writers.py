@@ -9,7 +9,6 @@ import pytest
 
 from made_original import make_evaluation, make_facts, make_step, play, read_files, resume
 from trainstone.results.schema import Status
-from trainstone.train.original import lines
 from trainstone.train.original.lines import list_events
 from trainstone.train.original.result_line import ResultLine
 from trainstone.train.original.writers import list_writers
@@ -89,13 +88,9 @@ def test_steps_that_are_lost_are_told(tmp_path: Path, damage: bytes | None, capl
     assert "original/ lacks 15 steps" in caplog.text
 
 
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_lines_are_on_disk_a_second_later_or_with_a_checkpoint(tmp_path: Path, monkeypatch, seconds: float):
-    monkeypatch.setattr(lines, "FLUSH_SECONDS", seconds)
+def test_lines_are_on_disk_at_once(tmp_path: Path):
     (writer,) = list_writers(make_facts(tmp_path, "wmlce"))
     writer.step(make_step(0))
-    assert ("iteration: 0" in read_files(tmp_path)["nvlog.txt"].decode()) == (seconds == 0)
-    writer.flush()
     assert "iteration: 0" in read_files(tmp_path)["nvlog.txt"].decode()
     writer.close()
 

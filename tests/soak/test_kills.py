@@ -1,0 +1,49 @@
+"""Killed at random steps again and again, a run ends with the bits of one that was not killed.
+
+TRAINSTONE_SOAK may be a number: the seed of the moments.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from command import find_run
+from killing import kill_and_resume, start
+from launching import draw_steps, find_launched, finish, kill_at, start_launch, train_words
+from nursery import Nursery
+from small_training import assert_same, read_learned
+
+SEED = os.environ.get("TRAINSTONE_SOAK")
+pytestmark = pytest.mark.skipif(SEED is None, reason="needs make soak")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_killed_ten_times_it_ends_with_the_same_bits(nursery: Nursery, ranks: int):
+    kills, steps, out = 10, 144, nursery.folder / f"undisturbed-{ranks}"
+    assert {child.wait().code for child in start(nursery, ranks, "--out", str(out), steps=steps)} == {0}
+    chance = random.Random(f"{SEED} {ranks}")
+    learned, killed = kill_and_resume(nursery, ranks, kills, nursery.folder / f"killed-{ranks}", chance, steps)
+    assert killed > kills // 2
+    assert learned.result.quality is not None
+    assert learned.result.quality.starts == 1 + killed
+    assert learned.document["step"] == steps
+    assert_same(learned, read_learned(find_run(out), ranks))
+
+
+def test_rank_of_a_launched_run_killed_twenty_times_changes_nothing(tmp_path: Path):
+    kills, steps, chance = 20, 480, random.Random(SEED)
+    epochs = {"stop__epochs": steps * 2 / 12}
+    calm, out = tmp_path / "calm", tmp_path / "killed"
+    finish(start_launch(tmp_path, "local", "--ranks", "2", "--", *train_words(calm, **epochs)))
+    words = train_words(out, **epochs)
+    launched = start_launch(tmp_path, "local", "--ranks", "2", "--max-restarts", str(kills), "--", *words)
+    for step in draw_steps(chance, kills, steps):
+        kill_at(out, step, chance)
+    finish(launched)
+    learned = read_learned(find_run(out), 2)
+    assert learned.result.quality is not None
+    assert learned.result.quality.starts == kills + 1
+    assert_same(learned, read_learned(find_run(calm), 2))
+    assert not find_launched(out)
