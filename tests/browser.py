@@ -36,7 +36,6 @@ os.dup2(read, 3)
 os.dup2(write, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-KEYS = {"Tab": (9, ""), "Enter": (13, "\r")}  # name -> (Windows key code, text it types)
 
 
 class BrowserError(Exception):
@@ -208,14 +207,6 @@ class Page:
         if "exceptionDetails" in answer:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
-
-    def press(self, key: str) -> None:
-        """Press and release Tab, Enter or one character."""
-        code, text = KEYS.get(key, (ord(key[0].upper()), key))
-        event = {"key": key, "code": key if key in KEYS else f"Key{key.upper()}", "windowsVirtualKeyCode": code}
-        typed = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
-        self._call("Input.dispatchKeyEvent", **event, **typed)
-        self._call("Input.dispatchKeyEvent", **event, type="keyUp")
 
     def close(self) -> None:
         """Close the tab; nothing of it is heard any more."""
