@@ -4,6 +4,7 @@ Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) an
 Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -207,6 +208,10 @@ class Page:
         if "exceptionDetails" in answer:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
+
+    def screenshot(self, path: Path) -> None:
+        """Write a PNG of what the window shows; for scripts/take-pictures."""
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
         """Close the tab; nothing of it is heard any more."""
