@@ -36,16 +36,6 @@ def test_the_documents_first_example_works_on_eight_devices(quick, tmp_path):
     assert "pip install -e '.[mlperf]'" in block[1]
 
 
-def test_check_of_a_run_passes(quick, tmp_path):
-    write_mlperf_run(tmp_path, 1)
-    done = quick("mlperf", "check", "run-1")
-    assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines() == [
-        "SUCCESS  run-1/mlperf.log",
-        "         resnet, closed; ruleset 4.0.0: the last with ResNet",
-    ]
-
-
 def test_check_of_points_shows_what_the_checker_says_of_the_one_that_fails(quick, tmp_path):
     runs = write_mlperf_runs(tmp_path, seeds=(1, 2), minutes=(28.0, 29.0))
     (runs / "points/run-2/mlperf.log").write_text(closed_log(2, 29.0, converged=False))
@@ -82,16 +72,6 @@ def test_other_peoples_logs_by_our_choice_of_rules(quick, published):
     assert {line for log in rest for line in log["complaints"]} == {
         "WARNING -  Required EXACTLY_ONE occurrence of 'gradient_accumulation_steps' but found 0"
     }
-
-
-def test_summary_of_published_logs(quick, published):
-    done = quick("mlperf", "summary", str(published), env={"COLUMNS": "200"})
-    assert (done.code, done.err) == (0, "")
-    scores = [line for line in done.out.splitlines() if line.startswith("score ")]
-    assert {"39.78 min", "10.21 min"} <= {line.removeprefix("score ").strip().split(",")[0] for line in scores}
-    assert len(scores) == 7
-    assert any(line.endswith("mean to the target 301.52 min") for line in scores)
-    assert "\x1b" not in done.out
 
 
 def test_summary_of_runs_one_of_them_damaged(quick, tmp_path):

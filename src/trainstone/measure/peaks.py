@@ -15,7 +15,11 @@ from trainstone.measure.devices import free_device_bytes, synchronize
 from trainstone.units import format_count
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COPY_BYTES = {"cpu": 512 * 2**20}  # larger than the caches
+COPY_BYTES_ACCELERATOR = 2 * 2**30
 MIN_COPY_BYTES = 2**20
+SIZES = {"cpu": (1024, 2048)}
+SIZES_ACCELERATOR = (4096, 8192)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Peaks:
 
 def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) -> Peaks:
     """Multiply matrices and copy memory for about so long; TF32 must be switched by the caller."""
-    sizes = (1024, 2048) if device.type == "cpu" else (4096, 8192)
+    sizes = SIZES.get(device.type, SIZES_ACCELERATOR)
     best_flops, best_size, repeats = 0.0, 0, 0
     for size in sizes:
         flops, num = _measure_matmul(device, DTYPES[precision], size, 0.7 * seconds / len(sizes))
@@ -56,7 +60,7 @@ def _measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds
 
 def _measure_copy(device: torch.device, seconds: float) -> float:
     free = memory_available_bytes() if device.type == "cpu" else free_device_bytes(device)
-    num_bytes = 2**29 if device.type == "cpu" else 2**31  # larger than the caches
+    num_bytes = COPY_BYTES.get(device.type, COPY_BYTES_ACCELERATOR)
     num_bytes = max(MIN_COPY_BYTES, num_bytes if free is None else min(num_bytes, free // 8)) // 4096 * 4096
     source, target = _make_buffer(device, num_bytes), _make_buffer(device, num_bytes)
     best, _ = _best_seconds(lambda: target.copy_(source), device, seconds)

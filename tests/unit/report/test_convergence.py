@@ -52,17 +52,6 @@ def test_one_run_has_the_section_too(tmp_path, converged, lead, what):
     assert points_of(section.blocks[0])[0]["what"] == what
 
 
-def test_the_curve_lies_on_the_reference_and_below_what_is_not_counted(tmp_path):
-    section = build(write_mlperf_run(tmp_path, 1))
-    assert section is not None
-    curve = section.blocks[0].spec["layer"][0]["data"]["values"]
-    at = {row["batch"]: row for row in curve}
-    assert at[3264]["epochs"] == pytest.approx(35.154)
-    assert all(row["least"] < row["epochs"] for row in curve)
-    near = min(curve, key=lambda row: abs(row["batch"] - 8192))
-    assert near["epochs"] < 41.875
-
-
 @pytest.mark.parametrize("what", ["no log", "other pictures", "larger batch", "bench", "damaged"])
 def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, what):
     path = write_training(tmp_path) if what == "no log" else write_mlperf_run(tmp_path, 1)

@@ -19,7 +19,6 @@ from trainstone.results.mlperf.convergence import (
     find_reason,
     list_points,
     prune,
-    summarise,
 )
 
 TABLE = r"\| (global batch|epochs, mean|least|\| \| \| not counted) "
@@ -56,22 +55,6 @@ def test_points_and_pruning_are_the_checkers(theirs, benchmark):
         assert point.stdev == pytest.approx(record["RCP Stdev"], abs=1e-9)
         assert point.least == pytest.approx(record["Min Epochs"], abs=1e-4)  # theirs is searched for
     assert [point.batch for point in prune(points, 5)] == [record["BS"] for record in checker.pruned_rcp_data.values()]
-
-
-def test_pruning_of_any_points_is_the_checkers(theirs, tmp_path):
-    draw = random.Random(8)
-    for _ in range(12):
-        batches = sorted(draw.sample(range(256, 70_000), draw.randint(1, 9)))
-        made = {batch: [draw.randint(30, 90) for _ in range(10)] for batch in batches}
-        document = {
-            f"point {batch}": {"Benchmark": "resnet", "BS": batch, "Hyperparams": {}, "Epochs to converge": epochs}
-            for batch, epochs in made.items()
-        }
-        (tmp_path / "rcps.json").write_text(json.dumps(document))
-        with (tmp_path / "rcps.json").open() as file:
-            checker = theirs.RCP_Checker("training", "4.0.0", "resnet", False, file)
-        kept = prune([summarise(batch, Counter(epochs), 5) for batch, epochs in made.items()], 5)
-        assert [point.batch for point in kept] == [record["BS"] for record in checker.pruned_rcp_data.values()]
 
 
 def write_logs(folder: Path, benchmark: str, batch: int, epochs: list[float | None]) -> None:

@@ -65,3 +65,11 @@ def test_a_long_training_has_a_line_every_hundred_steps(tmp_path: Path):
     lines = train(tmp_path, 250, status="interrupted", steps=450000)
     assert [line.split("        ")[0] for line in lines if line.startswith("step")] == ["step: 100", "step: 200"]
     assert not [line for line in lines if "Run stats" in line]
+
+
+def test_a_sweep_s_run_without_steps_or_with_damaged_ones_gives_no_file(tmp_path: Path):
+    run = write_run(tmp_path, make_result("x"))
+    write_timehistory(run, tmp_path / "x.log")
+    (run / "steps-rank0000.csv").write_text("nonsense\n1,2\n")
+    write_timehistory(run, tmp_path / "x.log")
+    assert not (tmp_path / "x.log").exists()
