@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from trainstone.config.schema import change_section
 from trainstone.data.feeding.transform import describe_transform, make_transform
 from trainstone.data.loader import Loader, open_loader
 from trainstone.data.splits import open_split
@@ -95,9 +96,8 @@ def run_data_bench(
 def measure_demand(life: Lifecycle, seconds: float) -> Generator[Progress, None, Demand]:
     """Train one device for some seconds; others of its kind are taken to be as fast."""
     config = life.config
-    data = config.data.model_copy(update={"source": "synthetic"})
-    measure = config.measure.model_copy(update={"seconds": seconds, "iterations": None})
-    changed = config.model_copy(update={"data": data, "measure": measure})
+    changed = change_section(config, "data", source="synthetic")
+    changed = change_section(changed, "measure", seconds=seconds, iterations=None)
     yield Progress("fitting the recipe to this machine")
     fitted = fit_to_machine(settle_classes(changed, None), strict=False)
     task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
