@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trainstone.errors import EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.launch.child_runs import MEMORY_HINT, name_signal
-from trainstone.launch.supervisor import LOG
+from trainstone.launch.supervisor import LOG, read_since
 from trainstone.machine.launched import CAUSE, FOLDER, Failure, launch_name, name_host, read_code, read_failures
 from trainstone.results.checks import finding
 from trainstone.results.schema import FINISHED
@@ -149,14 +149,10 @@ def record_cause(run: Path, err: TrainstoneError, launch: str | None = None) -> 
 
 
 def main(words: list[str]) -> int:
-    """Settle what a batch script has run, and return the code that it shall end with."""
+    """Find out how the ranks of a batch script ended, and return its exit code."""
     run, engine, code, file = Path(words[0]), words[1], int(words[2]), Path(words[3])
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    try:
-        return settle(run, text, engine, code)
+        return settle(run, read_since(file, 0).decode("utf-8", "replace"), engine, code)
     except TrainstoneError as err:
         sys.stderr.write(f"{format_error(err.message, err.hint)}\n")
         return err.exit_code

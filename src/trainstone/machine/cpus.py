@@ -5,6 +5,7 @@ Nothing here raises when a file of /proc or /sys is missing, unreadable or inval
 
 import math
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -229,11 +230,8 @@ def _read_memory_groups(root: Path) -> Iterator[tuple[int, int | None]]:
 
 def read_keyed_int(path: Path, key: str) -> int | None:
     """Return the count after `key` in a file of "key value" lines, such as cpu.stat."""
-    for line in (read_text(path) or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name == key:
-            return parse_int(value)
-    return None
+    found = re.search(rf"^{key} (\d+)$", read_text(path) or "", re.ASCII | re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:

@@ -51,6 +51,8 @@ CONTAINER_VARIABLES = {
     "KUBERNETES_SERVICE_HOST": "kubernetes",
     "APPTAINER_CONTAINER": "apptainer",
     "SINGULARITY_CONTAINER": "singularity",
+    "SHIFTER_RUNTIME": "shifter",
+    "CH_RUNNING": "charliecloud",
 }
 CONTAINER_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".singularity.d": "singularity"}
 

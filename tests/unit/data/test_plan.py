@@ -6,13 +6,13 @@ import random
 import numpy as np
 import pytest
 
-from trainstone.data.generated.source import generate
+from trainstone.data.generated.source import GeneratedSource, generate
 from trainstone.data.plan import draw_order, even_bounds, make_plan, tensorflow_bounds
 from trainstone.data.sample import ClassName, DataSet, Split
 
 
 def make_set(train: int, val: int = 0, name: str = "imagenet", kind: str = "classify") -> DataSet:
-    found = generate(kind, {"train": train, "val": val}, width=32, height=32, num_classes=2)
+    found = generate(GeneratedSource(kind, "", 0, 32, 32, 2), {"train": train, "val": val})
     splits = [Split(split.name, split.source) for split in found.splits if len(split.source)]
     return DataSet(kind, "made up", found.classes, splits, name)
 

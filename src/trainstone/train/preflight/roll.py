@@ -273,10 +273,9 @@ def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None
             )
     differing = [key for key in sorted(keys | first["config"]) if keys.get(key) != first["config"].get(key)]
     if differing:
-        shown = ", ".join(f"{key} = {keys.get(key)} ({first['config'].get(key)})" for key in differing[:SHOWN_KEYS])
-        more = f" and {len(differing) - SHOWN_KEYS} more" if len(differing) > SHOWN_KEYS else ""
+        shown = shorten([f"{key} = {keys.get(key)} ({first['config'].get(key)})" for key in differing], SHOWN_KEYS)
         raise errors.ConfigError(
-            f"its configuration differs from that of rank 0 on {first['host']}: {shown}{more}",
+            f"its configuration differs from that of rank 0 on {first['host']}: {shown}",
             hint="start all ranks with the same command",
         )
 
