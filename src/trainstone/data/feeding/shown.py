@@ -79,6 +79,7 @@ def pack(rows: Sequence[Shown], holds: Holds) -> tuple[NDArray[Any], ...]:
     fields = PACKED[:2] if holds == "boxes" else PACKED
     packed = tuple(np.full((len(rows), places, *shape), empty, dtype=kind) for shape, empty, kind in fields)
     for number, row in enumerate(rows):
-        for array, values in zip(packed, row.boxes or (), strict=False):
+        given: tuple[NDArray[Any], ...] = row.boxes or ()
+        for array, values in zip(packed, given, strict=False):
             array[number, : len(values)] = values
     return packed if holds == "boxes" else (*packed, np.array([row.facts for row in rows], dtype=np.int64))

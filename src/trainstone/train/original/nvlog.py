@@ -122,13 +122,23 @@ class Nvlog(Lines):
 
 
 class NvlogFile(OriginalFile):
-    """Both files: the JSON is written at the end."""
+    """Both files: the JSON is written when an epoch is over, and at the end."""
 
     _lines: Nvlog
+
+    def step(self, record: StepRecord) -> None:
+        """Write the lines of a step."""
+        before = self._lines.first_step
+        super().step(record)
+        if isinstance(self._lines, TrainingNvlog) and self._lines.first_step > before:
+            self._write_json()
 
     def finish(self, status: Status) -> None:
         """Write the end."""
         super().finish(status)
+        self._write_json()
+
+    def _write_json(self) -> None:
         write_atomically(self.path.with_name(self._lines.json_file), self._lines.format_json())
 
 
