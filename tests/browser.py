@@ -4,6 +4,7 @@ Messages are JSON ended by a NUL byte, on file descriptors 3 (to the browser) an
 Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -36,7 +37,6 @@ os.dup2(read, 3)
 os.dup2(write, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-KEYS = {"Tab": (9, ""), "Enter": (13, "\r")}  # name -> (Windows key code, text it types)
 
 
 class BrowserError(Exception):
@@ -209,13 +209,9 @@ class Page:
             raise BrowserError(f"{script[:200]}: {_tell_exception(answer['exceptionDetails'])}")
         return answer["result"].get("value")
 
-    def press(self, key: str) -> None:
-        """Press and release Tab, Enter or one character."""
-        code, text = KEYS.get(key, (ord(key[0].upper()), key))
-        event = {"key": key, "code": key if key in KEYS else f"Key{key.upper()}", "windowsVirtualKeyCode": code}
-        typed = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
-        self._call("Input.dispatchKeyEvent", **event, **typed)
-        self._call("Input.dispatchKeyEvent", **event, type="keyUp")
+    def screenshot(self, path: Path) -> None:
+        """Write a PNG of what the window shows; for scripts/take-pictures."""
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
         """Close the tab; nothing of it is heard any more."""

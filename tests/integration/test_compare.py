@@ -19,16 +19,6 @@ def test_table_verdict_and_next_command(quick, tmp_path):
     assert done.out.splitlines()[-1].startswith("next  trainstone report")
 
 
-def test_json_is_the_comparison(quick, tmp_path):
-    write_repeated(tmp_path, "fast", FAST)
-    write_repeated(tmp_path, "slow", SLOW)
-    done = quick("compare", "fast", "--to", "slow", "--json")
-    document = done.json()
-    assert document["rows"][0]["judgement"] == "faster"
-    assert document["rows"][0]["a"]["runs"] == [f"fast/points/fast-child{i}" for i in range(5)]
-    assert set(document) == {"rows", "verdict", "left_out"}
-
-
 @pytest.mark.parametrize(
     ("rates", "half_width", "limit", "code", "told"),
     [
@@ -47,41 +37,6 @@ def test_the_gate(quick, tmp_path, rates, half_width, limit, code, told):
     assert told in done.err
     assert bool(done.err) == bool(told)
     assert done.json()["rows"]
-
-
-def test_the_gate_says_no_where_something_is_gone(quick, tmp_path):
-    bf16 = ("train.precision=bf16",)
-    write_runs(tmp_path / "a", "a", [100.0])
-    write_runs(tmp_path / "b", "b", [100.0])
-    gate = ("--fail-below", "0.95")
-    assert quick("compare", "a", "--to", "b", *gate).code == 0
-
-    write_runs(tmp_path / "more", "more", [100.0], settings=bf16)
-    only_a = quick("compare", "a", "more", "--to", "b", *gate)
-    assert (only_a.code, only_a.err) == (0, "warning: not compared: resnet50 v2 · bf16 · batch 8: only in A, 1 run\n")
-
-    only_b = quick("compare", "a", "--to", "b", "more", *gate)
-    assert only_b.code == 9
-    told = "resnet50 v2 · bf16 · batch 8: only in B, 1 run"
-    assert only_b.err == f"warning: not compared: {told}\ngate:    {told}; the gate cannot pass without it\n"
-
-    write_run(tmp_path / "a", make_result("broken", None, status="failed"))
-    broken = quick("compare", "a", "--to", "b", *gate)
-    assert broken.code == 9
-    assert "gate:    a/broken: no throughput, its status is failed; the gate cannot pass without it\n" in broken.err
-    assert quick("compare", "a", "--to", "b").code == 0
-
-
-def test_unlike_runs_need_force(quick, tmp_path):
-    write_run(tmp_path, make_result("a"))
-    write_run(tmp_path, make_result("b", settings=("train.precision=bf16",)))
-    refused = quick("compare", "a", "--to", "b")
-    assert refused.code == 7
-    assert "train.precision: fp32 | bf16" in refused.err
-    assert "hint:  --force compares anyway" in refused.err
-    forced = quick("compare", "a", "--to", "b", "--force")
-    assert forced.code == 0
-    assert "train.precision: fp32 | bf16" in forced.out
 
 
 @pytest.mark.parametrize(

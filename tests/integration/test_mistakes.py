@@ -7,9 +7,10 @@ import pytest
 
 from command import narrow_arguments
 from made_saved import make_checkpoint
+from small_sets import make_set
 from trainstone.results.store import read_result
 
-# Words after the verb; {narrow} are those of a network that is quick to build, {checkpoint} is a saved network.
+# {narrow}: settings of a network that is quick to build; {checkpoint}: a saved network; {set}: a data set.
 MISTAKES = {
     "benhc": (2, "bench"),
     "bench resnet51": (2, "did you mean resnet50?"),
@@ -24,6 +25,11 @@ MISTAKES = {
     "bench --device gpu": (2, "gpu"),
     "bench --device cuda:77": (4, "cuda:77"),
     "bench --out /proc/nowhere": (7, "/proc/nowhere"),
+    "bench --data nowhere": (3, "nowhere"),
+    "bench --set data.source=files": (2, "--data DIR"),
+    "bench --set 'augment.area=[0.5, 0.2]'": (2, "low <= high"),
+    "bench --set augment.val_shorter=40 --set data.image_size=64 --data {set}": (2, "val_shorter"),
+    "bench --data {set} --set model.num_classes=2 --set augment.flip=2": (2, "augment.flip"),
     "bench {narrow} --against resnet50 --against resnet50": (2, "--against names 2 recipes"),
     "bench {narrow} --against resnet51": (2, "did you mean resnet50?"),
     "bench {narrow} --against train.batchsize=4": (2, "did you mean train.batch_size?"),
@@ -36,13 +42,13 @@ MISTAKES = {
     "profile {narrow} --cores --nvtx": (2, "--nvtx"),
     "profile {narrow} --cores": (4, "ncu"),
     "profile {narrow} --nvtx --strict": (2, "engine.nvtx"),
-    "sweep --batch-sizes 1,zwei": (2, "'zwei'"),
+    "sweep --batch-sizes 1,zwei": (2, "1,zwei"),
     "sweep --over train.precison=fp32,bf16": (2, "did you mean train.precision?"),
     "sweep --over model.depth=18,19": (2, "model.depth = 19"),
     "sweep --batch-sizes 1 --over train.batch_size=2": (2, "the same key twice"),
     "sweep --over seed=1,2 --over model.depth=18,34": (2, "--over is given 2 times"),
     f"sweep --batch-sizes {'9' * 5000}": (2, "999"),
-    f"sweep --over seed={'9' * 5000},1": (2, "--over seed: "),
+    f"sweep --over seed={'9' * 5000},1": (2, "seed: 999"),
     "eval nowhere.safetensors": (3, "nowhere.safetensors"),
     "eval {checkpoint} --recipe resnet50": (2, "--recipe resnet50"),
     "eval {checkpoint} --bench --export x": (2, "--export"),
@@ -56,6 +62,10 @@ MISTAKES = {
     "data make classify --shards x --format wds": (2, "a number, or two"),
     "data make classify --shards 3": (2, "folder"),
     "data make classify --classes 1000": (2, "2 to 100"),
+    "data bench {set} --threads 0": (2, "--threads 0"),
+    "data bench {set} --threads one": (2, "--threads one"),
+    "data bench {set} --demand inf": (2, "--demand"),
+    "data bench {set} --recipe none": (2, "none"),
     "data coco --to x": (2, "COCO"),
     "doctor --seconds 3": (2, "doctor --aa"),
     "recipes --from wmlce -- --batchsize=4 --precison=fp16": (2, "did you mean --precision?"),
@@ -67,15 +77,17 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("saved"))
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | Path]:
+    """What the lines leave open."""
+    folder = tmp_path_factory.mktemp("made")
+    made = {"checkpoint": make_checkpoint(folder), "set": make_set(folder / "set", "folder", count=4)}
+    return {"narrow": shlex.join(narrow_arguments()), **made}
 
 
 @pytest.mark.parametrize("line", MISTAKES, ids=lambda line: line[:60])
-def test_mistake_gets_one_message_and_its_exit_code(quick, tmp_path: Path, checkpoint: Path, line: str):
+def test_mistake_gets_one_message_and_its_exit_code(quick, tmp_path: Path, places: dict[str, str | Path], line: str):
     code, named = MISTAKES[line]
-    words = shlex.split(line.format(narrow=shlex.join(narrow_arguments()), checkpoint=checkpoint))
-    done = quick(*words, env={"PATH": "/nowhere", "COLUMNS": "200"})
+    done = quick(*shlex.split(line.format_map(places)), env={"PATH": "/nowhere", "COLUMNS": "200"})
     assert done.code == code, done.err
     assert named in done.err
     assert "Traceback" not in done.err

@@ -182,16 +182,6 @@ def test_a_second_ctrl_c_leaves_no_point_behind(start, tmp_path: Path):
     assert read_result(find_sweep(tmp_path)).status == "interrupted"
 
 
-def test_a_sweep_in_progress_is_not_resumed(start, tmp_path: Path):
-    first = start(batch_1="slow")
-    wait_for_points(tmp_path, 2)
-    refused = wait(start(*resume(find_sweep(tmp_path))))
-    assert refused.code == 7
-    assert "is still running" in refused.err
-    first.terminate()
-    assert wait(first).code == 75
-
-
 def test_dry_run_shows_the_points_in_their_order(quick, tmp_path: Path):
     done = quick(*SWEEP, "--profile", "--dry-run")
     assert done.code == 0

@@ -160,21 +160,14 @@ def make(
     quiet: options.Quiet = 0,
 ) -> None:
     """Generate pictures that a network can learn from: shapes, textures, scenes; as real JPEGs."""
+    from trainstone.data.generated.source import GeneratedSource
     from trainstone.data.generated.stored import plan_stored
 
     start_work(quiet)
     width, height = parse_size(size or ("96" if kind == "classify" else "300"))
-    plan, place = plan_stored(
-        kind,
-        train=count,
-        val=val,
-        width=width,
-        height=height,
-        num_classes=classes or (10 if kind == "classify" else 8),
-        seed=seed,
-        storage=storage,
-        shards=parse_shards(shards, storage),
-    )
+    num_classes = classes or (10 if kind == "classify" else 8)
+    train = GeneratedSource(kind, "train", count, width, height, num_classes, seed)
+    plan, place = plan_stored(train, val, storage, parse_shards(shards, storage))
     run_plan(plan, target or place, workers, as_json=as_json, quiet=quiet)
 
 

@@ -23,7 +23,6 @@ from trainstone.cli.tables import (
 from trainstone.errors import ResultError
 from trainstone.results import learning
 from trainstone.results.breakdown import average_parts, shorten, tell_overhead
-from trainstone.results.checks import describe_first_step
 from trainstone.results.paired import tell_exchange
 from trainstone.results.profiled import OperatorTime, Timeline
 from trainstone.results.quality import Quality
@@ -152,7 +151,8 @@ def _step_rows(result: Result) -> Rows:
     if steps:
         quantiles = {"median": steps.median, "p5": steps.p5, "p95": steps.p95, "p99": steps.p99}
         yield "step", ", ".join(f"{name} {units.format_seconds(value)}" for name, value in quantiles.items())
-        yield "first step", describe_first_step(steps)
+        times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
+        yield "first step", f"{units.format_seconds(steps.first)}{times}"
     if throughput and not result.points:
         judged = "NOT steady" if throughput.trend_percent is not None else "too few to judge"
         steady = "steady" if throughput.steady else judged

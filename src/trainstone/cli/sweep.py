@@ -95,7 +95,10 @@ def sweep(
         find_ncu()  # before the work, not after it
     configure_terminal(verbose=0, quiet=quiet)
     if resume and not quiet:
-        print_resumed(plan, resume)
+        from trainstone.launch.sweep import find_due
+
+        done = len(plan.points) - len(find_due(resume, read_result(resume), plan))
+        print_stderr(f"resuming {resume}: {done} of {len(plan.points)} points are done")
 
     def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
         from trainstone.launch.sweep import run_sweep
@@ -131,16 +134,6 @@ def check_unfinished(path: Path, result: "Result") -> None:
             f"{path} has come to its end: its status is {result.status}",
             hint=f"see it: trainstone report {path}; or start again: {describe_repeat(result, path)}",
         )
-
-
-def print_resumed(plan: "Plan", path: Path) -> None:
-    """Say how much of the sweep is done."""
-    from trainstone.launch.sweep import find_due
-    from trainstone.results.store import read_result
-
-    num_points = len(plan.points)
-    done = num_points - len(find_due(path, read_result(path), plan))
-    print_stderr(f"resuming {path}: {done} of {num_points} points are done")
 
 
 def take_one(over: list[str]) -> str | None:

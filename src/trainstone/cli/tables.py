@@ -10,20 +10,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from trainstone.cli.sparkline import draw_bars
+from trainstone.results import tables
 from trainstone.results.anchors import is_published
 from trainstone.results.feeding import Feeding, describe_cores, describe_covers
 from trainstone.results.schema import Comparison
 from trainstone.results.sweep import Sweep
-from trainstone.results.tables import (
-    Table,
-    comparison_table,
-    is_knee,
-    list_comparison_notes,
-    share_table,
-    stage_table,
-    sweep_table,
-    thread_table,
-)
 from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_ratio
 
@@ -48,7 +39,7 @@ def print_dim(console: Console, lines: Iterable[str]) -> None:
 
 
 def lay_out(
-    table: Table,
+    table: tables.Table,
     *,
     bars: Sequence[str] = (),
     styles: Sequence[str] = (),
@@ -68,7 +59,7 @@ def lay_out(
 
 def print_table(
     console: Console,
-    table: Table,
+    table: tables.Table,
     *,
     lengths: Sequence[float] = (),
     styles: Sequence[str] = (),
@@ -103,13 +94,13 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     published = [row for row in comparison.rows if is_published(row)]
     judged = [row for row in comparison.rows if not is_published(row)]
     if published:
-        print_table(console, share_table(published))
+        print_table(console, tables.share_table(published))
         few = len(published) <= MAX_NOTED
         more = "sources and differences of each: --json, --page, or --to with its name"
-        print_dim(console, list_comparison_notes(published) if few else [more])
+        print_dim(console, tables.list_comparison_notes(published) if few else [more])
     if judged:
-        print_table(console, comparison_table(judged))
-        print_dim(console, list_comparison_notes(judged))
+        print_table(console, tables.comparison_table(judged))
+        print_dim(console, tables.list_comparison_notes(judged))
     if comparison.geometric_mean is not None:
         print_dim(console, [f"geometric mean of A / B: {format_ratio(comparison.geometric_mean)}"])
 
@@ -117,9 +108,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 def print_sweep(console: Console, sweep: Sweep) -> None:
     """Print the points so far, the knee in bold, then what they mean."""
     if sweep.rows:
-        styles = ["bold" if is_knee(sweep, row) else "" for row in sweep.rows]
+        styles = ["bold" if tables.is_knee(sweep, row) else "" for row in sweep.rows]
         lengths = [row.rate for row in sweep.rows]
-        print_table(console, sweep_table(sweep), lengths=lengths, styles=styles, longest=LONGEST_NOTE)
+        print_table(console, tables.sweep_table(sweep), lengths=lengths, styles=styles, longest=LONGEST_NOTE)
     if sweep.told:
         console.print()
     for sentence in sweep.told:
@@ -139,10 +130,11 @@ def print_feeding(console: Console, feeding: Feeding) -> None:
         told.append(f"passed over: {format_count(feeding.skipped, 'picture')} that could not be used")
     print_dim(console, told)
     console.print()
-    print_table(console, thread_table(feeding), lengths=[point.images_per_second for point in feeding.points])
+    print_table(console, tables.thread_table(feeding), lengths=[point.images_per_second for point in feeding.points])
     print_dim(console, describe_covers(feeding))
     if feeding.stages:
         console.print()
-        print_table(console, stage_table(feeding), lengths=[stage.seconds_per_image for stage in feeding.stages] + [0])
+        lengths = [*(stage.seconds_per_image for stage in feeding.stages), 0.0]
+        print_table(console, tables.stage_table(feeding), lengths=lengths)
     console.print()
     console.print(Text(printable(describe_cores(feeding))))

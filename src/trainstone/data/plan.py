@@ -70,11 +70,6 @@ class Plan:
         """All files, in the order of writing; the originals wrote validation first."""
         return [shard for split in sorted(self.splits, key=lambda s: s.name == "train") for shard in split.shards]
 
-    @property
-    def records(self) -> int:
-        """How many samples there are in all."""
-        return sum(len(split.order) for split in self.splits)
-
     def split(self, name: str) -> SplitPlan:
         """Return a split by its name."""
         return next(split for split in self.splits if split.name == name)

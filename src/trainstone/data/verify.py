@@ -11,7 +11,7 @@ from trainstone.data.manifest import NAME, Manifest, ShardFacts, measure
 from trainstone.data.parallel import Pool, map_in_order, open_pool
 from trainstone.data.picture.decode import decode_strict
 from trainstone.data.sample import DataSet, Sample, Source
-from trainstone.data.shardfile import sum_file
+from trainstone.data.shardfile import TEXT, sum_file
 from trainstone.data.sources import Selection, walk
 from trainstone.data.storage.records import RecordSource, ShardReader
 from trainstone.errors import DataError
@@ -91,7 +91,7 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
             findings.bad += bad
             yield findings
         if len(findings.bad) == before:
-            findings.stale += [index for index, text in shard.index_files() if read_text(index) != text]
+            findings.stale += [index for index, text in shard.index_files() if index.read_bytes() != text.encode(*TEXT)]
         shard.close()
 
 
@@ -188,8 +188,3 @@ def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator
                 why = f"cannot be read: {err.strerror}"
             if why:
                 yield Bad(str(folder / facts.file), None, Span(0, 0), "", why)
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text, damaged characters and all."""
-    return path.read_bytes().decode("utf-8", "surrogateescape")

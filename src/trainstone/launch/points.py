@@ -187,11 +187,7 @@ def read_key(config: Config, dotted_key: str) -> Any:
 
 def resume_plan(path: Path, result: Result) -> Plan:
     """Return the plan of a sweep that is to be resumed; refuse one from another host or of other versions."""
-    sweep = result.sweep
-    if sweep is None or not sweep.values or (sweep.curve_key is not None and not sweep.curves):
-        raise ResultError(
-            f"{path / 'result.json'} is damaged: it names no values to sweep", hint=f"start again: {result.command}"
-        )
+    assert result.sweep is not None  # it is of kind sweep, and its first update wrote the plan
     here = {"host": socket.gethostname(), **read_software()}
     then = {"host": result.process.host, **result.software}
     differing = [
@@ -201,7 +197,7 @@ def resume_plan(path: Path, result: Result) -> Plan:
     ]
     if differing:
         raise ResultError(f"cannot resume {path}: {'; '.join(differing)}", hint="its points would not be comparable")
-    return lay_out(check_settled(path), sweep)
+    return lay_out(check_settled(path), result.sweep)
 
 
 def check_settled(path: Path) -> Config:

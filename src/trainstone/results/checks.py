@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from trainstone.machine.health import Noise
 from trainstone.results import schema
-from trainstone.units import format_count, format_percent, format_rate, format_seconds
+from trainstone.units import format_count, format_percent, format_rate
 
 
 class Code(NamedTuple):
@@ -138,12 +138,6 @@ def check_machine(
         setting = "although engine.keep_memory is on" if keep_memory else "with engine.keep_memory off"
         findings.append(finding("page-faults", f"{faults:,.0f} page faults a step {setting} ({memory.allocator})"))
     return findings
-
-
-def describe_first_step(steps: schema.StepSeconds) -> str:
-    """Tell the first step apart from the rest."""
-    times = f" ({steps.first / steps.median:,.1f} times a steady one)" if steps.median else ""
-    return f"{format_seconds(steps.first)}{times}"
 
 
 def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:

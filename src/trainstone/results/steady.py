@@ -10,14 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainstone.results.stats import (
-    MAX_BINS,
-    Array,
-    autocorrelation,
-    checked_seconds,
-    student_t_quantile,
-    sum_bins,
-)
+from trainstone.results import stats
 
 MIN_JUDGED_STEPS = 20
 """A shorter window is not judged: with thirds of 5 steps a slope and correlated noise look the same."""
@@ -49,7 +42,7 @@ class Outliers:
 
 def find_steady(step_seconds: ArrayLike) -> Steady:
     """Find the first step of the steady window and confirm that what follows is steady."""
-    seconds = checked_seconds(step_seconds)
+    seconds = stats.checked_seconds(step_seconds)
     n = seconds.size
     if n < 2:
         return Steady(0, False, None)
@@ -70,7 +63,7 @@ def find_steady(step_seconds: ArrayLike) -> Steady:
     return Steady(start, not _is_drift(window), trend)
 
 
-def _clipped_logs(seconds: Array) -> tuple[Array, float]:
+def _clipped_logs(seconds: stats.Array) -> tuple[stats.Array, float]:
     """Return log durations around their usual level, clipped so that no single step decides, and the clip.
 
     The usual level and scatter are those of the second half, which no cut may touch: a long warm-up must not
@@ -85,7 +78,7 @@ def _clipped_logs(seconds: Array) -> tuple[Array, float]:
     return np.clip(logs, -_CLIP * scale, _CLIP * scale, out=logs), _CLIP * scale
 
 
-def _find_cut(level: Array) -> int:
+def _find_cut(level: stats.Array) -> int:
     """Return the number of steps to leave out: step by step, then on batch means for a slow warm-up.
 
     A single slow step is seen best alone; a slope hidden in noise is seen best in means, whose noise is
@@ -95,22 +88,22 @@ def _find_cut(level: Array) -> int:
     cut = _minimise_mser(level, most)
     size = (level.size - cut) // _NUM_BATCHES
     if size > 1:
-        batches = sum_bins(level[cut:], size) / size
+        batches = stats.sum_bins(level[cut:], size) / size
         cut += size * _minimise_mser(batches, (most - cut) // size)
     # MSER stops where the rest of a decay drowns in the noise, where it still biases the mean (simulated: at 100
     # steps with 4 % noise the interval covered 91 to 93 % instead of 94 to 95). So cut half as much again.
     return min(cut + cut // 2, most)
 
 
-def _minimise_mser(level: Array, most: int) -> int:
+def _minimise_mser(level: stats.Array, most: int) -> int:
     """Return the d <= most with the least squared standard error of the mean of level[d:] (MSER, White 1997).
 
     Each step carries at least the variance of _SMALLEST_SCALE, so that a blip in a constant series cuts
     nothing, and what is cut must differ from the rest by 3 standard errors, as MSER alone cuts noise, too. In
     a very long series only every k-th step past the beginning is tried; the sums stay exact.
     """
-    fine = min(most, MAX_BINS)
-    coarse = np.linspace(fine, most, MAX_BINS if most > fine else 1)
+    fine = min(most, stats.MAX_BINS)
+    coarse = np.linspace(fine, most, stats.MAX_BINS if most > fine else 1)
     cuts = np.unique(np.concatenate((np.arange(fine + 1), coarse.astype(np.int64))))
     left = level.size - cuts
     total = np.cumsum(np.add.reduceat(level, cuts)[::-1])[::-1]
@@ -127,7 +120,7 @@ def _minimise_mser(level: Array, most: int) -> int:
     return cut if differs else 0
 
 
-def _is_plateau(level: Array, start: int) -> bool:
+def _is_plateau(level: stats.Array, start: int) -> bool:
     """Say whether the series levels off at `start`: it moves far less after the cut than across it.
 
     A straight line cut in the middle moves 2/3 as much after the cut (between thirds) as across it.
@@ -136,21 +129,21 @@ def _is_plateau(level: Array, start: int) -> bool:
     return max(means) - min(means) <= abs(float(level[:start].mean() - level[start:].mean())) / 3
 
 
-def _extend_line(level: Array, start: int) -> Array:
+def _extend_line(level: stats.Array, start: int) -> stats.Array:
     """Fit a line to level[start:] and return it over the whole series."""
     steps = np.arange(level.size) - (start + level.size - 1) / 2
     inside = steps[start:]
     return np.asarray(steps * (float(inside @ level[start:]) / float(inside @ inside)))
 
 
-def _is_drift(window: Array) -> bool:
+def _is_drift(window: stats.Array) -> bool:
     """Say whether the largest difference between thirds of the window is a drift.
 
     It is one when it matters (DRIFT_LIMIT) and noise does not explain it. There is no limit "regardless of
     noise": thirds of 50 steps of t or 1.3 t differ by 5 % as a rule.
     """
-    size = math.ceil(window.size / MAX_BINS)
-    window = sum_bins(window, size) / size
+    size = math.ceil(window.size / stats.MAX_BINS)
+    window = stats.sum_bins(window, size) / size
     thirds = np.array_split(window, 3)
     means = [float(third.mean()) for third in thirds]
     difference = max(means) - min(means)
@@ -163,18 +156,18 @@ def _is_drift(window: Array) -> bool:
     return difference > max(DRIFT_LIMIT, _noise_of_thirds(noise, window.size))
 
 
-def _noise_of_thirds(residual: Array, n: int) -> float:
+def _noise_of_thirds(residual: stats.Array, n: int) -> float:
     """Return the largest difference between thirds of n steps that AR(1) noise like `residual` explains.
 
     Student's t with Bonferroni for three differences. The lag-1 correlation is corrected for the bias of short
     pieces (Kendall 1954: (1 + 3 rho) / length, here three thirds).
     """
     # Below that scale what is left is the shape of a smooth curve: correlated, but no noise.
-    rho = float(autocorrelation(residual, 1)[1]) if residual.std() > _SMALLEST_SCALE else 0.0
+    rho = float(stats.autocorrelation(residual, 1)[1]) if residual.std() > _SMALLEST_SCALE else 0.0
     rho = min(0.97, max(0.0, rho + 3 * (1 + 3 * rho) / n))
     independent = n * (1 - rho) / (1 + rho)
     variance = max(float(residual @ residual) / (residual.size - 2), _SMALLEST_SCALE**2)
-    critical = student_t_quantile(1 - DRIFT_LEVEL / 6, max(1, math.floor(independent * 2 / 3) - 2))
+    critical = stats.student_t_quantile(1 - DRIFT_LEVEL / 6, max(1, math.floor(independent * 2 / 3) - 2))
     return critical * math.sqrt(variance * 6 / independent)
 
 
@@ -184,7 +177,7 @@ def find_outliers(step_seconds: ArrayLike) -> Outliers:
     The floor of 1 % of the median and 50 us keeps a MAD near zero from firing (hyperfine issue 580). The
     quartiles keep a second mode from being flagged: what a quarter of all steps do is no outlier.
     """
-    seconds = checked_seconds(step_seconds)
+    seconds = stats.checked_seconds(step_seconds)
     if seconds.size == 0:
         return Outliers((), "none")
     low, median, high = (float(q) for q in np.quantile(seconds, [0.25, 0.5, 0.75]))

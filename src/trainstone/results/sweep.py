@@ -7,9 +7,10 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from trainstone.results.record import Count, Rate, Record, Seconds
 
@@ -101,7 +102,7 @@ class Sweep(Record):
     """What was swept, what came out, and what it means."""
 
     key: str
-    values: list[Any]
+    values: Annotated[list[Any], Field(min_length=1)]
     curve_key: str | None = None
     curves: list[Any] = []
     seed: Count = 0

@@ -3,7 +3,7 @@
 Cells are text as people read it; making it printable or escaping it is the work of who shows it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainstone import units
@@ -63,36 +63,35 @@ def keyed_table(
 def sweep_table(sweep: Sweep, links: Sequence[str | None] = (), *, full: bool = False) -> Table:
     """One row for each point: its values and its numbers; columns that no point has are absent. `full`: its order."""
     cells = [describe_point(sweep, row) for row in sweep.rows]
-    columns = [name for name in cells[0] if any(line[name] for line in cells)]
+    columns = [name for name in cells[0] if any(line[name][0] for line in cells)]
     keys = [sweep.key] if sweep.curve_key is None else [sweep.key, sweep.curve_key]
     order = ["run as no."] if full else []
-    values = [[row.value, row.curve][: len(keys)] + ([row.order] if full else []) for row in sweep.rows]
-    rows, sort_keys = [], []
-    for row, own, line in zip(sweep.rows, values, cells, strict=True):
-        rows.append([*map(format_setting, own), *(line[name] for name in columns)])
-        numbers = [value if is_numeric([value]) else format_setting(value) for value in own]
-        sort_keys.append([*numbers, *_sort_point(row, line, columns)])
-    numeric = [True] * len(keys + order) + [name != "note" for name in columns]
-    return Table(
-        [*map(name_key, keys), *order, *columns], rows, links=links, sortable=True, numeric=numeric, keys=sort_keys
-    )
+    rows = []
+    for row, line in zip(sweep.rows, cells, strict=True):
+        own = [row.value, row.curve][: len(keys)] + ([row.order] if full else [])
+        texts = [(format_setting(value), value if is_numeric([value]) else format_setting(value)) for value in own]
+        rows.append([*texts, *(line[name] for name in columns)])
+    heads = dict.fromkeys([*map(name_key, keys), *order], True) | {name: name != "note" for name in columns}
+    return replace(keyed_table(heads, rows), links=links)
 
 
-def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, str]:
-    """Return the cells by column; empty is what was not measured."""
-    half = row.half_width
+def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, tuple[str, float | str]]:
+    """Return the cells by column, each with what it is sorted by; empty is what was not measured."""
     cells = {
-        "images/s": "" if row.images_per_second is None else units.format_rate(row.images_per_second),
-        "±": "" if half is None else units.format_percent(half),
-        "MFU": "" if row.mfu is None else units.format_percent(row.mfu),
-        "memory": "" if row.memory_bytes is None else units.format_bytes(row.memory_bytes),
+        "images/s": _cell(row.images_per_second, units.format_rate),
+        "±": _cell(row.half_width, units.format_percent),
+        "MFU": _cell(row.mfu, units.format_percent),
+        "memory": _cell(row.memory_bytes, units.format_bytes),
     }
     if sweep.profile:
-        busy = row.compute_utilisation
-        cells["utilisation"] = "" if busy is None else units.format_percent(busy)
-        shares = {name: row.cores_percent.get(name) for name in PIPES}
-        cells |= {name: "" if percent is None else f"{percent:.1f} %" for name, percent in shares.items()}
-    return cells | {"note": "; ".join(list_point_notes(sweep, row))}
+        cells["utilisation"] = _cell(row.compute_utilisation, units.format_percent)
+        cells |= {name: _cell(row.cores_percent.get(name), "{:.1f} %".format) for name in PIPES}
+    note = "; ".join(list_point_notes(sweep, row))
+    return cells | {"note": (note, note)}
+
+
+def _cell(number: float | None, form: Callable[[float], str]) -> tuple[str, float | str]:
+    return ("", "") if number is None else (form(number), number)
 
 
 def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
@@ -117,18 +116,6 @@ def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
 def is_knee(sweep: Sweep, row: SweepRow) -> bool:
     """Say whether a row is the knee of its curve."""
     return any(find_knee_row(sweep, knee) is row for knee in sweep.knees)
-
-
-def _sort_point(row: SweepRow, line: dict[str, str], columns: Sequence[str]) -> list[float | str]:
-    numbers: dict[str, float | None] = {
-        "images/s": row.images_per_second,
-        "±": row.half_width,
-        "MFU": row.mfu,
-        "memory": row.memory_bytes,
-        "utilisation": row.compute_utilisation,
-        **row.cores_percent,
-    }
-    return [numbers.get(name) or line[name] for name in columns]
 
 
 def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Table:

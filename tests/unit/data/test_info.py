@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hostile import EVIL, hidden
-from trainstone.data.generated.source import generate
+from trainstone.data.generated.source import GeneratedSource, generate
 from trainstone.data.info import summarise
 from trainstone.data.picture.decode import decode, encode_jpeg
 from trainstone.data.picture.look import look
@@ -69,7 +69,7 @@ def classify(source: Listed, classes: int = 3) -> DataSet:
 
 
 def test_generated_pictures_are_counted_looked_at_and_shown():
-    found = generate("classify", {"train": 95, "val": 20}, width=48, height=32, num_classes=10)
+    found = generate(GeneratedSource("classify", "", 0, 48, 32, 10), {"train": 95, "val": 20})
     told = summarise(found, "some/where", samples=12, looked_at=30)
     train, val = told.splits
     assert train.records == train.counted == 95

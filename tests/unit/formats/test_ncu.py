@@ -40,18 +40,15 @@ FORMS = {
     "long": make_long(),
     "wide": make_wide(),
     "output around": BEFORE + make_long() + AFTER,
-    "output around wide": BEFORE + make_wide() + AFTER,
     "output between": make_long().replace('\n"3"', '\n==PROF== Profiling "relu"\nepoch 1: 3, 4, 5\n"3"', 1),
     "windows": make_long().replace("\n", "\r\n"),
     "byte order mark": "\ufeff" + make_long(),
-    "spaces": make_long().replace('","', '", "'),
     "few columns": make_long(columns=["Metric Value", "Metric Name", "Kernel Name", "ID"]),
     "more columns": make_long(columns=["ID", "Kernel Time", "NVTX", *LONG_COLUMNS[1:]]),
     "rules left out": "\n".join(
         line + (',"Rule Name","Rule Type"' if line.startswith('"ID"') else ",") for line in make_long().splitlines()
     ),
     "available kernels": make_long() + "==WARNING== Some\nAvailable Kernels:\n1. stats(const __half *, float *, int)\n",
-    "no units": make_long(columns=[column for column in LONG_COLUMNS if column != "Metric Unit"]),
     "wide without units": "\n".join(line for line in make_wide().splitlines() if not line.startswith('""')),
     "wide, units in the header": "\n".join(
         line.replace(CYCLES, f"{CYCLES} [cycle]") for line in make_wide().splitlines() if not line.startswith('""')
@@ -74,16 +71,13 @@ def test_every_form_gives_the_same_kernels(tmp_path: Path, form: str):
     [
         ("1.016888", "Mcycle", 1016888, "cycle"),
         ("1,016.888", "Kcycle", 1016888, "cycle"),
-        ("1016888", "cycle", 1016888, "cycle"),
         ("17.5", "%", 17.5, "%"),
         ("1.5", "Ghz", 1.5e9, "hz"),
         ("2.25", "usecond", 2.25e-6, "second"),
         ("2", "ms", 0.002, "second"),
         ("1.25", "cycle/nsecond", 1.25e9, "cycle/second"),
         ("8.19", "Kbyte/block", 8190, "byte/block"),
-        ("3", "register/thread", 3, "register/thread"),
         ("1e3", "", 1000, ""),
-        ("-2.5", "", -2.5, ""),
         ("100 (50; 50)", "inst", 100, "inst"),
     ],
 )

@@ -264,12 +264,3 @@ def test_resume_after_a_kill_while_the_first_point_settled_the_configuration(mon
     change_result(run.path, config=plan.config.model_dump(mode="json", exclude_none=True), machine={})
     stop(run, keep=0)
     assert plan_resumed(run.path).config.train.precision == "fp32"
-
-
-@pytest.mark.parametrize("damage", [{"values": []}, {"curve_key": "seed", "curves": []}])
-def test_resume_refuses_a_plan_without_points(monkeypatch, tmp_path: Path, damage: dict):
-    run = run_fake(monkeypatch, plan_small("1,2"), tmp_path)
-    stop(run)
-    change_sweep(run.path, **damage)
-    with pytest.raises(ResultError, match="names no values to sweep"):
-        plan_resumed(run.path)

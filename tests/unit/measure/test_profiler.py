@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from command import NARROW
 from trainstone.config.load import load_config
 from trainstone.machine.ranks import Rank
 from trainstone.measure.clock import HostTimer
@@ -15,7 +16,6 @@ from trainstone.train.loop import train_steps
 from trainstone.train.task import build_task
 
 CPU = torch.device("cpu")
-TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "device=cpu"]
 
 
 def capture_steps(target: Path, window: Window, *, fail_at: int | None = None) -> None:
@@ -94,7 +94,7 @@ def test_a_device_in_error_does_not_hide_the_first_error():
 
 def test_the_loop_asks_before_every_step_but_the_first():
     """What ProfilerRange relies on: train_steps counts with it."""
-    fitted = fit_to_machine(load_config("resnet50", settings=TINY), strict=False)
+    fitted = fit_to_machine(load_config("resnet50", settings=NARROW), strict=False)
     seen: list[str] = []
     task = build_task(fitted.config, fitted.device)
     with ProfilerRange((1, 2), lambda: seen.append("start"), lambda: seen.append("stop")) as profiled:

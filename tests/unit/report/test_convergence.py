@@ -79,6 +79,7 @@ def test_logs_outside_of_the_run_are_not_read(tmp_path):
     assert build(path) is None
 
 
+@pytest.mark.slow
 def test_the_page_shows_it_without_errors(tmp_path, browser: Browser):
     path = write_mlperf_runs(tmp_path)
     file, page = write_report(path)

@@ -120,6 +120,7 @@ def test_text_from_files_stays_text_on_the_terminal(
     assert all(line.startswith(("result  ", "repeat  ")) for line in too_long)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_charts_are_told_in_words_and_become_files(kind: str, tmp_path: Path):
     for hostile in (False, True):

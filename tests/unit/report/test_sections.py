@@ -417,6 +417,7 @@ MOVE = (
 )
 
 
+@pytest.mark.slow
 def test_reader_chooses_the_score_from_which_boxes_are_shown(browser: Browser, tmp_path: Path):
     path = write_found(tmp_path)
     html = render(page_of(path), "")

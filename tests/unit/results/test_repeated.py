@@ -1,12 +1,15 @@
 """Runs of one training put together: MLPerf's olympic mean, medians, and the sentence."""
 
+from typing import Any
+
 import pytest
 
 from made_learning import make_quality
 from made_repeated import FIRST_SEED, make_child, make_children, make_repeated
+from made_results import make_result
+from trainstone.results.checks import finding
 from trainstone.results.learning import format_metric
-from trainstone.results.mlperf.score import olympic_mean
-from trainstone.results.repeated import judge_repeated, list_repeated_facts
+from trainstone.results.repeated import combine_runs, list_repeated_facts
 from trainstone.results.schema import Result
 from trainstone.results.summary import describe_repeat
 
@@ -19,12 +22,6 @@ def test_the_fastest_and_the_slowest_are_dropped():
     assert [run.counted for run in result.repeated.runs] == [True, False, False, True, True]
     assert [run.seed for run in result.repeated.runs] == [7, 8, 9, 10, 11]
     assert result.repeated.score_epochs == 4.0  # of 4, 4, 5, 4, 4
-
-
-def test_of_equal_times_only_one_is_dropped_on_each_side():
-    assert olympic_mean([5.0, 5.0, 5.0]) == 5.0
-    runs = make_repeated(make_children((40.0, 40.0, 40.0, 40.0))).repeated.runs
-    assert sum(run.counted for run in runs) == 2
 
 
 def test_one_that_missed_is_the_slowest():
@@ -102,14 +99,6 @@ def test_a_run_that_is_not_over_has_a_row_and_counts_for_nothing():
     assert result.throughput.ci_covers == "not established: 1 run, 2 needed"
 
 
-def test_a_run_without_evaluations_has_no_value():
-    child = make_child(FIRST_SEED, None, status="interrupted")
-    bare = child._replace(result=child.result.model_copy(update={"quality": None}))
-    result = make_repeated([bare], num_runs=2)
-    assert (result.quality, result.repeated.runs[0].value) == (None, None)
-    assert result.verdict == "resnet50: none of 2 runs has come to its end"
-
-
 def test_runs_that_are_never_evaluated_tell_their_epochs():
     unjudged = {"history": [], "value": None, "target": None, "seconds_to_target": None, "epochs": 12.5, "steps": 500}
     children = [
@@ -120,13 +109,6 @@ def test_runs_that_are_never_evaluated_tell_their_epochs():
     assert (result.status, result.quality.value) == ("ok", None)
     assert result.verdict == "ResNet-18: trained 12.5 epochs in 3 runs"
     assert list_repeated_facts(result.repeated, result.quality) == [("runs", "3"), ("epochs, median", "12.5")]
-
-
-def test_the_status_of_all():
-    reached, missed = make_repeated(make_children((40.0, 41.0))), make_repeated(make_children((40.0, None)))
-    assert judge_repeated(reached.repeated, 0.9) == "target_reached"
-    assert judge_repeated(missed.repeated, 0.9) == "target_missed"
-    assert judge_repeated(missed.repeated, None) == "ok"
 
 
 def test_tiles():
@@ -147,6 +129,24 @@ def test_the_next_command(tmp_path):
     assert describe_repeat(stopped, tmp_path) == f"trainstone train --resume {tmp_path}"
 
 
-def test_a_result_written_and_read_again_is_the_same():
-    result = make_repeated(make_children(TIMES))
-    assert Result.model_validate_json(result.model_dump_json(exclude_none=True)) == result
+def combine(*rates: float | None, **changes: Any) -> dict[str, Any]:
+    return combine_runs([make_result(f"run {rate}", rate, verdict="ResNet-50: x", **changes) for rate in rates])
+
+
+def test_throughput_between_runs_is_students_interval():
+    combined = combine(9.0, 10.0, 11.0)
+    low, high = combined["throughput"].ci95
+    assert combined["throughput"].images_per_second == pytest.approx(10.0)
+    # t(0.975, 2) = 4.3027, standard error 1/sqrt(3)
+    assert (high - low) / 2 == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    assert combined["throughput"].ci_covers == "between runs"
+    assert combined["verdict"].startswith("ResNet-50: 10 images/s ± 24.8 % (95 %, between runs)")
+    assert combine(9.0)["throughput"].ci95 is None
+    assert combine(None) == {"findings": []}
+
+
+def test_findings_are_listed_once_with_their_number_and_the_worst_noise_counts():
+    noisy = make_result("noisy", grade="C", findings=[finding("noisy-machine", "busy")])
+    combined = combine_runs([make_result("quiet", grade="A"), noisy, noisy])
+    assert [found.message for found in combined["findings"]] == ["2 of 3 runs: busy"]
+    assert combined["noise"].grade == "C"

@@ -13,7 +13,6 @@ from trainstone.results.sides import (
     find_doubts,
     find_runs,
     group_runs,
-    read_executed,
     refuse_shared,
     tell_unsteady,
 )
@@ -113,11 +112,8 @@ def test_missing_empty_and_circular(tmp_path):
     "throughput",
     [
         {"images_per_second": math.nan},
-        {"images_per_second": math.inf},
         {"images_per_second": 0.0},
-        {"images_per_second": -3.0},
         {"images_per_second": 1e300},
-        {"ci95": [math.nan, 101.0]},
         {"ci95": [0.0, 101.0]},
         {"ci95": [101.0, 102.0]},
     ],
@@ -129,13 +125,6 @@ def test_what_is_no_throughput_is_damage(tmp_path, throughput):
     (path / "result.json").write_text(json.dumps(document))
     with pytest.raises(ResultError, match=r"odd.* is damaged|cannot read .*odd"):
         find_runs([path])
-
-
-def test_a_run_given_twice_counts_once(tmp_path):
-    (path,) = write_runs(tmp_path, "run", [100.0])
-    runs, left_out = find_runs([path, tmp_path, path / "result.json"])
-    assert len(runs) == 1
-    assert left_out == [(f"{path}: given twice, counted once", False)] * 2
 
 
 def test_a_run_on_both_sides_is_refused_also_as_a_copy(tmp_path):
@@ -155,12 +144,6 @@ def test_groups_are_by_what_was_executed():
     ]
     groups = [[run.result.run_id for run in group] for group in group_runs(runs_of(*results))]
     assert groups == [["1", "2", "5"], ["3"], ["4"]]
-
-
-def test_what_is_executed_names_no_machine_and_no_seed():
-    keys = set(read_executed(make_result("1")))
-    assert {"recipe", "recipe.version", "workload", "model.depth", "train.batch_size", "world.ranks"} <= keys
-    assert not {"seed", "device", "engine.threads", "system"} & keys
 
 
 @pytest.mark.parametrize(
@@ -244,12 +227,3 @@ def test_odd_values_in_a_result_do_not_trip_it():
         software={"torch": 2.13, "environment": {"A": 1}},
     )
     assert "model.x.y: absent | true" in unlike(make_result("a"), odd)
-
-
-def test_hostile_text_is_written_out():
-    (found,) = (
-        d
-        for d in find_differences(runs_of(make_result("a")), runs_of(make_result("b", host="\x1b[31m\u202e")))
-        if d.key == "host"
-    )
-    assert str(found) == r"host: here | \x1b[31m\u202e"

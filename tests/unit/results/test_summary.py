@@ -3,7 +3,7 @@ import pytest
 
 from trainstone.machine.health import Noise
 from trainstone.results import schema
-from trainstone.results.summary import find_limit, summarise_steps
+from trainstone.results.summary import describe_preflight, find_limit, summarise_steps
 from trainstone.results.verdicts import write_verdict
 
 
@@ -57,14 +57,8 @@ def test_limits_in_their_order(utilisation: schema.Utilisation, seen: dict, limi
 
 
 def test_the_verdict_reads_as_a_sentence():
-    throughput = schema.Throughput(
-        images_per_second=4.9,
-        ci95=(4.85, 4.95),
-        ci_covers="within this run",
-        steady=True,
-        steady_from_step=3,
-        num_steps=80,
-    )
+    window = {"steady": True, "steady_from_step": 3, "num_steps": 80, "ci_covers": "within this run"}
+    throughput = schema.Throughput(images_per_second=4.9, ci95=(4.85, 4.95), **window)
     utilisation = make_utilisation(2, 1).model_copy(update={"mfu": 0.68, "limit": "compute"})
     noise = Noise(grade="B", reasons=())
     verdict = write_verdict("ResNet-50", throughput, utilisation, noise, device_kind="CPU", precision="fp32")
@@ -82,3 +76,11 @@ def test_too_few_steps_to_judge_are_not_called_drifting():
     assert not few.drifting
     drifting = summarise_steps(columns(np.linspace(0.5, 0.6, 200)), compiled=False)
     assert drifting.drifting
+
+
+def test_describe_preflight_names_hosts_interface_and_largest_all_reduce():
+    hosts = [schema.Host(host=name, ranks=ranks, interface="eth0") for name, ranks in (("n1", [0, 1]), ("n2", [2, 3]))]
+    timed = schema.AllReduce(bytes=[1024, 2**24], seconds=[1e-4, 0.012], bytes_per_second=2**24 / 0.012)
+    preflight = schema.Preflight(meeting="n1:20123", backend="gloo", seconds=1.0, hosts=hosts, all_reduce=timed)
+    line = "4 ranks on 2 hosts connected at n1:20123 over eth0; all-reduce of 16 MiB in 12 ms"
+    assert describe_preflight(preflight) == line

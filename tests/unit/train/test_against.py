@@ -24,7 +24,7 @@ from trainstone.train.against import (
 from trainstone.train.lifecycle import Lifecycle
 
 TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "device=cpu"]
-TINY += ["engine.threads=1"]
+TINY += ["engine.threads=1", "model.width=16"]
 
 
 @pytest.fixture

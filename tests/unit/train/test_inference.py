@@ -9,8 +9,10 @@ from flows import LateTimer, follow
 from made_saved import make_checkpoint, make_config, make_network
 from small_sets import make_set
 from trainstone.measure.clock import HostTimer
+from trainstone.measure.peaks import Peaks
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
+from trainstone.train import observation
 from trainstone.train.fit import count_step_work
 from trainstone.train.inference import infer_steps, run_inference
 from trainstone.train.saved import open_saved, resolve_config
@@ -48,7 +50,8 @@ def test_only_the_forward_pass_is_counted():
 
 
 @pytest.mark.parametrize("source", ["synthetic", "files"])
-def test_a_run_has_what_bench_has(tmp_path: Path, source: str):
+def test_a_run_has_what_bench_has(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
     saved = open_saved(make_checkpoint(tmp_path / "made"))
     settings = ["device=cpu", "engine.threads=1", "loader.threads=1", "measure.iterations=9", f"data.source={source}"]
     if source == "files":

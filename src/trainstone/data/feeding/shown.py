@@ -1,6 +1,6 @@
 """What a row of a batch shows beside its pixels, a class or boxes; and how rows become arrays. No torch here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -66,34 +66,20 @@ def list_boxes(boxes: Sequence[Box], size: tuple[int, int], part: Crop | Window,
     )
 
 
-def count_places(rows: Sequence[Shown]) -> int:
-    """Return how many boxes each row of a batch has a place for."""
-    most = max((len(row.boxes.labels) for row in rows if row.boxes is not None), default=0)
-    return max(1, -(-most // BOX_STEP)) * BOX_STEP
+PACKED = (((4,), 0, np.float32), ((), IGNORED, np.int64), ((), 0, np.bool_), ((), 0, np.float32))
+"""Shape of one box, value of an empty place and type, of each field of Boxes."""
 
 
 def pack(rows: Sequence[Shown], holds: Holds) -> tuple[NDArray[Any], ...]:
-    """Return what a batch holds beside its pictures."""
+    """Return what a batch holds beside its images."""
     if holds == "class":
         return (np.array([row.label for row in rows], dtype=np.int64),)
-    places = count_places(rows)
-
-    def gather(pick: Callable[[Boxes], NDArray[Any]], empty: int, kind: Any, *inner: int) -> NDArray[Any]:
-        packed = np.full((len(rows), places, *inner), empty, dtype=kind)
-        for number, row in enumerate(rows):
-            if row.boxes is not None and len(row.boxes.labels):
-                packed[number, : len(row.boxes.labels)] = pick(row.boxes)
-        return packed
-
-    packed = (
-        gather(lambda boxes: boxes.edges, 0, np.float32, 4),
-        gather(lambda boxes: boxes.labels, IGNORED, np.int64),
-    )
-    if holds == "boxes":
-        return packed
-    return (
-        *packed,
-        gather(lambda boxes: boxes.crowds, 0, np.bool_),
-        gather(lambda boxes: boxes.areas, 0, np.float32),
-        np.array([row.facts for row in rows], dtype=np.int64),
-    )
+    most = max((len(row.boxes.labels) for row in rows if row.boxes is not None), default=0)
+    places = max(1, -(-most // BOX_STEP)) * BOX_STEP
+    fields = PACKED[:2] if holds == "boxes" else PACKED
+    packed = tuple(np.full((len(rows), places, *shape), empty, dtype=kind) for shape, empty, kind in fields)
+    for number, row in enumerate(rows):
+        given: tuple[NDArray[Any], ...] = row.boxes or ()
+        for array, values in zip(packed, given, strict=False):
+            array[number, : len(values)] = values
+    return packed if holds == "boxes" else (*packed, np.array([row.facts for row in rows], dtype=np.int64))

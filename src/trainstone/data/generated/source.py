@@ -7,7 +7,7 @@ The class is told by form and surface, never by colour, place or size.
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
@@ -111,23 +111,10 @@ class GeneratedSource:
         return None if self.kind == "detect" else index % self.num_classes
 
 
-def generate(
-    kind: str,
-    counts: Mapping[str, int],
-    *,
-    width: int,
-    height: int,
-    num_classes: int,
-    seed: int = 0,
-    clutter: bool = True,
-) -> DataSet:
-    """Return a data set of generated splits: generate("classify", {"train": 5000, "val": 500}, ...)."""
-    sources = [
-        GeneratedSource(kind, name, count, width, height, num_classes, seed, clutter) for name, count in counts.items()
-    ]
-    splits = [Split(source.split, source) for source in sources]
-    classes = GeneratedSource(kind, "train", 0, width, height, num_classes, seed).classes
-    return DataSet(kind, f"generated, seed {seed}", classes, splits, name="shapes")
+def generate(template: GeneratedSource, counts: Mapping[str, int]) -> DataSet:
+    """Return a data set whose splits are like the template, with so many images each: {"train": 5000, "val": 500}."""
+    splits = [Split(name, replace(template, split=name, count=count)) for name, count in counts.items()]
+    return DataSet(template.kind, f"generated, seed {template.seed}", template.classes, splits, name="shapes")
 
 
 @cache

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.config.schema import Config
-from trainstone.data.generated.source import generate
+from trainstone.data.generated.source import GeneratedSource, generate
 from trainstone.data.manifest import Storage, read_manifest
 from trainstone.data.parallel import Progress
 from trainstone.data.plan import Plan, make_plan
@@ -26,42 +26,25 @@ class Stored(NamedTuple):
 
 
 def plan_stored(
-    kind: str,
-    *,
-    train: int,
-    val: int,
-    width: int,
-    height: int,
-    num_classes: int,
-    seed: int = 0,
-    clutter: bool = True,
-    storage: Storage = "folder",
-    shards: dict[str, int] | None = None,
+    train: GeneratedSource, val: int, storage: Storage = "folder", shards: dict[str, int] | None = None
 ) -> Stored:
-    """Plan a generated set in the cache folder."""
-    counts = {"train": train, "val": val} if val else {"train": train}
-    made = generate(kind, counts, width=width, height=height, num_classes=num_classes, seed=seed, clutter=clutter)
-    crowded = "" if clutter else "-alone"
-    name = f"{kind}-{num_classes}-classes-{width}x{height}-{train}-{val}-seed-{seed}{crowded}-{storage}"
+    """Plan a generated set in the cache folder: a training split, and so many images like it for validation."""
+    made = generate(train, {"train": train.count, "val": val} if val else {"train": train.count})
+    size = f"{train.width}x{train.height}-{train.count}-{val}-seed-{train.seed}{'' if train.clutter else '-alone'}"
     plan = make_plan(made, storage, shuffle=False, shards=shards or {})
-    return Stored(plan, cache_folder() / "data" / name)
+    return Stored(plan, cache_folder() / "data" / f"{train.kind}-{train.num_classes}-classes-{size}-{storage}")
 
 
 def find_stored(config: Config) -> Stored:
     """Return the generated set that a recipe trains on; there or not."""
-    if config.model.num_classes == "auto":
+    data, num_classes = config.data, config.model.num_classes
+    if num_classes == "auto":
         raise ConfigError("data.source = generated needs a number of classes", hint="--set model.num_classes=10")
-    size = round(config.data.image_size * MARGIN)
-    return plan_stored(
-        config.workload,
-        train=config.data.generated_train,
-        val=config.data.generated_val,
-        width=size,
-        height=size,
-        num_classes=config.model.num_classes,
-        clutter=config.data.generated_clutter,
-        storage="recordio",
+    size = round(data.image_size * MARGIN)
+    train = GeneratedSource(
+        config.workload, "train", data.generated_train, size, size, num_classes, clutter=data.generated_clutter
     )
+    return plan_stored(train, data.generated_val, "recordio")
 
 
 def provide_stored(config: Config, workers: int) -> Iterator[Progress]:

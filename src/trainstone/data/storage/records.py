@@ -8,30 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.data.sample import Box, ClassName, Sample, fingerprint_files
+from trainstone.formats.recordio import RecordIOFile
 from trainstone.formats.span import Span
+from trainstone.formats.tfrecord import TFRecordFile
+from trainstone.formats.wds import WdsFile
 
 Offsets = NDArray[np.int64]
 """Where the records of a shard begin."""
+RecordFile = RecordIOFile | TFRecordFile | WdsFile
 OPEN_SHARDS = 64
 """A map keeps a descriptor: 1,152 shards at once would meet the usual limit of 1,024."""
-
-
-class RecordFile(Protocol):
-    """A file of records as formats/ reads it."""
-
-    size: int
-
-    def spans(self, start: int = 0) -> Iterator[Span]: ...
-
-    def resync(self, offset: int) -> int | None: ...
-
-    def close(self) -> None: ...
 
 
 class Glance(NamedTuple):

@@ -16,6 +16,15 @@ from trainstone.units import format_bytes, format_count, format_percent, format_
 
 HEIGHT = 260
 MAX_TOLD = 20
+Read = Callable[[SweepRow], float | None]
+Format = Callable[[float], str]
+SERIES: tuple[tuple[str, str, str, float, Read, Format], ...] = (
+    ("sweep-mfu", "Share of the measured peak (MFU)", "%", 0.01, lambda row: row.mfu, format_percent),
+    ("sweep-utilisation", "Compute utilisation: share of the time in which something runs", "%", 0.01,
+     lambda row: row.compute_utilisation, format_percent),
+    ("sweep-memory", "Memory, at most", "GiB", 2**30, lambda row: row.memory_bytes, format_bytes),
+)  # fmt: skip
+"""Name, title, unit, divisor, value and format of further charts."""
 
 
 def build(view: RunView) -> Section | None:
@@ -23,21 +32,8 @@ def build(view: RunView) -> Section | None:
     sweep = view.result.sweep
     if sweep is None:
         return None
-    drawn: list[Block | None] = [
-        draw_rates(sweep),
-        *(Prose(sentence) for sentence in sweep.told),
-        draw_step_times(sweep),
-        draw_series(
-            sweep, "sweep-mfu", "Share of the measured peak (MFU)", "%", lambda row: row.mfu, 0.01, format_percent
-        ),
-        draw_series(
-            sweep, "sweep-utilisation", "Compute utilisation: share of the time in which something runs", "%",
-            lambda row: row.compute_utilisation, 0.01, format_percent,
-        ),
-        draw_series(
-            sweep, "sweep-memory", "Memory, at most", "GiB", lambda row: row.memory_bytes, 2**30, format_bytes
-        ),
-    ]  # fmt: skip
+    drawn: list[Block | None] = [draw_rates(sweep), *map(Prose, sweep.told), draw_step_times(sweep)]
+    drawn += [draw_series(sweep, *series) for series in SERIES]
     if sweep.rows:
         links = {child.run: address(view, child) for child in view.children}
         drawn.append(sweep_table(sweep, [links.get(row.run) for row in sweep.rows], full=True))
@@ -118,9 +114,7 @@ def mark_knees(sweep: Sweep, x: alt.X, y: alt.Y, top: float) -> charts.Layers:
     return layers
 
 
-def list_points(
-    sweep: Sweep, read: Callable[[SweepRow], float | None], form: Callable[[float], str], divisor: float = 1.0
-) -> charts.Rows:
+def list_points(sweep: Sweep, read: Read, form: Format, divisor: float = 1.0) -> charts.Rows:
     """Return one number of each point that has it, and the interval of the speed."""
     found = [(row, read(row)) for row in sweep.rows]
     return [
@@ -184,9 +178,8 @@ def list_fitted(sweep: Sweep) -> charts.Rows:
 
 
 def draw_series(
-    sweep: Sweep, name: str, title: str, unit: str, read: Callable[[SweepRow], float | None], divisor: float,
-    form: Callable[[float], str],
-) -> Figure | None:  # fmt: skip
+    sweep: Sweep, name: str, title: str, unit: str, divisor: float, read: Read, form: Format
+) -> Figure | None:
     """One number of each point over what is swept; values without an order have the table only."""
     rows = list_points(sweep, read, form, divisor)
     if len(rows) < 2 or not is_numeric([row["x"] for row in rows]):

@@ -156,22 +156,15 @@ def _format_evaluations(evaluations: Sequence[LoggedEvaluation]) -> str:
 def document_group(group: Group) -> dict[str, Any]:
     """Return a group as JSON; absent is what the logs do not say."""
     first, score, assessment = group.runs[0], group.score, group.assessment
-    reference = assessment and {
-        "epochs": assessment.epochs,
-        "passes": assessment.passes,
-        "factor": assessment.factor,
-        "reference_epochs": assessment.expected.mean,
-        "least_epochs": assessment.expected.least,
-        "how": assessment.expected.how,
-        "batches": assessment.expected.points,
-        "source": SOURCE[first.benchmark or ""],
-    }
+    reference: dict[str, Any] | None = None
+    if assessment is not None:
+        expected = assessment.expected
+        reference = {"epochs": assessment.epochs, "passes": assessment.passes, "factor": assessment.factor}
+        reference |= {"reference_epochs": expected.mean, "least_epochs": expected.least, "how": expected.how}
+        reference |= {"batches": expected.points, "source": SOURCE[first.benchmark or ""]}
     document = {
         "system": group.name,
-        "benchmark": first.benchmark,
-        "division": first.division,
-        "org": first.org,
-        "platform": first.platform,
+        **{name: getattr(first, name) for name in ("benchmark", "division", "org", "platform")},
         "global_batch_size": first.global_batch,
         "score_minutes": score.minutes,
         "score_note": score.note,
@@ -189,13 +182,9 @@ def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
     document = {
         "path": str(run.path),
         "log_form": run.form,
-        "ended": run.ended,
-        "minutes": run.minutes,
-        "epochs": run.epochs,
-        "accuracy": run.accuracy,
+        **{name: getattr(run, name) for name in ("ended", "minutes", "epochs", "accuracy")},
         "best_accuracy": None if best == run.accuracy else best,
-        "images_per_second": run.images_per_second,
-        "seeds": run.seeds,
+        **{name: getattr(run, name) for name in ("images_per_second", "seeds")},
         "resumed": run.resumed or None,
         "dropped": dropped,
         "times": _drop_absent(run.times._asdict() | {"evaluations": evaluations}),

@@ -28,13 +28,35 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 TRAINING_KEYS = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
 EPOCH_KEYS = ("epoch", *(f"final_{key}" for key in TRAINING_KEYS[2:]))
 BENCHMARK_KEYS = ("iteration", "total_ips")
+
+
+def _place(file: str, first_line: int, *keys: str) -> dict[str, tuple[str, int]]:
+    return {key: (file, first_line + number) for number, key in enumerate(keys)}
+
+
+# training_hooks.py 100 to 105 and runner.py 610, 611, 630 are in a surviving log of WMLCE; the others are about where
+# NVIDIA's program, which it was made of, has them.
 PLACES = {
-    **{key: ("training_hooks.py", 100 + number) for number, key in enumerate((*TRAINING_KEYS, *EPOCH_KEYS))},
-    **{"Top-1 Accuracy": ("runner.py", 610), "Top-5 Accuracy": ("runner.py", 611)},
-    nvlog.ENDING_EVALUATION: ("runner.py", 630),
+    **_place(
+        "resnet_v1_5.py", 79, "Model HParams", "Name", "Number of classes", "Compute_format", "Input_format", "dtype"
+    ),
+    **_place("runner.py", 161, "Deterministic Run - Seed"),
+    **_place("runner.py", 225, nvlog.XLA),
+    **_place("runner.py", 374, nvlog.STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch"),
+    **_place("runner.py", 378, "Decay Steps", "Weight Decay Factor", "Init Learning Rate", "Momentum", "Num GPUs"),
+    **_place("runner.py", 383, "Per-GPU Batch Size"),
+    **_place("runner.py", 468, nvlog.SYNTHETIC),
+    **_place("learning_rate.py", 47, nvlog.COSINE),
+    **_place("training_hooks.py", 100, *TRAINING_KEYS),
+    **_place("training_hooks.py", 112, *EPOCH_KEYS),
+    **_place("benchmark_hooks.py", 72, "Average total_ips"),
+    **_place("runner.py", 487, nvlog.ENDING_TRAINING),
+    **_place("runner.py", 545, nvlog.STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
+    **_place("runner.py", 549, "Global Batch Size"),
+    **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
+    **_place("runner.py", 630, nvlog.ENDING_EVALUATION),
 }
-"""File and line of the program that says a key, where a surviving log of WMLCE has it; elsewhere it is ANYWHERE."""
-ANYWHERE = ("runner.py", 374)
+"""File and line of the program that logs a key."""
 
 
 class Nvlog(Lines):
@@ -42,6 +64,7 @@ class Nvlog(Lines):
 
     file = "nvlog.txt"
     json_file: str
+    places = PLACES
 
     def __init__(self, facts: Facts, iteration_keys: Iterable[str], epoch_keys: Iterable[str] = ()) -> None:
         self.facts = facts
@@ -56,7 +79,7 @@ class Nvlog(Lines):
 
     def say(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> str:
         """Return a line, of the last event's time unless `when` says otherwise."""
-        place = PLACES.get(key.partition(":")[0], ANYWHERE)
+        place = self.places[key.partition(":")[0]]
         self._keep(key, value)
         entry = nvlog.Entry(nvlog.VERSION, model, self.ended if when is None else when, *place, key, value)
         return f"{nvlog.format_line(entry)}\n"
@@ -99,13 +122,23 @@ class Nvlog(Lines):
 
 
 class NvlogFile(OriginalFile):
-    """Both files: the JSON is written at the end."""
+    """Both files: the JSON is written when an epoch is over, and at the end."""
 
     _lines: Nvlog
+
+    def step(self, record: StepRecord) -> None:
+        """Write the lines of a step."""
+        before = self._lines.first_step
+        super().step(record)
+        if isinstance(self._lines, TrainingNvlog) and self._lines.first_step > before:
+            self._write_json()
 
     def finish(self, status: Status) -> None:
         """Write the end."""
         super().finish(status)
+        self._write_json()
+
+    def _write_json(self) -> None:
         write_atomically(self.path.with_name(self._lines.json_file), self._lines.format_json())
 
 
@@ -181,6 +214,7 @@ class BenchmarkLines(Nvlog):
     """
 
     json_file = "training_benchmark.json"
+    places = PLACES | _place("benchmark_hooks.py", 65, *BENCHMARK_KEYS)
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts, BENCHMARK_KEYS)

@@ -149,6 +149,16 @@ def test_the_json_has_a_list_for_each_epoch(tmp_path: Path):
     assert '\n    "run": {' in (tmp_path / "original/training.json").read_text()
 
 
+def test_the_json_is_there_after_the_first_epoch(tmp_path: Path):
+    facts = make_facts(tmp_path, "wmlce")
+    (log,) = list_writers(facts)
+    for step in range(10):
+        assert not (tmp_path / "original/training.json").exists()
+        log.step(make_step(step))
+    assert read_json(facts)["epoch"]["epoch"] == [0]
+    log.close()
+
+
 def test_a_loss_that_is_no_number_is_null_in_json(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce")
     train(facts, 1, loss=float("nan"))
