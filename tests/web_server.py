@@ -20,7 +20,6 @@ class Site:
         self.content_range: str | None = None
         self.redirect = ""
         self.surplus = b""
-        self.stall: threading.Event | None = None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -61,9 +60,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         cut = self.site.cuts.pop(0) if self.site.cuts else len(data)
         self.wfile.write(data[start : start + cut] + self.site.surplus)
-        if self.site.stall is not None:
-            self.wfile.flush()
-            self.site.stall.wait(5)
 
     def log_message(self, *args: Any) -> None:
         pass

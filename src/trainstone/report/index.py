@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from trainstone.report.charts import PALETTE
 from trainstone.report.page import PAGE_NAME, Page, write_page
 from trainstone.report.view import relative_address
 from trainstone.results.learning import describe_metric
-from trainstone.results.schema import Result
+from trainstone.results.schema import Result, Throughput
 from trainstone.results.store import read_result
 from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, label_row
 from trainstone.results.tables import Table
@@ -25,42 +24,36 @@ MAX_TRENDS = 6
 NUMERIC = ("batch", "quality", "images/s", "±", "step")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A run of the index; `result` is None where it cannot be read, and `doubt` says why."""
-
-    path: Path
-    result: Result | None
-    doubt: str = ""
+Entries = tuple[list[tuple[Path, Result]], list[tuple[str, str]]]
+"""Runs with their results; folders that cannot be read, and why."""
 
 
-def read_entries(paths: Iterable[Path]) -> list[Entry]:
+def read_entries(paths: Iterable[Path]) -> Entries:
     """Read results; a damaged one is listed with its fault instead of ending the index."""
-    entries = []
+    runs, broken = [], []
     for path in paths:
         try:
-            entries.append(Entry(path, read_result(path)))
+            runs.append((path, read_result(path)))
         except ResultError as err:
-            entries.append(Entry(path, None, err.message))
-    return entries
+            broken.append((str(path), err.message))
+    return runs, broken
 
 
 def write_index(paths: Sequence[Path], target: Path) -> int:
     """Write the index page of these runs; return how many of them could not be read."""
     entries = read_entries(paths)
     write_page(build_index(entries, target.parent), target)
-    return sum(entry.result is None for entry in entries)
+    return len(entries[1])
 
 
-def build_index(entries: Sequence[Entry], base: Path) -> Page:
+def build_index(entries: Entries, base: Path) -> Page:
     """Table first, then one trend for each thing that was run more than once."""
-    read = [(entry.path, entry.result) for entry in entries if entry.result is not None]
+    read, broken = entries
     sections = [Section("runs", "Runs", [tabulate(read, base)], "Intervals (±) are at 95 %.")] if read else []
     trends: list[Block] = list(draw_trends([result for _, result in read]))
     if trends:
         lead = "Each point is a run with its interval; colours are machines."
         sections.append(Section("trends", "Speed over time", trends, lead))
-    broken = [(str(entry.path), entry.doubt) for entry in entries if entry.result is None]
     if broken:
         sections.append(Section("unreadable", "Not readable", [Facts(broken)]))
     machines = format_count(len({result.process.host for _, result in read}), "machine")
@@ -163,7 +156,7 @@ def draw_trends(results: Sequence[Result]) -> list[Figure]:
 
 def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
     """Throughput over dates, a colour for each machine."""
-    rows = [row for result in results if (row := _trend_row(result)) is not None]
+    rows = [_trend_row(result, result.throughput) for result in results if result.throughput is not None]
     machines = sorted({row["machine"] for row in rows})
     kinds = dict(zip(machines, itertools.cycle(PALETTE), strict=False))
     color = charts.colours(kinds, "machine", columns=1, labelLimit=300)
@@ -178,10 +171,7 @@ def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
     return charts.figure(name, label, "", layers, height=220)
 
 
-def _trend_row(result: Result) -> dict[str, Any] | None:
-    throughput = result.throughput
-    if throughput is None:
-        return None
+def _trend_row(result: Result, throughput: Throughput) -> dict[str, Any]:
     low, high = throughput.ci95 or (throughput.images_per_second,) * 2
     return {
         "date": result.process.started_utc,

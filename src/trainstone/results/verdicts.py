@@ -108,7 +108,8 @@ def write_learning_verdict(
         "running": "; still running",
     }
     if quality is not None and quality.value is None:
-        told = f"trained {learning.format_epochs(quality.epochs)}; not evaluated"
+        steps = "" if quality.steps is None else f"{units.format_count(quality.steps, 'step')}, "
+        told = f"trained {steps}{learning.format_epochs(quality.epochs)}; not evaluated"
     elif quality is not None and quality.value is not None and quality.history:
         value = learning.describe_metric(quality.metric, quality.value, quality.target)
         target = "" if quality.target is None else learning.format_target(quality.metric, quality.target)
@@ -117,7 +118,7 @@ def write_learning_verdict(
         endings["target_missed"] = f"; the target of {target} was not reached"
     if status in endings:
         told += endings[status]
-    elif quality is not None and phases is not None:
+    elif quality is not None and quality.value is not None and phases is not None:
         total = learning.total_time(quality, phases)
         told += f", in {units.format_seconds(total)}: {learning.describe_split(phases, total)}"
     return f"{title}: {told}"

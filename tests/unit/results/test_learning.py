@@ -132,6 +132,6 @@ def test_many_evaluations_are_thinned_and_those_that_count_stay(number: int):
 
 def test_a_run_that_was_never_evaluated_tells_its_steps():
     quality = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
-    told = write_learning_verdict(quality, "ok", None, "ResNet-50")
-    assert told == "ResNet-50: trained 12.5 epochs; not evaluated"
+    told = write_learning_verdict(quality, "ok", make_phases(), "ResNet-50")
+    assert told == "ResNet-50: trained 500 steps, 12.5 epochs; not evaluated"
     assert list_facts(quality, "ok") == [("epochs", "12.5")]
