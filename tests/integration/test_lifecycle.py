@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("verb", "place"),
-    [("train", "to_target.open_both"), ("eval", "evaluation.open_pictures"), ("bench", "run.open_data")],
+    [("train", "start.open_both"), ("eval", "evaluation.open_pictures"), ("bench", "start.open_data")],
 )
 def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Path, checkpoint: Path, verb: str, place):
     module, function = place.split(".")

