@@ -50,7 +50,7 @@ def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Pa
         ("inference", signal.SIGHUP, "measuring"),
         ("runs", signal.SIGUSR1, "run 1 of 2 · measuring"),
         ("runs", signal.SIGHUP, "run 1 of 2"),
-        ("aa", signal.SIGHUP, "same thing twice"),
+        ("aa", signal.SIGHUP, "comparing"),
     ],
 )
 def test_scheduler_signal_ends_every_kind_of_run_in_order(
