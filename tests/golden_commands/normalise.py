@@ -47,7 +47,7 @@ MEASURED = [
     (r"^( *(?:read|decode|crop-resize|batch|all|seed \d+) +){N} .*", r"\1<measured>"),
     (r"^ +\d+ +{N}.*[▁-▏]$", "<row>"),
     (r"^( +\d+ +){N} +[▁-▏]+ .*", r"\1<measured>"),
-    (r"^(?!ResNet).*\b[Kk]nee\b.*|^There it reaches .*|^Measured too .*", "<knee>"),
+    (r"^(?!ResNet).*\b[Kk]nee\b.*|^There it reaches .*|^Beyond .* it falls: .*", "<knee>"),
     (r"^( *steps +)[▁-▏|].*", r"\1<sparkline>"),
     (r"^( *time +).*", r"\1<measured>"),
     (

@@ -8,8 +8,14 @@ import pytest
 
 from golden_commands.cases import Case
 from golden_commands.harness import CASES, Harness, same
+from nursery import Nursery
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def harness(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(nursery, tmp_path_factory.mktemp("golden-commands"))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
