@@ -116,7 +116,7 @@ def test_only_one_of_two_processes_resumes_a_run(nursery: Nursery, tmp_path: Pat
     assert steps == [str(number) for number in range(240)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signal.Signals):
     words = command_line("bench", *narrow_arguments(), *ENDLESS, "--out", str(tmp_path))
     child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)

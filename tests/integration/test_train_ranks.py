@@ -1,6 +1,7 @@
 """trainstone train on several ranks: the same learning, the same counts, one voice."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -164,3 +165,23 @@ def test_a_rank_that_lost_its_steps_begins_a_new_file(nursery: Nursery):
     assert [columns["step"].tolist() for columns in learned.steps] == [list(range(12)), list(range(6, 12))]
     assert [device.rank for device in learned.result.devices] == [0, 1]
     assert (run / "steps-rank0001.csv.before-1").read_text().count("\n") == 3
+
+
+# No energy counter can be read here: each rank is a host of its own with a counter of 100 W and 200 W.
+METERED = """
+import os
+import trainstone.train.conclude as conclude
+rank = int(os.environ["RANK"])
+inner = conclude.summarise
+conclude.name_host = lambda: f"node{rank}"
+conclude.summarise = lambda *a, **k: {**inner(*a, **k), "average_watts": 100.0 * (1 + rank), "meter": "made up"}
+"""
+
+
+def test_train_two_ranks_sums_the_energy_of_both(nursery: Nursery, tmp_path: Path):
+    words = ["train", "demo-classify", *set_arguments(stop__epochs=1.0), "--out", str(tmp_path)]
+    ended = [child.wait() for child in nursery.start_ranks(2, *words, prepare=METERED)]
+    assert {one.code for one in ended} == {0}, ended
+    result = read_result(find_run(tmp_path))
+    assert (result.energy.average_watts, result.energy.meter) == (300.0, "made up")
+    assert result.energy.joules_per_image == pytest.approx(300.0 / result.throughput.images_per_second)

@@ -5,14 +5,19 @@ import pickle
 import random
 import resource
 import struct
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from command import LIMIT
 from small_training import make_config
 from trainstone.errors import ResultError
 from trainstone.measure.clock import choose_timer
@@ -101,6 +106,16 @@ def write_newer(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Pat
     with monkeypatch.context() as patch:
         patch.setattr("trainstone.models.tensorfile.FORMAT", FORMAT + 1)
         return write_checkpoint(folder, step, DOCUMENT, TENSORS)
+
+
+@pytest.mark.parametrize("changed", [TENSORS["model.a"].reshape(3, 2), TENSORS["model.a"] + 1, None])
+def test_read_checkpoint_refuses_other_tensors_under_the_same_checksum(sound: Path, changed: Tensor | None):
+    with safe_open(sound, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(sound) | {"model.a": changed}
+    sound.write_bytes(save({name: tensor for name, tensor in tensors.items() if tensor is not None}, metadata))
+    with pytest.raises(ResultError, match="checksum"):
+        read_checkpoint(sound)
 
 
 def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -265,6 +280,56 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
     assert "free some space" in str(caught.value.hint)
     assert read_checkpoint(path).document["n"] == 1
     assert list(tmp_path.iterdir()) == [path]
+
+
+# torch is loaded once; each writer is a fork that is killed in the middle of its work.
+WRITERS = """
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+from trainstone.train.checkpoint import keep_best, list_checkpoints, prune, write_checkpoint
+
+folder, choose = Path(sys.argv[1]), random.Random(1)
+tensors = {f"model.{n}": torch.full((300_000,), float(n)) for n in range(5)}
+for turn in (1, 2, 3):
+    child = os.fork()
+    if child == 0:
+        for step in range(turn * 1000, turn * 1000 + 1000):
+            write_checkpoint(folder, step, {"step": step}, tensors)
+            keep_best(folder, step)
+            prune(folder, 3)
+    while not any(int(path.stem[5:]) >= turn * 1000 + 2 for path in list_checkpoints(folder)):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        time.sleep(0.002)
+    time.sleep(choose.random() * 0.03)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(*(path.name for path in folder.iterdir()), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WRITERS), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    assert len(done.stdout.splitlines()) == 3
+    for name in done.stdout.split():
+        assert name == "best.safetensors" or module.NAME.fullmatch(name) or name.endswith(".partial")
+    found, sentences = find_latest(folder)
+    assert found is not None
+    assert found.document["step"] > 3000
+    assert sentences == []
+    for path in [*list_checkpoints(folder), folder / "best.safetensors"]:
+        assert torch.equal(read_checkpoint(path).tensors["model.4"], torch.full((300_000,), 4.0))
+    prune(folder, 1)
+    assert len(list(folder.iterdir())) == 2
 
 
 CPU = torch.device("cpu")
