@@ -21,7 +21,7 @@ from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
 SMALL = (*NARROW, "model.num_classes=2", "engine.keep_memory=false", "loader.threads=1")
-VERDICT = "ResNet-18: trained 2.4 epochs; not evaluated"
+VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"
 
 
 @pytest.fixture(scope="module")
@@ -135,5 +135,5 @@ def test_two_ranks_that_were_stopped_go_on_in_the_same_file(nursery: Nursery, pi
     told = read_iterdur(file)
     assert told.durations[: 2 * done] == stopped.durations
     assert [(one.iteration, one.device) for one in told.durations] == [(n, r) for n in range(165) for r in range(2)]
-    assert read_result(run).verdict.startswith("ResNet-18: trained 55 epochs; not evaluated")
+    assert read_result(run).verdict.startswith("ResNet-18: trained 165 steps, 55 epochs; not evaluated")
     assert len(list((run / "original").iterdir())) == 3
