@@ -127,7 +127,7 @@ def check(path: Path) -> Findings:
 def locate(path: Path, storage: str) -> list[Span]:
     """Where the records of a file lie."""
     shard = READERS[storage](path)
-    spans = list(shard.scan())
+    spans = list(shard.file.spans())
     shard.close()
     return spans
 

@@ -95,7 +95,7 @@ def test_a_sample_that_lacks_what_the_others_have_is_not_told_before_a_damaged_p
     spans = write_shard(tmp_path / "train.tar", WdsEncoder("classify"), to_classify(4))
     flip(tmp_path / "train.tar", spans[2].end - 1024)  # the header of its last member
     shard = WdsShard(tmp_path / "train.tar")
-    walk = shard.scan()
+    walk = shard.file.spans()
     assert [next(walk), next(walk)] == spans[:2]
     with pytest.raises(DataError, match=f"byte {spans[2].end - 1024}: "):
         next(walk)
