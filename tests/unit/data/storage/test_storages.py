@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from small_sets import BOXES, CLASSES, JPEGS, READERS, flip, make_png, to_classify, to_detect, write_shard
+from small_sets import BOXES, CLASSES, JPEGS, READERS, flip, make_png, read_shard, to_classify, to_detect, write_shard
 from trainstone.data.sample import Box, ClassName, Sample
 from trainstone.data.storage.recordio import RecordIOEncoder
 from trainstone.data.storage.tfrecord import TFRecordEncoder
@@ -29,11 +29,7 @@ def make_encoder(storage: str, kind: str = "classify") -> Any:
 
 
 def ask_all(path: Path, storage: str, ask: str = "read") -> list[Any]:
-    shard = READERS[storage](path)
-    try:
-        return [getattr(shard, ask)(int(offset)) for offset in shard.offsets()]
-    finally:
-        shard.close()
+    return read_shard(READERS[storage](path), ask)
 
 
 def write(folder: Path, storage: str, samples: list[Sample], kind: str = "classify") -> Path:

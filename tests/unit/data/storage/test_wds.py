@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 
 from made_archives import make_tar
-from small_sets import BOXES, JPEGS, flip, make_png, to_classify, write_shard
+from small_sets import BOXES, JPEGS, flip, make_png, read_shard, to_classify, write_shard
 from trainstone.data.sample import ClassName, Sample
 from trainstone.data.storage.wds import WdsEncoder, WdsShard, make_key
 from trainstone.errors import DataError
 
 
 def read_first(path: Path) -> Sample:
-    shard = WdsShard(path)
-    try:
-        return shard.read(int(shard.offsets()[0]))
-    finally:
-        shard.close()
+    return read_shard(WdsShard(path))[0]
 
 
 @pytest.mark.parametrize(
