@@ -16,6 +16,16 @@ quick = settings(
 )
 
 
+class Call:
+    """A pickle of it calls the function when it is opened."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.arguments
+
+
 @st.composite
 def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
     """The file with some bytes changed, put in, taken out or cut off."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import damaged, quick, read_damaged
+from damage import Call, damaged, quick, read_damaged
 from trainstone.errors import DataError
 from trainstone.models.pickled import HINT, pickle_arrays, read_pickled
 
@@ -30,16 +30,6 @@ ARRAYS = {
 }
 ARRAYS["twice"] = ARRAYS["whole"]
 PROTO = b"\x80\x04"
-
-
-class Call:
-    """A pickle of it calls the function when it is opened."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self):
-        return self.function, self.arguments
 
 
 def text(value: str) -> bytes:

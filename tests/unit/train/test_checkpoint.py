@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from command import LIMIT
+from damage import Call
 from small_training import make_config
 from trainstone.errors import ResultError
 from trainstone.measure.clock import choose_timer
@@ -127,16 +128,6 @@ def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monk
         assert caught.value.hint == "update trainstone"
 
 
-class Touch:
-    """Code that a pickle would run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
 def header_of(**changes: object) -> bytes:
     """A file with one tensor that cannot be."""
     text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0], **changes}}).encode()
@@ -159,7 +150,7 @@ REFUSED = {
     "a tensor of no type": header_of(dtype="F99"),
     "a tensor of no shape": header_of(shape=[-1]),
     "weights of another tool": save({"fc.weight": torch.zeros(2)}),
-    "a pickle": pickle.dumps({"a": Touch(Path("touched"))}),
+    "a pickle": pickle.dumps({"a": Call(Path.touch, Path("touched"))}),
     **{f"document {text[:20]}": with_document(text) for text in ("[]", "{", '{"format": "1"}', "[" * 100_000)},
 }
 
