@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
+from made_results import change_result
 from made_sweep import count_points, plan_small, run_fake, statuses
 from trainstone.cli.sweep import check_unfinished
 from trainstone.errors import DataError, LaunchError, ResultError, RunError
@@ -154,11 +155,6 @@ def test_the_line_in_the_docs_is_as_the_code_writes_it():
     (interval,) = parse_lines([line])
     when = datetime.strptime(f"2026{interval.stamp}", "%Y%m%d %H:%M:%S.%f")
     assert line == format_line(interval, when, 4711)
-
-
-def change_result(path: Path, **changes: object) -> None:
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | changes))
 
 
 def change_sweep(path: Path, **changes: object) -> None:
