@@ -224,6 +224,7 @@ def test_resumed_sweep_runs_failed_and_lost_points_again(monkeypatch, tmp_path: 
         ({}, "has come to its end: its status is ok"),
         ({"status": "running"}, "is still running: process"),
         ({"status": "interrupted", "kind": "bench"}, "is a bench run, not a sweep"),
+        ({"status": "interrupted", "sweep": None}, "ended before its points were written"),
         (
             {"status": "interrupted", "software": {"trainstone": "0.0.1", "torch": "1.0"}},
             r"cannot resume .*: trainstone 0\.0\.1 there, .*; torch 1\.0 there",
