@@ -26,9 +26,8 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Point, Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.decision import Cadence
-from trainstone.train.original.mllog import MlperfLog, Submission, choose_division, measure_sizes
+from trainstone.train.original.mllog import MlperfLog, list_head, measure_sizes
 from trainstone.train.task import order_pictures
-from trainstone.workloads.registry import WORKLOADS
 
 IMAGENET = (1_281_167, 50_000)
 BEGAN = 1_700_000_000.0
@@ -54,33 +53,42 @@ def load_mlperf(*, seed: int = 1, batch: int = 3264, ranks: int = 8, **changes: 
     return load_config("resnet50-mlperf", settings=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
 
 
-def make_submission(
+def open_made_log(
+    path: Path | None,
     config: Config,
     ranks: int = 8,
     network: nn.Module | None = None,
-    built_seconds: float = BEGAN,
+    *,
     pictures: tuple[int, int] = IMAGENET,
-) -> Submission:
-    """A run on so many images to train on and to validate with."""
-    mllog = WORKLOADS[config.workload].mllog
-    sizes = measure_sizes(config, *pictures, Rank(0, ranks))
-    return Submission(
-        config=config,
-        mllog=mllog,
-        sizes=sizes,
-        division=choose_division(config, mllog, sizes)[0],
-        device_name="Made-up accelerator",
-        tensors=[mllog.name_tensor(name) for name, _ in (network or build_resnet(50)).named_parameters()],
-        cleared=CacheCleared(True, "page cache cleared", BEGAN),
-        init_ms=int(BEGAN * 1000),
-        built_ms=int(built_seconds * 1000),
+    cadence: Cadence | None = None,
+    built_seconds: float = BEGAN,
+    clock: Clock | None = None,
+) -> MlperfLog:
+    """The log of a run on so many images to train on and to validate with."""
+    rank = Rank(0, ranks)
+    order = order_pictures(config, pictures[0], rank)
+    images = order.global_batch * config.train.accumulate
+    cadence = cadence or Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
+    head = functools.partial(
+        list_head,
+        config,
+        measure_sizes(config, *pictures, rank),
+        "Made-up accelerator",
+        [name for name, _ in (network or build_resnet(50)).named_parameters()],
+        CacheCleared(True, "page cache cleared", BEGAN),
+        int(BEGAN * 1000),
+        int(built_seconds * 1000),
     )
+    return MlperfLog(path, cadence, config, ranks, head, now=clock or Clock())
 
 
 def write_log(
     path: Path,
-    submission: Submission,
+    config: Config,
+    ranks: int,
+    network: nn.Module | None,
     *,
+    pictures: tuple[int, int],
     epochs: int,
     minutes: float,
     score: Callable[[int], dict[str, float]],
@@ -88,14 +96,13 @@ def write_log(
     always_at: int | None = None,
 ) -> None:
     """Write the log of a run that took so many minutes; `score` of an epoch, `always_at`: judged there, too."""
-    config, sizes, clock = submission.config, submission.sizes, Clock(BEGAN + INIT_SECONDS)
-    order = order_pictures(config, sizes.train_pictures, Rank(0, sizes.ranks))
-    global_batch = order.global_batch * config.train.accumulate
-    cadence = Cadence(order.epoch_pictures, global_batch, config.eval, config.stop, config.checkpoint)
+    clock, built = Clock(BEGAN + INIT_SECONDS), BEGAN + BUILD_SECONDS
+    made = open_made_log(path, config, ranks, network, pictures=pictures, built_seconds=built, clock=clock)
+    cadence = made._cadence
     steps = cadence.pictures // cadence.global_batch
     judged = [epoch for epoch in range(1, epochs + 1) if cadence.evaluates_after(epoch * steps)]
     epoch_seconds = (minutes * 60 - EVAL_SECONDS * len(judged)) / epochs
-    with MlperfLog(path, cadence, submission, now=clock) as log:
+    with made as log:
         log.begin()
         for epoch in range(1, epochs + 1):
             done = epoch * steps
@@ -108,9 +115,7 @@ def write_log(
                 clock.seconds += EVAL_SECONDS
                 log.end_evaluation(done)
                 times = {"seconds": clock() - BEGAN, "eval_seconds": EVAL_SECONDS}
-                log.evaluation(
-                    Evaluation(epoch=epoch, step=done, **times, metrics=score(epoch), images=sizes.val_pictures)
-                )
+                log.evaluation(Evaluation(epoch=epoch, step=done, **times, metrics=score(epoch), images=pictures[1]))
         log.finish(ended)
 
 
@@ -128,8 +133,8 @@ def write_closed_log(
     """Write the log of a run that reached (or missed) the target after some epochs, which took so many minutes."""
     config = load_mlperf(seed=seed, batch=batch, ranks=ranks, **changes)
     write_log(
-        path,
-        make_submission(config, ranks, built_seconds=BEGAN + BUILD_SECONDS),
+        *(path, config, ranks, None),
+        pictures=IMAGENET,
         epochs=epochs,
         minutes=minutes,
         # Rises to 0.7595 at the last epoch, or stays just below the target.
@@ -189,8 +194,8 @@ def write_ssd_log(
     config = load_ssd(seed=seed, ranks=ranks, **changes)
     values = {epochs: reached}
     write_log(
-        path,
-        make_submission(config, ranks, build_empty(), BEGAN + BUILD_SECONDS, pictures),
+        *(path, config, ranks, build_empty()),
+        pictures=pictures,
         epochs=epochs,
         minutes=minutes,
         score=lambda epoch: {"map": values.get(epoch, 0.8 * reached), "map50": 0.4},

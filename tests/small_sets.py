@@ -1,5 +1,6 @@
 """Data sets of a few pictures for tests, in every storage: single shards by an encoder, whole sets by `prepare`."""
 
+import contextlib
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from trainstone.data.storage.recordio import RecordIOShard
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.storage.wds import WdsShard
 from trainstone.data.verify import Findings, verify
+from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.machine.ranks import Rank
 
@@ -47,7 +49,7 @@ def make_png(width: int = 5, height: int = 3) -> bytes:
 class Listed:
     """A source of given samples."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Any]) -> None:
         self.samples = list(samples)
 
     def __len__(self) -> int:
@@ -64,6 +66,19 @@ class Listed:
 
     def fingerprint(self) -> str:
         return " ".join(f"{sample.name!a} {len(sample.image)}" for sample in self.samples)
+
+
+class Counting(Listed):
+    """A source of given samples that counts how many are read; None is a record that cannot be read."""
+
+    reads = 0
+
+    def read(self, index: int) -> Sample:
+        self.reads += 1
+        sample = self.samples[index]
+        if sample is None:
+            raise DataError(f"{self.where(index)}: wrong checksum")
+        return sample
 
 
 def to_classify(count: int, first: int = 0) -> list[Sample]:
@@ -127,9 +142,15 @@ def check(path: Path) -> Findings:
 def locate(path: Path, storage: str) -> list[Span]:
     """Where the records of a file lie."""
     shard = READERS[storage](path)
-    spans = list(shard.scan())
+    spans = list(shard.file.spans())
     shard.close()
     return spans
+
+
+def read_shard(shard: Any, method: str = "read") -> list[Any]:
+    """What `read` or `glance` gives for each record of a shard."""
+    with contextlib.closing(shard):
+        return [getattr(shard, method)(int(offset)) for offset in shard.offsets()]
 
 
 def flip(path: Path, at: int) -> None:

@@ -94,7 +94,7 @@ def test_records_say_what_the_originals_said(archives: Path, tmp_path: Path, qui
     found = {}
     for path in sorted((tmp_path / "set").glob("train-*-of-00002")):
         shard = TFRecordShard(path)
-        for span in shard.scan():
+        for span in shard.file.spans():
             features = {name: feature.values for name, feature in shard.features(span.offset).items()}
             found[features["image/filename"][0].decode()] = features
         shard.close()

@@ -11,18 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from trainstone import __version__, units
+from trainstone.cli import tables
 from trainstone.cli.sparkline import draw_bars, draw_sparkline
-from trainstone.cli.tables import (
-    NARROW_WIDTH,
-    print_comparison,
-    print_feeding,
-    print_indented,
-    print_sweep,
-    print_table,
-)
 from trainstone.errors import ResultError
 from trainstone.results import learning
-from trainstone.results.breakdown import average_parts, shorten, tell_overhead
+from trainstone.results.breakdown import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.paired import tell_exchange
 from trainstone.results.profiled import OperatorTime, Timeline
 from trainstone.results.quality import Quality
@@ -31,14 +24,13 @@ from trainstone.results.schema import Finding, Result
 from trainstone.results.series import sample_steps
 from trainstone.results.summary import describe_interval, describe_rate, describe_repeat, describe_setting
 from trainstone.results.tables import training_table
+from trainstone.results.verdicts import describe_goal
 from trainstone.text import printable, printable_lines
 
 STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
 SEVERITIES = ("error", "warning", "info")
 SPARKLINE_WIDTH = 36
 MOST_OPERATORS, BAR_WIDTH = 6, 8
-LEAST_SHARE = 0.0005
-"""Of a step; a smaller part would be told as 0.0 %."""
 
 Rows = Iterator[tuple[str, str | Text]]
 
@@ -53,18 +45,19 @@ def print_result(result: Result, path: Path) -> None:
     width = min(SPARKLINE_WIDTH, console.width - 2)
     drawn = draw_steps(result, path, width, console.encoding)
     trained, profiled = (list_rows(result, width, console.encoding) for list_rows in (training_rows, profile_rows))
-    print_rows(console, [*trained, *profiled, *speed_rows(result, drawn)])
+    steps = [*_step_rows(result), *([("steps", drawn)] if drawn else [])]
+    print_rows(console, [*trained, *profiled, *_rate_rows(result), *steps, *_machine_rows(result)])
     if result.repeated:
         console.print()
-        print_table(console, training_table(result.repeated, result.quality))
+        tables.print_table(console, training_table(result.repeated, result.quality))
     if result.data_bench:
-        print_feeding(console, result.data_bench)
+        tables.print_feeding(console, result.data_bench)
     if result.sweep:
         console.print()
-        print_sweep(console, result.sweep)
+        tables.print_sweep(console, result.sweep)
     if result.comparison:
         console.print()
-        print_comparison(console, result.comparison)
+        tables.print_comparison(console, result.comparison)
     print_findings(console, result.findings)
     console.print()
     print_paths(console, result, path)
@@ -77,12 +70,12 @@ def print_rows(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None
     table.add_column(overflow="fold")
     for name, value in rows:
         shown = value if isinstance(value, Text) else Text(printable(value))
-        if console.width < NARROW_WIDTH:
+        if console.width < tables.NARROW_WIDTH:
             console.print(Text(printable(name), style="dim"))
-            print_indented(console, shown)
+            tables.print_indented(console, shown)
         table.add_row(Text(printable(name)), shown)
-    if console.width >= NARROW_WIDTH:
-        print_indented(console, table)
+    if console.width >= tables.NARROW_WIDTH:
+        tables.print_indented(console, table)
 
 
 def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | None:
@@ -91,17 +84,15 @@ def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | 
     try:
         series = sample_steps(file) if file else None
     except ResultError:  # a damaged file is no reason to hide the result
-        return None
+        series = None
     if series is None:
         return None
     steady_from = result.throughput.steady_from_step if result.throughput else 0
     cut = int(np.searchsorted(series.first_step, steady_from))
     warm_up, steady = draw_sparkline(series.mean_seconds, width - 1 if cut else width, cut, encoding=encoding)
     mark = "|" if warm_up and steady else ""
-    low, high = (
-        units.format_seconds(float(series.low_seconds.min())),
-        units.format_seconds(float(series.high_seconds.max())),
-    )
+    ends = (series.low_seconds.min(), series.high_seconds.max())
+    low, high = (units.format_seconds(float(seconds)) for seconds in ends)
     return Text.assemble((warm_up + mark, "dim"), steady, f"  min {low}, max {high}")
 
 
@@ -115,15 +106,6 @@ def print_paths(console: Console, result: Result, path: Path) -> None:
         console.print(Text(f"{name}  {printable(told)}"), soft_wrap=True)
 
 
-def speed_rows(result: Result, drawn_steps: Text | None = None) -> Rows:
-    """Name and text of each line about the speed; what was not measured is absent."""
-    yield from _rate_rows(result)
-    yield from _step_rows(result)
-    if drawn_steps:
-        yield "steps", drawn_steps
-    yield from _machine_rows(result)
-
-
 def _rate_rows(result: Result) -> Rows:
     throughput = result.throughput
     if throughput:
@@ -135,10 +117,7 @@ def _rate_rows(result: Result) -> Rows:
         synthetic = f"synthetic {describe_rate(loader.synthetic_images_per_second, loader.synthetic_ci95)}"
         threads = units.format_count(loader.threads, "thread")
         alone = f"loader alone {describe_rate(loader.images_per_second, loader.ci95)}"
-        yield (
-            "feeding",
-            f"{synthetic}; {alone} images/s ({threads}, {loader.storage})",
-        )
+        yield "feeding", f"{synthetic}; {alone} images/s ({threads}, {loader.storage})"
     if loader and loader.skipped:
         times = units.format_count(loader.skipped, "time")
         yield "left out", f"{units.format_count(loader.skipped_pictures, 'damaged picture')}, {times} in all"
@@ -200,7 +179,9 @@ def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
     if drawn := draw_evaluations(quality, width, encoding):
         yield "over epochs", drawn
     if quality.target is not None:
-        yield "target", describe_target(quality)
+        seconds = quality.seconds_to_target
+        reached = "not reached" if seconds is None else f"reached in {units.format_seconds(seconds)}"
+        yield "target", f"{describe_goal(quality)}, {reached}"
     if result.kind == "eval":
         return
     starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
@@ -227,14 +208,6 @@ def describe_quality(quality: Quality, value: float) -> str:
     return "; ".join([f"{told}{after}", *([", ".join(beside)] if beside else [])])
 
 
-def describe_target(quality: Quality) -> str:
-    """Return 90 % top-1, reached in 2 min 27 s."""
-    assert quality.target is not None
-    target = f"{learning.format_target(quality.metric, quality.target)} {learning.name_metric(quality.metric)}"
-    seconds = quality.seconds_to_target
-    return f"{target}, not reached" if seconds is None else f"{target}, reached in {units.format_seconds(seconds)}"
-
-
 def draw_evaluations(quality: Quality, width: int, encoding: str | None) -> str | None:
     """A sparkline of the metric, with its first and its best."""
     values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
@@ -258,7 +231,7 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
 
 def _part_rows(timeline: Timeline) -> Rows:
     parts = sorted(average_parts(timeline), key=lambda part: -part.share)
-    named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= LEAST_SHARE]
+    named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= MIN_SHARE]
     if named:
         yield "where", ", ".join(named)
     if timeline.told and timeline.device != "cpu":  # of a CPU they say what stands above

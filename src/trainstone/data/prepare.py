@@ -9,13 +9,12 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from trainstone.data.manifest import WORK, Manifest, SplitFacts, check_files, read_manifest, write_manifest
 from trainstone.data.parallel import Pool, Progress, map_in_order, open_pool
 from trainstone.data.picture.look import Look, look
-from trainstone.data.picture.repair import repair
 from trainstone.data.plan import Plan, Treatment
 from trainstone.data.sample import Sample, Source
 from trainstone.data.shardfile import ShardWriter, find_done
@@ -31,6 +30,9 @@ SIZES_ASKED = 500
 """Files of a shard that are asked for their size before anything is written: all would take minutes."""
 DEFAULT_QUALITY = 95
 """im2rec's."""
+REPAIR_QUALITY = 100
+"""As TensorFlow's build_imagenet_data.py did."""
+JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe")
 
 
 class Chunk(NamedTuple):
@@ -105,6 +107,23 @@ def check_numbers(sample: Sample) -> None:
     numbers = (*sample.values, *(edge for box in sample.boxes for edge in box[1:5]))
     if not all(map(math.isfinite, numbers)):
         raise DataError(f"{sample.name} has a label or a box that is no number")
+
+
+def repair(name: str, image: bytes, seen: Look) -> tuple[bytes, str | None]:
+    """Re-encode a CMYK JPEG, and what is named JPEG but is none, as JPEG RGB; return the bytes and what was wrong.
+
+    Found by looking, never from a list of names: ImageNet holds one PNG named .JPEG and 22 CMYK JPEGs.
+    """
+    ending = PurePosixPath(name).suffix
+    if seen.kind == "jpeg" and seen.colour == "cmyk":
+        why = "CMYK JPEG"
+    elif seen.kind != "jpeg" and ending.lower() in JPEG_ENDINGS:
+        why = f"{seen.kind.upper()} named {ending}"
+    else:
+        return image, None
+    from trainstone.data.picture.decode import decode, encode_jpeg  # heavy, and seldom needed
+
+    return encode_jpeg(decode(image), REPAIR_QUALITY), why
 
 
 def encode_anew(sample: Sample, treatment: Treatment) -> bytes:

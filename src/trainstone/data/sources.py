@@ -81,12 +81,12 @@ def walk(shard: ShardReader) -> Iterator[tuple[int, Span, str]]:
     number = at = 0
     while True:
         try:
-            for span in shard.scan(at):
+            for span in shard.file.spans(at):
                 yield number, span, ""
                 number, at = number + 1, span.end
             return
         except DataError as err:
-            after = shard.resync(at)
+            after = shard.file.resync(at)
             size = (shard.path.stat().st_size if after is None else after) - at
             yield number, Span(at, size), err.message
             if after is None:

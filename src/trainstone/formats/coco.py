@@ -115,12 +115,7 @@ def box_only(instances: Instances) -> Iterator[str]:
     yield '],"annotations":['
     yield from _join(
         instances.annotations,
-        lambda item: {
-            "image_id": item.image_id,
-            "bbox": item.bbox,
-            "category_id": item.category_id,
-            "id": item.id,
-        },
+        lambda item: {"image_id": item.image_id, "bbox": item.bbox, "category_id": item.category_id, "id": item.id},
     )
     yield '],"categories":['
     yield from _join(instances.categories, _tell_category)

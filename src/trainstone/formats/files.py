@@ -82,6 +82,15 @@ def damaged_line(path: Path, number: int, what: str, hint: str = HINT) -> DataEr
     return DataError(f"{printable(str(path))}, line {number}: {what}", hint=hint)
 
 
+def read_count_pairs(path: Path, separator: str | None, expected: str) -> Iterator[tuple[int, int, int]]:
+    """Yield line number and the two plain numbers of each line of an index."""
+    for number, line in read_lines(path):
+        counts = [parse_count(field.strip()) for field in line.split(separator)]
+        if len(counts) != 2 or counts[0] is None or counts[1] is None:
+            raise damaged_line(path, number, expected)
+        yield number, counts[0], counts[1]
+
+
 def parse_count(text: str) -> int | None:
     """Return a plain decimal number that fits 63 bits, None for anything else (signs, spaces, other digits)."""
     if not _NUMBER.fullmatch(text):

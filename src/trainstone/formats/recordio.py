@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile, damaged_line, parse_count, read_lines
+from trainstone.formats.files import MappedFile, damaged_line, read_count_pairs, read_lines
 from trainstone.formats.span import Span
 from trainstone.text import printable
 
@@ -172,13 +172,8 @@ def index_line(key: int, offset: int) -> str:
 
 def read_index(path: Path) -> list[tuple[int, int]]:
     """Return key and byte offset of each record, in the order of the file."""
-    entries = []
-    for number, line in read_lines(path):
-        fields = [parse_count(field.strip()) for field in line.split("\t")]
-        if len(fields) != 2 or fields[0] is None or fields[1] is None:
-            raise damaged_line(path, number, "expected a key, a tab and a byte offset, as in 3<tab>171296")
-        entries.append((fields[0], fields[1]))
-    return entries
+    expected = "expected a key, a tab and a byte offset, as in 3<tab>171296"
+    return [(key, offset) for _, key, offset in read_count_pairs(path, "\t", expected)]
 
 
 def rebuild_index(path: Path) -> list[tuple[int, int]]:

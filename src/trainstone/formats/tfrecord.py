@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile, damaged_line, parse_count, read_lines
+from trainstone.formats.files import MappedFile, damaged_line, read_count_pairs
 from trainstone.formats.span import Span
 
 HEADER_BYTES = 12
@@ -37,13 +37,11 @@ def index_line(span: Span) -> str:
 def read_index(path: Path) -> list[Span]:
     """Return the records listed in an index as tfrecord2idx writes it."""
     spans = []
-    for number, line in read_lines(path):
-        fields = [parse_count(field) for field in line.split()]
-        if len(fields) != 2 or fields[0] is None or fields[1] is None:
-            raise damaged_line(path, number, "expected the offset and the size of a record, as in 0 1234")
-        if fields[1] < FRAMING_BYTES:
-            raise damaged_line(path, number, f"a record has at least {FRAMING_BYTES} bytes, here {fields[1]}")
-        spans.append(Span(fields[0], fields[1]))
+    expected = "expected the offset and the size of a record, as in 0 1234"
+    for number, offset, size in read_count_pairs(path, None, expected):
+        if size < FRAMING_BYTES:
+            raise damaged_line(path, number, f"a record has at least {FRAMING_BYTES} bytes, here {size}")
+        spans.append(Span(offset, size))
     return spans
 
 

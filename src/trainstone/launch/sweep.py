@@ -14,7 +14,6 @@ from trainstone.errors import LaunchError, RunError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.launch.child_runs import ChildEnd, ChildRun, child_command, name_folder, run_children
 from trainstone.launch.points import Plan, PlannedPoint, configure, settle
-from trainstone.launch.timehistory import write_timehistory
 from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
 from trainstone.results.progress import Progress
@@ -22,6 +21,7 @@ from trainstone.results.schema import Result, Status
 from trainstone.results.store import read_if_there, read_result
 from trainstone.results.sweep import TAKES_MEMORY, Sweep, SweepRow, has_order, label_row
 from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, strip_devices
+from trainstone.results.timehistory import write_timehistory
 from trainstone.train.lifecycle import Lifecycle
 
 KEPT = ("ok", "out_of_memory", "not_tried")
@@ -108,14 +108,17 @@ class Work:
         write_timehistory(self.run.path / folder, self.run.path / "original/throughput_data" / f"{point.name}.log")
 
     def judge_failure(self, point: PlannedPoint, row: SweepRow, ended: ChildEnd, kills: dict[str, int]) -> None:
-        """Distinguish out of memory, which ends a curve, from a failure of this point; the same one twice ends all."""
+        """Distinguish out of memory, which ends a curve, from a failure of this point, and from one that all have."""
         assert ended.error is not None
         message = ended.error.message
         if self.ran_out_of_memory(row, ended, kills):
             self.keep(point, row, status="out_of_memory", note=message, exit_code=RunError.exit_code)
             self.skip_larger(point)
             return
-        if ended.code in OF_THE_SWEEP and [row.note for row in self.rows.values()] == [message]:
+        # Points that share a value may fail by it: a device that is not there, a precision that crashes.
+        curves = self.plan.sweep.curve_key is not None
+        unlike = any(one.value != row.value and not (curves and one.curve == row.curve) for one in self.rows.values())
+        if ended.code in OF_THE_SWEEP and unlike and {one.note for one in self.rows.values()} == {message}:
             ended.check(point.label)
         self.keep(point, row, status="failed", note=message, exit_code=ended.code)
 

@@ -90,7 +90,7 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
     train = result.config.get("train", {})
     measured = find_best_row(result.sweep) if result.sweep else result.throughput
     rate = measured.images_per_second if measured else None
-    half = (measured.ci95[1] - measured.ci95[0]) / 2 / rate if measured and rate and measured.ci95 else None
+    half = measured.half_width if measured else None
     step = result.step_seconds.median if result.step_seconds else None
     evaluated = result.quality and (result.quality.history or result.repeated)
     quality = result.quality if evaluated else None
@@ -162,13 +162,9 @@ def draw_trend(name: str, label: str, results: Sequence[Result]) -> Figure:
     color = charts.colours(kinds, "machine", columns=1, labelLimit=300)
     x = alt.X("date:T", title=None, axis=alt.Axis(labelOverlap=True))
     y = charts.up("images/s", "rate", zero=False, nice=True, padding=8)
-    spread = {"strokeWidth": 2, "opacity": 0.6}
     tooltip = charts.tips("run", "machine", "date:T", rate="images/s")
-    layers = [
-        charts.mark("rule", rows, spread, x=x, y=charts.another(y, "low"), y2="high:Q", color=color),
-        charts.points(rows, 60, x=x, y=y, color=color, tooltip=tooltip),
-    ]
-    return charts.figure(name, label, "", layers, height=220)
+    points = charts.points(rows, 60, x=x, y=y, color=color, tooltip=tooltip)
+    return charts.figure(name, label, "", [charts.intervals(rows, x, y, color), points], height=220)
 
 
 def _trend_row(result: Result, throughput: Throughput) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainstone.results.record import Count, Rate, Record, Seconds
-from trainstone.units import format_count, format_rate, format_spread
+from trainstone.units import format_count, format_rate
 
 WORK = {
     "read": "reading",
@@ -137,11 +137,6 @@ def describe_cores(feeding: Feeding) -> str:
         return f"{core} A training that takes N images/s needs N / {per_core} cores to feed it."
     told = describe_demand(feeding, feeding.demand, f"Training ({feeding.demand.how})")
     return f"{core} {told}."
-
-
-def describe_spread(point: ThreadPoint) -> str:
-    """Return ± 1.1 %, or nothing where there is no interval."""
-    return format_spread(point.images_per_second, point.ci95) if point.ci95 else ""
 
 
 def describe_covers(feeding: Feeding) -> list[str]:

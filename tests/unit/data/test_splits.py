@@ -39,12 +39,6 @@ def test_the_only_split_is_taken_whatever_its_name(tmp_path: Path, caplog: pytes
     assert "has one split, train: took it for val" in caplog.text
 
 
-def test_a_split_that_is_not_there_is_an_error_that_names_the_others(both: Path):
-    with pytest.raises(DataError, match="has no split test; there: train, val") as told:
-        open_split(both, "test")
-    assert "trainstone data info" in (told.value.hint or "")
-
-
 @pytest.mark.parametrize("storage", STORAGES)
 def test_pictures_without_a_box_are_left_out(tmp_path: Path, storage: str, caplog: pytest.LogCaptureFixture):
     root = make_set(tmp_path / "set", storage, "detect", count=7)
@@ -58,19 +52,18 @@ def test_pictures_without_a_box_are_left_out(tmp_path: Path, storage: str, caplo
     assert "3 pictures without a box are left out" in caplog.text
 
 
-def test_a_set_of_empty_pictures(tmp_path: Path):
+def test_what_a_set_does_not_have_is_an_error_with_a_hint(tmp_path: Path, both: Path):
     samples = [replace(sample, boxes=()) for sample in to_detect(3)]
     found = DataSet("detect", "made up", CLASSES, [Split("train", Listed(samples))])
-    root = write_set(tmp_path / "set", found, "wds")
-    with pytest.raises(DataError, match="none of 3 pictures has a box") as told:
-        open_split(root, "train", skip_empty=True)
-    assert "data.skip_empty=false" in (told.value.hint or "")
-
-
-def test_a_set_without_boxes_has_no_empty_pictures(both: Path):
-    with pytest.raises(DataError, match="is no set of boxes") as told:
-        open_split(both, "train", skip_empty=True)
-    assert told.value.hint == "this recipe detects: give COCO, or another set with boxes"
+    empty = write_set(tmp_path / "set", found, "wds")
+    for root, split, skip_empty, message, hint in (
+        (both, "test", False, "has no split test; there: train, val", "trainstone data info"),
+        (empty, "train", True, "none of 3 pictures has a box", "data.skip_empty=false"),
+        (both, "train", True, "is no set of boxes", "this recipe detects"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            open_split(root, split, skip_empty=skip_empty)
+        assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(("name", "lacking", "other"), [("train", "train2017", "val"), ("val", "val2017", "train")])

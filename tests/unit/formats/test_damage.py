@@ -91,7 +91,7 @@ def read_shard(kind: Any) -> Callable[[Path], Any]:
 
     def read(path: Path) -> None:
         shard = kind(path)
-        for span in shard.scan():
+        for span in shard.file.spans():
             for ask in (shard.read, shard.glance):
                 told = find_error(functools.partial(ask, span.offset))
                 assert told is None or f"byte {span.offset}" in told

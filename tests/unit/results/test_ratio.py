@@ -11,6 +11,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_series import draw_ar1
 from trainstone.results import ratio, stats
 from trainstone.results.schema import Throughput
 
@@ -79,13 +80,8 @@ def test_more_runs_find_no_less():
 @pytest.mark.parametrize(("phi", "most"), [(0.0, 0.05), (0.5, 0.07)])
 def test_two_single_runs_of_the_same_are_seldom_told_apart(phi, most):
     """Only noise within the runs: what changes from run to run they cannot see."""
-    rng = np.random.default_rng(4)
-    kicks = rng.standard_normal((2, 150, 300))
-    for step in range(1, 300):
-        kicks[..., step] += phi * kicks[..., step - 1]
-    series = 1 + 0.05 * math.sqrt(1 - phi**2) * kicks[..., 100:]
     claimed = []
-    for pair in zip(*series, strict=True):
+    for pair in 1 + 0.05 * draw_ar1(4, 300, 200, phi).reshape(150, 2, 200):
         within = [stats.throughput_within(seconds, IMAGES) for seconds in pair]
         got = ratio.estimate_ratio(*[[make(run.images_per_second, run.ci95)] for run in within])
         claimed.append(ratio.judge(got.ratio, got.ci95, got.p_value, 0.01) in CLAIMS)

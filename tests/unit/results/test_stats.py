@@ -8,20 +8,12 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from made_series import draw_ar1
 from trainstone.errors import ResultError
 from trainstone.results import stats
 from trainstone.results.stats import student_t_quantile, student_t_tail
 
 IMAGES = 32
-
-
-def draw_ar1(seed: int, num: int, n: int, phi: float, *, skewed: bool = False) -> np.ndarray:
-    """Return `num` series of unit variance; skewed ones are driven by exponential noise."""
-    rng = np.random.default_rng(seed)
-    kicks = rng.exponential(size=(num, n + 100)) - 1 if skewed else rng.standard_normal((num, n + 100))
-    for step in range(1, n + 100):
-        kicks[:, step] += phi * kicks[:, step - 1]
-    return kicks[:, 100:] * math.sqrt(1 - phi**2)
 
 
 def half_width(seconds: np.ndarray) -> float:

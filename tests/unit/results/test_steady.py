@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from made_series import draw_ar1
 from trainstone.results.stats import half_width_quick
 from trainstone.results.steady import find_outliers, find_steady
-
-
-def draw_ar1(seed: int, num: int, n: int, phi: float) -> np.ndarray:
-    kicks = np.random.default_rng(seed).standard_normal((num, n + 100))
-    for step in range(1, n + 100):
-        kicks[:, step] += phi * kicks[:, step - 1]
-    return kicks[:, 100:] * math.sqrt(1 - phi**2)
 
 
 def noisy(shape: np.ndarray, *, sd: float = 0.01) -> np.ndarray:

@@ -23,26 +23,23 @@ def test_no_auto_is_left():
 
 
 @pytest.mark.parametrize(
-    "setting", ["engine.cuda_graphs=true", "engine.nvtx=true", "train.precision=tf32", "measure.profiler_range=[1, 1]"]
+    "settings",
+    [
+        ["engine.cuda_graphs=true"],
+        ["engine.nvtx=true"],
+        ["train.precision=tf32"],
+        ["measure.profiler_range=[1, 1]"],
+        ['system="lab"', "devices_per_node=4"],
+    ],
 )
-def test_what_a_cpu_has_not_is_adapted_or_refused(setting: str):
-    config = load_config("resnet50", settings=[*TINY, "train.batch_size=2", setting])
+def test_what_this_machine_has_not_is_adapted_or_refused(settings: list[str]):
+    config = load_config("resnet50", settings=[*TINY, "train.batch_size=2", *settings])
     fitted = fit_to_machine(config, strict=False)
     assert [found.code for found in fitted.findings] == ["engine-adapted"]
-    assert not fitted.config.engine.cuda_graphs
-    assert not fitted.config.engine.nvtx
-    assert fitted.config.measure.profiler_range is None
-    assert fitted.config.train.precision == "fp32"
-    with pytest.raises(ConfigError, match="--strict"):
-        fit_to_machine(config, strict=True)
-
-
-def test_a_system_with_more_devices_is_adapted_or_refused():
-    settings = [*TINY, "train.batch_size=2", 'system="lab"', "devices_per_node=4"]
-    config = load_config("resnet50", settings=settings)
-    fitted = fit_to_machine(config, strict=False)
-    assert [found.message for found in fitted.findings] == ["system lab has 1 x 4 devices; this run uses one"]
-    assert fitted.config.devices_per_node == 1  # what was run, so that config.toml repeats it without a finding
+    engine, train = fitted.config.engine, fitted.config.train
+    assert (engine.cuda_graphs, engine.nvtx, train.precision) == (False, False, "fp32")
+    # What was run, so that config.toml repeats it without a finding.
+    assert (fitted.config.measure.profiler_range, fitted.config.devices_per_node) == (None, 1)
     with pytest.raises(ConfigError, match="--strict"):
         fit_to_machine(config, strict=True)
 
@@ -71,54 +68,40 @@ def test_a_batch_is_halved_until_enough_steps_fit(monkeypatch: pytest.MonkeyPatc
     assert [f.code for f in found] == ["batch-fitted"]
 
 
+FP32, SLOW, FAST = Trial("fp32", 1.0), Trial("bf16", 13.0), Trial("bf16", 0.4)
+CRASHED = Trial("bf16", None, "crashed: Illegal instruction")
+BF16, WMLCE = ("resnet50", ["train.precision=bf16"]), ("resnet50-wmlce", [])  # WMLCE's fp16 may be adapted
+
+
+def fit_precision(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], recipe: str, settings: list[str]):
+    """Fit the precision as if trials went so; fp16 is no candidate of this device."""
+    monkeypatch.setattr(fit, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked])
+    candidates = [trial.precision for trial in trials if trial.precision != "fp16"]
+    monkeypatch.setattr(fit.devices, "candidate_precisions", lambda _: candidates)
+    return fit.fit_precision(load_config(recipe, settings=settings), CPU, 2)
+
+
 @pytest.mark.parametrize(
-    ("trials", "asked", "taken", "code", "words"),
+    ("trials", "recipe", "taken", "code", "words"),
     [
-        (
-            [Trial("fp32", 1.0), Trial("bf16", 13.0)],
-            "auto",
-            "fp32",
-            "precision-chosen",
-            "bf16 takes 13.00 times as long",
-        ),
-        ([Trial("fp32", 1.0), Trial("bf16", 13.0)], "bf16", "bf16", "precision-slow", "13.0 times as long as fp32"),
-        ([Trial("fp32", 1.0)], "auto", "fp32", "precision-chosen", "no 16-bit arithmetic"),
+        ([FP32, SLOW], ("resnet50", []), "fp32", "precision-chosen", "bf16 takes 13.00 times as long"),
+        ([FP32], ("resnet50", []), "fp32", "precision-chosen", "no 16-bit arithmetic"),
+        ([FP32, SLOW], BF16, "bf16", "precision-slow", "13.0 times as long as fp32"),
+        ([FP32, Trial("fp16", 5.0), FAST], WMLCE, "bf16", "engine-adapted", "fp16 takes 5.0 times as long as fp32"),
+        ([FP32, Trial("fp16", None, "no kernel"), FAST], WMLCE, "bf16", "engine-adapted", "no kernel: took bf16"),
+        ([FP32, Trial("fp16", 5.0)], WMLCE, "fp32", "engine-adapted", "took fp32"),
+        ([FP32, Trial("fp16", None, "no kernel")], WMLCE, "fp32", "engine-adapted", "no kernel: took fp32"),
     ],
 )
-def test_a_precision_is_chosen_or_its_trouble_told(monkeypatch, trials: list[Trial], asked, taken, code, words):
-    monkeypatch.setattr(fit, "try_precisions", lambda *_: trials)
-    monkeypatch.setattr(fit, "candidate_precisions", lambda _: [trial.precision for trial in trials])
-    config, (found,) = fit.fit_precision(load_config("resnet50", settings=[f"train.precision={asked}"]), CPU, 2)
+def test_a_precision_is_chosen_adapted_or_its_trouble_told(monkeypatch, trials, recipe, taken, code, words):
+    config, (found,) = fit_precision(monkeypatch, trials, *recipe)
     assert (config.train.precision, found.code) == (taken, code)
     assert words in found.message
 
 
 def test_a_precision_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch):
-    trials = [Trial("fp32", 1.0), Trial("bf16", None, "crashed: Illegal instruction")]
-    monkeypatch.setattr(fit, "try_precisions", lambda *_: trials)
-    with pytest.raises(MachineError, match="bf16 does not run on this device: crashed"):
-        fit.fit_precision(load_config("resnet50", settings=["train.precision=bf16"]), CPU, 2)
-
-
-def adapt_with(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], candidates: list[str]):
-    monkeypatch.setattr(fit, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked])
-    monkeypatch.setattr(fit, "candidate_precisions", lambda _: candidates)
-    return fit.fit_precision(load_config("resnet50-wmlce"), CPU, 2)
-
-
-@pytest.mark.parametrize(
-    ("trial", "told"),
-    [
-        (Trial("fp16", 5.0), "fp16 takes 5.0 times as long as fp32 on this device"),
-        (Trial("fp16", None, "no such kernel"), "fp16 does not run on this device: no such kernel"),
-    ],
-)
-def test_a_recipe_that_leaves_its_precision_open_gets_the_fastest(monkeypatch, trial: Trial, told: str):
-    config, (found,) = adapt_with(monkeypatch, [Trial("fp32", 1.0), trial, Trial("bf16", 0.4)], ["fp32", "bf16"])
-    assert config.train.precision == "bf16"
-    assert (found.code, found.message) == ("engine-adapted", f"{told}: took bf16")
-    config, (found,) = adapt_with(monkeypatch, [Trial("fp32", 1.0), trial], ["fp32"])
-    assert config.train.precision == "fp32"
+    with pytest.raises(MachineError, match="Illegal instruction"):
+        fit_precision(monkeypatch, [FP32, CRASHED], *BF16)
 
 
 ORIGINAL = ["model.depth=18", "data.image_size=32", "device=cpu", "engine.threads=2"]
@@ -137,11 +120,8 @@ def test_bench_fits_a_recipes_batch_to_the_time(monkeypatch: pytest.MonkeyPatch,
     fitted = fit_original(monkeypatch, seconds_an_image)
     assert fitted.config.train.batch_size == batch
     told = [found.message for found in fitted.findings if found.code == "batch-fitted"]
-    if batch == 256:
-        assert told == []
-    else:
-        fits = "so that the run fits into memory and time"
-        assert told == [f"took {batch} images a step and device instead of 256, {fits}"]
+    fits = "so that the run fits into memory and time"
+    assert told == ([f"took {batch} images a step and device instead of 256, {fits}"] if batch < 256 else [])
     assert fitted.config.train.adapt == ()
 
 

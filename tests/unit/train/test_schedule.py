@@ -7,36 +7,51 @@ from hypothesis import strategies as st
 from trainstone.config.learning import OptimizerConfig, ScheduleConfig
 from trainstone.train.schedule import build_rate, check_rate, peak_rate
 
-TBD = ScheduleConfig(name="steps", warm_up_epochs=5, decay_epochs=(30, 60, 80))
+STEPS, FILLED = {"name": "steps", "decay_epochs": (30, 60, 80)}, {"steps_per_epoch": 230, "epochs": 80}
+BY_IMAGES, UNFILLED = {"warm_up_epochs": 5.25, "warm_up_by": "pictures"}, {"unfilled_steps": 117266 / 512}
+ALL_WARM_UP = {"name": "polynomial", "warm_up_epochs": 2}
+COARSE = {"name": "steps", "by": "epoch", "decay_epochs": (1, 3)}
+RATES = {
+    "cosine with offset goes from the peak down to the end": (
+        {"name": "cosine", "warm_up_epochs": 1, "end_rate": 0.025},
+        {"steps_per_epoch": 10, "epochs": 5},
+        {10: 1.0, 30: (1 + 0.025) / 2, 50: 0.025},
+    ),
+    "300 of 1000 images a step": (
+        COARSE,
+        {"steps_per_epoch": 1000 / 300, "epochs": 4},
+        {step: 0.1 ** ((step * 300 // 1000 >= 1) + (step * 300 // 1000 >= 3)) for step in range(13)},
+    ),
+    # 0.57 x 100 is 56.99999999999999
+    "a warm-up lasts whole steps": (
+        {"warm_up_epochs": 0.57},
+        {"steps_per_epoch": 100, "epochs": 1},
+        {56: 56 / 57, 57: 1},
+    ),
+    "a warm-up of less than a step is none": ({"warm_up_epochs": 0.57}, {"steps_per_epoch": 1.5, "epochs": 1}, {0: 1}),
+    "all warm-up ends at the peak": (ALL_WARM_UP, {"steps_per_epoch": 10, "epochs": 2}, {20: 1}),
+    "a warm-up longer than the run stays where it ends": (ALL_WARM_UP, {"steps_per_epoch": 10, "epochs": 1}, {99: 0.5}),
+    "a border belongs to what follows": (
+        STEPS,
+        {"steps_per_epoch": 100, "epochs": 90},
+        {2999: 1, 3000: 0.1, 3001: 0.1},
+    ),
+    "a late border belongs to what is before it": (
+        {**STEPS, "decay_late": True},
+        {"steps_per_epoch": 100, "epochs": 90},
+        {2999: 1, 3000: 1, 3001: 0.1},
+    ),
+    "what fills an epoch up does not count": (BY_IMAGES, FILLED | UNFILLED, {601: 0.5}),  # of 1202
+    "an epoch that is not filled up": (BY_IMAGES, FILLED, {1207: 1}),
+    "by steps it counts": (BY_IMAGES | {"warm_up_by": "steps"}, FILLED | UNFILLED, {1206: 1206 / 1207}),
+}
 
 
-def test_cosine_with_offset_goes_on_from_the_peak_down_to_the_end():
-    schedule = ScheduleConfig(name="cosine", warm_up_epochs=1, end_rate=0.01)
-    rate = build_rate(schedule, 0.4, steps_per_epoch=10, epochs=5)
-    assert [rate(step) for step in (10, 30, 50)] == pytest.approx([0.4, (0.4 + 0.01) / 2, 0.01])
-
-
-def test_epochs_of_no_whole_number_of_steps():
-    schedule = ScheduleConfig(name="steps", by="epoch", decay_epochs=(1, 3))
-    rate = build_rate(schedule, 1.0, steps_per_epoch=1000 / 300, epochs=4)  # 300 of 1000 pictures a step
-    epochs = [step * 300 // 1000 for step in range(13)]
-    expected = [0.1 ** ((epoch >= 1) + (epoch >= 3)) for epoch in epochs]
-    assert [rate(step) for step in range(13)] == pytest.approx(expected)
-
-
-def test_a_warm_up_of_part_of_an_epoch_lasts_whole_steps():
-    schedule = ScheduleConfig(warm_up_epochs=0.57)  # 0.57 x 100 is 56.99999999999999
-    rate = build_rate(schedule, 1.0, steps_per_epoch=100, epochs=1)
-    assert rate(56) == pytest.approx(56 / 57)
-    assert rate(57) == 1.0
-    assert build_rate(schedule, 1.0, steps_per_epoch=1.5, epochs=1)(0) == 1.0  # less than a step: none
-
-
-def test_a_schedule_that_is_all_warm_up_ends_at_its_peak():
-    schedule = ScheduleConfig(name="polynomial", warm_up_epochs=2)
-    assert build_rate(schedule, 0.3, steps_per_epoch=10, epochs=2)(20) == 0.3
-    # Longer than the run: stays where the run ends.
-    assert build_rate(schedule, 0.3, steps_per_epoch=10, epochs=1)(99) == pytest.approx(0.15)
+@pytest.mark.parametrize("case", RATES)
+def test_build_rate_gives_the_rates_of_the_table(case: str):
+    schedule, run, expected = RATES[case]
+    rate = build_rate(ScheduleConfig(**schedule), 1.0, **run)
+    assert {step: rate(step) for step in expected} == pytest.approx(expected)
 
 
 @settings(deadline=None)
@@ -89,15 +104,6 @@ def test_the_peak_is_a_multiple_of_the_unit(rate: float, rate_for, batch: int, e
     assert peak_rate(optimizer, global_batch=batch, ranks=4) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_warm_up_by_pictures_does_not_count_what_fills_an_epoch_up():
-    schedule = ScheduleConfig(warm_up_epochs=5.25, warm_up_by="pictures")
-    filled = {"steps_per_epoch": 230.0, "epochs": 80.0}
-    assert build_rate(schedule, 1.0, **filled, unfilled_steps=117266 / 512)(601) == pytest.approx(0.5)  # of 1202
-    assert build_rate(schedule, 1.0, **filled)(1207) == 1.0
-    by_steps = schedule.model_copy(update={"warm_up_by": "steps"})
-    assert build_rate(by_steps, 1.0, **filled, unfilled_steps=117266 / 512)(1206) < 1.0
-
-
 USUAL = [("lars", 10.5, 3264), ("lars", 3.0, 408), ("lars", 24.699, 67456), ("sgd", 0.1, 256), ("sgd", 4.096, 4096)]
 FAR = [("lars", 10.5, 8), ("sgd", 10.5, 8), ("sgd", 1.024, 32), ("sgd", 1e-4, 256), ("lars", 0.01, 408), ("sgd", 0, 1)]
 
@@ -106,10 +112,3 @@ FAR = [("lars", 10.5, 8), ("sgd", 10.5, 8), ("sgd", 1.024, 32), ("sgd", 1e-4, 25
 def test_check_rate_tells_usual_rates_from_far_ones(name: str, peak: float, batch: int):
     told = check_rate(OptimizerConfig(name=name), peak=peak, global_batch=batch)
     assert (told is not None) == ((name, peak, batch) in FAR)
-
-
-def test_a_late_border_belongs_to_what_is_before_it():
-    late = TBD.model_copy(update={"decay_late": True})
-    for schedule, at in ((TBD, 0.1), (late, 1.0)):
-        rate = build_rate(schedule, 1.0, steps_per_epoch=100, epochs=90)
-        assert [rate(30 * 100 + by) for by in (-1, 0, 1)] == pytest.approx([1.0, at, 0.1])

@@ -23,7 +23,7 @@ def step(number: int, seconds: float = 0.1, loss: float = 1.0) -> StepRecord:
     return StepRecord(number, 0, number * seconds, 0.0, seconds, 4, loss=loss, lr=0.1)
 
 
-def count_steps(folder: Path, measure: MeasureConfig, seconds: float, most: int = 10_000) -> int:
+def count_steps(folder: Path, measure: MeasureConfig, seconds: float, most: int = 1000) -> int:
     """How many steps of so many seconds the rule lets pass, by a clock of its own."""
     now = 0.0
     with StepRecorder(folder / "steps.csv", split_phases=False) as recorder:
@@ -38,17 +38,16 @@ def count_steps(folder: Path, measure: MeasureConfig, seconds: float, most: int 
     return most
 
 
-def test_the_time_counts_from_the_end_of_the_first_step(tmp_path: Path):
-    assert count_steps(tmp_path, MeasureConfig(seconds=10, half_width=1e-9), 0.5) == 21
-
-
-def test_a_narrow_interval_ends_it_before_but_not_at_once(tmp_path: Path):
-    steps = count_steps(tmp_path, MeasureConfig(seconds=600, half_width=0.05), 0.1)
-    assert 100 < steps < 200  # ten seconds, and the next look after them
-
-
-def test_steps_that_are_counted_end_by_themselves(tmp_path: Path):
-    assert count_steps(tmp_path, MeasureConfig(seconds=1, iterations=500), 0.5, most=50) == 50
+@pytest.mark.parametrize(
+    ("measure", "seconds", "fewest", "most"),
+    [
+        ({"seconds": 10, "half_width": 1e-9}, 0.5, 21, 21),  # from the end of the first step
+        ({"seconds": 600, "half_width": 0.05}, 0.1, 101, 199),  # narrow: ten seconds, and the next look after them
+        ({"seconds": 1, "iterations": 500}, 0.5, 1000, 1000),  # counted steps end by themselves
+    ],
+)
+def test_when_it_is_enough(tmp_path: Path, measure: dict[str, float], seconds: float, fewest: int, most: int):
+    assert fewest <= count_steps(tmp_path, MeasureConfig(**measure), seconds) <= most
 
 
 def test_alone_all_is_known_at_once():
@@ -76,9 +75,6 @@ def test_energy_of_several_devices_is_the_sum_of_their_own_meters():
     energy = sum_energy([device("a", "cuda:0", 200.0), device("a", "cuda:1", 300.0)], 1000.0)
     assert energy is not None
     assert (energy.average_watts, energy.joules_per_image, energy.meter) == (500.0, 0.5, "NVML energy counter")
-
-
-def test_ranks_that_share_a_meter_or_lack_one_have_no_energy():
-    assert sum_energy([device("a", "cpu", 200.0), device("a", "cpu", 200.0)], 1000.0) is None
-    assert sum_energy([device("a", "cuda:0", 200.0), device("a", "cuda:1", None)], 1000.0) is None
-    assert sum_energy([device("a", "cpu", None)], 1000.0) is None
+    shared, lacking = [device("a", "cpu", 200.0)] * 2, [device("a", "cuda:0", 200.0), device("a", "cuda:1", None)]
+    for devices in (shared, lacking, [device("a", "cpu", None)]):
+        assert sum_energy(devices, 1000.0) is None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -25,24 +26,20 @@ BOARD = TrackingConfig(tensorboard=True)
 
 
 class Memory(Tracker):
-    """Keeps its points."""
+    """Keeps its points; a full disk keeps the first and fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, full: bool = False) -> None:
         super().__init__()
         self.points: list[tuple[int, dict[str, float]]] = []
-        self.ended = ""
+        self.full, self.ended = full, ""
 
     def add(self, step: int, values: dict[str, float]) -> None:
         self.points.append((step, values))
+        if self.full:
+            raise OSError(28, "No space left on device")
 
     def close(self) -> None:
         self.ended = self._status
-
-
-class FullDisk(Memory):
-    def add(self, step: int, values: dict[str, float]) -> None:
-        super().add(step, values)
-        raise OSError(28, "No space left on device")
 
 
 @contextmanager
@@ -66,28 +63,22 @@ def test_quick_steps_are_averaged_between_points():
 
 
 def test_a_full_disk_ends_tracking_and_not_training(caplog: pytest.LogCaptureFixture):
-    tracker = FullDisk()
+    tracker = Memory(full=True)
     for record in quick_steps(3, 1.0):
         tracker.step(record)
     assert len(tracker.points) == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "FullDisk takes no more points, training goes on" in caplog.text
+    assert "No space left on device" in caplog.text
 
 
-def fail_within(tracker: Tracker, error: type[BaseException]) -> None:
-    with tracker:
-        tracker.finish("ok")
-        raise error
-
-
-def test_a_tracker_receives_how_the_run_ended():
-    trackers = [Memory(), Memory(), Memory()]
-    with trackers[0]:
-        trackers[0].finish("target_reached")
-    for tracker, error in zip(trackers[1:], (KeyboardInterrupt, ValueError), strict=True):
-        with pytest.raises(error):
-            fail_within(tracker, error)
-    assert [tracker.ended for tracker in trackers] == ["target_reached", "interrupted", "failed"]
+@pytest.mark.parametrize(
+    ("error", "ended"), [(None, "target_reached"), (KeyboardInterrupt, "interrupted"), (ValueError, "failed")]
+)
+def test_a_tracker_receives_how_the_run_ended(error: type[BaseException] | None, ended: str):
+    tracker = Memory()
+    tracker.finish("target_reached")
+    tracker.__exit__(error, None, None)
+    assert tracker.ended == ended
 
 
 @pytest.mark.parametrize(
@@ -114,31 +105,10 @@ def test_a_missing_library_is_told_with_what_to_install(
     assert caught.value.hint == "pip install 'trainstone[tracking]'"
 
 
-class Client:
-    """An MLflow client that takes nothing."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def log_batch(self, run_id: str, *, metrics: list[Any], synchronous: bool) -> "Client":
-        self.calls.append(f"{run_id} {metrics} {synchronous}")
-        return self
-
-    def wait(self) -> None:
-        self.calls.append("wait")
-
-    def set_terminated(self, run_id: str, status: str) -> None:
-        self.calls.append(f"{run_id} {status}")
-
-
-def open_fake(monkeypatch: pytest.MonkeyPatch) -> tuple[Client, Mlflow]:
-    class Entities:
-        @staticmethod
-        def Metric(name: str, value: float, _now: int, step: int) -> str:  # noqa: N802  MLflow's name
-            return f"{name}={value}@{step}"
-
-    monkeypatch.setattr(tracking, "import_module", lambda _name: Entities)
-    client = Client()
+def open_fake(monkeypatch: pytest.MonkeyPatch) -> tuple[Mock, Mlflow]:
+    entities = Mock(Metric=lambda name, value, _now, step: (name, value, step))
+    monkeypatch.setattr(tracking, "import_module", lambda _name: entities)
+    client = Mock()
     return client, Mlflow(client, "r1")
 
 
@@ -147,7 +117,11 @@ def test_mlflow_points_go_into_its_queue_and_the_end_waits_for_them(monkeypatch:
     with tracker:
         tracker.add(7, {"train/loss": 0.5})
         tracker.finish("target_reached")
-    assert client.calls == ["r1 ['train/loss=0.5@7'] False", "wait", "r1 FINISHED"]
+    assert client.mock_calls == [
+        call.log_batch("r1", metrics=[("train/loss", 0.5, 7)], synchronous=False),
+        call.log_batch().wait(),
+        call.set_terminated("r1", "FINISHED"),
+    ]
 
 
 def test_mlflow_that_goes_away_is_one_warning_without_password(
@@ -158,7 +132,7 @@ def test_mlflow_that_goes_away_is_one_warning_without_password(
         for _ in range(3):
             logging.getLogger(tracking.QUEUE_LOGGER).error("Failed to log: http://me:secret@host/ is gone")
         tracker.evaluation(make_evaluations()[0])
-    assert client.calls == []
+    assert client.mock_calls == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "//...@host/ is gone" in caplog.text
 

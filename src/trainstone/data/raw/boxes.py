@@ -6,12 +6,12 @@ Boxes are found by a picture's file name without extension, such as n01440764_10
 import io
 import logging
 import math
-import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 from trainstone.data.raw.archives import read_tar
+from trainstone.data.raw.synsets import SYNSET
 from trainstone.data.sample import Edges
 from trainstone.data.storage.boxfile import read_box_file
 from trainstone.errors import DataError
@@ -20,7 +20,6 @@ from trainstone.text import printable
 log = logging.getLogger(__name__)
 
 MAX_XML_BYTES = 2**20
-SYNSET = re.compile(r"n\d{8}", re.ASCII)
 _PACKED_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 

@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 
 from trainstone.data.sample import ClassName, DataSet, Sample, Split, make_box
 from trainstone.errors import DataError
-from trainstone.formats.coco import (
-    NAME_OF_ID,
-    CocoCategory,
-    Instances,
-    number_categories,
-    read_instances,
-)
+from trainstone.formats.coco import NAME_OF_ID, CocoCategory, Instances, number_categories, read_instances
 
 log = logging.getLogger(__name__)
 

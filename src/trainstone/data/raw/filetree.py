@@ -5,21 +5,18 @@ Holds every name: for data sets of some 100,000 files. Hidden files and macOS's 
 
 import logging
 import os
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.data.raw.archives import list_tar, open_zip
-from trainstone.data.raw.listing import Place, read_range
+from trainstone.data.raw.listing import ListingBuilder, Place
 from trainstone.errors import DataError
 from trainstone.text import printable
 
 log = logging.getLogger(__name__)
 
 PICTURE_SUFFIXES = (".jpeg", ".jpg", ".png")
-MAX_TEXT_BYTES = 64 * 2**20
 
 
 class Folder(NamedTuple):
@@ -39,23 +36,11 @@ class FileTree(NamedTuple):
 
     def read_lines(self, name: str) -> list[str]:
         """Return the lines of a text file that are not blank; none where it is not there."""
-        place = self.files.get(name)
-        if place is None:
+        if name not in self.files:
             return []
-        where = f"{printable(str(self.path))}, {printable(name)}"
-        if place.size > MAX_TEXT_BYTES:
-            raise DataError(f"{where}: larger than {MAX_TEXT_BYTES:,} bytes")
-        try:
-            if place.offset < 0:
-                content = (place.container / name.rpartition("/")[2]).read_bytes()
-            elif place.container.suffix.lower() == ".zip":
-                with open_zip(place.container) as archive:
-                    content = archive.read(archive.infolist()[place.offset])
-            else:
-                content = read_range(place)
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as err:
-            raise DataError(f"{where}: cannot be read: {err}") from err
-        lines = content.decode("utf-8", errors="replace").splitlines()
+        builder = ListingBuilder(self.path)
+        builder.add(name, "", self.files[name])
+        lines = builder.finish([""]).read_bytes(0).decode("utf-8", errors="replace").splitlines()
         return [line for line in lines if line.strip()]
 
 

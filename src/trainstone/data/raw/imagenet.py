@@ -15,14 +15,7 @@ from trainstone.data.raw.boxes import read_boxes
 from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
 from trainstone.data.raw.filetree import is_picture, walk_files
 from trainstone.data.raw.listing import ListingBuilder, Place
-from trainstone.data.raw.synsets import (
-    SYNSET,
-    VAL_PICTURE,
-    is_devkit,
-    read_devkit,
-    read_texts,
-    read_val_labels,
-)
+from trainstone.data.raw.synsets import SYNSET, VAL_PICTURE, is_devkit, read_devkit, read_texts, read_val_labels
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.errors import DataError
 from trainstone.text import printable

@@ -86,12 +86,16 @@ class FileListing:
         except OSError as err:
             raise self._unreadable(index, err) from err
 
-    def read(self, index: int) -> Sample:
-        """Return the picture, undecoded, with its label and boxes."""
+    def read_bytes(self, index: int) -> bytes:
+        """Return the content of the file."""
         try:
-            image = self._read_file(index) if self._columns["offset"][index] < 0 else self._read_archive(index)
+            return self._read_file(index) if self._columns["offset"][index] < 0 else self._read_archive(index)
         except OSError as err:
             raise self._unreadable(index, err) from err
+
+    def read(self, index: int) -> Sample:
+        """Return the picture, undecoded, with its label and boxes."""
+        image = self.read_bytes(index)
         if not image:
             raise DataError(f"{self.where(index)}: empty, no picture", hint="copy the picture again or take it away")
         label = self.label(index)

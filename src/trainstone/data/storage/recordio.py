@@ -63,9 +63,8 @@ class RecordIOEncoder(Encoder):
 class RecordIOShard(ShardReader):
     """Reads a .rec; its .idx is used if it fits the file, and done without otherwise."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = recordio.RecordIOFile(path)
-        super().__init__(path, self._file)
+    kind = recordio.RecordIOFile
+    file: recordio.RecordIOFile
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -89,15 +88,15 @@ class RecordIOShard(ShardReader):
     def _fits(self, offsets: Offsets) -> bool:
         """Say whether an index is of this file: from its first byte, growing, to the file's last record."""
         if not len(offsets):
-            return self._file.size == 0
-        if offsets[0] != 0 or not (np.diff(offsets) > 0).all() or offsets[-1] >= self._file.size:
+            return self.file.size == 0
+        if offsets[0] != 0 or not (np.diff(offsets) > 0).all() or offsets[-1] >= self.file.size:
             return False
-        return next(self._file.spans(int(offsets[-1]))).end == self._file.size
+        return next(self.file.spans(int(offsets[-1]))).end == self.file.size
 
     def _record(self, offset: int) -> tuple[recordio.ImageRecord, tuple[Box, ...] | None]:
         """Return a record and its boxes; None where it is no detection."""
         where = f"{self.path}, record at byte {offset}"
-        record = recordio.unpack_image(self._file.read(offset), where)
+        record = recordio.unpack_image(self.file.read(offset), where)
         if record.vector and is_detection(record.labels):
             return record, read_boxes(record.labels, where)
         return record, None

@@ -4,18 +4,17 @@ import abc
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.data.sample import Box, ClassName, Sample, fingerprint_files
 from trainstone.formats.recordio import RecordIOFile
-from trainstone.formats.span import Span
 from trainstone.formats.tfrecord import TFRecordFile
 from trainstone.formats.wds import WdsFile
 
@@ -39,21 +38,16 @@ class Glance(NamedTuple):
 class ShardReader(abc.ABC):
     """Samples in a file of records."""
 
-    def __init__(self, path: Path, file: RecordFile) -> None:
+    kind: ClassVar[type[RecordFile]]
+    file: RecordFile
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.records = file
+        self.file = self.kind(path)
 
     def offsets(self) -> Offsets:
         """Return where its records begin, from an index that fits or by walking through."""
-        return np.fromiter((span.offset for span in self.scan()), dtype=np.int64)
-
-    def scan(self, start: int = 0) -> Iterator[Span]:
-        """Walk through the records from here; DataError where they break off."""
-        return self.records.spans(start)
-
-    def resync(self, offset: int) -> int | None:
-        """Return where records go on behind a damaged place."""
-        return self.records.resync(offset)
+        return np.fromiter((span.offset for span in self.file.spans()), dtype=np.int64)
 
     @abc.abstractmethod
     def read(self, offset: int) -> Sample:
@@ -72,7 +66,7 @@ class ShardReader(abc.ABC):
 
     def close(self) -> None:
         """Let go of the file."""
-        self.records.close()
+        self.file.close()
 
 
 class RecordSource:

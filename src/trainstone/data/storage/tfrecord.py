@@ -110,9 +110,11 @@ class TFRecordEncoder(Encoder):
 class TFRecordShard(ShardReader):
     """Reads a TFRecord file; an index that fits is used."""
 
+    kind = TFRecordFile
+    file: TFRecordFile
+
     def __init__(self, path: Path, first_label: int | None = None) -> None:
-        self._file = TFRecordFile(path)
-        super().__init__(path, self._file)
+        super().__init__(path)
         self._first = first_label
 
     def _indexes(self) -> list[Path]:
@@ -131,13 +133,13 @@ class TFRecordShard(ShardReader):
             except DataError:  # a damaged index is done without; verify tells it
                 continue
             whole = all(before.end == after.offset for before, after in pairwise(spans))
-            if spans and whole and spans[0].offset == 0 and spans[-1].end == self._file.size:
+            if spans and whole and spans[0].offset == 0 and spans[-1].end == self.file.size:
                 return np.array([span.offset for span in spans], dtype=np.int64)
         return super().offsets()
 
     def features(self, offset: int) -> dict[str, Feature]:
         """Return a record's features as they are."""
-        return decode_example(self._file.read(offset), self._where(offset))
+        return decode_example(self.file.read(offset), self._where(offset))
 
     def _where(self, offset: int) -> str:
         return f"{self.path}, record at byte {offset}"
@@ -155,7 +157,7 @@ class TFRecordShard(ShardReader):
 
     def glance(self, offset: int) -> Glance:
         where = self._where(offset)
-        found = Record(decode_example(self._file.read(offset, check=False), where, skip=PICTURES), where)
+        found = Record(decode_example(self.file.read(offset, check=False), where, skip=PICTURES), where)
         first, label = self.first_label(found.features), found.find_label()
         boxes = found.find_boxes(first)
         if label is not None:
@@ -175,7 +177,7 @@ class TFRecordShard(ShardReader):
 
     def index_files(self) -> Iterable[tuple[Path, str]]:
         indexes = self._indexes()
-        text = "".join(index_line(span) for span in self.scan()) if indexes else ""
+        text = "".join(index_line(span) for span in self.file.spans()) if indexes else ""
         return [(index, text) for index in indexes]
 
 

@@ -108,14 +108,13 @@ def convert_errors(where: str) -> Iterator[None]:
 class WdsShard(ShardReader):
     """Reads a WebDataset tar."""
 
-    def __init__(self, path: Path) -> None:
-        # An index tells where the data of members begin, not their headers; walking the headers is as quick.
-        self._file = WdsFile(path)
-        super().__init__(path, self._file)
+    # An index tells where the data of members begin, not their headers; walking the headers is as quick.
+    kind = WdsFile
+    file: WdsFile
 
     def _sample(self, offset: int) -> tuple[TarSample, str]:
         """Return the sample that begins here, and where that is for messages."""
-        found = self._file.first_sample(offset)
+        found = self.file.first_sample(offset)
         return found, f"{self.path}, {found.key} at byte {offset}"
 
     def read(self, offset: int) -> Sample:
@@ -123,7 +122,7 @@ class WdsShard(ShardReader):
         picture = next((e for e in PICTURES if e in found.members), None)
         if picture is None:
             raise DataError(f"{where}: no picture among {', '.join(found.members)}")
-        image = bytes(self._file.read(found.members[picture]))
+        image = bytes(self.file.read(found.members[picture]))
         label = self._label(found, where)
         about = self._about(found, where)
         with convert_errors(where):
@@ -154,7 +153,7 @@ class WdsShard(ShardReader):
         extension = next((e for e in LABELS if e in found.members), None)
         if extension is None:
             return None
-        text = bytes(self._file.read(found.members[extension])).strip()
+        text = bytes(self.file.read(found.members[extension])).strip()
         if not text.isdigit() or len(text) > 9:
             raise DataError(f"{where}: label {text[:40]!r} is no class number")
         return int(text)
@@ -164,7 +163,7 @@ class WdsShard(ShardReader):
         if "json" not in found.members:
             return {}
         try:
-            document = json.loads(bytes(self._file.read(found.members["json"])))
+            document = json.loads(bytes(self.file.read(found.members["json"])))
         except (ValueError, RecursionError) as err:
             raise DataError(f"{where}: json is damaged: {err}") from err
         if not isinstance(document, dict):
@@ -175,4 +174,4 @@ class WdsShard(ShardReader):
         index = self.path.with_suffix(".idx")
         if index.is_file():
             with contextlib.suppress(DataError):  # names with spaces have no place in it
-                yield index, index_text(self._file.samples())
+                yield index, index_text(self.file.samples())

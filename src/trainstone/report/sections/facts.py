@@ -6,7 +6,7 @@ from typing import Any
 from trainstone.config.load import flatten
 from trainstone.report.blocks import Block, Code, Facts, Findings, Links, Prose, Section
 from trainstone.report.view import Child, RunView
-from trainstone.results.schema import FINISHED, Result
+from trainstone.results.schema import FINISHED, Memory, Result
 from trainstone.results.summary import describe_interval, describe_preflight, describe_repeat
 from trainstone.results.tables import Table
 from trainstone.units import format_bytes, format_rate, format_seconds
@@ -34,21 +34,19 @@ def build_findings(view: RunView) -> Section | None:
 
 def build_memory(view: RunView) -> Section | None:
     """Memory used at most, and energy."""
-    memory, energy = view.result.memory, view.result.energy
-    rows = []
-    if memory:
-        if memory.peak_device_bytes:
-            rows.append(("memory of the device, at most", format_bytes(memory.peak_device_bytes)))
-        if memory.peak_host_bytes:
-            rows.append(("memory of the host, at most", format_bytes(memory.peak_host_bytes)))
-        if memory.allocator:
-            rows.append(("allocator", memory.allocator))
-        if memory.page_faults_per_step is not None:
-            rows.append(("page faults a step", f"{memory.page_faults_per_step:,.0f}"))
+    memory, energy = view.result.memory or Memory(), view.result.energy
+    faults = memory.page_faults_per_step
+    facts = {
+        "memory of the device, at most": format_bytes(memory.peak_device_bytes) if memory.peak_device_bytes else "",
+        "memory of the host, at most": format_bytes(memory.peak_host_bytes) if memory.peak_host_bytes else "",
+        "allocator": memory.allocator,
+        "page faults a step": "" if faults is None else f"{faults:,.0f}",
+    }
     if energy:
-        rows.append(("energy an image", f"{energy.joules_per_image:.3g} J"))
-        rows.append(("average power", f"{energy.average_watts:.3g} W"))
-        rows.append(("meter", energy.meter))
+        facts["energy an image"] = f"{energy.joules_per_image:.3g} J"
+        facts["average power"] = f"{energy.average_watts:.3g} W"
+        facts["meter"] = energy.meter
+    rows = [(name, text) for name, text in facts.items() if text]
     title = "Memory and energy" if energy else "Memory"
     return Section("resources", title, [Facts(rows)]) if rows else None
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -51,24 +51,6 @@ MANY_DEPARTURES = 3
 Division = Literal["closed", "open"]
 
 
-@dataclass(frozen=True)
-class Submission:
-    """What is known of a run before it starts."""
-
-    config: Config
-    """Fitted: no auto is left in it."""
-    mllog: Mllog
-    sizes: RunSizes
-    division: Division
-    device_name: str
-    tensors: list[str]
-    cleared: CacheCleared
-    init_ms: int
-    """When the program started."""
-    built_ms: int
-    """When the network was on its device."""
-
-
 def choose_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Division, list[str]]:
     """Return the division, and what speaks against the closed one."""
     departures = mllog.find_departures(config, sizes)
@@ -78,28 +60,41 @@ def choose_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Divi
     return "open" if departures else "closed", departures
 
 
-def list_head(submission: Submission, now_ms: int) -> list[Event]:
-    """Return the lines up to the start of the run, which is now, and its numbers of images."""
-    config, sizes, cleared, built_ms = submission.config, submission.sizes, submission.cleared, submission.built_ms
+def list_head(
+    config: Config,
+    sizes: RunSizes,
+    device_name: str,
+    parameters: Sequence[str],
+    cleared: CacheCleared,
+    init_ms: int,
+    built_ms: int,
+    now_ms: int,
+) -> list[Event]:
+    """Return the lines up to the start of the run, which is now, and its numbers of images.
+
+    `init_ms`: when the program started; `built_ms`: when the network was on its device.
+    """
     assert isinstance(config.train.batch_size, int)  # train/fit.py resolved it
+    mllog = WORKLOADS[config.workload].mllog
     # Caches are cleared before the network is built; another host's clock may differ.
     cleared_ms = built_ms if cleared.at_seconds is None else min(int(cleared.at_seconds * 1000), built_ms)
+    tensors = [mllog.name_tensor(name) for name in parameters]
     submitted = {
-        "benchmark": submission.mllog.benchmark,
+        "benchmark": mllog.benchmark,
         "org": config.mlperf.org,
-        "division": submission.division,
+        "division": choose_division(config, mllog, sizes)[0],
         "status": config.mlperf.status,
-        "platform": config.mlperf.platform or f"{sizes.ranks}x{submission.device_name}",
+        "platform": config.mlperf.platform or f"{sizes.ranks}x{device_name}",
     }
     return [
-        make_event("init_start", None, submission.init_ms),
+        make_event("init_start", None, init_ms),
         *(make_event(f"submission_{key}", value, cleared_ms) for key, value in submitted.items()),
         make_event("cache_clear", cleared.done, cleared_ms, told=cleared.told),
         make_event("seed", config.seed, built_ms),
         make_event("model_bn_span", config.train.batch_size * config.parallel.bn_ranks, built_ms),
-        *(make_event("weights_initialization", None, built_ms, tensor=name) for name in submission.tensors),
+        *(make_event("weights_initialization", None, built_ms, tensor=name) for name in tensors),
         make_event("init_stop", None, now_ms),
-        *(make_event(key, value, now_ms) for key, value in submission.mllog.list_values(config, sizes).items()),
+        *(make_event(key, value, now_ms) for key, value in mllog.list_values(config, sizes).items()),
         make_event("run_start", None, now_ms),
         make_event("train_samples", sizes.train_pictures, now_ms),
         make_event("eval_samples", sizes.val_pictures, now_ms),
@@ -144,11 +139,18 @@ class MlperfLog(Sink):
     """The log of one run. Steps are counted as done; events after run_start carry them, so that they can be cut."""
 
     def __init__(
-        self, path: Path | None, cadence: Cadence, submission: Submission, *, now: Callable[[], float] = time.time
+        self,
+        path: Path | None,
+        cadence: Cadence,
+        config: Config,
+        ranks: int,
+        list_head: Callable[[int], list[Event]],
+        *,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """Write into `path`; None: nowhere, on other ranks than the first."""
-        self._path, self._cadence, self._submission, self._now = path, cadence, submission, now
-        self._scores_late = submission.config.eval.async_
+        """Write into `path`; None: nowhere, on other ranks than rank 0. `list_head`: of the time of run_start."""
+        self._path, self._cadence, self._config, self._ranks = path, cadence, config, ranks
+        self._list_head, self._now = list_head, now
         self._file: IO[str] | None = None
         self._done = 0
         """Steps, of all starts."""
@@ -180,7 +182,7 @@ class MlperfLog(Sink):
         """The run starts: training data is touched from here on."""
         if self._path is not None:
             self._file = self._path.open("w", encoding="utf-8")
-            self._write(list_head(self._submission, self._now_ms()))
+            self._write(self._list_head(self._now_ms()))
 
     def resume(self, done: int, *, judged: bool) -> None:
         """Continue the log of a run that has done some steps; `judged`: and an evaluation after them.
@@ -190,7 +192,7 @@ class MlperfLog(Sink):
         """
         if self._path is None:
             return
-        head, before = list_head(self._submission, self._now_ms()), read_whole(self._path)
+        head, before = self._list_head(self._now_ms()), read_whole(self._path)
         old = {event.key: event for event in reversed(before)}
         kept: list[Event] = []
         if start := old.get("run_start"):
@@ -225,7 +227,7 @@ class MlperfLog(Sink):
         self._commit()
         if self._first_seconds is None:
             self._first_seconds = record.start_seconds
-        self._images += record.images * self._submission.sizes.ranks
+        self._images += record.images * self._ranks
         self._done = done = record.step + 1
         if self._epoch is not None and self._cadence.whole_epochs_after(done) >= self._epoch:
             self._end_epochs(self._epoch, done)
@@ -239,7 +241,7 @@ class MlperfLog(Sink):
 
     def end_evaluation(self, done: int) -> None:
         """All validation images have been evaluated; the end is written now only if the scores follow later."""
-        if self._scores_late:
+        if self._config.eval.async_:
             self._commit()
             self._add("eval_stop", done, epoch_num=self._find_evaluated(done))
             self._end_block(done)
@@ -247,12 +249,12 @@ class MlperfLog(Sink):
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write the scores; the run's time ends with those that reach the target."""
         self._commit()
-        step, config = evaluation.step, self._submission.config.eval
+        step, config = evaluation.step, self._config.eval
         epoch, value = self._find_evaluated(step), evaluation.metrics[config.metric]
-        if not self._scores_late:
+        if not self._config.eval.async_:
             self._add("eval_stop", step, epoch_num=epoch)
         self._add("eval_accuracy", step, value, epoch_num=epoch, metric=config.metric)
-        if not self._scores_late:
+        if not self._config.eval.async_:
             self._end_block(step)
         if config.target is not None and value >= config.target:
             self._end_block(self._done)
@@ -292,7 +294,7 @@ class MlperfLog(Sink):
 
     def _add_rate(self, done: int, seconds: float) -> None:
         """The original's two lines of an epoch's speed, pauses within it included."""
-        config, images = self._submission.config, float(self._images)
+        config, images = self._config, float(self._images)
         if config.original_defects and config.original.name == "mlperf" and config.schedule.pictures:
             # It counted so many an epoch, whatever the data set has.
             images *= config.schedule.pictures / self._cadence.pictures
@@ -360,8 +362,19 @@ def open_log(
     images = order.global_batch * config.train.accumulate
     cadence = Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
     sizes = measure_sizes(config, *pictures, rank)
-    submission = describe_submission(fitted, sizes, network, cleared, built_seconds)
-    return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, submission)
+    division, departures = choose_division(config, WORKLOADS[config.workload].mllog, sizes)
+    log.info("mlperf.log: %s division%s", division, f": {'; '.join(departures)}" if departures else "")
+    head = partial(
+        list_head,
+        config,
+        sizes,
+        name_device(fitted.device),
+        [name for name, _ in network.named_parameters()],
+        cleared,
+        int(min(built_seconds, find_program_start(), cleared.at_seconds or built_seconds) * 1000),
+        int(built_seconds * 1000),
+    )
+    return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, config, rank.world, head)
 
 
 def find_run_start(run: RunFolder) -> float | None:
@@ -378,26 +391,6 @@ def check_division(config: Config, pictures: tuple[int, int], rank: Rank) -> lis
         return []
     shown = "; ".join(departures[:MANY_DEPARTURES])
     return [finding("not-closed", f"mlperf.division is closed, but its rules are not kept (log.txt has all): {shown}")]
-
-
-def describe_submission(
-    fitted: Fitted, sizes: RunSizes, network: nn.Module, cleared: CacheCleared, built_seconds: float
-) -> Submission:
-    """Gather what the log says before the first step; log.txt has the reasons for the division."""
-    mllog = WORKLOADS[fitted.config.workload].mllog
-    division, departures = choose_division(fitted.config, mllog, sizes)
-    log.info("mlperf.log: %s division%s", division, f": {'; '.join(departures)}" if departures else "")
-    return Submission(
-        config=fitted.config,
-        mllog=mllog,
-        sizes=sizes,
-        division=division,
-        device_name=name_device(fitted.device),
-        tensors=[mllog.name_tensor(name) for name, _ in network.named_parameters()],
-        cleared=cleared,
-        init_ms=int(min(built_seconds, find_program_start(), cleared.at_seconds or built_seconds) * 1000),
-        built_ms=int(built_seconds * 1000),
-    )
 
 
 def find_program_start() -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from made_pictures import busy, make_samples, save
-from small_sets import SHARDS, Listed, flip, locate, make_set
+from small_sets import SHARDS, Counting, Listed, flip, locate, make_set
 from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.feed import OVERHEAD_BYTES, SUBSTITUTES, Bad, Cache, Feed, Worker
 from trainstone.data.feeding.order import Place
@@ -105,16 +105,6 @@ def test_errors_that_are_not_the_datas_are_not_passed_over():
 
     with pytest.raises(ZeroDivisionError):
         fill(make_feed(Failing(SAMPLES), skip_bad=True), 0)
-
-
-class Counting(Listed):
-    """Counts what is read."""
-
-    reads = 0
-
-    def read(self, index: int) -> Sample:
-        self.reads += 1
-        return super().read(index)
 
 
 @pytest.mark.parametrize("keeps", ["off", "files", "pixels"])

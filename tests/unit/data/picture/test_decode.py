@@ -15,7 +15,7 @@ from damage import damaged
 from made_pictures import busy, save
 from trainstone.data.picture.decode import MAX_PIXELS, decode, decode_strict, encode_jpeg, resize_shorter, turn_upright
 from trainstone.data.picture.look import Look, look
-from trainstone.data.picture.repair import repair
+from trainstone.data.prepare import repair
 from trainstone.errors import DataError
 
 BOTH = pytest.mark.parametrize("decoder", [decode, decode_strict])

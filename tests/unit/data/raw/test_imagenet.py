@@ -49,24 +49,19 @@ def inner_tars() -> dict[str, bytes]:
     return {f"{synset}.tar": make_tar(files) for synset, files in reversed(TRAIN_PICTURES.items())}
 
 
+IN_FOLDERS = {f"{s}/{file}": c for s, files in TRAIN_PICTURES.items() for file, c in files.items()}
 TRAIN_SHAPES = {
     "tar": {"ILSVRC2012_img_train.tar": make_tar(inner_tars())},
-    "folders": {f"train/{s}/{file}": c for s, files in TRAIN_PICTURES.items() for file, c in files.items()},
+    "folders": {f"train/{name}": content for name, content in IN_FOLDERS.items()},
     "tars in a folder": {f"train/{name}": content for name, content in inner_tars().items()},
     "both": {f"train/{SYNSETS[0]}/{file}": c for file, c in TRAIN_PICTURES[SYNSETS[0]].items()}
     | {f"train/{name}": content for name, content in inner_tars().items() if SYNSETS[0] not in name},
     "in capitals": {"ilsvrc2012_IMG_train.TAR": make_tar(inner_tars())},
     "compressed": {"ILSVRC2012_img_train.tar.gz": gzip.compress(make_tar(inner_tars()))},
     "one deeper": {"archives/ILSVRC2012_img_train.tar": make_tar(inner_tars())},
-    "Kaggle": {
-        f"ILSVRC/Data/CLS-LOC/train/{s}/{file}": c for s, files in TRAIN_PICTURES.items() for file, c in files.items()
-    },
-    "directly in the path": {f"{s}/{file}": c for s, files in TRAIN_PICTURES.items() for file, c in files.items()},
-    "tar of folders": {
-        "ILSVRC2012_img_train.tar": make_tar(
-            {f"train/{s}/{file}": c for s, files in TRAIN_PICTURES.items() for file, c in files.items()}
-        )
-    },
+    "Kaggle": {f"ILSVRC/Data/CLS-LOC/train/{name}": content for name, content in IN_FOLDERS.items()},
+    "directly in the path": IN_FOLDERS,
+    "tar of folders": {"ILSVRC2012_img_train.tar": make_tar({f"train/{name}": c for name, c in IN_FOLDERS.items()})},
 }
 VAL_SHAPES = {
     "tar": {"ILSVRC2012_img_val.tar": make_tar(VAL_PICTURES)},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from small_sets import flip
 from trainstone.data.raw import listing as listing_module
 from trainstone.data.raw.archives import list_tar, list_zip
 from trainstone.data.raw.listing import FileListing, ListingBuilder, Place
@@ -80,40 +81,24 @@ def test_many_threads_read_at_once(tmp_path, kind):
     assert all(PICTURES[sample.name] == sample.image for sample in samples)
 
 
-def test_a_file_that_vanished_or_is_empty_is_named(tmp_path):
-    listing = list_folder(tmp_path)
-    gone, empty = tmp_path / listing.name(0), tmp_path / listing.name(1)
-    gone.unlink()
-    empty.write_bytes(b"")
-    with pytest.raises(DataError, match="No such file") as caught:
-        listing.read(0)
-    assert str(gone) in caught.value.message
-    with pytest.raises(DataError, match="No such file"):
-        listing.size_bytes(0)
-    with pytest.raises(DataError, match="empty, no picture") as caught:
-        listing.read(1)
-    assert str(empty) in caught.value.message
-
-
-def test_a_tar_that_shrank_or_vanished_is_named(tmp_path):
-    listing = tarred(tmp_path)
-    with (tmp_path / "x.tar").open("r+b") as file:
-        file.truncate(530)
-    with pytest.raises(DataError, match=r"x.tar, byte \d+ "):
-        listing.read(len(listing) - 1)
-    listing = tarred(tmp_path)
-    (tmp_path / "x.tar").unlink()
-    with pytest.raises(DataError, match="No such file"):
-        listing.read(0)
-
-
-def test_a_member_of_a_zip_that_changed_is_named(tmp_path):
-    listing = zipped(tmp_path, zipfile.ZIP_STORED)
-    data = bytearray((tmp_path / "x.zip").read_bytes())
-    data[60] ^= 1
-    (tmp_path / "x.zip").write_bytes(data)
-    with pytest.raises(DataError, match=r"x.zip, member 0 \(n00/n00_0.JPEG\): "):
-        listing.read(0)
+@pytest.mark.parametrize(
+    ("kind", "file", "damage", "index", "message"),
+    [
+        ("folder", "n00/n00_0.JPEG", Path.unlink, 0, r"n00/n00_0\.JPEG: .*No such file"),
+        ("folder", "n00/n00_0.JPEG", lambda path: os.truncate(path, 0), 0, r"n00/n00_0\.JPEG: empty, no picture"),
+        ("tar", "x.tar", lambda path: os.truncate(path, 530), -1, r"x\.tar, byte \d+ "),
+        ("tar", "x.tar", Path.unlink, 0, "No such file"),
+        ("stored zip", "x.zip", lambda path: flip(path, 60), 0, r"x\.zip, member 0 \(n00/n00_0\.JPEG\): "),
+    ],
+)
+def test_file_that_changed_after_it_was_listed_is_named(tmp_path, kind, file, damage, index, message):
+    listing = MAKERS[kind](tmp_path)
+    damage(tmp_path / file)
+    with pytest.raises(DataError, match=message):
+        listing.read(index % len(listing))
+    if kind == "folder" and damage is Path.unlink:
+        with pytest.raises(DataError, match=message):
+            listing.size_bytes(index)
 
 
 def test_what_is_too_large_for_a_picture_is_not_read(tmp_path, monkeypatch):

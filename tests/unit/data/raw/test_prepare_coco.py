@@ -15,6 +15,7 @@ from damage import real_data
 from made_archives import make_jpeg
 from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips
 from made_pictures import busy, save
+from small_sets import check
 from trainstone.data.manifest import Manifest, check_files, read_manifest
 from trainstone.data.parallel import Progress, lock_file
 from trainstone.data.plan import make_plan
@@ -23,7 +24,6 @@ from trainstone.data.raw.coco import find_coco
 from trainstone.data.raw.prepare_coco import OFFICIAL, prepare_coco
 from trainstone.data.recognise import open_dataset
 from trainstone.data.shardfile import sum_file
-from trainstone.data.verify import Findings, verify
 from trainstone.errors import DataError
 from trainstone.formats.coco import CocoAnnotation, CocoImage, Instances
 from trainstone.machine.ranks import Rank
@@ -180,7 +180,7 @@ def test_skip_makes_a_clean_copy_and_leaves_the_source(tmp_path: Path, packed: b
     before = tree(source)
     _, manifest = prepare(source, target, skip_bad=True)
     assert tree(source) == before
-    assert (look_through(target).bad, look_through(target).records) == ([], 3)
+    assert (check(target).bad, check(target).records) == ([], 3)
     assert [name for name, _ in manifest.shards[0].skipped] == ["1.jpg", "3.jpg", "4.jpg"]
     assert sorted(path.name for path in (target / "train2017").iterdir()) == ["0.jpg", "2.jpg", "5.jpg"]
     for name in ("instances_train2017", "bbox_only_instances_train2017"):
@@ -242,26 +242,18 @@ def test_prepare_coco_is_locked_against_a_second_process(tmp_path: Path, small: 
     prepare(small, tmp_path / "out")
 
 
-def look_through(folder: Path) -> Findings:
-    return [*verify(open_dataset(folder), 1, read_manifest(folder), folder)][-1]
-
-
 def test_a_prepared_folder_is_opened_verified_and_converted_like_any(tmp_path: Path):
     prepare(make_real(tmp_path / "c"), tmp_path / "out")
     found = open_dataset(tmp_path / "out")
     assert (found.kind, [name for name, _ in found.classes]) == ("detect", ["circle", "square"])
     assert found.splits[0].source.read(0).boxes[0].crowd  # from the complete annotations, not those with boxes only
-    assert look_through(tmp_path / "out").records == 4
-    assert look_through(tmp_path / "out").bad == []
+    assert check(tmp_path / "out").records == 4
+    assert check(tmp_path / "out").bad == []
     assert list(write_plan(make_plan(found, "recordio"), tmp_path / "rec", Rank(), 1))
     assert len(open_dataset(tmp_path / "rec").splits[0].source) == 4
     (tmp_path / "out/classes.txt").write_text("0" * (tmp_path / "out/classes.txt").stat().st_size)
     (tmp_path / "out/train2017/2.jpg").write_bytes(b"spoilt")
-    assert {Path(bad.file).name for bad in look_through(tmp_path / "out").bad} == {
-        "classes.txt",
-        "2.jpg",
-        "train2017",
-    }
+    assert {Path(bad.file).name for bad in check(tmp_path / "out").bad} == {"classes.txt", "2.jpg", "train2017"}
 
 
 KILLED = """
@@ -286,14 +278,7 @@ for item in prepare_coco.prepare_coco(source, target):
 
 
 @pytest.mark.parametrize(
-    "when",
-    [
-        "unpacking",
-        "unpack train2017.zip",
-        "check train2017",
-        "write lists of val2017",
-        "the last file",
-    ],
+    "when", ["unpacking", "unpack train2017.zip", "check train2017", "write lists of val2017", "the last file"]
 )
 def test_after_a_kill_it_goes_on_and_ends_the_same(tmp_path: Path, small: Path, when: str):
     zips = make_zips(small, tmp_path / "zips")
@@ -313,5 +298,5 @@ def test_real_zips_are_prepared(tmp_path: Path):
     assert [(split.name, split.records) for split in manifest.splits] == [("train", 60), ("val", 66)]
     assert len((tmp_path / "out/train2017-images.txt").read_text().splitlines()) == 59
     assert (tmp_path / "out/classes.txt").read_text().splitlines()[11] == "12\t13\tstop sign"
-    findings = look_through(tmp_path / "out")
+    findings = check(tmp_path / "out")
     assert (findings.records, findings.bad) == (126, [])

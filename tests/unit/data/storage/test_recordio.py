@@ -5,20 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from small_sets import BOXES, JPEGS, SIDE, to_classify, write_shard
+from small_sets import BOXES, JPEGS, SIDE, read_shard, to_classify, write_shard
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, Sample
 from trainstone.data.storage.encoding import Shard
 from trainstone.data.storage.recordio import RecordIOEncoder, RecordIOShard, is_detection
 from trainstone.errors import DataError
-
-
-def read_all(path: Path) -> list[Sample]:
-    shard = RecordIOShard(path)
-    try:
-        return [shard.read(int(offset)) for offset in shard.offsets()]
-    finally:
-        shard.close()
 
 
 def test_bytes_and_texts_are_those_of_im2rec(tmp_path: Path):
@@ -34,7 +26,7 @@ def test_bytes_and_texts_are_those_of_im2rec(tmp_path: Path):
     )
     assert (tmp_path / "train.idx").read_text() == "".join(f"{n}\t{span.offset}\n" for n, span in enumerate(spans))
     assert (tmp_path / "train-boxes.csv").read_text() == "a/boxed.jpg,0.2500,0.1250,0.7500,0.5000\n"
-    assert read_all(tmp_path / "train.rec")[3].values == (-1.0,)
+    assert read_shard(RecordIOShard(tmp_path / "train.rec"))[3].values == (-1.0,)
 
 
 def test_a_detections_vector_is_that_of_imagedetiter(tmp_path: Path):
@@ -62,12 +54,12 @@ def test_order_is_that_of_the_file_and_names_without_a_list_are_numbers(tmp_path
     write_shard(path, RecordIOEncoder("classify"), to_classify(4))
     lines = (tmp_path / "train.idx").read_text().splitlines()
     (tmp_path / "train.idx").write_text("\n".join(reversed(lines)))
-    assert read_all(path) == to_classify(4)
+    assert read_shard(RecordIOShard(path)) == to_classify(4)
     (tmp_path / "train.lst").unlink()
-    assert [sample.name for sample in read_all(path)] == [f"0000000{number}.jpg" for number in range(4)]
-    shard = RecordIOShard(path)
-    assert shard.glance(0).labels == [(0, ClassName(""))]
-    shard.close()
+    assert [sample.name for sample in read_shard(RecordIOShard(path))] == [
+        f"0000000{number}.jpg" for number in range(4)
+    ]
+    assert read_shard(RecordIOShard(path), "glance")[0].labels == [(0, ClassName(""))]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from small_sets import BOXES, CLASSES, JPEGS, READERS, flip, make_png, to_classify, to_detect, write_shard
+from small_sets import BOXES, CLASSES, JPEGS, READERS, flip, make_png, read_shard, to_classify, to_detect, write_shard
 from trainstone.data.sample import Box, ClassName, Sample
 from trainstone.data.storage.recordio import RecordIOEncoder
 from trainstone.data.storage.tfrecord import TFRecordEncoder
@@ -29,11 +29,7 @@ def make_encoder(storage: str, kind: str = "classify") -> Any:
 
 
 def ask_all(path: Path, storage: str, ask: str = "read") -> list[Any]:
-    shard = READERS[storage](path)
-    try:
-        return [getattr(shard, ask)(int(offset)) for offset in shard.offsets()]
-    finally:
-        shard.close()
+    return read_shard(READERS[storage](path), ask)
 
 
 def write(folder: Path, storage: str, samples: list[Sample], kind: str = "classify") -> Path:
@@ -93,7 +89,7 @@ def test_an_index_that_does_not_fit_is_done_without_and_known_to_be_stale(tmp_pa
     assert list(shard.index_files()) == [(index, sound)]
     index.write_text(text)
     assert list(shard.index_files()) == [(index, sound)]
-    assert shard.offsets().tolist() == [span.offset for span in shard.scan()]
+    assert shard.offsets().tolist() == [span.offset for span in shard.file.spans()]
     index.unlink()
     assert list(shard.index_files()) == []
     shard.close()
@@ -105,19 +101,19 @@ def test_an_index_that_does_not_fit_is_done_without_and_known_to_be_stale(tmp_pa
 def test_records_before_and_behind_a_damaged_place_are_read(tmp_path: Path, storage: str, at: int):
     path = write(tmp_path, storage, to_classify(4))
     shard = READERS[storage](path)
-    spans = list(shard.scan())
+    spans = list(shard.file.spans())
     shard.close()
     flip(path, spans[2].offset + at)  # in a header
     shard = READERS[storage](path)
-    walk = shard.scan()
+    walk = shard.file.spans()
     assert [next(walk), next(walk)] == spans[:2]
     with pytest.raises(DataError, match=f"byte {spans[2].offset}: "):
         next(walk)
     assert shard.read(spans[1].offset) == to_classify(4)[1]
-    after = shard.resync(spans[2].offset)
+    after = shard.file.resync(spans[2].offset)
     assert after is not None
     assert spans[2].offset < after <= spans[3].offset
-    assert list(shard.scan(after))[-1] == spans[3]
+    assert list(shard.file.spans(after))[-1] == spans[3]
     with pytest.raises(DataError, match=r"no record starts there|no sample starts there"):
         shard.read(spans[3].end)
     shard.close()

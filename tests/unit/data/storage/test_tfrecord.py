@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from small_sets import BOXES, CLASSES, JPEGS, SIDE, make_png, to_classify, write_shard
+from small_sets import BOXES, CLASSES, JPEGS, SIDE, make_png, read_shard, to_classify, write_shard
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, Sample, shorten
 from trainstone.data.storage.encoding import Shard
@@ -26,14 +26,6 @@ def classify(first_label: int = 1) -> TFRecordEncoder:
     return TFRecordEncoder("classify", CLASSES, first_label)
 
 
-def read_all(path: Path, first_label: int | None = None) -> list[Sample]:
-    shard = TFRecordShard(path, first_label)
-    try:
-        return [shard.read(int(offset)) for offset in shard.offsets()]
-    finally:
-        shard.close()
-
-
 def features_of(encoder: TFRecordEncoder, sample: Sample) -> dict[str, Feature]:
     (buffer,) = encoder.encode(sample, 17, look(sample.image)).buffers
     return decode_example(buffer[12:-4], "x")
@@ -41,16 +33,12 @@ def features_of(encoder: TFRecordEncoder, sample: Sample) -> dict[str, Feature]:
 
 def read_features(path: Path, features: dict[str, Feature]) -> Sample:
     path.write_bytes(frame(encode_example(features)))
-    return read_all(path)[0]
+    return read_shard(TFRecordShard(path))[0]
 
 
 def glance_features(path: Path, features: dict[str, Feature]) -> list[tuple[int, ClassName]]:
     path.write_bytes(frame(encode_example(features)))
-    shard = TFRecordShard(path)
-    try:
-        return list(shard.glance(0).labels)
-    finally:
-        shard.close()
+    return list(read_shard(TFRecordShard(path), "glance")[0].labels)
 
 
 def test_imagenets_features_are_those_of_build_imagenet_data():

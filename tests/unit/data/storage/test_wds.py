@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 
 from made_archives import make_tar
-from small_sets import BOXES, JPEGS, flip, make_png, to_classify, write_shard
+from small_sets import BOXES, JPEGS, flip, make_png, read_shard, to_classify, write_shard
 from trainstone.data.sample import ClassName, Sample
 from trainstone.data.storage.wds import WdsEncoder, WdsShard, make_key
 from trainstone.errors import DataError
 
 
 def read_first(path: Path) -> Sample:
-    shard = WdsShard(path)
-    try:
-        return shard.read(int(shard.offsets()[0]))
-    finally:
-        shard.close()
+    return read_shard(WdsShard(path))[0]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +91,7 @@ def test_a_sample_that_lacks_what_the_others_have_is_not_told_before_a_damaged_p
     spans = write_shard(tmp_path / "train.tar", WdsEncoder("classify"), to_classify(4))
     flip(tmp_path / "train.tar", spans[2].end - 1024)  # the header of its last member
     shard = WdsShard(tmp_path / "train.tar")
-    walk = shard.scan()
+    walk = shard.file.spans()
     assert [next(walk), next(walk)] == spans[:2]
     with pytest.raises(DataError, match=f"byte {spans[2].end - 1024}: "):
         next(walk)

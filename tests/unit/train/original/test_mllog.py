@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from made_mlperf import BEGAN, IMAGENET, Clock, load_mlperf, make_submission, write_closed_log
+from made_mlperf import BEGAN, IMAGENET, Clock, load_mlperf, open_made_log, write_closed_log
 from trainstone.config.schema import Config, change_section
 from trainstone.formats.mllog import Event, format_line, read_mllog
 from trainstone.machine.ranks import Rank
@@ -34,7 +33,7 @@ def open_log(tmp_path: Path) -> RunLog:
     def open_one(pictures: int = 40, clock: Clock | None = None, **changes: object) -> MlperfLog:
         config = make_config(**changes)
         cadence = Cadence(pictures, BATCH, config.eval, config.stop, config.checkpoint)
-        return MlperfLog(tmp_path / "mlperf.log", cadence, make_submission(config, 1, SMALL), now=clock or Clock())
+        return open_made_log(tmp_path / "mlperf.log", config, 1, SMALL, cadence=cadence, clock=clock)
 
     return open_one
 
@@ -118,8 +117,7 @@ def test_speed_is_images_over_time_and_its_defect_is_to_count_imagenet_s(
     open_log: RunLog, tmp_path: Path, defects: bool, pictures: int | None, rate: float
 ):
     with open_log() as log:
-        config = change_section(make_config(original_defects=defects), "schedule", pictures=pictures)
-        log._submission = replace(log._submission, config=config)
+        log._config = change_section(make_config(original_defects=defects), "schedule", pictures=pictures)
         log.begin()
         make_steps(log, 0, 4)
     stats = {event.key: event.value for event in read_body(tmp_path / "mlperf.log")}
@@ -201,9 +199,7 @@ def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
 
 
 def test_other_ranks_write_nothing(tmp_path: Path):
-    config = make_config()
-    cadence = Cadence(40, BATCH, config.eval, config.stop, config.checkpoint)
-    with MlperfLog(None, cadence, make_submission(config, 2, SMALL)) as log:
+    with open_made_log(None, make_config(), 2, SMALL) as log:
         log.begin()
         log.resume(4, judged=False)
         train_epochs(log, 1, 2)
