@@ -26,16 +26,16 @@ KINDS = {
 }
 
 
-def run(count, make):
+def run(count, make, **how):
     """The outputs of one batch that holds all records, as lists of arrays."""
 
-    @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1, **how)
     def pipeline():
         return tuple(make())
 
     made = pipeline()
     made.build()
-    assert [meta["epoch_size"] for meta in made.reader_meta().values()] == [count]
+    assert all(meta["epoch_size"] == count for meta in made.reader_meta().values())
     return [[output.at(place) for place in range(count)] for output in made.run()]
 
 
@@ -85,18 +85,6 @@ def read_coco(job):
     ]
 
 
-def run_plain(count, make, **how):
-    """As `run`, of what reads no file."""
-
-    @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1, **how)
-    def pipeline():
-        return tuple(make())
-
-    made = pipeline()
-    made.build()
-    return [[output.at(place) for place in range(count)] for output in made.run()]
-
-
 def draw_box_crops(job):
     boxes = np.array(job["boxes"], np.float32)
     labels = np.arange(len(boxes), dtype=np.int32)
@@ -113,11 +101,8 @@ def draw_box_crops(job):
             num_attempts=job["attempts"],
         )
 
-    outputs = run_plain(job["count"], make, seed=job["seed"])
-    starts, shapes, kept = outputs[0], outputs[1], outputs[2]
-    return [
-        [*start.tolist(), *shape.tolist(), len(left)] for start, shape, left in zip(starts, shapes, kept, strict=True)
-    ]
+    outputs = run(job["count"], make, seed=job["seed"])[:3]
+    return [[*start.tolist(), *shape.tolist(), len(kept)] for start, shape, kept in zip(*outputs, strict=True)]
 
 
 def change_colours(job):
@@ -131,7 +116,7 @@ def change_colours(job):
         turned = fn.hsv(fn.external_source(lambda _: pixels, batch=False), saturation=saturation, hue=hue)
         return [fn.brightness_contrast(turned, brightness=brightness, contrast=contrast)]
 
-    (made,) = run_plain(len(colours), make)
+    (made,) = run(len(colours), make)
     return [one.tolist() for one in made]
 
 

@@ -51,33 +51,22 @@ def theirs(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.fixture(scope="module")
-def boxed(make: Make) -> dict[str, Path]:
-    """Our sets with boxes."""
-    return {"scenes": make("make", "detect", *SCENES, "--format", "tfrecord", "--shards", "3,1")}
-
-
-@pytest.fixture(scope="module")
-def tensorflow(
-    ours: dict[str, Path], boxed: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def tensorflow(make: Make, ours: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What TensorFlow makes of our sets."""
     root = tmp_path_factory.mktemp("pixels")
     folder = ours[DEFAULT]
+    scenes = make("make", "detect", *SCENES, "--format", "tfrecord", "--shards", "3,1")
     answers = ask_peer(
         "tensorflow",
         glob=[str(folder / f"{split}-*") for split in FOLDERS],
-        train={split: {"paths": list_shards(folder, split), "pixels": str(root / f"{split}.npz")} for split in FOLDERS},
-        detect={
-            f"{name} {split}": list_shards(path, split) for name, path in boxed.items() for split in ("train", "val")
-        },
+        train={s: {"paths": list_shards(folder, f"{s}-*"), "pixels": str(root / f"{s}.npz")} for s in FOLDERS},
+        detect={split: list_shards(scenes, f"{split}.*.tfrecord") for split in ("train", "val")},
     )
     return {"pixels": {split: list(np.load(root / f"{split}.npz").values()) for split in FOLDERS}, **answers}
 
 
-def list_shards(folder: Path, split: str) -> list[str]:
-    return sorted(str(path) for path in folder.glob(f"{split}[-.]*_of_*.tfrecord")) or sorted(
-        str(path) for path in folder.glob(f"{split}-*-of-*")
-    )
+def list_shards(folder: Path, pattern: str) -> list[str]:
+    return sorted(map(str, folder.glob(pattern)))
 
 
 def read_messages(path: Path) -> Iterator[bytes]:
@@ -139,7 +128,7 @@ def test_tensorflows_set_is_sound_and_becomes_ours(ours, theirs, make, shards, t
 def test_a_glob_finds_our_shards_and_nothing_else(ours, tensorflow):
     for pattern, found in tensorflow["glob"].items():
         split = Path(pattern).name.removesuffix("-*")
-        assert sorted(found) == list_shards(ours[DEFAULT], split)
+        assert sorted(found) == list_shards(ours[DEFAULT], f"{split}-*-of-*")
         assert len(found) == {"train": 24, "validation": 16}[split]
 
 
@@ -173,12 +162,13 @@ def read_boxes(imagenet: Path) -> dict[str, list[list[float]]]:
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_tensorflow_reads_our_scenes(tensorflow, split):
-    found = tensorflow["detect"][f"scenes {split}"]
+    found = tensorflow["detect"][split]
     drawn = draw_scenes(split)
     names = [known.name for known in drawn.classes]
     for number, record in enumerate(found):
         sample = drawn.read(number)
-        assert record.pop("image/object/bbox") == as_floats(edge for box in sample.boxes for edge in box[1:5])
+        edges = [edge for box in sample.boxes for edge in box[1:5]]
+        assert record.pop("image/object/bbox") == np.array(edges, np.float32).tolist()
         assert record == {
             "image/encoded": digest(sample.image),
             "image/fname": sample.name,
@@ -189,7 +179,3 @@ def test_tensorflow_reads_our_scenes(tensorflow, split):
             "image/object/is_crowd": [0] * len(sample.boxes),
         }
     assert len(found) == len(drawn)
-
-
-def as_floats(values: Iterator[float]) -> list[float]:
-    return np.array(list(values), np.float32).tolist()

@@ -45,15 +45,15 @@ def choose_every(requested: int | Literal["auto"], num_steps: int) -> int:
 
 
 class Intervals:
-    """Gathers steps into intervals, each of `every` steps, counted from 0.
+    """Gathers steps into intervals, each to a multiple of `every` steps; the first may be shorter.
 
     An interval lasts from the beginning of its first step to the end of its last: what lies between steps is in it,
     and the slow first step, as in the original.
     """
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, first_step: int = 0) -> None:
         self.every = every
-        self._first = self._next = 0
+        self._first = self._next = first_step
         self._began = self._images = 0.0
 
     def add(self, start_seconds: float, step_seconds: float, images: float) -> Interval | None:

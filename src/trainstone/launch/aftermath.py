@@ -33,7 +33,7 @@ MPIRUN = re.compile(r"process rank (\d+) with PID \d+ on node (\S+)\s+exited\s+o
 MPIRUN_CODE = re.compile(r"^\s*Process name:\s*\[\[?[^\n]*?,\s*(\d+)\]\s+Exit code:\s*(\d+)", re.MULTILINE)
 SRUN = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
 LAST_LINES, LAST_CHARACTERS = 5, 600
-RULE = re.compile("-{20,}$")
+RULE = re.compile("^-{20,}$", re.MULTILINE)
 SLOTS_HINT = "name hosts with enough slots (--host a:4,b:4), or share cores: --mpirun --oversubscribe"
 
 
@@ -120,6 +120,9 @@ def _explain_engine(engine_text: str, engine: str, code: int) -> TrainstoneError
         ended = "ended, but no rank said how its work went"
     if "not enough slots" in engine_text:
         return LaunchError(f"{name} {ended}: there are not enough slots for all ranks", hint=SLOTS_HINT)
+    before, box, *_ = [*RULE.split(engine_text), ""]
+    if engine == "mpi" and box.strip():  # the causes that mpirun guesses at follow; ssh's own error is before it
+        engine_text = before + box.strip().split("\n\n")[0]
     lines = [line for line in engine_text.splitlines() if line.strip() and not RULE.match(line)]
     words = printable_lines("\n".join(lines[-LAST_LINES:])[-LAST_CHARACTERS:])
     hint = "its whole output is in launch/ of the run folder"

@@ -154,7 +154,7 @@ def read_hostfile(path: Path) -> Hosts:
         raise ConfigError(f"cannot read --hostfile {path}: {err}") from err
     hosts: Hosts = []
     for line in lines:
-        match = re.match(r"\s*(?:\S+@)?([^\s#]+?)(?::(\d+))?(?:\s(?:[^#]*\bslots\s*=\s*(\d+))?|#|$)", line)
+        match = re.match(r"\s*(?:[^\s#]+@)?([^\s#]+?)(?::(\d+))?(?:\s(?:[^#]*(?<![\w-])slots\s*=\s*(\d+))?|#|$)", line)
         if match:
             slots = match[3] or match[2]
             hosts.append((match[1], int(slots) if slots else None))

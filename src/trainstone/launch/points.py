@@ -187,7 +187,8 @@ def read_key(config: Config, dotted_key: str) -> Any:
 
 def resume_plan(path: Path, result: Result) -> Plan:
     """Return the plan of a sweep that is to be resumed; refuse one from another host or of other versions."""
-    assert result.sweep is not None  # it is of kind sweep, and its first update wrote the plan
+    if result.sweep is None:
+        raise ResultError(f"{path} ended before its points were written", hint=f"start again: {result.command}")
     here = {"host": socket.gethostname(), **read_software()}
     then = {"host": result.process.host, **result.software}
     differing = [

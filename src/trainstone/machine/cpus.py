@@ -244,8 +244,10 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if path.startswith("/") and (not controllers or controller in controllers.split(",")):
             group = PurePosixPath("." if ".." in path else path.lstrip("/"))
-            base = root / "sys/fs/cgroup" / controllers
-            folders += [base / group, *(base / parent for parent in group.parents)]
+            # CentOS 7 lists cpuacct,cpu, but its folder is cpu,cpuacct with a link cpu.
+            for name in {controllers, controllers and controller}:
+                base = root / "sys/fs/cgroup" / name
+                folders += [base / group, *(base / parent for parent in group.parents)]
     return folders
 
 

@@ -1,6 +1,6 @@
 """Safetensors files: read into own memory and checked, written whole or not at all; and trainstone's document in them.
 
-Such a file holds no code. A bad one is a ValueError here; its reader knows whether it is data or a result.
+Such a file holds no code. Its reader knows whether a bad one is an error of data or of a result.
 """
 
 import errno
@@ -15,35 +15,43 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from trainstone.errors import ResultError
+from trainstone.errors import ResultError, TrainstoneError
 from trainstone.files import sync_path, write_atomically
 from trainstone.text import printable
 
 # History: 1: {"format", "step", ...}. What "sha256" covers must never change: it is checked before the format is.
 FORMAT = 1
+UPDATE = "update trainstone"
+"""Hint of the error for a newer format."""
 
 
 class TensorFile(NamedTuple):
     """All that a safetensors file holds."""
 
-    metadata: dict[str, str]
     tensors: dict[str, Tensor]
+    document: dict[str, Any] | None
+    """The document of a checkpoint."""
 
 
-def read_tensors(path: Path) -> TensorFile:
-    """Read a file wholly; a ValueError says what is wrong with it, in words that follow its name."""
+def read_tensors(path: Path, error: type[TrainstoneError]) -> TensorFile:
+    """Read a whole file, a checkpoint with its checksum checked; `error` says what is wrong with it."""
     try:
-        if not path.exists():
-            raise ValueError("does not exist")
         if not path.is_file():  # opening a pipe would wait for ever
-            raise ValueError("is no ordinary file")
+            raise ValueError("is not an ordinary file" if path.exists() else "does not exist")
         # pread: what is checked is what is used. A mapped file may change, or shrink and kill the process, later on.
         with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
-            return TensorFile(file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        document = _open_document(metadata, tensors)
     except OSError as err:
-        raise ValueError(f"cannot be read: {err.strerror or err}") from err
+        raise error(f"cannot read {path}: {err.strerror or err}") from err
+    except ValueError as err:
+        raise error(f"{path} {err}") from err
     except (SafetensorError, RuntimeError, TypeError, OverflowError, MemoryError) as err:
-        raise ValueError(_explain(path, str(err))) from err
+        raise error(f"{path} {_explain(path, str(err))}") from err
+    if document and document["format"] > FORMAT:
+        message = f"{path} is a checkpoint of format {document['format']}; this trainstone reads up to {FORMAT}"
+        raise error(message, hint=UPDATE)
+    return TensorFile(tensors, document)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -92,12 +100,12 @@ def seal(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str
     return {"trainstone": text, "sha256": _hash(text, tensors)}
 
 
-def open_document(file: TensorFile) -> dict[str, Any] | None:
+def _open_document(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
     """Return the document of a checkpoint after checking the whole file against its checksum; None if it has none."""
-    text = file.metadata.get("trainstone")
+    text = metadata.get("trainstone")
     if text is None:
         return None
-    if file.metadata.get("sha256") != _hash(text, file.tensors):
+    if metadata.get("sha256") != _hash(text, tensors):
         raise ValueError("is damaged: its content and its checksum differ")
     try:
         document = json.loads(text)
@@ -115,12 +123,8 @@ def _hash(document: str, tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name]
         # One line of ASCII, which also says how many bytes follow: no two contents give the same sequence.
         digest.update(f"\n{json.dumps([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _explain(path: Path, reason: str) -> str:

@@ -20,7 +20,7 @@ from trainstone.errors import DataError
 from trainstone.models.backbone import ENDS, recognise, take_backbone
 from trainstone.models.mxnet_names import rename_from_gluon
 from trainstone.models.pickled import read_pickled
-from trainstone.models.tensorfile import FORMAT, gather_tensors, open_document, read_tensors, write_tensors
+from trainstone.models.tensorfile import gather_tensors, read_tensors, write_tensors
 from trainstone.text import printable
 from trainstone.units import format_count
 
@@ -127,18 +127,9 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        file = read_tensors(path)
-        document = open_document(file)
-    except ValueError as err:
-        raise DataError(f"{path} {err}") from err
-    if document is None:
+    file = read_tensors(path, DataError)
+    if file.document is None:
         return file.tensors
-    if document["format"] > FORMAT:
-        raise DataError(
-            f"{path} is a checkpoint of format {document['format']}; this trainstone reads up to {FORMAT}",
-            hint="update trainstone",
-        )
     # An average of parameters alone takes the rest from the model.
     parts = [{n.removeprefix(p): t for n, t in file.tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
     return parts[0] | parts[1]

@@ -17,19 +17,10 @@ from torch import Tensor, nn
 
 from trainstone.errors import ResultError
 from trainstone.files import sync_path
-from trainstone.models.tensorfile import (
-    FORMAT,
-    explain_write,
-    gather_tensors,
-    open_document,
-    read_tensors,
-    seal,
-    write_tensors,
-)
+from trainstone.models.tensorfile import UPDATE, explain_write, gather_tensors, read_tensors, seal, write_tensors
 from trainstone.train.task import Task
 
 BEST = "best.safetensors"
-UPDATE = "update trainstone"
 NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
 MODEL, AVERAGE, OPTIMIZER, RANDOM = "model.", "ema.", "optimizer.", "random."
 
@@ -57,20 +48,13 @@ def name_checkpoint(step: int) -> str:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint whose every byte of meaning was checked; anything else is refused, and nothing of it runs."""
-    try:
-        file = read_tensors(path)
-        document = open_document(file)
-    except ValueError as err:
-        raise ResultError(f"checkpoint {path} {err}") from err
-    if document is None:
+    file = read_tensors(path, ResultError)
+    if file.document is None:
         raise ResultError(
             f"{path} is no checkpoint of trainstone: a safetensors file without trainstone's document",
             hint=f"if it holds weights alone: trainstone eval {path}",
         )
-    if document["format"] > FORMAT:
-        message = f"checkpoint {path} has format {document['format']}; this trainstone reads up to {FORMAT}"
-        raise ResultError(message, hint=UPDATE)
-    return Checkpoint(path, document, file.tensors)
+    return Checkpoint(path, file.document, file.tensors)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

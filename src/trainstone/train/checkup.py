@@ -15,13 +15,7 @@ import torch
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.health import grade_noise, read_pressure
-from trainstone.measure.devices import (
-    candidate_precisions,
-    choose_device,
-    choose_reader,
-    list_devices,
-    name_device,
-)
+from trainstone.measure import devices
 from trainstone.train.trial import fastest, try_precisions
 from trainstone.units import format_bytes
 
@@ -53,9 +47,9 @@ def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
 
 def check_hardware(facts: dict[str, Any], out: Path) -> Iterator[Check]:
     """Devices that torch finds beside those the machine has, cores, memory, a place for results."""
-    for name in list_devices():
-        yield Check("device", "ok", f"{name}: {name_device(torch.device(name))}")
-    usable = {name.partition(":")[0] for name in list_devices()}
+    for name in devices.list_devices():
+        yield Check("device", "ok", f"{name}: {devices.name_device(torch.device(name))}")
+    usable = {name.partition(":")[0] for name in devices.list_devices()}
     for device in facts.get("devices", []):
         # ROCm builds of torch call AMD devices cuda.
         kind = {"amd": "cuda" if torch.version.hip else "amd", "intel": "xpu"}.get(device["kind"], device["kind"])
@@ -79,8 +73,8 @@ def check_hardware(facts: dict[str, Any], out: Path) -> Iterator[Check]:
 
 def check_precision() -> Check:
     """Which precision auto takes, by trial."""
-    device = choose_device("auto")
-    candidates = candidate_precisions(device)
+    device = devices.choose_device("auto")
+    candidates = devices.candidate_precisions(device)
     if candidates == ["fp32"]:
         return Check("precision", "ok", "fp32; no 16-bit arithmetic in this CPU")
     trials = try_precisions(str(device), candidates, available_cores().threads)
@@ -120,7 +114,7 @@ def check_software() -> Iterator[Check]:
 
 def check_measuring() -> Iterator[Check]:
     """What can be read of the device while it works, and how quiet the machine is while we do nothing."""
-    reader = choose_reader(choose_device("auto"))
+    reader = devices.choose_reader(devices.choose_device("auto"))
     unmetered = "no energy counter can be read: none will be reported"
     yield Check("energy", "ok" if reader.meter else "limited", reader.meter or unmetered)
     for told in reader.unsupported:

@@ -15,14 +15,8 @@ from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
 from trainstone.machine.cpus import available_cores, memory_available_bytes
 from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
+from trainstone.measure import devices
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.devices import (
-    candidate_precisions,
-    choose_device,
-    free_device_bytes,
-    is_out_of_memory,
-    list_devices,
-)
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
@@ -125,9 +119,9 @@ def fit_engine(
 
 def choose_rank_device(asked: str, world: Rank) -> torch.device:
     """Return the device of this rank: of many on a host, each has the CUDA device of its number there."""
-    if world.world > 1 and asked in ("auto", "cuda") and list_devices()[0].startswith("cuda"):
+    if world.world > 1 and asked in ("auto", "cuda") and devices.list_devices()[0].startswith("cuda"):
         return place_device(torch.device("cuda"), world)
-    device = choose_device(asked)
+    device = devices.choose_device(asked)
     if device.type == "cpu":
         bind_cores(world)
     return device
@@ -269,7 +263,7 @@ def _fits_time(config: Config, device: torch.device, batch: int) -> bool:
     try:
         seconds = _try_steps(config, device, batch)
     except RuntimeError as err:
-        if is_out_of_memory(err):
+        if devices.is_out_of_memory(err):
             return False
         raise
     # So many steps as asked for, whatever their time; a batch that may be adapted is meant to be quick all the same.
@@ -287,7 +281,7 @@ def _try_steps(config: Config, device: torch.device, batch: int) -> float:
 
 def free_bytes(device: torch.device) -> int | None:
     """Memory that a run on this device can still have; None: not known."""
-    return memory_available_bytes() if device.type == "cpu" else free_device_bytes(device)
+    return memory_available_bytes() if device.type == "cpu" else devices.free_device_bytes(device)
 
 
 def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
@@ -295,7 +289,7 @@ def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[C
 
     A recipe that leaves the choice (train.adapt) then takes the fastest as well.
     """
-    asked, candidates = config.train.precision, candidate_precisions(device)
+    asked, candidates = config.train.precision, devices.candidate_precisions(device)
     if asked == "fp32":
         return config, []
     if asked == "auto" and candidates == ["fp32"]:

@@ -103,7 +103,9 @@ def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) ->
     try:
         origin = Origin.model_validate(checkpoint.document)
     except (ValidationError, RecursionError) as err:
-        raise ResultError(f"{checkpoint.path} does not say where it comes from: {err}") from err
+        raise ResultError(
+            f"{checkpoint.path} does not say where it comes from: invalid step, run_id or config"
+        ) from err
     own, average = (
         {name.removeprefix(part): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(part)}
         for part in (MODEL, AVERAGE)

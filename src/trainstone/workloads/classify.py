@@ -19,17 +19,7 @@ from trainstone.workloads.mlperf import RESNET
 
 def build_model(config: Config) -> nn.Module:
     """Return the network."""
-    return build_resnet(
-        config.model.depth,
-        num_classes=config.model.num_classes,
-        conv_init=config.model.conv_init,
-        fc_init=config.model.fc_init,
-        zero_gamma=config.model.zero_gamma,
-        pool_padding=config.model.pool_padding,
-        stem=config.model.stem,
-        width=config.model.width,
-        norm=config.model.norm,
-    )
+    return build_resnet(**config.model.model_dump(exclude={"name", "pretrained"}))
 
 
 def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:

@@ -305,10 +305,12 @@ def test_flags_change_their_keys(original: str, flags: str, keys: dict[str, Any]
                 **{"model.pretrained": "/p/resnet34-333f7ec4.pickle"},
             },
         ),
+        ("mlperf-resnet50", ["export DATADIR=/d\n./run_singlenode.sh"], {"train.batch_size": 4, "devices_per_node": 2}),
+        ("sc22", ["cd resnet\n./run-resnet.sh"], {"system": "any-4gpu"}),
         ("mlperf-ssd", "SYSTEM=2xC4140 PRETRAINED_DIR=/p DATADIR=/d sbatch -N 2 -n 8 run.slurm", {"system": "2xc4140"}),
     ],
 )
-def test_keys_of_a_line(original: str, line: str, keys: dict[str, Any]):
+def test_keys_of_a_line(original: str, line: str | list[str], keys: dict[str, Any]):
     told = tell(original, line)
     assert {key: read_key(told.config, key) for key in keys} == keys
 
@@ -350,6 +352,7 @@ def test_command_of_a_line(original: str, line: str, command: str):
     ("line", "command"),
     [
         ("scripts/datasets/prepare-json.py /d/coco/annotations/a.json b.json -k", "data coco --from /d/coco --to *"),
+        ("prepare-json.py --keep-keys /d/coco/annotations/a.json b", "data coco --from /d/coco --to /d/coco-checked"),
         ("prepare-json.py ../annotations/a.json b.json", "data coco --from COCO --to COCO-checked"),
         ("create_tfrecord.py -i /d/coco/train2017 -o /r/train", "data convert /d/coco /r --format tfrecord"),
         (
@@ -457,6 +460,7 @@ def test_notes_of_a_line(original: str, line: str, note: str):
         ("mlperf-resnet50", "EVAL_OFFSET=9", "eval.offset = 9"),
         ("mlperf-resnet50", "DGXNGPU=0", "DGXNGPU=0"),
         ("mlperf-resnet50", "source config_A30.sh", "config_A30.sh"),
+        ("mlperf-resnet50", ["if true; then export LR=5; fi\n./run_and_time.sh"], "LR: invalid value '$LR'"),
         ("mlperf-resnet50", "LR=`rm`", "LR: invalid value '`rm`'"),
         ("mlperf-ssd", "ssd_main.py --lr-warmup 5", "could match --lr-warmup-epochs, --lr-warmup-factor"),
         ("mlperf-ssd", "ssd_main.py --resume-from a --pretrained-backbone b", "--resume-from"),

@@ -77,6 +77,10 @@ def test_engines_own_trouble_in_its_own_words(tmp_path: Path):
     assert isinstance(err, LaunchError)
     assert "not enough slots" in err.message
     assert "oversubscribe" in str(err.hint)
+    ssh = f"ssh: no route to n2\n{RULE}\nORTE was unable to start daemons.\n\n* guess\n* guess\n{RULE}\n"
+    assert find_cause(tmp_path, ssh, "mpi", 1).message.endswith(
+        "ssh: no route to n2\nORTE was unable to start daemons."
+    )
     told = find_cause(tmp_path, "error: no such thing\n       at all\nhint:  do it\n", "mpi", 3)
     assert isinstance(told, DataError)
     assert (told.message, told.hint) == ("no such thing\nat all", "do it")

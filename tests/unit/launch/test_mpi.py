@@ -20,7 +20,7 @@ def make_verb(system: System | None = None) -> Verb:
 def test_hosts_and_slots(tmp_path: Path):
     assert read_hosts("a:4,b") == [("a", 4), ("b", None)]
     file = tmp_path / "hosts"
-    file.write_text("# ours\nn1 slots=4 max_slots=8\n\nme@n2:2  # two\nn3\n")
+    file.write_text("# ours\nn1 slots=4 max-slots=8\n\nme@n2:2  # two\n#me@n4\nn3\n")
     assert read_hostfile(file) == [("n1", 4), ("n2", 2), ("n3", None)]
     for wrong in ("a:x", "", "-a"):
         with pytest.raises(ConfigError):

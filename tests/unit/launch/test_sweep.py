@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
+from made_results import change_result
 from made_sweep import count_points, plan_small, run_fake, statuses
 from trainstone.cli.sweep import check_unfinished
 from trainstone.errors import DataError, LaunchError, ResultError, RunError
@@ -89,6 +90,13 @@ def test_the_same_fault_of_two_points_ends_the_sweep(monkeypatch, tmp_path: Path
     assert count_points(path) == 2
 
 
+def test_the_same_fault_of_two_points_with_a_common_value_does_not_end_the_sweep(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2", "seed=1,2")
+    plan = replace(plan, points=sorted(plan.points, key=lambda point: point.value))
+    run = run_fake(monkeypatch, plan, tmp_path, batch_1="data")
+    assert statuses(read_result(run.path)) == {1: "failed", 2: "ok"}
+
+
 def test_a_value_that_the_recipe_cannot_have_fails_its_point_only(monkeypatch, tmp_path: Path):
     plan = plan_small("1,2")
     first = plan.points[0].value
@@ -156,11 +164,6 @@ def test_the_line_in_the_docs_is_as_the_code_writes_it():
     assert line == format_line(interval, when, 4711)
 
 
-def change_result(path: Path, **changes: object) -> None:
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | changes))
-
-
 def change_sweep(path: Path, **changes: object) -> None:
     change_result(path, sweep=json.loads((path / "result.json").read_text())["sweep"] | changes)
 
@@ -224,6 +227,7 @@ def test_resumed_sweep_runs_failed_and_lost_points_again(monkeypatch, tmp_path: 
         ({}, "has come to its end: its status is ok"),
         ({"status": "running"}, "is still running: process"),
         ({"status": "interrupted", "kind": "bench"}, "is a bench run, not a sweep"),
+        ({"status": "interrupted", "sweep": None}, "ended before its points were written"),
         (
             {"status": "interrupted", "software": {"trainstone": "0.0.1", "torch": "1.0"}},
             r"cannot resume .*: trainstone 0\.0\.1 there, .*; torch 1\.0 there",

@@ -90,9 +90,9 @@ def test_affinity_is_counted_by_core(tmp_path, siblings, name, affinity, expecte
             3.0,
             3,
         ),
-        (  # v1: a Slurm job; -1 is no limit
+        (  # v1: a Slurm job on CentOS 7; -1 is no limit
             {
-                "proc/self/cgroup": "3:cpu:/slurm/job_9/step_0\n",
+                "proc/self/cgroup": "3:cpuacct,cpu:/slurm/job_9/step_0\n",
                 "sys/fs/cgroup/cpu/slurm/job_9/step_0/cpu.cfs_quota_us": "-1\n",
                 "sys/fs/cgroup/cpu/slurm/job_9/step_0/cpu.cfs_period_us": "100000\n",
                 "sys/fs/cgroup/cpu/slurm/job_9/cpu.cfs_quota_us": "400000\n",

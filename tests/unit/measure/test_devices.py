@@ -2,13 +2,7 @@ import pytest
 import torch
 
 from trainstone.errors import ConfigError, MachineError
-from trainstone.measure.devices import (
-    candidate_precisions,
-    choose_device,
-    list_devices,
-    name_device,
-    peak_host_bytes,
-)
+from trainstone.measure.devices import candidate_precisions, choose_device, list_devices, name_device, peak_host_bytes
 
 
 def test_devices_are_chosen_by_name():

@@ -1,9 +1,13 @@
+"""Weights files: every kind is read, converted and loaded; what does not fit is named and changes nothing."""
+
+import errno
 import itertools
 import os
 import pickle
 import struct
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from damage import damaged, quick, read_damaged
-from trainstone.errors import DataError
+from trainstone.errors import ConfigError, DataError, ResultError
+from trainstone.models.convert import convert_weights
 from trainstone.models.resnet import build_resnet
+from trainstone.models.ssd import build_ssd
 from trainstone.models.tensorfile import FORMAT, gather_tensors, seal, write_tensors
-from trainstone.models.weights import load_weights, read_weights, write_weights
+from trainstone.models.weights import load_pretrained, load_weights, read_weights, write_weights
 
 SMALL = {"conv.weight": torch.arange(6.0).reshape(2, 3), "bn.num_batches_tracked": torch.tensor(4)}
+KINDS = ("pth", "safetensors", "pickle")
+ENDS = ("layer4.", "fc.")
+COUNTER = "num_batches_tracked"
 
 
 class Call:
@@ -35,12 +44,41 @@ class Call:
         return self.function, self.arguments
 
 
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+def make_state(depth: int = 34, **options: Any) -> dict[str, Tensor]:
+    """Weights of a network that has seen images: statistics and counters are not the first ones."""
+    torch.manual_seed(0)
+    model = build_resnet(depth, num_classes=5, **{"width": 16, **options})
+    model(torch.rand(2, 3, 33, 33))
+    return model.state_dict()
+
+
+def make_backbone(depth: int = 34, *, width: int = 16, norm: str = "batch") -> nn.Module:
+    return build_ssd(depth, num_classes=3, image_size=300, width=width, norm=norm).backbone
+
+
+def trunk(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if not name.startswith(ENDS)}
+
+
+def without_counters(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if not name.endswith(COUNTER)}
 
 
 def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], **document: int) -> None:
+    gathered = gather_tensors(tensors)
+    write_tensors(path, gathered, seal(document, gathered))
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -61,11 +99,6 @@ def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_tensors_are_found_under_all_usual_wrappings(tmp_path: Path, content: Any, zipped: bool):
     torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
     assert same(read_weights(tmp_path / "w.pth"), SMALL)
-
-
-def write_checkpoint(path: Path, tensors: dict[str, Tensor], **document: int) -> None:
-    gathered = gather_tensors(tensors)
-    write_tensors(path, gathered, seal(document, gathered))
 
 
 def test_of_a_checkpoint_the_averaged_weights_are_taken(tmp_path: Path):
@@ -153,14 +186,7 @@ def test_a_file_that_would_swell_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     "data",
     [
-        *(
-            b"",
-            b"x",
-            b"some text\n",
-            b"\x89PNG\r\n\x1a\n" + bytes(50),
-            b"<!DOCTYPE html><html>",
-            b"version 1\xff\x1b[31m",
-        ),
+        *(b"", b"x", b"some text\n", b"\x89PNG\r\n\x1a\n" + bytes(50), b"<!DOCTYPE html>", b"version 1\xff\x1b[31m"),
         *(b"PK\x03\x04" + bytes(50), b"\x80", struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", 99_999_999) + b"{}"),
     ],
 )
@@ -204,39 +230,84 @@ def test_bytes_changed_at_random_give_tensors_or_a_data_error(tmp_path: Path, fo
     read_damaged(path, data.draw(damaged(write_form(path, form))), read_weights, place="")
 
 
+def into(model: nn.Module, load: Callable[[nn.Module, Path], None] = load_pretrained) -> Callable[[Path], None]:
+    """Return what loads a file into the model, which no error may change."""
+
+    def read(path: Path) -> None:
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        try:
+            load(model, path)
+        finally:
+            assert same(model.state_dict(), before)
+
+    return read
+
+
+def fit(path: Path) -> None:
+    """Load a file into a network of three classes."""
+    model = build_resnet(34, num_classes=3, width=16)
+    into(model, lambda model, path: load_weights(model, read_weights(path), str(path)))(path)
+
+
+def convert(path: Path) -> None:
+    convert_weights(path, path.with_name("b.safetensors"))
+
+
+def leave_out(*starts: str) -> dict[str, None]:
+    return {name: None for name in make_state() if name.startswith(starts)}
+
+
+OF_34 = "the file is of ResNet-34: --set model.depth=34 --set model.width=16"
+
+
 @pytest.mark.parametrize(
-    ("change", "words", "hint"),
+    ("read", "change", "words", "hint"),
     [
-        ({}, r"2 of another shape \(fc.weight \(7, 512\) for \(3, 512\)", "--set model.num_classes=7"),
+        (fit, {}, r"2 of another shape \(fc.weight \(5, 128\) for \(3, 128\)", "--set model.num_classes=5"),
         (
+            fit,
             {f"extra.{n}": torch.zeros(1) for n in range(5)},
             r"5 unknown \(extra.0, extra.1, extra.2, \.\.\.\); 2 of",
             None,
         ),
-        ({"bn1.bias": None}, r"1 missing \(bn1\.bias\)", None),
-        ({"fc.bias": torch.zeros(3, dtype=torch.int8)}, r"1 of another type \(fc.bias torch.int8 for", None),
-        ({"\x1b[31m": torch.zeros(1)}, r"unknown \(\\x1b", None),
+        (fit, {"bn1.bias": None}, r"1 missing \(bn1\.bias\)", None),
+        (fit, {"fc.bias": torch.zeros(3, dtype=torch.int8)}, r"1 of another type \(fc.bias torch.int8 for", None),
+        (fit, {"\x1b[31m": torch.zeros(1)}, r"unknown \(\\x1b", None),
+        (into(make_backbone(18)), {}, r"unknown \(layer1\.2\.conv1\.weight", OF_34),
+        (into(make_backbone(width=32)), {}, r"conv1\.weight \(16, 3, 7, 7\) for \(32, 3, 7, 7\)", OF_34),
+        (into(make_backbone(norm="group")), {}, r"unknown \(bn1\.running_mean", OF_34),
+        (convert, {"layer2.3.conv2.weight": None}, r"does not fit ResNet-34: 1 missing \(layer2\.3\.conv2\.w", None),
+        (convert, leave_out("layer4."), r"does not fit ResNet-34: 35 missing \(layer4\.0", None),
+        (convert, {"layer2.4.conv1.weight": torch.zeros(1)}, r"1 unknown \(layer2\.4\.conv1\.weight\)", None),
+        (convert, {"layer1.0.conv1.weight": torch.zeros(16, 3, 3, 16)}, r"\(16, 3, 3, 16\) for \(16, 16, 3", None),
+        (convert, {"conv1.weight": torch.zeros(0, 3, 7, 7)}, "of another shape", None),
+        (convert, {"conv1.weight": torch.zeros(16)}, "of another shape", None),
+        (convert, {"fc.weight": torch.tensor(1.0)}, "of another shape", None),
+        (convert, {"fc.weight": torch.zeros(0, 128)}, r"fc\.weight \(0, 128\) for \(1000, 128\)", None),
+        (convert, {"bn1.bias": torch.zeros(16, dtype=torch.int32)}, r"bn1\.bias torch\.int32", None),
+        (convert, {"bn1.bias": torch.full((16,), torch.nan)}, r"not of finite numbers, first bn1\.bias", None),
     ],
 )
-def test_weights_must_fit_the_model(change: dict[str, Any], words: str, hint: str | None):
-    model = build_resnet(18, num_classes=3)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    weights = {**build_resnet(18, num_classes=7).state_dict(), **change}
+def test_misfits_are_named_and_nothing_changes(
+    tmp_path: Path, read: Callable[[Path], None], change: Mapping[str, Tensor | None], words: str, hint: str | None
+):
+    state = make_state() | change
+    torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, tmp_path / "a.pth")
     with pytest.raises(DataError, match=words) as caught:
-        load_weights(model, {name: tensor for name, tensor in weights.items() if tensor is not None}, "w.pth")
-    assert caught.value.hint == hint
+        read(tmp_path / "a.pth")
+    assert caught.value.message.startswith(str(tmp_path / "a.pth"))
     assert caught.value.message.isprintable()
-    assert same(model.state_dict(), before)
+    assert caught.value.hint == hint
+    assert names(tmp_path) == ["a.pth"]
 
 
 def test_counters_of_batches_may_be_missing_and_types_follow_the_model():
-    source = build_resnet(18, num_classes=3)
-    weights = {n: t.half() for n, t in source.state_dict().items() if not n.endswith("num_batches_tracked")}
-    model = build_resnet(18, num_classes=3)
+    weights = {name: tensor.half() for name, tensor in without_counters(make_state(18)).items()}
+    model = build_resnet(18, num_classes=5, width=16)
     load_weights(model, weights, "w.pth")
     assert model.fc.weight.dtype == torch.float32
     assert model.fc.weight.requires_grad
-    assert torch.equal(model.fc.weight, source.fc.weight.half().float())
+    assert torch.equal(model.fc.weight, weights["fc.weight"].float())
 
 
 def test_weights_are_written_for_other_tools(tmp_path: Path):
@@ -246,3 +317,150 @@ def test_weights_are_written_for_other_tools(tmp_path: Path):
     with safe_open(tmp_path / "new" / "w.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt", "recipe": "demo"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["pth", "legacy", "safetensors", "pickle", "exported", "checkpoint"])
+def test_any_kind_of_file_is_pretrained_weights_and_a_whole_network_needs_all_tensors(tmp_path: Path, kind: str):
+    state = make_state()
+    path = tmp_path / "w.pth"
+    torch.save(state, path, _use_new_zipfile_serialization=kind != "legacy")
+    if kind in ("safetensors", "pickle"):
+        convert_weights(path, tmp_path / f"w.{kind}")
+        path = tmp_path / f"w.{kind}"
+    elif kind == "exported":
+        path = tmp_path / "w.safetensors"
+        write_weights(path, state, {"recipe": "resnet34", "step": "12"})
+    elif kind == "checkpoint":
+        path = tmp_path / "step-00000012.safetensors"
+        write_checkpoint(path, prefixed("model.", state), step=12)
+    backbone, model = make_backbone(), build_resnet(34, num_classes=5, width=16)
+    load_pretrained(backbone, path)
+    found = backbone.state_dict()
+    if kind == "pickle":
+        assert same(without_counters(found), without_counters(trunk(state)))
+        with pytest.raises(DataError, match=r"does not fit the model: 37 missing \(layer4\.0"):
+            load_pretrained(model, path)
+    else:
+        assert same(found, trunk(state))
+        load_pretrained(model, path)
+        assert same(model.state_dict(), state)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(KINDS, KINDS)))
+def test_any_kind_becomes_any_other_and_comes_back(tmp_path: Path, first: str, second: str):
+    state = make_state(34 if first == second else 18)
+    torch.save(state, tmp_path / "source.pth")
+    convert_weights(tmp_path / "source.pth", tmp_path / f"a.{first}")
+    convert_weights(tmp_path / f"a.{first}", tmp_path / f"b.{second}")
+    convert_weights(tmp_path / f"b.{second}", tmp_path / "end.safetensors")
+    found = load_file(tmp_path / "end.safetensors")
+    if "pickle" not in (first, second):
+        assert same(found, state)
+        return
+    assert same(without_counters(found), without_counters(trunk(state)))
+    assert set(found) == set(trunk(state))
+    assert all(tensor.equal(torch.tensor(0)) for name, tensor in found.items() if name.endswith(COUNTER))
+
+
+def test_the_pickle_is_what_the_original_reads(tmp_path: Path):
+    state = make_state()
+    torch.save(without_counters(state), tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    made = convert_weights(tmp_path / "a.pth", tmp_path / "a.pickle")
+    with (tmp_path / "a.pickle").open("rb") as file:
+        plain = pickle.load(file)
+    assert type(plain) is dict
+    assert {type(array) for array in plain.values()} == {np.ndarray}
+    assert {array.dtype for array in plain.values()} == {np.dtype("float32")}
+    assert len(plain) == made.tensors == 145
+    np.testing.assert_array_equal(plain["stage2_conv3_weight"], state["layer2.1.conv1.weight"].numpy())
+    np.testing.assert_array_equal(plain["stage3_batchnorm2_running_var"], state["layer3.0.downsample.1.running_var"])
+    assert plain["conv0_weight"].shape == (16, 3, 7, 7)  # outputs, inputs, height, width
+    assert made.network == "ResNet-34 up to layer3"
+    assert made.parameters == sum(a.size for n, a in plain.items() if "running" not in n)
+    assert made.bytes == (tmp_path / "a.pickle").stat().st_size
+    left = {name for name in without_counters(state) if name.startswith(ENDS)}
+    assert set(made.left_out) == left
+
+
+def test_a_pickle_with_the_original_prefix_and_its_heads_is_read(tmp_path: Path):
+    state = make_state()
+    torch.save(state, tmp_path / "a.pth")
+    convert_weights(tmp_path / "a.pth", tmp_path / "a.pickle")
+    plain = pickle.loads((tmp_path / "a.pickle").read_bytes())
+    other = {f"ssd0_resnetmlperf0_{name.replace('running', 'moving')}": array for name, array in plain.items()}
+    other["ssd0_expand_conv0_weight"] = np.zeros(3, dtype=np.float32)
+    (tmp_path / "b.pickle").write_bytes(pickle.dumps(other))
+    made = convert_weights(tmp_path / "b.pickle", tmp_path / "c.safetensors")
+    assert made.left_out == ("ssd0_expand_conv0_weight",)
+    assert same(without_counters(load_file(tmp_path / "c.safetensors")), without_counters(trunk(state)))
+
+
+@pytest.mark.parametrize(
+    ("options", "network", "refusal"),
+    [
+        ({"depth": 50}, "ResNet-50", "ResNet-50; MLPerf SSD's names are for ResNet-18 and -34"),
+        ({"norm": "group"}, "ResNet-18 with group norm", "group norm; MLPerf SSD's names are for .* with batch norm"),
+        ({"stem": "small"}, "ResNet-18", ""),
+        ({"width": 24}, "ResNet-18", ""),
+    ],
+)
+def test_other_forms_of_our_network_are_known(tmp_path: Path, options: dict[str, Any], network: str, refusal: str):
+    state = make_state(**{"depth": 18, **options})
+    torch.save(state, tmp_path / "a.pth")
+    made = convert_weights(tmp_path / "a.pth", tmp_path / "b.safetensors")
+    assert (made.network, made.left_out) == (network, ())
+    assert same(load_file(tmp_path / "b.safetensors"), state)
+    if refusal:
+        with pytest.raises(ConfigError, match=refusal):
+            convert_weights(tmp_path / "a.pth", tmp_path / "b.pickle")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"features.0.weight": torch.zeros(3), "features.0.bias": torch.zeros(3)},
+        {"conv1.weight": torch.zeros(64, 3, 7, 7)},
+        {"conv0_weight": torch.zeros(64, 3, 7, 7)},
+        {"\x1b[31m": torch.zeros(1)},
+    ],
+)
+def test_names_of_no_known_network_are_refused(tmp_path: Path, state: dict[str, Tensor]):
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(DataError, match="its tensors are called ") as caught:
+        convert_weights(tmp_path / "a.pth", tmp_path / "b.safetensors")
+    assert "ResNet-18, -34, -50, -101, -152" in str(caught.value.hint)
+    assert caught.value.message.isprintable()
+
+
+def test_one_number_that_looks_like_many_is_refused(tmp_path: Path):
+    state = make_state(18) | {"conv1.weight": torch.zeros(1, 1, 1, 1).expand(100_000, 3, 7, 7)}
+    torch.save(state, tmp_path / "a.pth")
+    assert (tmp_path / "a.pth").stat().st_size < 10_000_000
+    with pytest.raises(DataError, match=r"more than plain tensors by name: 1 other \(conv1\.weight\)"):
+        convert_weights(tmp_path / "a.pth", tmp_path / "b.safetensors")
+
+
+def test_nothing_is_written_over(tmp_path: Path):
+    torch.save(make_state(18), tmp_path / "a.pth")
+    (tmp_path / "b.pickle").write_text("mine")
+    (tmp_path / "link.pth").symlink_to("nowhere")
+    for target in ("b.pickle", "a.pth", "link.pth"):
+        with pytest.raises(ConfigError, match="exists"):
+            convert_weights(tmp_path / "a.pth", tmp_path / target)
+    assert (tmp_path / "b.pickle").read_text() == "mine"
+    with pytest.raises(ConfigError, match="npz") as caught:
+        convert_weights(tmp_path / "a.pth", tmp_path / "b.npz")
+    assert ".pth, .pt, .safetensors, .pickle, .pkl" in str(caught.value.hint)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    torch.save(make_state(18), tmp_path / "a.pth")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trainstone.files.os.fsync", fail)
+    for kind in KINDS:
+        with pytest.raises(ResultError, match=r"cannot write .*b\..*: No space left"):
+            convert_weights(tmp_path / "a.pth", tmp_path / f"b.{kind}")
+    assert names(tmp_path) == ["a.pth"]

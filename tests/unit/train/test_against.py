@@ -15,33 +15,31 @@ from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
 from trainstone.train import against, fit
-from trainstone.train.against import (
-    fit_pair,
-    list_differences,
-    run_against,
-    tell_unasked,
-)
+from trainstone.train.against import fit_pair, list_differences, run_against, tell_unasked
 from trainstone.train.lifecycle import Lifecycle
 
-TINY = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "train.batch_size=2", "device=cpu"]
-TINY += ["engine.threads=1", "model.width=16"]
+UNFITTED = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu", "engine.threads=1"]
+TINY = [*UNFITTED, "train.batch_size=2", "model.width=16"]
+
+
+@pytest.fixture(autouse=True)
+def own_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def compare(tmp_path: Path) -> Callable[..., tuple[Path, list[str]]]:
-    """Run a comparison; return its folder and the phases it showed."""
-    threads = torch.get_num_threads()
+def compare(tmp_path: Path) -> Callable[..., Path]:
+    """Run a comparison; return its folder."""
 
-    def run(*changes: str, iterations: int = 23) -> tuple[Path, list[str]]:
+    def run(*changes: str, iterations: int = 23) -> Path:
         a = load_config("resnet50", settings=[*TINY, f"measure.iterations={iterations}"])
         b = load_config("resnet50", settings=[*TINY, f"measure.iterations={iterations}", *changes])
         folder = create_run(tmp_path, "bench", a, "trainstone bench --against")
-        try:
-            return folder.path, [
-                p.phase for p in follow(lambda life: run_against(life, b, same_recipe=True, strict=False), a, folder)
-            ]
-        finally:
-            torch.set_num_threads(threads)
+        for _ in follow(lambda life: run_against(life, b, same_recipe=True, strict=False), a, folder):
+            pass
+        return folder.path
 
     return run
 
@@ -52,7 +50,7 @@ def read_all(path: Path) -> tuple[Result, Result, Result]:
 
 def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(against, "choose_timer", lambda _device: LateTimer())
-    path, _ = compare("train.batch_size=4")
+    path = compare("train.batch_size=4")
     steps = {name: read_columns(path / "points" / name / "steps-rank0000.csv") for name in "ab"}
     starts = [(start, name) for name in "ab" for start in steps[name]["start_seconds"]]
     # The first call of each arm begins three steps at once: what is read late has to be begun before.
@@ -76,7 +74,7 @@ class StoppedAtOnce:
 def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flows, "StopSignals", StoppedAtOnce)
     monkeypatch.setattr(Lifecycle, "check_stop", lambda _life: None)
-    path, _ = compare("seed=1")
+    path = compare("seed=1")
     for result in read_all(path):
         assert result.status == "interrupted"
         assert result.findings[-1].code == "interrupted"
@@ -96,7 +94,7 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
     monkeypatch.setattr(flows, "StopSignals", StoppedLate)
     real = against.Interleaving
     monkeypatch.setattr(against, "Interleaving", lambda *parts: real(*parts, blocks=LateBlock()))
-    path, _ = compare("seed=1", iterations=60)
+    path = compare("seed=1", iterations=60)
     parent, a, _ = read_all(path)
     assert parent.status == a.status == "interrupted"
     assert parent.comparison is not None
@@ -104,18 +102,8 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
     assert parent.findings[-1].message == "stopped by SIGTERM after 6 complete rounds"
 
 
-UNFITTED = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu", "engine.threads=1"]
-
-
-@pytest.fixture(autouse=True)
-def own_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-def make(*settings: str, recipe: str = "resnet50") -> Config:
-    return load_config(recipe, settings=[*UNFITTED, *settings])
+def make(*settings: str) -> Config:
+    return load_config("resnet50", settings=[*UNFITTED, *settings])
 
 
 def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.MonkeyPatch):
@@ -126,13 +114,16 @@ def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.Mo
     assert [key for key, _, _ in list_differences(pair["A"].config, pair["B"].config)] == ["engine.threads"]
 
 
-def test_errors_of_fitting_name_their_variant():
-    with pytest.raises(ConfigError, match=r"^B: train.batch_size = 1 with data.image_size = 32"):
-        fit_pair(make("train.batch_size=2"), make("train.batch_size=1"), same_recipe=True, strict=False)
-    with pytest.raises(ConfigError, match=r"^B: --strict: engine.nvtx needs CUDA"):
-        fit_pair(
-            make("train.batch_size=2"), make("train.batch_size=2", "engine.nvtx=true"), same_recipe=True, strict=True
-        )
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["train.batch_size=1"], r"^B: train.batch_size = 1 with data.image_size = 32"),
+        (["train.batch_size=2", "engine.nvtx=true"], r"^B: --strict: engine.nvtx needs CUDA"),
+    ],
+)
+def test_errors_of_fitting_name_their_variant(settings: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        fit_pair(make("train.batch_size=2"), make(*settings), same_recipe=True, strict=True)
 
 
 def test_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):

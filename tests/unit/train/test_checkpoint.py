@@ -122,7 +122,7 @@ def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monk
     write_checkpoint(tmp_path, 1, DOCUMENT, TENSORS)
     path = write_newer(tmp_path, 2, monkeypatch)
     for read in (lambda: read_checkpoint(path), lambda: find_latest(tmp_path)):
-        with pytest.raises(ResultError, match=f"has format {FORMAT + 1}.*up to {FORMAT}") as caught:
+        with pytest.raises(ResultError, match=f"format {FORMAT + 1}.*up to {FORMAT}") as caught:
             read()
         assert caught.value.hint == "update trainstone"
 
@@ -210,7 +210,7 @@ def test_the_latest_whole_one_is_found_and_damaged_ones_are_told(tmp_path: Path)
     assert found is not None
     assert found.document["n"] == 2
     assert len(sentences) == 2
-    assert sentences[0] == f"checkpoint {paths[3]} is empty; passed over"
+    assert sentences[0] == f"{paths[3]} is empty; passed over"
     assert "step-00000003.safetensors is cut off" in sentences[1]
     for path in paths[:2]:
         path.write_bytes(b"")
@@ -222,11 +222,11 @@ def test_one_removed_while_it_is_looked_for_is_no_damage(tmp_path: Path, monkeyp
     write_checkpoint(tmp_path, 1, {}, {})
     read = module.read_tensors
 
-    def overtaken(path: Path):
+    def overtaken(path: Path, error: type[ResultError]):
         if path.name == "step-00000001.safetensors":  # between listing and reading the run went on
             write_checkpoint(tmp_path, 2, {}, {})
             prune(tmp_path, 1)
-        return read(path)
+        return read(path, error)
 
     monkeypatch.setattr(module, "read_tensors", overtaken)
     found, sentences = find_latest(tmp_path)

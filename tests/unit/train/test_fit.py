@@ -77,7 +77,7 @@ def fit_precision(monkeypatch: pytest.MonkeyPatch, trials: list[Trial], recipe: 
     """Fit the precision as if trials went so; fp16 is no candidate of this device."""
     monkeypatch.setattr(fit, "try_precisions", lambda _, asked, __: [t for t in trials if t.precision in asked])
     candidates = [trial.precision for trial in trials if trial.precision != "fp16"]
-    monkeypatch.setattr(fit, "candidate_precisions", lambda _: candidates)
+    monkeypatch.setattr(fit.devices, "candidate_precisions", lambda _: candidates)
     return fit.fit_precision(load_config(recipe, settings=settings), CPU, 2)
 
 

@@ -8,15 +8,7 @@ from trainstone.config.schema import MeasureConfig
 from trainstone.errors import RunError
 from trainstone.results.paired import compare_blocks
 from trainstone.results.steps import StepRecord
-from trainstone.train.interleave import (
-    MAX_ROUNDS,
-    WARM_UP_STEPS,
-    Arm,
-    Block,
-    Interleaving,
-    naming,
-    split_iterations,
-)
+from trainstone.train.interleave import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving, naming, split_iterations
 
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
 OTHER = load_config("resnet50", settings=["train.batch_size=4"])

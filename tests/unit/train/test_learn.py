@@ -52,17 +52,12 @@ def stop_and_resume(
     return read_learned(whole.path), stopped, read_learned(run.path)
 
 
-def evaluated_steps(run: RunFolder) -> list[int]:
-    assert run.result.quality is not None
-    return [one.step for one in run.result.quality.history]
-
-
-def pretend(top1: float, loss: float = 0.0) -> Callable[..., Iterator[Progress]]:
-    """An evaluation of eleven pictures with so many right ones, whatever the network."""
+def pretend(top1: float, loss: float = 0.0, images: int = 11) -> Callable[..., Iterator[Progress]]:
+    """An evaluation of images with so many right ones, whatever the network."""
 
     def judge(*_: Any) -> Any:
         yield Progress("evaluating")
-        return torch.tensor([[11 * top1, 11.0, 11 * loss, 11.0]], dtype=torch.float64)
+        return torch.tensor([[images * top1, images, images * loss, images]], dtype=torch.float64)
 
     return judge
 
@@ -212,15 +207,13 @@ def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypa
     quality = run.result.quality
     assert quality is not None
     assert (run.result.status, quality.value, quality.steps) == ("target_reached", 0.6, 9)
-    assert evaluated_steps(run) == [3, 6]
+    assert [one.step for one in quality.history] == [3, 6]
     assert next(found) == 0.9  # the third was not begun: it ended before
     assert read_checkpoint(run.path / "checkpoints/best.safetensors").document["step"] == 6
     events = [parse_line(line) for line in (run.path / "mlperf.log").read_text().splitlines()]
     told = [(one.key, one.metadata.get("epoch_num")) for one in events if one and "epoch_num" in one.metadata]
     told = [one for one in told if one[0].startswith("eval")]
-    assert told == [("eval_start", 1), ("eval_stop", 1), ("eval_accuracy", 1)] + [
-        (key, 2) for key in ("eval_start", "eval_stop", "eval_accuracy")
-    ]
+    assert told == [(key, epoch) for epoch in (1, 2) for key in ("eval_start", "eval_stop", "eval_accuracy")]
     assert events[-1] is not None
     assert (events[-1].key, events[-1].metadata["status"]) == ("run_stop", "success")
 
@@ -235,14 +228,8 @@ def test_a_run_is_resumed_whose_scores_were_still_to_come(tmp_path: Path, monkey
 ONE_EPOCH = {"stop.epochs": 1.0, "data.generated_val": 11}
 
 
-def pretend_damaged(*_: Any) -> Any:
-    """Two of eleven pictures could not be read."""
-    yield Progress("evaluating")
-    return torch.tensor([[4.5, 9.0, 0.0, 9.0]])
-
-
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "judge", pretend_damaged)
+    monkeypatch.setattr(learn, "judge", pretend(0.5, images=9))  # two of eleven could not be read
     run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
     phases, quality = run.result.phases, run.result.quality
     assert run.result.status == "target_reached"

@@ -58,12 +58,7 @@ def test_the_machine_that_trained_is_forgotten(tmp_path: Path):
     assert (found.seed, found.measure.seconds, found.model.width) == (3, 2.0, 24)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"config": 5}, {"config": None}, {"run_id": 7}, {"run_id": None}, {"epoch": "x"}),
-    ],
-)
+@pytest.mark.parametrize("changes", [{"config": 5}, {"config": None}, {"run_id": 7}, {"run_id": None}, {"epoch": "x"}])
 def test_a_document_that_makes_no_sense_is_refused(tmp_path: Path, changes):
     with pytest.raises(ResultError, match="does not say"):
         open_saved(make_checkpoint(tmp_path, **changes))

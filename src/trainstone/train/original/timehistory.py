@@ -48,7 +48,8 @@ class LoopLines(Lines):
 
     def step(self, record: StepRecord) -> str:
         """Return two lines when an interval is complete."""
-        if not self._stamps:
+        if not self._stamps:  # of a resumed run whose step file was lost, the first is not step 0
+            self._intervals = Intervals(self._intervals.every, record.step)
             self._stamp(record.step, record.start_seconds)
         self._losses.append(record.loss)
         # The rate is that of all ranks.

@@ -56,6 +56,12 @@ def test_a_training_tells_speed_loss_and_accuracy(tmp_path: Path):
     assert len(read_timehistory(tmp_path / "original/training.log")) == 2
 
 
+def test_resumed_training_without_its_step_file_keeps_the_numbers_of_steps(tmp_path: Path):
+    play(make_facts(tmp_path, "tbd", steps=50, first_step=25), 40, status="interrupted")
+    log = read_timehistory(tmp_path / "original/training.log")
+    assert [(one.first_step, one.last_step) for one in log] == [(25, 30), (30, 40)]
+
+
 def test_a_long_training_has_a_line_every_hundred_steps(tmp_path: Path):
     lines = train(tmp_path, 250, status="interrupted", steps=450000)
     assert [line.split("        ")[0] for line in lines if line.startswith("step")] == ["step: 100", "step: 200"]
