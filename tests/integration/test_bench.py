@@ -102,7 +102,7 @@ def test_keep_memory_is_recorded_works_and_can_be_switched_off(trainstone):
     """The first activations are 42 MB: more than glibc ever keeps by itself (32 MiB), so they fault at every step."""
     large = ("train.batch_size=32", "data.image_size=288")
     settings = [*TINY, *(part for setting in large for part in ("--set", setting))]
-    settings += ["--iterations", "3", "--json", "-q"]
+    settings += ["--iterations", "8", "--json", "-q"]
     kept = trainstone(*settings).json()["memory"]
     given_back = trainstone(*settings, "--set", "engine.keep_memory=false").json()["memory"]
     assert "keeps freed memory" in kept["allocator"]

@@ -184,6 +184,8 @@ def bombs() -> dict[str, bytes]:
         **{name: PROTO + code + struct.pack("<Q", 10**10) + b"abc." for name, code in lengths.items()},
         "bytes in many arrays": PROTO + b"}" + text("b") + array(numbers(1 << 18), mega + b"q\x05") + b"s"
         + b"".join(text(f"a{n}") + array(numbers(1 << 18), b"h\x05") + b"s" for n in range(2000)) + b".",
+        "a text as side": PROTO + b"}" + text("a") + array(b"(" + text("a") + b"J\xff\xff\xff\x3ft", b"C\0") + b"s.",
+        "many objects": PROTO + b"]" * (1 << 20) + b".",
         "a tower as dtype": PROTO + named("numpy", "dtype") + tower + b"\x85R.",
         "a tower as name": PROTO + b"}" + tower + b"K\x01s.",
         "a tower as module": PROTO + tower + tower + b"\x93.",
