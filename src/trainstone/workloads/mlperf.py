@@ -36,7 +36,6 @@ CROPS = (1, 50)
 EXTRA = re.compile(r"extras\.([0-9]+)\.([0-9]+)")
 
 load_reference = functools.cache(load_config)
-
 Rule = tuple[bool, str]
 """Whether it is kept, and what to say where it is not."""
 
