@@ -47,6 +47,12 @@ def read_damaged(path: Path, content: bytes, read: Callable[[Path], Any], place:
     assert not told or (path.name in told and place in told)
 
 
+def write(path: Path, content: bytes) -> Path:
+    """Write a file and return its path."""
+    path.write_bytes(content)
+    return path
+
+
 def real_data(name: str) -> Path:
     """A file of the real data sets, where they are."""
     folder = os.environ.get("TRAINSTONE_REAL_DATA")
