@@ -149,6 +149,8 @@ def _list_images(path: Path) -> Iterator[Picture]:
     """Yield the images of a folder or a tar, and those in tars of synsets in it."""
     for name, place in walk_files(path):
         parent, _, file = name.rpartition("/")
+        if place.offset < 0 and parent and not _synset_of(parent):
+            continue  # a folder of something else, such as a backup
         if file.lower().endswith(".tar"):
             inner = (place.container, place.offset, place.size) if place.offset >= 0 else (place.container / file,)
             for member in list_tar(*inner):
