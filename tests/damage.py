@@ -16,6 +16,16 @@ quick = settings(
 )
 
 
+class Call:
+    """A pickle of it calls the function when it is opened."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.arguments
+
+
 @st.composite
 def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
     """The file with some bytes changed, put in, taken out or cut off."""
@@ -45,6 +55,12 @@ def read_damaged(path: Path, content: bytes, read: Callable[[Path], Any], place:
     except DataError as err:
         told = err.message
     assert not told or (path.name in told and place in told)
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Write a file and return its path."""
+    path.write_bytes(content)
+    return path
 
 
 def real_data(name: str) -> Path:

@@ -55,6 +55,11 @@ def write_files(root: Path, files: dict[str, bytes]) -> Path:
     return root
 
 
+def read_files(folder: Path) -> dict[str, bytes]:
+    """All files below a folder by their relative names."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def list_everything(folder: Path) -> set[str]:
     """Relative names of all files and folders below one."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}

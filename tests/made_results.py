@@ -1,5 +1,6 @@
 """Made-up run folders for tests: only result.json, of a run that a machine might have had."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,9 @@ def write_repeated(folder: Path, name: str, rates: list[float], **features: Any)
     whole = make_result(name, 1.0, **features).model_copy(update={"points": points})
     (path / "result.json").write_text(dump_json(whole.model_dump(mode="json", exclude_none=True)))
     return path
+
+
+def change_result(path: Path, **changes: object) -> None:
+    """Replace keys of a run's result.json."""
+    document = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(document | changes))

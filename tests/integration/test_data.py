@@ -1,6 +1,5 @@
 """`trainstone data` as users call it: prepare, interrupt, resume, convert, check, clean, show."""
 
-import hashlib
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from made_archives import read_files
 from made_sets import pack_image
 from nursery import wait_until
 from trainstone.data.generated.source import GeneratedSource
@@ -31,11 +31,6 @@ def count(*arguments):
 shardfile.ShardWriter.append = count
 """
 STORAGES = ("recordio", "tfrecord", "folder", "wds")
-
-
-def digest(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +59,7 @@ def test_killed_ten_times_and_finished_it_is_the_same(pictures: Path, tmp_path: 
         assert not (tmp_path / "set/train.rec").exists()  # it gets its name when it is whole, not before
     done = nursery.run(*arguments, "--to", str(tmp_path / "set"))
     assert done.code == 0, done.err
-    assert digest(tmp_path / "set") == digest(tmp_path / "whole")
+    assert read_files(tmp_path / "set") == read_files(tmp_path / "whole")
 
 
 def test_three_ranks_at_once_make_what_one_makes(pictures: Path, tmp_path: Path, nursery):
@@ -72,7 +67,7 @@ def test_three_ranks_at_once_make_what_one_makes(pictures: Path, tmp_path: Path,
     arguments += ["--shards", "6,2"]
     assert nursery.run(*arguments, "--to", str(tmp_path / "alone")).code == 0
     assert nursery.run(*arguments, "--to", str(tmp_path / "shared"), world=3).code == 0
-    assert digest(tmp_path / "shared") == digest(tmp_path / "alone")
+    assert read_files(tmp_path / "shared") == read_files(tmp_path / "alone")
 
 
 def test_the_same_again_does_nothing(pictures: Path, quick):
@@ -92,8 +87,8 @@ def test_boxes_survive_every_storage(tmp_path: Path, quick, storage: str):
     assert made.code == 0, made.err
     assert quick("data", "convert", "boxes", "there", "--format", storage, "-q").code == 0
     assert quick("data", "convert", "there", "back", "--format", "folder", "-q").code == 0
-    assert digest(tmp_path / "back/annotations") == digest(tmp_path / "boxes/annotations")
-    assert digest(tmp_path / "back/train") == digest(tmp_path / "boxes/train")
+    assert read_files(tmp_path / "back/annotations") == read_files(tmp_path / "boxes/annotations")
+    assert read_files(tmp_path / "back/train") == read_files(tmp_path / "boxes/train")
 
 
 def test_info_tells_and_draws(tmp_path: Path, quick):

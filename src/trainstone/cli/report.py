@@ -1,5 +1,6 @@
 """trainstone report: a page for a run, an index for a folder of runs, charts for papers."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ def report(
     folders = {kind: folder for kind, folder in formats.items() if folder is not None}
     run = runs[0].parent if runs[0].name == "result.json" else runs[0]
     figures: list[Path] = []
-    if len(runs) == 1 and ((run / "result.json").exists() or not find_runs(run)):
+    if len(runs) == 1 and (holds_result(run) or not find_runs(run)):
         from trainstone.report.page import write_report
 
         written, shown = write_report(run, page)
@@ -52,6 +53,11 @@ def report(
         print(f"figure  {printable(str(path))}")
 
 
+def holds_result(folder: Path) -> bool:
+    """Say whether a folder is a run's; False also for one that may not be read."""
+    return os.path.exists(folder / "result.json")  # noqa: PTH110 (Path.exists raises PermissionError)
+
+
 def write_many(given: list[Path], page: Path | None) -> Path:
     """Write the index of folders and runs."""
     from trainstone.report.index import write_index
@@ -61,7 +67,7 @@ def write_many(given: list[Path], page: Path | None) -> Path:
     for path in given:
         if not path.exists():
             raise ResultError(f"no such run or folder: {path}")
-        found = [path] if (path / "result.json").exists() else find_runs(path)
+        found = [path] if holds_result(path) else find_runs(path)
         if not found:
             raise ResultError(f"no runs in {path}: no folder in it has a result.json")
         paths += [run for run in found if run not in paths]

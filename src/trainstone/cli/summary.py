@@ -15,7 +15,7 @@ from trainstone.cli import tables
 from trainstone.cli.sparkline import draw_bars, draw_sparkline
 from trainstone.errors import ResultError
 from trainstone.results import learning
-from trainstone.results.breakdown import average_parts, shorten, tell_overhead
+from trainstone.results.breakdown import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.paired import tell_exchange
 from trainstone.results.profiled import OperatorTime, Timeline
 from trainstone.results.quality import Quality
@@ -31,8 +31,6 @@ STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
 SEVERITIES = ("error", "warning", "info")
 SPARKLINE_WIDTH = 36
 MOST_OPERATORS, BAR_WIDTH = 6, 8
-LEAST_SHARE = 0.0005
-"""Of a step; a smaller part would be told as 0.0 %."""
 
 Rows = Iterator[tuple[str, str | Text]]
 
@@ -233,7 +231,7 @@ def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
 
 def _part_rows(timeline: Timeline) -> Rows:
     parts = sorted(average_parts(timeline), key=lambda part: -part.share)
-    named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= LEAST_SHARE]
+    named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= MIN_SHARE]
     if named:
         yield "where", ", ".join(named)
     if timeline.told and timeline.device != "cpu":  # of a CPU they say what stands above

@@ -27,6 +27,8 @@ THUMBNAIL_PIXELS = 160
 THUMBNAIL_QUALITY = 82
 MAX_BAD = 20
 MAX_BOXES = 100
+MAX_LABEL = 2**31 - 1
+"""Damaged records have larger ones."""
 
 
 class Labels(NamedTuple):
@@ -213,7 +215,8 @@ def read_labels(source: Source, kind: str, read: Mapping[int, Sequence[int]], ba
     classes, per_record = array("i"), array("i")
     for index in range(len(source)) if find else read:
         try:
-            found = [-1 if label is None else label for label in (find(index) if find else read[index])]
+            stated = find(index) if find else read[index]
+            found = [-1 if label is None else max(-1, min(label, MAX_LABEL)) for label in stated]
             found = found if kind == "detect" else found[:1]
             classes.extend(found)
             per_record.append(len(found))

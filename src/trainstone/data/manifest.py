@@ -102,7 +102,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{path} is damaged at {where or 'its top'}: {first['msg']}") from err
+        what = "is of a newer trainstone, or damaged," if where == "format" else "is damaged"
+        raise DataError(f"{path} {what} at {where or 'its top'}: {first['msg']}") from err
     except (OSError, ValueError, RecursionError) as err:
         raise DataError(f"cannot read {path}: {err}") from err
     return manifest

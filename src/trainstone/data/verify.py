@@ -49,6 +49,12 @@ class Findings:
     stale: list[Path] = field(default_factory=list)
     """Index files that do not fit their records."""
 
+    def add(self, other: "Findings") -> None:
+        """Add what was seen of further records."""
+        self.records += other.records
+        self.bytes += other.bytes
+        self.bad += other.bad
+
 
 def verify(
     found: DataSet, workers: int, manifest: Manifest | None, folder: Path, rank: Rank = ALONE
@@ -85,10 +91,8 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
             findings.bad.append(Bad(str(path), None, Span(0, 0), "", err.message))
             continue
         before = len(findings.bad)
-        for seen, size, bad in map_in_order(partial(look_at, shard, num_classes), batch(walk(shard)), pool):
-            findings.records += seen
-            findings.bytes += size
-            findings.bad += bad
+        for seen in map_in_order(partial(look_at, shard, num_classes), batch(walk(shard)), pool):
+            findings.add(seen)
             yield findings
         if len(findings.bad) == before:
             findings.stale += [index for index, text in shard.index_files() if index.read_bytes() != text.encode(*TEXT)]
@@ -101,11 +105,9 @@ def batch(records: Iterator[tuple[int, Span, str]]) -> Iterator[list[tuple[int, 
         yield gathered
 
 
-def look_at(
-    shard: ShardReader, num_classes: int | None, records: Sequence[tuple[int, Span, str]]
-) -> tuple[int, int, list[Bad]]:
-    """Decode some records; return how many, their bytes, and the bad ones. A damaged place has its reason with it."""
-    bad = []
+def look_at(shard: ShardReader, num_classes: int | None, records: Sequence[tuple[int, Span, str]]) -> Findings:
+    """Decode some records. A damaged place has its reason with it."""
+    found = Findings(len(records), sum(span.size for _, span, _ in records))
     for number, span, why in records:
         name = ""
         if not why:
@@ -116,8 +118,8 @@ def look_at(
             except DataError as err:
                 why = err.message
         if why:
-            bad.append(Bad(str(shard.path), number, span, name, shorten_reason(why, shard.path)))
-    return len(records), sum(span.size for _, span, _ in records), bad
+            found.bad.append(Bad(str(shard.path), number, span, name, shorten_reason(why, shard.path)))
+    return found
 
 
 def verify_files(
@@ -126,10 +128,8 @@ def verify_files(
     """Look at pictures that are files; those of a folder that a manifest describes must have its checksum, too."""
     chunks = (range(start, min(start + CHUNK, len(source))) for start in range(0, len(source), CHUNK))
     crc = 0
-    for records, size, checksum, bad in map_in_order(partial(look_at_files, source, num_classes), chunks, pool):
-        findings.records += records
-        findings.bytes += size
-        findings.bad += bad
+    for seen, checksum in map_in_order(partial(look_at_files, source, num_classes), chunks, pool):
+        findings.add(seen)
         crc = (crc + checksum) % (1 << 32)
         yield findings
     if folder is not None and f"{crc:08x}" != folder.crc32c:
@@ -139,19 +139,20 @@ def verify_files(
         yield findings
 
 
-def look_at_files(source: Source, num_classes: int | None, numbers: range) -> tuple[int, int, int, list[Bad]]:
-    """Decode some images that are files; return how many, their bytes, their checksum, and the bad ones."""
-    bad, size, crc = [], 0, 0
+def look_at_files(source: Source, num_classes: int | None, numbers: range) -> tuple[Findings, int]:
+    """Decode some images that are files; return what was found and their checksum."""
+    found, crc = Findings(len(numbers)), 0
     for number in numbers:
         where = source.where(number)
         try:
             sample = source.read(number)
-            size += len(sample.image)
+            found.bytes += len(sample.image)
             crc += sum_file(sample.name, sample.image)
             check_sample(sample, num_classes)
         except DataError as err:
-            bad.append(Bad(where, None, Span(0, 0), source.name(number), shorten_reason(err.message, Path(where))))
-    return len(numbers), size, crc, bad
+            why = shorten_reason(err.message, Path(where))
+            found.bad.append(Bad(where, None, Span(0, 0), source.name(number), why))
+    return found, crc
 
 
 def check_sample(sample: Sample, num_classes: int | None) -> None:

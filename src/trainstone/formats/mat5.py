@@ -40,7 +40,7 @@ def read_mat(data: bytes, where: str = "MATLAB file") -> dict[str, Any]:
             element = next(_split(_unpack(content))) if kind == _PACKED else (kind, content)
             name, value = _read_array(element)
             variables[name] = value
-    except (ValueError, struct.error, zlib.error, LookupError, StopIteration, RecursionError) as err:
+    except (ValueError, struct.error, zlib.error, LookupError, OverflowError, StopIteration, RecursionError) as err:
         reason = str(err) or "it ends early or is nested too deeply"
         raise DataError(f"{where}: damaged: {reason}", hint="the file is damaged; get it again") from err
     return variables

@@ -13,12 +13,8 @@ def wrap_command(
 ) -> list[str]:
     """Return a command line that runs `command` in the image; folders that lie within another are not named twice."""
     words = [program, "exec", *(["--nv"] if gpus else [])]
-    for folder in list_binds(binds):
-        words += ["--bind", str(folder)]
-    return [*words, image, *command]
-
-
-def list_binds(binds: Sequence[Path]) -> list[Path]:
-    """Return folders as absolute paths, without those that another one holds."""
     wanted = sorted({folder.absolute() for folder in binds})
-    return [one for one in wanted if not any(one != other and one.is_relative_to(other) for other in wanted)]
+    for folder in wanted:
+        if not any(folder != other and folder.is_relative_to(other) for other in wanted):
+            words += ["--bind", str(folder)]
+    return [*words, image, *command]

@@ -108,14 +108,17 @@ class Work:
         write_timehistory(self.run.path / folder, self.run.path / "original/throughput_data" / f"{point.name}.log")
 
     def judge_failure(self, point: PlannedPoint, row: SweepRow, ended: ChildEnd, kills: dict[str, int]) -> None:
-        """Distinguish out of memory, which ends a curve, from a failure of this point; the same one twice ends all."""
+        """Distinguish out of memory, which ends a curve, from a failure of this point, and from one that all have."""
         assert ended.error is not None
         message = ended.error.message
         if self.ran_out_of_memory(row, ended, kills):
             self.keep(point, row, status="out_of_memory", note=message, exit_code=RunError.exit_code)
             self.skip_larger(point)
             return
-        if ended.code in OF_THE_SWEEP and [row.note for row in self.rows.values()] == [message]:
+        # Points that share a value may fail by it: a device that is not there, a precision that crashes.
+        curves = self.plan.sweep.curve_key is not None
+        unlike = any(one.value != row.value and not (curves and one.curve == row.curve) for one in self.rows.values())
+        if ended.code in OF_THE_SWEEP and unlike and {one.note for one in self.rows.values()} == {message}:
             ended.check(point.label)
         self.keep(point, row, status="failed", note=message, exit_code=ended.code)
 

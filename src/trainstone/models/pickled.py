@@ -19,6 +19,8 @@ from trainstone.text import printable
 from trainstone.units import format_bytes
 
 MAX_BYTES = 4 << 30
+MAX_OPERATIONS = 1 << 18
+"""About 20 for an array; each may make an object that is far larger than its one byte in the file."""
 GROWTH = 3
 """All arrays together may have this many times the file's bytes: a pickle can use the same bytes again and again."""
 DTYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")
@@ -85,8 +87,10 @@ class Array:
         _, self.shape, dtype, self.by_column, self.data = state
         if not isinstance(self.data, str | bytes) or not isinstance(dtype, Dtype):
             raise Refused("holds an array of Python objects")
+        if not isinstance(self.shape, tuple) or not all(type(size) is int and size >= 0 for size in self.shape):
+            raise ValueError("the shape of an array is not a tuple of whole numbers")  # the product repeats a text
         self.dtype = np.dtype(dtype.order + dtype.code)
-        if math.prod(self.shape) * self.dtype.itemsize != len(self.data) or min(self.shape, default=0) < 0:
+        if math.prod(self.shape) * self.dtype.itemsize != len(self.data):
             raise ValueError(f"{len(self.data)} bytes do not fill an array of type {self.dtype}")
 
     def build(self) -> NDArray[Any]:
@@ -121,6 +125,18 @@ KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): lambda: Names(),
     **{(module, "bytes"): lambda: b"" for module in ("__builtin__", "builtins")},
 }
+
+
+class Operations(dict[int, Any]):
+    """The operations that are allowed, up to a number of them."""
+
+    left = MAX_OPERATIONS
+
+    def __getitem__(self, code: int) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise Refused(f"has more than {MAX_OPERATIONS:,} operations: too many for weights")
+        return super().__getitem__(code)
 
 
 class Unpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
@@ -161,7 +177,9 @@ def read_pickled(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as err:
         raise DataError(f"cannot read {path}: {err.strerror or err}") from err
     try:
-        found = Unpickler(stream, encoding="latin1").load()
+        reader = Unpickler(stream, encoding="latin1")
+        reader.dispatch = Operations(Unpickler.dispatch)
+        found = reader.load()
         if stream.read(1):
             raise ValueError("there is more after its end")
         return _collect(found, size)

@@ -90,7 +90,7 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
     train = result.config.get("train", {})
     measured = find_best_row(result.sweep) if result.sweep else result.throughput
     rate = measured.images_per_second if measured else None
-    half = (measured.ci95[1] - measured.ci95[0]) / 2 / rate if measured and rate and measured.ci95 else None
+    half = measured.half_width if measured else None
     step = result.step_seconds.median if result.step_seconds else None
     evaluated = result.quality and (result.quality.history or result.repeated)
     quality = result.quality if evaluated else None

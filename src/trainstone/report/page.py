@@ -109,9 +109,12 @@ def build_page(view: RunView) -> Page:
     for build in SECTIONS:
         try:
             section = build(view)
-        except (ArithmeticError, ValueError) as err:  # numbers that no run has: a damaged or foreign result.json
-            log.warning("%s.%s cannot be drawn", build.__module__, build.__name__, exc_info=err)
-            view.doubts.append(f"{build.__module__.rpartition('.')[2]} cannot be drawn: {err}")
+        except (ArithmeticError, LookupError, TypeError, ValueError) as err:  # a damaged or foreign result.json
+            name = f"{build.__module__.rpartition('.')[2]}.{build.__name__}"
+            told = printable(f"{name} cannot be drawn: {type(err).__name__}: {err}")
+            log.warning("%s", told)
+            log.debug("%s", name, exc_info=err)
+            view.doubts.append(told)
             continue
         built += [section] if section is not None else []
     return Page(

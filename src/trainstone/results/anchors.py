@@ -97,8 +97,10 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
     """Return the figures that a word after --to names, or say why this result has none."""
     known = anchors_for(result)
     if not known:
+        model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
+        told = f"{result.recipe.name} (model.depth = {model.get('depth')}, data.image_size = {size})"
         raise ResultError(
-            f"no published figures for {result.recipe.name}: there are some for ResNet-50 at 224 and SSD at 300",
+            f"no published figures for {told}: there are some for ResNet-50 at 224 and SSD at 300",
             hint="measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf",
         )
     chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]

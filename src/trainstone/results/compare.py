@@ -175,7 +175,8 @@ def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
     if len(set(labels)) == len(labels):
         return labels
     executed = [sides.read_executed(pair[0][0].result) for pair in pairs]
-    differing = [key for key in executed[0] if len({facts.get(key) for facts in executed}) > 1]
+    keys = dict.fromkeys(key for facts in executed for key in facts)
+    differing = [key for key in keys if len({facts.get(key) for facts in executed}) > 1]
     named = [", ".join(f"{key}={facts.get(key, 'absent')}" for key in differing) for facts in executed]
     return [printable(f"{label} · {told}") for label, told in zip(labels, named, strict=True)]
 

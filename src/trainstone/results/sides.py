@@ -192,7 +192,8 @@ def read_state(result: Result) -> dict[str, str]:
 
 
 def _open(path: Path, left_out: list[LeftOut]) -> list[Run]:
-    if not os.path.isdir(path) or (path / "result.json").exists():  # noqa: PTH112 (False for a name that is too long)
+    # Both are False for a name that is too long, or a folder that may not be read
+    if not os.path.isdir(path) or os.path.exists(path / "result.json"):  # noqa: PTH110, PTH112
         return _read_runs(path, left_out)
     runs = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
     if not runs:

@@ -216,6 +216,8 @@ def refuse_running(path: Path, result: Result) -> None:
 def find_runs(folder: Path) -> list[Path]:
     """Return the run folders directly below a folder; points of a run belong to it, not to the index."""
     with _explain_os_error(f"cannot look for runs in {folder}", "choose a folder you may read"):
+        if folder.is_dir():
+            next(folder.iterdir(), None)  # glob takes a folder that may not be read for an empty one
         return sorted(path.parent for path in folder.glob("*/result.json"))
 
 

@@ -35,6 +35,7 @@ BOUNDARIES, TENTH = (40.0, 50.0), 10
 CROPS = (1, 50)
 EXTRA = re.compile(r"extras\.([0-9]+)\.([0-9]+)")
 
+load_reference = functools.cache(load_config)
 Rule = tuple[bool, str]
 """Whether it is kept, and what to say where it is not."""
 
@@ -76,12 +77,6 @@ class ClosedRules:
             if name not in free and value not in (wanted, *self.also_allowed.get(name, ())):
                 found.append(f"{name} = {format_value(value)}, not {format_value(wanted)}")
         return found
-
-
-@functools.cache
-def load_reference(recipe: str) -> Config:
-    """Return the recipe that follows the rules."""
-    return load_config(recipe)
 
 
 def is_whole(value: float) -> bool:

@@ -10,19 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from damage import Call
 from trainstone.cli.main import main
 from trainstone.models.resnet import build_resnet
 from web_server import Site, serve
-
-
-class Call:
-    """A pickle of it calls the function when it is opened."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +71,7 @@ def test_json_is_one_document(source: Path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.pickle", pickle.dumps({"a": Call("true")}), "system; it was not opened"),
+        ("a.pickle", pickle.dumps({"a": Call(os.system, "true")}), "system; it was not opened"),
         ("a.pth", b"some text", "holds no weights"),
         ("a.pth", b"PK\x03\x04abc", "cut off, damaged"),
     ],

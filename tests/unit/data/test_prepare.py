@@ -1,6 +1,5 @@
 """Preparation: the same bytes however it is interrupted, shared out or repeated; nothing half-made looks complete."""
 
-import hashlib
 import io
 import os
 import signal
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 
 from command import LIMIT
+from made_archives import read_files
 from small_sets import JPEGS, RECORDS, SHARDS, Listed, check, flip, locate, make_set, to_classify, to_detect
 from trainstone.data import prepare, shardfile
 from trainstone.data.generated.source import GeneratedSource
@@ -63,11 +63,6 @@ def run(plan: Plan, target: Path, rank: Rank | None = None) -> None:
         pass
 
 
-def digest(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -99,7 +94,7 @@ def test_killed_preparation_resumes_at_a_shard_to_the_same_bytes(tmp_path: Path,
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").glob("*.tar")}
     assert len(made) == {"in the third file": 2, "before its name": 0, "before the manifest": 4}[when]
     run(plan, tmp_path / "set")
-    assert digest(tmp_path / "set") == digest(tmp_path / "undisturbed")
+    assert read_files(tmp_path / "set") == read_files(tmp_path / "undisturbed")
     assert {path: path.stat().st_mtime_ns for path in made} == made  # complete ones are not written again
 
 
@@ -174,13 +169,13 @@ def test_skip_drops_coco_entries_without_a_file(tmp_path: Path):
     (source / "train/0002.jpg").unlink()
     (source / "train/0004.jpg").write_bytes(damage(JPEGS[4]))
     (source / "val/0009.jpg").unlink()
-    before = digest(source)
+    before = read_files(source)
     run(make_plan(open_dataset(source, damaged=True), "folder", shuffle=False, treatment=SKIP), tmp_path / "clean")
     assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 8)
     kept = open_dataset(tmp_path / "clean").splits[0].source
     assert [kept.name(n) for n in range(len(kept))] == [f"{n:04d}.jpg" for n in (0, 1, 3, 5, 6, 7)]
     assert [kept.read(n).boxes for n in range(6)] == [to_detect(8)[n].boxes for n in (0, 1, 3, 5, 6, 7)]
-    assert digest(source) == before  # a user's data is not changed
+    assert read_files(source) == before  # a user's data is not changed
 
 
 @pytest.mark.parametrize("what", ["another set", "unfinished work of another command", "is not empty"])
@@ -193,10 +188,10 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path, what: str):
     else:
         with pytest.raises(RuntimeError):
             run(plan_for("wds", MadeUp(50, 40, RuntimeError("killed"))), tmp_path)
-    before = digest(tmp_path)
+    before = read_files(tmp_path)
     with pytest.raises(DataError, match=what):
         run(plan_for("tfrecord", MadeUp(21)), tmp_path)
-    assert digest(tmp_path) == before
+    assert read_files(tmp_path) == before
 
 
 def test_a_second_writer_is_turned_away(tmp_path: Path):

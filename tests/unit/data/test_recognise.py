@@ -7,16 +7,7 @@ import pytest
 
 from damage import real_data
 from made_archives import make_tar, write_files
-from small_sets import (
-    JPEGS,
-    RECORDS,
-    SHARDS,
-    STORAGES,
-    make_png,
-    make_set,
-    to_classify,
-    to_detect,
-)
+from small_sets import JPEGS, RECORDS, SHARDS, STORAGES, make_png, make_set, to_classify, to_detect
 from trainstone.data.recognise import HINT, name_split, open_dataset
 from trainstone.data.sample import DataSet, Sample
 from trainstone.errors import DataError

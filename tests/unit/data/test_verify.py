@@ -1,6 +1,7 @@
 """Every kind of damage is found and named by file, record and byte; sound neighbours stay sound; good sets are good."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -149,18 +150,18 @@ def test_a_shard_that_is_missing_is_told(tmp_path: Path, storage: str):
     assert findings.records == 3
 
 
-@pytest.mark.parametrize("how", ["added", "removed", "renamed", "another"])
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "added": lambda file: file.with_name("extra.png").write_bytes(make_png()),
+    "removed": lambda file: file.unlink(),
+    "renamed": lambda file: file.rename(file.with_name("other.jpg")),
+    "another": lambda file: file.write_bytes(make_png()),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
 def test_pictures_that_a_folder_should_not_have_or_lacks_are_told(tmp_path: Path, how: str):
     root = make_set(tmp_path / "set", "folder")
-    victim = root / "train/a/0002.jpg"
-    if how == "added":
-        (root / "train/a/extra.png").write_bytes(make_png())
-    elif how == "removed":
-        victim.unlink()
-    elif how == "renamed":
-        victim.rename(victim.with_name("other.jpg"))
-    else:
-        victim.write_bytes(make_png())
+    CHANGES[how](root / "train/a/0002.jpg")
     (bad,) = check(root).bad
     assert (bad.file, bad.record) == ("train", None)
     assert "some were added, removed or changed" in bad.why

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import quick, real_data
+from damage import quick, real_data, write
 from made_sets import pack_image, pack_payload
 from trainstone.errors import DataError
 from trainstone.formats.recordio import (
@@ -27,11 +27,6 @@ from trainstone.formats.recordio import (
 M = bytes.fromhex("0a23d7ce")
 RECORDS = [b"", b"a", M, b"abcd" + M + M + b"x", b"ab" + M + b"cd", bytes(100)]
 SOUND = b"".join(map(pack_payload, RECORDS))
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
 
 
 def read_all(path: Path) -> list[bytes]:

@@ -6,18 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from damage import quick, real_data
+from damage import quick, real_data, write
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.formats.tfrecord import TFRecordFile, frame, index_line, read_index
 
 RECORDS = [b"", b"a", b"hello world" * 30, bytes(100), b"\xff" * 3]
 SOUND = b"".join(map(frame, RECORDS))
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
 
 
 def read_all(path: Path) -> list[bytes]:

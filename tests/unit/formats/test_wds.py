@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import quick
+from damage import quick, write
 from trainstone.errors import DataError
 from trainstone.formats.span import Span
 from trainstone.formats.wds import END, TarSample, WdsFile, member
@@ -17,11 +17,6 @@ LONG = "folder/" * 20 + "n01440764_10026.jpg"
 LONGER = "x" * 120 + ".jpg"
 FILES = {"a.jpg": b"JPEG" * 200, "a.cls": b"7", "d/b.seg.PNG": b"", "d/b.json": b"{}"}
 SOUND = b"".join(member(name, data) for name, data in FILES.items()) + END
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
 
 
 def read_all(path: Path) -> dict[str, dict[str, bytes]]:

@@ -6,6 +6,7 @@ import pytest
 from small_training import make_config
 from trainstone.errors import EXIT_RESUMABLE, DataError, LaunchError, TrainstoneError
 from trainstone.launch.aftermath import find_cause, main, record_cause, settle
+from trainstone.machine.launched import name_host
 from trainstone.results.store import create_run, read_result
 
 TORCHRUN = """
@@ -45,46 +46,39 @@ def leave(run: Path, rank: int, **changes: object) -> None:
     file.write_text(json.dumps({**told, "time_seconds": 1.0, "echo": False, **changes}))
 
 
-def test_the_first_rank_that_said_why_is_named_with_its_class_and_hint(tmp_path: Path):
-    leave(tmp_path, 0, echo=True, exit_code=5, message="another rank died", time_seconds=0.5)
-    leave(tmp_path, 1)
-    leave(tmp_path, 2, time_seconds=2.0, exit_code=7)
-    err = find_cause(tmp_path, TORCHRUN, "local", 1)
-    assert isinstance(err, DataError)
-    assert (err.message, err.hint) == ("rank 1 on n2: no data", "make some")
+ECHO = {"echo": True, "exit_code": 5, "message": "another rank died", "time_seconds": 0.5}
+LATER = {"exit_code": 7, "time_seconds": 2.0}
+BUG = {"exit_code": 1, "message": "KeyError: 'x'", "hint": None}
+SSH = f"ssh: no route to n2\n{RULE}\nORTE was unable to start daemons.\n\n* guess\n* guess\n{RULE}\n"
+PRINTED = "error: no such thing\n       at all\nhint:  do it\n"
 
 
-@pytest.mark.parametrize(("engine", "text"), [("local", TORCHRUN), ("mpi", MPIRUN), ("slurm", SRUN)])
-def test_a_rank_that_died_without_a_word_is_named_by_the_engine(tmp_path: Path, engine: str, text: str):
-    leave(tmp_path, 0, echo=True, exit_code=5)
-    err = find_cause(tmp_path, text, engine, 1)
-    assert isinstance(err, LaunchError)
-    assert err.message.startswith("rank 1 on ")
-    assert err.message.endswith(" was ended by SIGKILL")
-    assert err.hint is not None
-    assert "memory" in err.hint
-
-
-def test_a_bug_keeps_its_code_and_the_log_has_its_traceback(tmp_path: Path):
-    leave(tmp_path, 1, exit_code=1, message="KeyError: 'x'", hint=None)
-    err = find_cause(tmp_path, TORCHRUN, "local", 1)
-    assert (err.exit_code, err.message) == (1, "rank 1 on n2: KeyError: 'x'")
-    assert "launch/engine.log" in str(err.hint)
-
-
-def test_engines_own_trouble_in_its_own_words(tmp_path: Path):
-    err = find_cause(tmp_path, SLOTS, "mpi", 1)
-    assert isinstance(err, LaunchError)
-    assert "not enough slots" in err.message
-    assert "oversubscribe" in str(err.hint)
-    ssh = f"ssh: no route to n2\n{RULE}\nORTE was unable to start daemons.\n\n* guess\n* guess\n{RULE}\n"
-    assert find_cause(tmp_path, ssh, "mpi", 1).message.endswith(
-        "ssh: no route to n2\nORTE was unable to start daemons."
-    )
-    told = find_cause(tmp_path, "error: no such thing\n       at all\nhint:  do it\n", "mpi", 3)
-    assert isinstance(told, DataError)
-    assert (told.message, told.hint) == ("no such thing\nat all", "do it")
-    assert find_cause(tmp_path, "", "local", -9).message == "torchrun was ended by SIGKILL"
+@pytest.mark.parametrize(
+    ("left", "engine", "text", "code", "kind", "message", "hint"),
+    [
+        # The first rank that said why, with its class and hint.
+        ([ECHO, {}, LATER], "local", TORCHRUN, 1, DataError, "rank 1 on n2: no data", "make some"),
+        # A rank that died without a word is named by the engine.
+        ([ECHO], "local", TORCHRUN, 1, LaunchError, f"rank 1 on {name_host()} was ended by SIGKILL", "memory"),
+        ([ECHO], "mpi", MPIRUN, 1, LaunchError, "rank 1 on n2 was ended by SIGKILL", "memory"),
+        ([ECHO], "slurm", SRUN, 1, LaunchError, "rank 1 on n2 was ended by SIGKILL", "memory"),
+        ([ECHO, BUG], "local", TORCHRUN, 1, TrainstoneError, "rank 1 on n2: KeyError: 'x'", "launch/engine.log"),
+        # Of the engine itself.
+        ([], "mpi", SLOTS, 1, LaunchError, "there are not enough slots for all ranks", "oversubscribe"),
+        ([], "mpi", SSH, 1, LaunchError, "ssh: no route to n2\nORTE was unable to start daemons.", "launch/"),
+        ([], "mpi", PRINTED, 3, DataError, "no such thing\nat all", "do it"),
+        ([], "local", "", -9, LaunchError, "torchrun was ended by SIGKILL", ""),
+    ],
+)
+def test_find_cause(
+    tmp_path: Path, left: list[dict], engine: str, text: str, code: int, kind: type, message: str, hint: str
+):
+    for rank, changes in enumerate(left):
+        leave(tmp_path, rank, **changes)
+    err = find_cause(tmp_path, text, engine, code)
+    assert type(err) is kind
+    assert err.message.endswith(message)
+    assert hint in str(err.hint)
 
 
 @pytest.mark.parametrize(("before", "after"), [("running", "failed"), ("target_missed", "target_missed")])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from command import ROOT
+from made_results import change_result
 from made_sweep import count_points, plan_small, run_fake, statuses
 from trainstone.cli.sweep import check_unfinished
 from trainstone.errors import DataError, LaunchError, ResultError, RunError
@@ -89,6 +90,13 @@ def test_the_same_fault_of_two_points_ends_the_sweep(monkeypatch, tmp_path: Path
     assert count_points(path) == 2
 
 
+def test_the_same_fault_of_two_points_with_a_common_value_does_not_end_the_sweep(monkeypatch, tmp_path: Path):
+    plan = plan_small("1,2", "seed=1,2")
+    plan = replace(plan, points=sorted(plan.points, key=lambda point: point.value))
+    run = run_fake(monkeypatch, plan, tmp_path, batch_1="data")
+    assert statuses(read_result(run.path)) == {1: "failed", 2: "ok"}
+
+
 def test_a_value_that_the_recipe_cannot_have_fails_its_point_only(monkeypatch, tmp_path: Path):
     plan = plan_small("1,2")
     first = plan.points[0].value
@@ -154,11 +162,6 @@ def test_the_line_in_the_docs_is_as_the_code_writes_it():
     (interval,) = parse_lines([line])
     when = datetime.strptime(f"2026{interval.stamp}", "%Y%m%d %H:%M:%S.%f")
     assert line == format_line(interval, when, 4711)
-
-
-def change_result(path: Path, **changes: object) -> None:
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | changes))
 
 
 def change_sweep(path: Path, **changes: object) -> None:

@@ -9,15 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainstone.measure.flops import (
-    GLIBC_HEAP_BLOCK_BYTES,
-    HEAP_HOLES_FACTOR,
-    Op,
-    Work,
-    count_work,
-    estimate_training_bytes,
-    roofline_seconds,
-)
+from trainstone.measure import flops
+from trainstone.measure.flops import Op, Work, count_work, estimate_training_bytes, roofline_seconds
 from trainstone.models.resnet import build_resnet
 
 BATCH = 2
@@ -118,9 +111,9 @@ def test_roofline_of_known_operators():
 
 def test_memory_estimate_by_hand():
     work = Work(0, 0, saved_tensor_bytes=(200, 100, 20), parameter_bytes=1000, ops=())
-    assert estimate_training_bytes(work) == round(3000 + 320 + HEAP_HOLES_FACTOR * 320)
+    assert estimate_training_bytes(work) == round(3000 + 320 + flops.HEAP_HOLES_FACTOR * 320)
     mapped = estimate_training_bytes(work, heap_block_bytes=150)  # the block of 200 leaves no hole
-    assert mapped == round(3000 + 320 + HEAP_HOLES_FACTOR * 120)
+    assert mapped == round(3000 + 320 + flops.HEAP_HOLES_FACTOR * 120)
 
 
 # Growth of the peak resident memory (MiB) over three to six steps after the model was built, in fresh processes:
@@ -130,8 +123,8 @@ def test_memory_estimate_by_hand():
     [
         (2, math.inf, 440),
         (64, math.inf, 9027),
-        (2, GLIBC_HEAP_BLOCK_BYTES, 463),
-        (64, GLIBC_HEAP_BLOCK_BYTES, 5669),
+        (2, flops.GLIBC_HEAP_BLOCK_BYTES, 463),
+        (64, flops.GLIBC_HEAP_BLOCK_BYTES, 5669),
     ],
 )
 def test_memory_estimate_against_measured_runs(batch, heap_block_bytes, measured_mib):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from damage import damaged, quick, read_damaged
+from damage import Call, damaged, quick, read_damaged
 from trainstone.errors import DataError
 from trainstone.models.pickled import HINT, pickle_arrays, read_pickled
 
@@ -30,16 +30,6 @@ ARRAYS = {
 }
 ARRAYS["twice"] = ARRAYS["whole"]
 PROTO = b"\x80\x04"
-
-
-class Call:
-    """A pickle of it calls the function when it is opened."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self):
-        return self.function, self.arguments
 
 
 def text(value: str) -> bytes:
@@ -184,6 +174,8 @@ def bombs() -> dict[str, bytes]:
         **{name: PROTO + code + struct.pack("<Q", 10**10) + b"abc." for name, code in lengths.items()},
         "bytes in many arrays": PROTO + b"}" + text("b") + array(numbers(1 << 18), mega + b"q\x05") + b"s"
         + b"".join(text(f"a{n}") + array(numbers(1 << 18), b"h\x05") + b"s" for n in range(2000)) + b".",
+        "a text as side": PROTO + b"}" + text("a") + array(b"(" + text("a") + b"J\xff\xff\xff\x3ft", b"C\0") + b"s.",
+        "many objects": PROTO + b"]" * (1 << 20) + b".",
         "a tower as dtype": PROTO + named("numpy", "dtype") + tower + b"\x85R.",
         "a tower as name": PROTO + b"}" + tower + b"K\x01s.",
         "a tower as module": PROTO + tower + tower + b"\x93.",

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from damage import damaged, quick, read_damaged
+from damage import Call, damaged, quick, read_damaged
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.models.convert import convert_weights
 from trainstone.models.resnet import build_resnet
@@ -32,16 +32,6 @@ SMALL = {"conv.weight": torch.arange(6.0).reshape(2, 3), "bn.num_batches_tracked
 KINDS = ("pth", "safetensors", "pickle")
 ENDS = ("layer4.", "fc.")
 COUNTER = "num_batches_tracked"
-
-
-class Call:
-    """A pickle of it calls the function when it is opened."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self):
-        return self.function, self.arguments
 
 
 def make_state(depth: int = 34, **options: Any) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from made_results import change_result
 from trainstone.report.page import Page, as_json, build_page, render
 from trainstone.report.view import read_view
 
@@ -26,11 +27,6 @@ SECTIONS = {
 
 def page_of(path: Path) -> Page:
     return build_page(read_view(path))
-
-
-def change_result(path: Path, **changes: object) -> None:
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | changes))
 
 
 @pytest.mark.parametrize("case", SECTIONS)

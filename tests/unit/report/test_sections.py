@@ -272,7 +272,9 @@ def test_roofline_has_roofs_and_points_and_without_flops_only_bounds(tmp_path: P
     [({"seconds": 0.0}, "roofline"), ({"flops": 1e308, "seconds": 1e-9}, "roofline"), ({"share_of_bound": 1e308}, "")],
     ids=str,
 )
-def test_numbers_that_cannot_be_drawn_cost_only_their_section(tmp_path: Path, change: dict[str, float], missing: str):
+def test_numbers_that_cannot_be_drawn_cost_only_their_section(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, float], missing: str
+):
     timeline = make_timeline()
     assert timeline.roofline is not None
     roofs = timeline.roofline
@@ -280,7 +282,9 @@ def test_numbers_that_cannot_be_drawn_cost_only_their_section(tmp_path: Path, ch
     roofs = roofs.model_copy(update={"operators": spoilt, "points": spoilt})
     page = profile_page(tmp_path, timeline.model_copy(update={"roofline": roofs}))
     assert ("roofline" in names(page)) is (missing != "roofline")
-    assert f"{missing} cannot be drawn" in str(find(page, "unmeasured").blocks) or not missing
+    assert f"{missing}.build cannot be drawn: " in str(find(page, "unmeasured").blocks) or not missing
+    assert f"{missing}.build cannot be drawn: " in caplog.text or not missing
+    assert "Traceback" not in caplog.text
     render(page, "")
 
 
@@ -308,7 +312,7 @@ def test_lines_are_drawn_by_their_names_with_axes_of_shares(tmp_path: Path):
     assert line["color"]["scale"]["domain"] == ["steep 0.5", "steep 0.9"]
     assert prose == Prose("How to read it.")
     assert len(figure.data.rows) == 22
-    beyond = table_of("lines", columns=["x", "y", "line"], rows=[[0, 5, "a"], [30, 900, "a"]])
+    beyond = table_of("lines", columns=["x", "y", "line"], rows=[[0, 5, "a"], [30, 900, "a"], ["text", 5, "a"]])
     (figure,) = quality_of(tmp_path / "beyond", beyond)
     assert "domain" not in figure.spec["layer"][0]["encoding"]["x"]["scale"]
 
@@ -332,6 +336,7 @@ def test_bars_have_their_values_and_names_of_their_own(tmp_path: Path):
         {"rows": [["a", None, 1]], "drawn": "bars"},
         {"columns": ["a"], "rows": [["b"]], "drawn": "lines"},
         {"rows": [[1.0, "x", "y"]], "drawn": "lines"},
+        {"rows": [["a"], ["b", 1.0]], "drawn": "bars"},
     ],
     ids=str,
 )

@@ -20,25 +20,30 @@ from trainstone.results.verdicts import write_learning_verdict
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
 
 
-def test_a_reached_target_tells_value_epochs_time_and_its_parts():
-    told = write_learning_verdict(make_quality(), "target_reached", make_phases(), "ResNet-18")
-    assert told == (
-        "ResNet-18: 92.4 % top-1 (target 90 %) after 8 epochs, in 2 min 27 s: "
-        "training 76 %, data wait 5 %, evaluation 16 %, checkpoints 2 %"
-    )
+SPLIT = "in 2 min 27 s: training 76 %, data wait 5 %, evaluation 16 %, checkpoints 2 %"
+AIMLESS = make_quality(target=None, seconds_to_target=None)
+UNJUDGED = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
 
 
-def test_a_missed_target_tells_the_best():
-    told = write_learning_verdict(MISSED, "target_missed", make_phases(), "ResNet-18")
-    assert told == "ResNet-18: best 61.2 % top-1 after 3 epochs; the target of 65 % was not reached"
-
-
-def test_without_a_target_the_whole_time_is_told():
-    quality = make_quality(target=None, seconds_to_target=None)
-    told = write_learning_verdict(quality, "ok", make_phases(), "ResNet-18")
-    assert told.startswith("ResNet-18: best 92.4 % top-1 after 8 epochs, in 2 min 27 s: training 76 %, ")
-    assert told.endswith("checkpoints 2 %")
-    assert write_learning_verdict(quality, "ok", None, "x") == "x: best 92.4 % top-1 after 8 epochs"
+@pytest.mark.parametrize(
+    ("quality", "status", "phases", "told"),
+    [
+        (make_quality(), "target_reached", make_phases(), f"92.4 % top-1 (target 90 %) after 8 epochs, {SPLIT}"),
+        (
+            MISSED,
+            "target_missed",
+            make_phases(),
+            "best 61.2 % top-1 after 3 epochs; the target of 65 % was not reached",
+        ),
+        (AIMLESS, "ok", make_phases(), f"best 92.4 % top-1 after 8 epochs, {SPLIT}"),
+        (AIMLESS, "ok", None, "best 92.4 % top-1 after 8 epochs"),
+        (UNJUDGED, "ok", make_phases(), "trained 500 steps, 12.5 epochs; not evaluated"),
+        (make_quality(history=[], epochs=0.4), "failed", None, "not evaluated yet; failed"),
+        (None, "running", None, "not evaluated yet; still running"),
+    ],
+)
+def test_verdict_tells_value_epochs_and_time_as_far_as_they_are_known(quality, status, phases, told):
+    assert write_learning_verdict(quality, status, phases, "ResNet-18") == f"ResNet-18: {told}"
 
 
 @pytest.mark.parametrize("status", ["interrupted", "killed"])
@@ -49,11 +54,10 @@ def test_an_unfinished_run_says_how_to_resume(status: str):
     assert ("SIGTERM" in told) == (status == "interrupted")
 
 
-def test_a_run_that_ended_before_an_evaluation_has_no_number():
+def test_facts_of_a_run_without_an_evaluation():
     empty = make_quality(history=[], epochs=0.4)
-    assert write_learning_verdict(empty, "failed", None, "x") == "x: not evaluated yet; failed"
-    assert write_learning_verdict(None, "running", None, "x").startswith("x: not evaluated yet; ")
     assert list_facts(empty, "failed") == [("target 90 %", "not reached yet"), ("epochs", "0.4")]
+    assert list_facts(UNJUDGED, "ok") == [("epochs", "12.5")]
 
 
 @pytest.mark.parametrize(
@@ -128,10 +132,3 @@ def test_many_evaluations_are_thinned_and_those_that_count_stay(number: int):
     assert {history[0].step, history[number // 3].step, history[-1].step} <= {found.step for found in shown}
     assert [found.step for found in shown] == sorted(found.step for found in shown)
     assert len(shown) >= min(number, 50)
-
-
-def test_a_run_that_was_never_evaluated_tells_its_steps():
-    quality = make_quality(history=[], value=None, target=None, seconds_to_target=None, epochs=12.5, steps=500)
-    told = write_learning_verdict(quality, "ok", make_phases(), "ResNet-50")
-    assert told == "ResNet-50: trained 500 steps, 12.5 epochs; not evaluated"
-    assert list_facts(quality, "ok") == [("epochs", "12.5")]

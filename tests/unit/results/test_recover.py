@@ -1,12 +1,12 @@
 """Runs that did not come to their end, judged from what they left."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from made_learning import make_phases, make_quality, make_steps, make_training, write_training
+from made_results import change_result
 from trainstone.results.quality import Quality
 from trainstone.results.recover import recover
 from trainstone.results.schema import Finding, Phases
@@ -36,8 +36,7 @@ def test_a_killed_run_gets_the_numbers_of_its_steps(golden):
 def test_a_killed_run_of_two_ranks_counts_the_images_of_both(golden):
     path = golden("killed")
     alone = recover(path)
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | {"world": {"ranks": 2, "nodes": 1}}))
+    change_result(path, world={"ranks": 2, "nodes": 1})
     both = recover(path)
     assert both.throughput.images_per_second == pytest.approx(2 * alone.throughput.images_per_second)
     assert "images/s on 2 ranks" in both.verdict
@@ -64,8 +63,7 @@ def test_a_damaged_step_file_is_a_finding(golden, line, cell, text):
 
 def test_points_speak_for_their_run(golden):
     path = golden("killed")
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | {"points": [{"label": "a", "run": "points/a"}]}))
+    change_result(path, points=[{"label": "a", "run": "points/a"}])
     assert Path(path / "steps-rank0000.csv").exists()
     assert recover(path).throughput is None
 

@@ -1,10 +1,9 @@
-import json
 import math
 import shutil
 
 import pytest
 
-from made_results import make_result, write_repeated, write_run, write_runs
+from made_results import change_result, make_result, write_repeated, write_run, write_runs
 from trainstone.errors import ResultError
 from trainstone.results.schema import Point, Throughput
 from trainstone.results.sides import (
@@ -119,10 +118,9 @@ def test_missing_empty_and_circular(tmp_path):
     ],
 )
 def test_what_is_no_throughput_is_damage(tmp_path, throughput):
-    path = write_run(tmp_path, make_result("odd"))
-    document = json.loads((path / "result.json").read_text())
-    document["throughput"] |= throughput
-    (path / "result.json").write_text(json.dumps(document))
+    result = make_result("odd")
+    path = write_run(tmp_path, result)
+    change_result(path, throughput=result.throughput.model_dump(mode="json") | throughput)
     with pytest.raises(ResultError, match=r"odd.* is damaged|cannot read .*odd"):
         find_runs([path])
 

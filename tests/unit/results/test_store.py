@@ -2,12 +2,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from made_learning import make_training, write_training
-from stranger import be_stranger, make_shared_folder
+from made_results import change_result
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results.schema import FORMAT
@@ -19,18 +20,13 @@ def run(tmp_path: Path):
     return create_run(tmp_path / "runs", "bench", load_config("resnet50"), "trainstone bench")
 
 
-def change(path: Path, **changes: object) -> None:
-    document = json.loads((path / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(document | changes))
-
-
 def test_a_new_run_is_readable_at_once_and_updates_are_read_back(run):
     result = read_result(run.path)
     assert (result.status, result.format, result.recipe.name) == ("running", FORMAT, "resnet50")
     assert run.path.name.split("-")[2] == "resnet50"
     assert not run.undo()  # there is nothing to go back to
     run.update(status="ok", verdict="fine")
-    change(run.path, something_new={"a": 1})  # by a newer version
+    change_result(run.path, something_new={"a": 1})  # by a newer version
     result = read_result(run.path / "result.json")
     assert (result.status, result.verdict) == ("ok", "fine")
     assert result.files == ["config.toml", "result.json"]
@@ -44,12 +40,12 @@ def test_a_run_whose_process_is_gone_reads_as_killed(run):
     gone.wait()
     # The second: its number has gone to a younger process.
     for changes in ({"pid": gone.pid}, {"started_utc": "2020-01-01T00:00:00+00:00"}):
-        change(run.path, process={**run.result.process.model_dump(), **changes})
+        change_result(run.path, process={**run.result.process.model_dump(), **changes})
         assert read_result(run.path).status == "killed"
 
 
 def test_on_another_host_still_files_mean_dead(run):
-    change(run.path, process={**run.result.process.model_dump(), "host": "elsewhere"})
+    change_result(run.path, process={**run.result.process.model_dump(), "host": "elsewhere"})
     assert read_result(run.path).status == "running"
     for path in run.path.iterdir():
         os.utime(path, (0, 0))
@@ -95,7 +91,7 @@ THROUGHPUT = {"images_per_second": 1, "ci_covers": "", "steady": True, "steady_f
     ],
 )
 def test_numbers_that_cannot_be_are_damage(run, changes: dict):
-    change(run.path, **changes)
+    change_result(run.path, **changes)
     with pytest.raises(ResultError, match=r"damaged|cannot read"):
         read_result(run.path)
 
@@ -132,15 +128,22 @@ def test_a_run_that_has_done_something_is_not_undone(tmp_path: Path):
     assert read_result(run.path).status == "running"
 
 
-def test_runs_in_folders_that_may_not_be_read():
-    with make_shared_folder() as shared:
+def test_find_runs_skips_folders_that_the_user_may_not_read():
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory(prefix="trainstone-shared-") as name:  # other users cannot reach pytest's folders
+        shared = Path(name)
+        shared.chmod(0o755)
         (shared / "closed/runs").mkdir(parents=True)
-        (shared / "closed").chmod(0)
         runs = [create_run(shared, "bench", load_config("resnet50"), "trainstone bench").path for _ in range(2)]
-        runs[0].chmod(0)
-        with be_stranger():
+        for folder in (shared / "closed", runs[0]):
+            folder.chmod(0)
+        if user == 0:
+            os.seteuid(65534)  # root may read everything
+        try:
             assert find_runs(shared) == [runs[1]]  # the other is not hidden
             with pytest.raises(ResultError, match=r"cannot look for runs in .*Permission denied"):
                 find_runs(shared / "closed/runs")
-        for folder in (shared / "closed", runs[0]):
-            folder.chmod(0o755)
+        finally:
+            os.seteuid(user)
+            for folder in (shared / "closed", runs[0]):
+                folder.chmod(0o755)

@@ -18,23 +18,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from command import LIMIT
+from damage import Call
 from small_training import make_config
 from trainstone.errors import ResultError
 from trainstone.measure.clock import choose_timer
 from trainstone.models.tensorfile import FORMAT, _hash
-from trainstone.train import checkpoint as module
-from trainstone.train.checkpoint import (
-    find_latest,
-    is_finite,
-    keep_best,
-    list_checkpoints,
-    prune,
-    read_checkpoint,
-    restore,
-    take_tensors,
-    take_values,
-    write_checkpoint,
-)
+from trainstone.train import checkpoint
 from trainstone.train.loop import train_steps
 from trainstone.train.task import Task, build_task
 
@@ -51,11 +40,11 @@ TENSORS = {
 
 @pytest.fixture
 def sound(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "checkpoints", 1234, DOCUMENT, TENSORS)
+    return checkpoint.write_checkpoint(tmp_path / "checkpoints", 1234, DOCUMENT, TENSORS)
 
 
 def content(path: Path) -> tuple[dict[str, object], dict[str, tuple[str, list[int], list[float]]]]:
-    found = read_checkpoint(path)
+    found = checkpoint.read_checkpoint(path)
     tensors = {n: (str(t.dtype), list(t.shape), t.flatten().tolist()) for n, t in found.tensors.items()}
     return found.document, tensors
 
@@ -71,7 +60,7 @@ def content_of(path: Path, data: bytes) -> object:
 
 def test_what_is_written_is_read_back(sound: Path):
     assert sound.name == "step-00001234.safetensors"
-    found = read_checkpoint(sound)
+    found = checkpoint.read_checkpoint(sound)
     assert found.path == sound
     assert found.document == DOCUMENT | {"format": FORMAT, "step": 1234}
     assert found.tensors.keys() == TENSORS.keys()
@@ -86,7 +75,7 @@ def test_a_cut_anywhere_is_refused(sound: Path):
     for length in range(len(data)):
         sound.write_bytes(data[:length])
         with pytest.raises(ResultError, match="step-00001234"):
-            read_checkpoint(sound)
+            checkpoint.read_checkpoint(sound)
 
 
 def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(sound: Path):
@@ -105,7 +94,7 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(sound: Path):
 def write_newer(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
         patch.setattr("trainstone.models.tensorfile.FORMAT", FORMAT + 1)
-        return write_checkpoint(folder, step, DOCUMENT, TENSORS)
+        return checkpoint.write_checkpoint(folder, step, DOCUMENT, TENSORS)
 
 
 @pytest.mark.parametrize("changed", [TENSORS["model.a"].reshape(3, 2), TENSORS["model.a"] + 1, None])
@@ -115,26 +104,16 @@ def test_read_checkpoint_refuses_other_tensors_under_the_same_checksum(sound: Pa
     tensors = load_file(sound) | {"model.a": changed}
     sound.write_bytes(save({name: tensor for name, tensor in tensors.items() if tensor is not None}, metadata))
     with pytest.raises(ResultError, match="checksum"):
-        read_checkpoint(sound)
+        checkpoint.read_checkpoint(sound)
 
 
 def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_checkpoint(tmp_path, 1, DOCUMENT, TENSORS)
+    checkpoint.write_checkpoint(tmp_path, 1, DOCUMENT, TENSORS)
     path = write_newer(tmp_path, 2, monkeypatch)
-    for read in (lambda: read_checkpoint(path), lambda: find_latest(tmp_path)):
+    for read in (lambda: checkpoint.read_checkpoint(path), lambda: checkpoint.find_latest(tmp_path)):
         with pytest.raises(ResultError, match=f"format {FORMAT + 1}.*up to {FORMAT}") as caught:
             read()
         assert caught.value.hint == "update trainstone"
-
-
-class Touch:
-    """Code that a pickle would run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 def header_of(**changes: object) -> bytes:
@@ -159,7 +138,7 @@ REFUSED = {
     "a tensor of no type": header_of(dtype="F99"),
     "a tensor of no shape": header_of(shape=[-1]),
     "weights of another tool": save({"fc.weight": torch.zeros(2)}),
-    "a pickle": pickle.dumps({"a": Touch(Path("touched"))}),
+    "a pickle": pickle.dumps({"a": Call(Path.touch, Path("touched"))}),
     **{f"document {text[:20]}": with_document(text) for text in ("[]", "{", '{"format": "1"}', "[" * 100_000)},
 }
 
@@ -170,7 +149,7 @@ def test_read_checkpoint_names_the_file_that_is_none(tmp_path: Path, monkeypatch
     path = tmp_path / "step-00000001.safetensors"
     path.write_bytes(REFUSED[case])
     with pytest.raises(ResultError) as caught:
-        read_checkpoint(path)
+        checkpoint.read_checkpoint(path)
     assert str(path) in caught.value.message
     assert not Path("touched").exists()
 
@@ -179,34 +158,34 @@ def test_read_checkpoint_opens_no_pipe_and_no_folder(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("none", "pipe", "."):
         with pytest.raises(ResultError):
-            read_checkpoint(tmp_path / name)
+            checkpoint.read_checkpoint(tmp_path / name)
 
 
 def test_checkpoints_are_listed_by_number(tmp_path: Path):
     for step in (9, 100_000_000, 10):
-        write_checkpoint(tmp_path, step, {}, {})
-    keep_best(tmp_path, 9)
+        checkpoint.write_checkpoint(tmp_path, step, {}, {})
+    checkpoint.keep_best(tmp_path, 9)
     (tmp_path / "step-00000011.safetensors").mkdir()
     (tmp_path / "step-00000012.safetensors").symlink_to("nowhere")
     for name in ("step-13.safetensors", "step-00000014.safetensors.ab.partial", f"step-{'9' * 5000}"[:200], "x"):
         (tmp_path / name).touch()
-    assert [module._step_of(path) for path in list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
+    assert [checkpoint._step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
 
 
 def test_a_folder_that_is_not_there_has_no_checkpoints(tmp_path: Path):
-    assert list_checkpoints(tmp_path / "none") == []
-    assert find_latest(tmp_path / "none") == (None, [])
-    prune(tmp_path / "none", 1)
+    assert checkpoint.list_checkpoints(tmp_path / "none") == []
+    assert checkpoint.find_latest(tmp_path / "none") == (None, [])
+    checkpoint.prune(tmp_path / "none", 1)
     (tmp_path / "file").touch()
     with pytest.raises(ResultError, match="cannot read"):
-        list_checkpoints(tmp_path / "file")
+        checkpoint.list_checkpoints(tmp_path / "file")
 
 
 def test_the_latest_whole_one_is_found_and_damaged_ones_are_told(tmp_path: Path):
-    paths = [write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
+    paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
     paths[3].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
-    found, sentences = find_latest(tmp_path)
+    found, sentences = checkpoint.find_latest(tmp_path)
     assert found is not None
     assert found.document["n"] == 2
     assert len(sentences) == 2
@@ -214,38 +193,38 @@ def test_the_latest_whole_one_is_found_and_damaged_ones_are_told(tmp_path: Path)
     assert "step-00000003.safetensors is cut off" in sentences[1]
     for path in paths[:2]:
         path.write_bytes(b"")
-    assert find_latest(tmp_path)[0] is None
-    assert len(find_latest(tmp_path)[1]) == 4
+    assert checkpoint.find_latest(tmp_path)[0] is None
+    assert len(checkpoint.find_latest(tmp_path)[1]) == 4
 
 
 def test_one_removed_while_it_is_looked_for_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_checkpoint(tmp_path, 1, {}, {})
-    read = module.read_tensors
+    checkpoint.write_checkpoint(tmp_path, 1, {}, {})
+    read = checkpoint.read_tensors
 
     def overtaken(path: Path, error: type[ResultError]):
         if path.name == "step-00000001.safetensors":  # between listing and reading the run went on
-            write_checkpoint(tmp_path, 2, {}, {})
-            prune(tmp_path, 1)
+            checkpoint.write_checkpoint(tmp_path, 2, {}, {})
+            checkpoint.prune(tmp_path, 1)
         return read(path, error)
 
-    monkeypatch.setattr(module, "read_tensors", overtaken)
-    found, sentences = find_latest(tmp_path)
+    monkeypatch.setattr(checkpoint, "read_tensors", overtaken)
+    found, sentences = checkpoint.find_latest(tmp_path)
     assert found is not None
     assert found.document["step"] == 2
     assert sentences == []
 
 
 def test_pruning_keeps_the_latest_and_the_best(tmp_path: Path):
-    paths = [write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
-    keep_best(tmp_path, 1)
+    paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2, 3, 4)]
+    checkpoint.keep_best(tmp_path, 1)
     (tmp_path / "step-00000005.safetensors.0a1b2c3d.partial").write_bytes(b"x")
     (tmp_path / "best.safetensors.0a1b2c3d.partial").write_bytes(b"x")
     (tmp_path / "result.json.0a1b2c3d.partial").write_bytes(b"not ours")
-    prune(tmp_path, 2)
+    checkpoint.prune(tmp_path, 2)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {paths[2].name, paths[3].name, "best.safetensors", "result.json.0a1b2c3d.partial"}
-    assert read_checkpoint(tmp_path / "best.safetensors").document["n"] == 1
-    prune(tmp_path, 5)
+    assert checkpoint.read_checkpoint(tmp_path / "best.safetensors").document["n"] == 1
+    checkpoint.prune(tmp_path, 5)
     assert {path.name for path in tmp_path.iterdir()} == left
 
 
@@ -257,28 +236,28 @@ def test_the_best_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(Path, "hardlink_to", refuse)
-    paths = [write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2)]
+    paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2)]
     best = tmp_path / "best.safetensors"
     for step, path in ((1, paths[0]), (2, paths[1]), (2, paths[1]), (3, paths[1])):  # the same again, and one gone
-        keep_best(tmp_path, step)
+        checkpoint.keep_best(tmp_path, step)
         assert best.read_bytes() == path.read_bytes()
         assert best.samefile(path) == links
         assert len(list(tmp_path.iterdir())) == 3
-    write_checkpoint(tmp_path, 2, {"n": 3}, TENSORS)
-    assert read_checkpoint(best).document["n"] == 2
+    checkpoint.write_checkpoint(tmp_path, 2, {"n": 3}, TENSORS)
+    assert checkpoint.read_checkpoint(best).document["n"] == 2
 
 
 def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
-    path = write_checkpoint(tmp_path, 1, {"n": 1}, TENSORS)
+    path = checkpoint.write_checkpoint(tmp_path, 1, {"n": 1}, TENSORS)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         with pytest.raises(ResultError, match=r"cannot write .*step-00000001") as caught:
-            write_checkpoint(tmp_path, 1, {"n": 2}, {"a": torch.zeros(100_000)})
+            checkpoint.write_checkpoint(tmp_path, 1, {"n": 2}, {"a": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "free some space" in str(caught.value.hint)
-    assert read_checkpoint(path).document["n"] == 1
+    assert checkpoint.read_checkpoint(path).document["n"] == 1
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -321,14 +300,14 @@ def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Pa
     )
     assert len(done.stdout.splitlines()) == 3
     for name in done.stdout.split():
-        assert name == "best.safetensors" or module.NAME.fullmatch(name) or name.endswith(".partial")
-    found, sentences = find_latest(folder)
+        assert name == "best.safetensors" or checkpoint.NAME.fullmatch(name) or name.endswith(".partial")
+    found, sentences = checkpoint.find_latest(folder)
     assert found is not None
     assert found.document["step"] > 3000
     assert sentences == []
-    for path in [*list_checkpoints(folder), folder / "best.safetensors"]:
-        assert torch.equal(read_checkpoint(path).tensors["model.4"], torch.full((300_000,), 4.0))
-    prune(folder, 1)
+    for path in [*checkpoint.list_checkpoints(folder), folder / "best.safetensors"]:
+        assert torch.equal(checkpoint.read_checkpoint(path).tensors["model.4"], torch.full((300_000,), 4.0))
+    checkpoint.prune(folder, 1)
     assert len(list(folder.iterdir())) == 2
 
 
@@ -354,7 +333,8 @@ def run(task: Task, first_step: int, num_steps: int) -> list[float]:
 
 def take(task: Task) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """As a checkpoint keeps it."""
-    return {name: t.clone() for name, t in take_tensors(task).items()}, json.loads(json.dumps(take_values(task)))
+    tensors = {name: tensor.clone() for name, tensor in checkpoint.take_tensors(task).items()}
+    return tensors, json.loads(json.dumps(checkpoint.take_values(task)))
 
 
 @pytest.mark.parametrize("changes", KINDS)
@@ -366,7 +346,7 @@ def test_a_restored_task_goes_on_bit_for_bit(changes: dict[str, Any]):
     tensors, values = take(whole)
     losses = run(whole, 4, 4)
     resumed = make_task(4, **changes)
-    restore(resumed, tensors, values, "there")
+    checkpoint.restore(resumed, tensors, values, "there")
     assert run(resumed, 4, 4) == losses
     expected, found = take(whole), take(resumed)
     assert expected[1] == found[1]
@@ -379,7 +359,7 @@ def test_an_adapted_loss_scale_is_remembered():
     state = task.scale.state() | {"scale": 512.0, "_growth_tracker": 5}
     other = make_task(**{"train.precision": "fp16", "train.ema": 0.0})
     tensors, values = take(task)
-    restore(other, tensors, values | {"loss_scale": json.loads(json.dumps(state))}, "there")
+    checkpoint.restore(other, tensors, values | {"loss_scale": json.loads(json.dumps(state))}, "there")
     assert other.scale.value == 512.0
     assert other.scale.state() == state
 
@@ -388,24 +368,24 @@ def test_an_adapted_loss_scale_is_remembered():
 def test_another_network_is_refused_with_the_first_tensor(changes: dict[str, Any]):
     tensors, values = take(make_task())
     with pytest.raises(ResultError, match=r"^there is of another network or optimiser: \d+ tensors missing, .*first: "):
-        restore(make_task(**changes), tensors, values, "there")
+        checkpoint.restore(make_task(**changes), tensors, values, "there")
 
 
 def test_random_numbers_go_on():
     task = make_task()
     tensors, values = take(task)
     drawn = torch.rand(3)
-    restore(make_task(), tensors, values, "there")
+    checkpoint.restore(make_task(), tensors, values, "there")
     assert torch.rand(3).equal(drawn)
 
 
 def test_one_weight_or_statistic_that_is_no_number_is_seen():
     model = make_task().plain
-    assert is_finite(model)
+    assert checkpoint.is_finite(model)
     for tensor in (list(model.parameters())[-1], next(b for b in model.buffers() if b.is_floating_point())):
         kept = tensor.detach().clone()
         with torch.no_grad():
             tensor.flatten()[0] = float("inf")
-            assert not is_finite(model)
+            assert not checkpoint.is_finite(model)
             tensor.copy_(kept)
-        assert is_finite(model)
+        assert checkpoint.is_finite(model)

@@ -22,6 +22,8 @@ ASSIGNMENT = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
 USED = re.compile(rf"\$(?:({NAME}|\d)|\{{({NAME}|\d)(?::?-([^$`{{}}]*))?\}})")
 SCRIPT = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|sub)")
 OUTPUT = re.compile(r"\||&|(?:\d|&)?>.*|<.*")
+KEYWORDS = ("do", "then", "else")
+BEGINS, FINISHES = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
 COMMENT = re.compile(r"(?<!\S)#[^\n]*")
 
 
@@ -82,16 +84,19 @@ def split_text(text: str) -> list[str]:
 
 
 def read_commands(line: Line, words: Iterable[str], file: Path | None, *, typed: bool) -> None:
-    """Read one command after the other."""
+    """Read one command after the other; what a condition or a loop sets is unknown."""
+    depth = 0
     for ends, command in itertools.groupby(words, lambda word: word in ("&&", "||") or not word.strip(";\n")):
         if not ends:
-            read_command(line, list(command), file, typed=typed)
+            rest = list(itertools.dropwhile(lambda word: word in KEYWORDS, command))
+            depth += sum(word in BEGINS for word in rest[:1]) - sum(word in FINISHES for word in rest[:1])
+            read_command(line, rest, file, typed=typed, sure=depth <= 0)
 
 
-def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool) -> None:
+def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool, sure: bool) -> None:
     """Read one command: assignments, then a sourced file, a script or the program."""
     while words and (words[0] == "export" or ASSIGNMENT.fullmatch(words[0])):
-        assign(line, words[0], typed=typed)
+        assign(line, words[0], typed=typed, sure=sure)
         words = [] if re.search(r"\$\(|`", words[0]) else words[1:]  # the rest is computed, too
     expanded = [part for word in words for part in expand_word(word, line.values)]
     words = list(itertools.takewhile(lambda word: not OUTPUT.fullmatch(word), expanded))
@@ -108,7 +113,7 @@ def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool
             line.after += words[started + 1 :]
     elif words[0] in ("source", "."):
         read_file(line, words[-1], file, typed=typed)
-    elif typed and script is not None:
+    elif script is not None and (typed or Path(words[script]).name in line.scripts):
         read_script(line, words, script)
 
 
@@ -154,8 +159,8 @@ def open_file(path: Path) -> str:
         raise ConfigError(f"cannot read {path}: {err}") from err
 
 
-def assign(line: Line, word: str, *, typed: bool) -> None:
-    """Set a variable."""
+def assign(line: Line, word: str, *, typed: bool, sure: bool) -> None:
+    """Set a variable; one that depends on a condition keeps its name as value, as one that a shell computes."""
     match = ASSIGNMENT.fullmatch(word)
     if match is None:  # export
         return
@@ -163,7 +168,7 @@ def assign(line: Line, word: str, *, typed: bool) -> None:
     value = (line.values.get(name, "") if added else "") + expand(text, line.values)
     if len(value) > LONGEST_VALUE:
         raise ConfigError(f"{name}: a value of {len(value):,} characters; at most {LONGEST_VALUE:,} are read")
-    line.values[name] = value
+    line.values[name] = value if sure else f"${name}"
     if typed:
         line.typed.add(name)
 

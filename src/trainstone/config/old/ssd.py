@@ -248,7 +248,9 @@ def read_preparing(line: Line) -> Request:
     if line.program == "mll-status":
         command, notes = ["mlperf", "summary", *(line.after or ["LOG"])], []
     elif line.program == "prepare-json.py":
-        root = name_root(PurePosixPath(line.after[0] if line.after else "").parent.parent)
+        root = name_root(
+            PurePosixPath(next((word for word in line.after if not word.startswith("-")), "")).parent.parent
+        )
         command = ["data", "coco", "--from", root, "--to", f"{root}-checked"]
         notes = ["writes bbox_only_instances_*.json of both splits with their areas, and checks the images"]
     elif line.program.startswith("create_tfrecord"):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainstone.data.raw.archives import unpack_once
-from trainstone.data.raw.filetree import is_picture, open_tree, walk_folder
+from trainstone.data.raw.filetree import is_picture, list_entries, open_tree, walk_folder
 from trainstone.data.raw.listing import ListingBuilder, Place
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.data.storage.boxfile import SUFFIX, read_box_file
@@ -148,12 +148,7 @@ def _rank(classes: list[str]) -> list[str]:
 
 
 def _list_folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise DataError(f"{printable(str(path))}: no such folder")
-    try:
-        return sorted(folder for folder in path.iterdir() if folder.is_dir())
-    except OSError as err:
-        raise DataError(f"{printable(str(path))}: cannot be read: {err.strerror}") from err
+    return [entry for entry in list_entries(path) if entry.is_dir()]
 
 
 def _has_folders(path: Path) -> bool:

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from trainstone.data.parallel import Progress
@@ -167,6 +167,18 @@ def _open_part(part: Path, final: Path) -> IO[bytes]:
     return file
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to HTTP addresses only: urllib also follows those to FTP."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(newurl).scheme not in ("http", "https"):
+            raise urllib.error.HTTPError(req.full_url, code, msg, headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+OPENER = urllib.request.build_opener(_Redirects)
+
+
 class _Download:
     """Completes one partial file and checks it."""
 
@@ -213,8 +225,10 @@ class _Download:
         for address in self._wanted.addresses:
             request, shown = urllib.request.Request(address, headers=headers), _hide_query(address)
             try:
-                response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout_seconds)
+                response: http.client.HTTPResponse = OPENER.open(request, timeout=self._timeout_seconds)
                 return response
+            except ValueError as err:
+                raise DataError(f"{shown} redirects to an invalid address: {err}") from err
             except urllib.error.HTTPError as err:
                 err.close()
                 if err.code == 416 and start:  # the file has become shorter
@@ -241,7 +255,9 @@ class _Download:
             if start:
                 raise ConnectionError("the server sends another part of the file than requested")
         total = self._total if total is None else total
-        if total is None or self._total not in (None, total):
+        if total is None:
+            raise WrongFileError(f"the server does not state the length of {wanted.name}")
+        if self._total not in (None, total):
             raise WrongFileError(f"the server's {wanted.name} has length {total}, expected {self._total}")
         self._total = total
         free = shutil.disk_usage(file.fileno()).free

@@ -70,6 +70,16 @@ def walk_files(path: Path) -> Iterator[tuple[str, Place]]:
                 yield name, Place(path, offset, size)
 
 
+def list_entries(folder: Path) -> list[Path]:
+    """Return what a folder holds, sorted; DataError where there is no such folder or it cannot be read."""
+    if not folder.is_dir():
+        raise DataError(f"{printable(str(folder))}: no such folder")
+    try:
+        return sorted(folder.iterdir())
+    except OSError as err:
+        raise DataError(f"{printable(str(folder))}: cannot be read: {err.strerror}") from err
+
+
 def walk_folder(root: Path) -> Iterator[Folder]:
     """Yield folders as im2rec.py meets them: a folder before what is in it, all sorted by name, links followed."""
     stack: list[tuple[str, Path, tuple[tuple[int, int], ...]]] = [("", root, ())]

@@ -13,12 +13,11 @@ from trainstone.data.manifest import WORK
 from trainstone.data.raw.archives import list_tar, unpack_once
 from trainstone.data.raw.boxes import read_boxes
 from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
-from trainstone.data.raw.filetree import is_picture, walk_files
+from trainstone.data.raw.filetree import is_picture, list_entries, walk_files
 from trainstone.data.raw.listing import ListingBuilder, Place
 from trainstone.data.raw.synsets import SYNSET, VAL_PICTURE, is_devkit, read_devkit, read_texts, read_val_labels
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.errors import DataError
-from trainstone.text import printable
 from trainstone.units import format_count
 
 log = logging.getLogger(__name__)
@@ -101,8 +100,6 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
 
 def _find_shelves(path: Path) -> list[dict[str, Path]]:
     """Return what lies in the folders to look in, by names in lower case."""
-    if not path.is_dir():
-        raise DataError(f"{printable(str(path))}: no such folder")
     inner = [folder for folder in _list(path).values() if folder.is_dir() and not SYNSET.fullmatch(folder.name)]
     parts = {name for names in FOLDERS.values() for name in names}
     folders = [path, *(path / name for name in KAGGLE_FOLDERS if (path / name).is_dir())]
@@ -112,10 +109,7 @@ def _find_shelves(path: Path) -> list[dict[str, Path]]:
 
 
 def _list(folder: Path) -> dict[str, Path]:
-    try:
-        return {file.name.lower(): file for file in sorted(folder.iterdir(), reverse=True)}
-    except OSError as err:
-        raise DataError(f"{printable(str(folder))}: cannot be read: {err.strerror}") from err
+    return {file.name.lower(): file for file in reversed(list_entries(folder))}
 
 
 def _find(shelves: Sequence[dict[str, Path]], *names: str) -> Path | None:
@@ -155,6 +149,8 @@ def _list_images(path: Path) -> Iterator[Picture]:
     """Yield the images of a folder or a tar, and those in tars of synsets in it."""
     for name, place in walk_files(path):
         parent, _, file = name.rpartition("/")
+        if place.offset < 0 and parent and not _synset_of(parent):
+            continue  # a folder of something else, such as a backup
         if file.lower().endswith(".tar"):
             inner = (place.container, place.offset, place.size) if place.offset >= 0 else (place.container / file,)
             for member in list_tar(*inner):

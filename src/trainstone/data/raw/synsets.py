@@ -94,7 +94,7 @@ def _read_meta(data: bytes, path: Path) -> tuple[dict[int, str], dict[str, str]]
     for number, entry in enumerate(synsets):
         try:
             synset_id, synset = int(entry["ILSVRC2012_ID"].item()), str(SYNSET.fullmatch(entry["WNID"])[0])  # type: ignore[index]
-        except (LookupError, TypeError, ValueError, AttributeError) as err:
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as err:
             raise DataError(f"{where}: entry {number} of synsets has no ILSVRC2012_ID and WNID") from err
         if 0 < synset_id <= NUM_CLASSES:
             ids[synset_id] = synset

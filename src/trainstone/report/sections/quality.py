@@ -53,13 +53,13 @@ def describe_evaluation(quality: Quality) -> str:
 
 
 def draw_quality_table(number: int, table: QualityTable) -> list[Block]:
-    """Return a chart and its note, or a table."""
-    rows = table.rows[:MOST_ROWS]
+    """Return a chart and its note, or a table; rows that do not fit the columns are left out."""
+    rows = [row for row in table.rows[:MOST_ROWS] if len(row) == len(table.columns)]
     name = f"quality-{number}-{re.sub('[^a-z0-9]+', '-', table.name.lower())}"[:60].strip("-")
     measured = [row for row in rows if is_number(row[1])] if len(table.columns) > 1 else []
     drawn: Figure | None = None
     if table.drawn == "lines" and measured and len(table.columns) > 2:
-        drawn = draw_lines(name, table, measured)
+        drawn = draw_lines(name, table, [row for row in measured if is_number(row[0])])
     elif table.drawn == "bars" and measured:
         drawn = draw_bars(name, table, measured[:MOST_BARS])
     if drawn is not None:

@@ -137,7 +137,7 @@ def assess(expected: Expected, epochs: Sequence[float | None]) -> Assessment | N
     if sum(value is None for value in epochs) > (len(epochs) > 2):
         return None
     mean = olympic_mean([MISSED if value is None else value for value in epochs])
-    return Assessment(expected, mean, mean >= expected.least, max(1.0, expected.mean / mean))
+    return Assessment(expected, mean, mean >= expected.least, max(1.0, expected.mean / mean) if mean else 1.0)
 
 
 def find_reason(runs: Sequence[LoggedRun]) -> str | None:

@@ -40,10 +40,9 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
             f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}",
             hint="submission_benchmark is resnet or ssd in logs of trainstone",
         )
+    usual = CHOSEN.get(run.benchmark or "", Choice(having[-1], f"the last with rules for {run.benchmark}"))
     if requested is None:
-        if run.form == "0.6":
-            return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)")
-        return CHOSEN.get(run.benchmark or "", Choice(having[-1], f"the last with rules for {run.benchmark}"))
+        return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)") if run.form == "0.6" else usual
     if requested not in known:
         raise ConfigError(f"unknown --ruleset {requested}", hint=f"one of {', '.join(rulesets)}")
     if (requested == OLD_FORM) != (run.form == "0.6"):
@@ -54,7 +53,7 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
     if requested not in having:
         raise ConfigError(
             f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}",
-            hint=f"--ruleset {having[-1]}",
+            hint=f"--ruleset {usual.ruleset}",
         )
     return Choice(requested, "requested")
 

@@ -10,13 +10,7 @@ import simplejpeg
 from made_pictures import busy, mean_difference, put_before, save, save_sampled, save_scans
 from trainstone.data.picture import region
 from trainstone.data.picture.decode import decode, look_sized
-from trainstone.data.picture.region import (
-    MAX_KEPT_BYTES,
-    Scratch,
-    can_stop_early,
-    choose_shrink,
-    decode_upper,
-)
+from trainstone.data.picture.region import MAX_KEPT_BYTES, Scratch, can_stop_early, choose_shrink, decode_upper
 from trainstone.errors import DataError
 
 WIDTH, HEIGHT = 45, 59

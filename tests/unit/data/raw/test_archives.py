@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from made_archives import expect_refusal, list_everything, make_tar, make_zip, members_or_error
+from made_archives import expect_refusal, list_everything, make_tar, make_zip, members_or_error, read_files
 from trainstone.data.parallel import Progress
 from trainstone.data.raw import archives
 from trainstone.data.raw.archives import extract_tar, extract_zip, list_tar, list_zip, read_tar, unpack_once
@@ -46,10 +46,6 @@ def make_odd_tar(members: Sequence[tuple[tarfile.TarInfo, bytes]]) -> bytes:
         for member, content in members:
             tar.addfile(member, io.BytesIO(content) if content else None)
     return out.getvalue()
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 EVIL: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {

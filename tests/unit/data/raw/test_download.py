@@ -181,12 +181,12 @@ def test_fetch_locks_the_file_and_follows_no_link(tmp_path: Path):
 
 def test_coco_files_are_looked_for_in_its_folders_and_in_a_flat_mirror_with_its_token(tmp_path: Path):
     site = Site(mine__a_zip=CONTENT)
-    site.redirect = "file:///etc/passwd"
     with serve(site) as server:
         files = list_coco_files(f"{server}/mine/?token=s3cret")
         flat = [address.replace("val2017", "a") for address in files[1].addresses]
-        with pytest.raises(DataError, match="302"):
-            get(server, tmp_path, wanted_of(CONTENT, server)._replace(addresses=tuple(flat)))
+        for site.redirect, answer in (("file:///etc/passwd", "302"), ("ftp://a/b", "302"), ("http://[a", "invalid")):
+            with pytest.raises(DataError, match=answer):
+                get(server, tmp_path, wanted_of(CONTENT, server)._replace(addresses=tuple(flat)))
         with pytest.raises(DataError, match=r"annotations_trainval2017\.zip answers 404") as caught:
             get(server, tmp_path, files[0])
         site.redirect = f"{server}/zips/b.zip"

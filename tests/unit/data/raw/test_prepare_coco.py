@@ -12,7 +12,7 @@ import pytest
 
 from command import LIMIT
 from damage import real_data
-from made_archives import make_jpeg
+from made_archives import make_jpeg, read_files
 from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips
 from made_pictures import busy, save
 from small_sets import check
@@ -40,10 +40,6 @@ def prepare(source: Path, target: Path, workers: int = 1, *, skip_bad: bool = Fa
     assert manifest is not None
     check_files(target, manifest)
     return seen, manifest
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -85,7 +81,7 @@ def test_the_second_time_is_over_at_once_even_without_the_zips(tmp_path: Path, s
 def test_what_was_finished_and_then_lost_is_made_again(tmp_path: Path, small: Path):
     zips = make_zips(small, tmp_path / "zips")
     prepare(zips, tmp_path / "out")
-    whole = tree(tmp_path / "out")
+    whole = read_files(tmp_path / "out")
     for loss in ("classes.txt", "manifest.json", "val2017", "val2017/000000000001.jpg"):
         path = tmp_path / "out" / loss
         if path.suffix == ".jpg":
@@ -95,20 +91,20 @@ def test_what_was_finished_and_then_lost_is_made_again(tmp_path: Path, small: Pa
             path = path.parent
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         prepare(zips, tmp_path / "out")
-        assert tree(tmp_path / "out") == whole
+        assert read_files(tmp_path / "out") == whole
     (tmp_path / "out/val2017-images.txt").write_text("")
     prepare(zips, tmp_path / "out")
-    assert tree(tmp_path / "out") == whole
+    assert read_files(tmp_path / "out") == whole
 
 
 def test_another_data_set_is_left_alone(tmp_path: Path, small: Path):
     write = list(write_plan(make_plan(find_coco(small), "wds"), tmp_path / "out", Rank(), 1))
     assert write
-    before = tree(tmp_path / "out")
+    before = read_files(tmp_path / "out")
     with pytest.raises(DataError, match="already holds another data set: one as wds") as told:
         prepare(small, tmp_path / "out")
     assert "--to DIR" in (told.value.hint or "")
-    assert tree(tmp_path / "out") == before
+    assert read_files(tmp_path / "out") == before
 
 
 def test_a_split_that_comes_later_is_added(tmp_path: Path, small: Path):
@@ -123,11 +119,11 @@ def test_a_split_that_comes_later_is_added(tmp_path: Path, small: Path):
 
 
 def test_folders_and_zips_give_the_same_and_the_source_stays(tmp_path: Path, small: Path):
-    before = tree(small)
+    before = read_files(small)
     prepare(small, tmp_path / "out")
     prepare(make_zips(small, tmp_path / "zips"), tmp_path / "unzipped")
-    assert tree(small) == before
-    different = dict(tree(tmp_path / "out").items() ^ tree(tmp_path / "unzipped").items())
+    assert read_files(small) == before
+    different = dict(read_files(tmp_path / "out").items() ^ read_files(tmp_path / "unzipped").items())
     assert set(different) == {"manifest.json"}  # it names what it was made from
     assert (tmp_path / "out/val2017/000000000000.jpg").samefile(small / "val2017/000000000000.jpg")
 
@@ -177,9 +173,9 @@ def test_skip_makes_a_clean_copy_and_leaves_the_source(tmp_path: Path, packed: b
     (source / "train2017/4.jpg").write_bytes(jpeg(9, 9))
     if packed:
         source = make_zips(source, tmp_path / "zips")
-    before = tree(source)
+    before = read_files(source)
     _, manifest = prepare(source, target, skip_bad=True)
-    assert tree(source) == before
+    assert read_files(source) == before
     assert (check(target).bad, check(target).records) == ([], 3)
     assert [name for name, _ in manifest.shards[0].skipped] == ["1.jpg", "3.jpg", "4.jpg"]
     assert sorted(path.name for path in (target / "train2017").iterdir()) == ["0.jpg", "2.jpg", "5.jpg"]
@@ -196,7 +192,7 @@ def test_skip_refuses_to_change_the_source(tmp_path: Path):
     (source / "train2017/1.jpg").unlink()
     (tmp_path / "out").mkdir()
     (tmp_path / "out/train2017").symlink_to(source / "train2017")
-    before = tree(source)
+    before = read_files(source)
     for target in (source, tmp_path / "out"):
         with pytest.raises(DataError, match="is not a copy"):
             prepare(source, target, skip_bad=True)
@@ -204,7 +200,7 @@ def test_skip_refuses_to_change_the_source(tmp_path: Path):
         path.write_bytes(b"nothing is left")
     with pytest.raises(DataError, match="4 of 4 images"):  # the disk may not be mounted
         prepare(source, tmp_path / "new", skip_bad=True)
-    assert set(before) >= set(tree(source))
+    assert set(before) >= set(read_files(source))
 
 
 def test_other_counts_than_the_published_and_further_files_give_a_warning(
@@ -287,9 +283,9 @@ def test_after_a_kill_it_goes_on_and_ends_the_same(tmp_path: Path, small: Path, 
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out/manifest.json").exists()
     for stem in ("train2017", "val2017"):
-        assert not (tmp_path / "out" / stem).exists() or tree(tmp_path / "out" / stem) == tree(small / stem)
+        assert not (tmp_path / "out" / stem).exists() or read_files(tmp_path / "out" / stem) == read_files(small / stem)
     prepare(zips, tmp_path / "out")
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
 def test_real_zips_are_prepared(tmp_path: Path):

@@ -94,6 +94,7 @@ def test_more_than_one_miss_is_not_assessed_and_one_of_five_is_the_slowest():
     expected = expect("resnet", 3264)
     assert assess(expected, [35, None, None, 35, 35]) is None
     assert assess(expected, [None]) is None
+    assert not assess(expected, [0]).passes
     assert expect("resnet", 70_000) is None
     assert assess(expected, [36, None, 35, 35, 36]).epochs == pytest.approx((35 + 36 + 36) / 3)
 

@@ -44,3 +44,10 @@ def test_what_cannot_be_is_refused(changes, requested, kind, seen):
         choose_ruleset(make_logged(**changes), KNOWN, requested)
     assert seen in err.value.message
     assert err.value.hint
+
+
+def test_the_hint_for_ssd_is_the_ruleset_of_ssd300():
+    known = {"1.0.0": {"ssd"}, "4.1.0": {"ssd"}, "5.0.0": {"bert"}}
+    with pytest.raises(ConfigError) as err:
+        choose_ruleset(make_logged(benchmark="ssd"), known, "5.0.0")
+    assert err.value.hint == "--ruleset 1.0.0"
