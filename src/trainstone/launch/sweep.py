@@ -14,6 +14,7 @@ from trainstone.errors import LaunchError, RunError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.launch.child_runs import ChildEnd, ChildRun, child_command, name_folder, run_children
 from trainstone.launch.points import Plan, PlannedPoint, configure, settle
+from trainstone.launch.timehistory import write_timehistory
 from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
 from trainstone.results.progress import Progress
@@ -21,7 +22,6 @@ from trainstone.results.schema import Result, Status
 from trainstone.results.store import read_if_there, read_result
 from trainstone.results.sweep import TAKES_MEMORY, Sweep, SweepRow, has_order, label_row
 from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, strip_devices
-from trainstone.results.timehistory import write_timehistory
 from trainstone.train.lifecycle import Lifecycle
 
 KEPT = ("ok", "out_of_memory", "not_tried")

@@ -7,28 +7,46 @@ import os
 from datetime import datetime
 
 from trainstone.formats.timehistory import FEW_STEPS, Intervals, choose_every, format_line, format_prefix
-from trainstone.measure.sink import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Status
-from trainstone.results.steps import StepRecord
-from trainstone.results.timehistory import write_timehistory
-from trainstone.train.original.lines import Facts, Lines
+from trainstone.results.steps import StepRecord, as_stored
+from trainstone.train.original.lines import Facts, Lines, OriginalFile
 
 GAP = " " * 8
 """Between the parts of a line of TensorFlow's training loop."""
 METRICS = {"loss": "test_loss", "top1": "test_accuracy"}
 
 
-class ThroughputLog(Sink):
-    """The TimeHistory lines of a bench, from its step file: how many steps a line is of depends on its length."""
+class ThroughputLines(Lines):
+    """The TimeHistory lines of a bench of so many steps."""
+
+    def __init__(self, facts: Facts, num_steps: int) -> None:
+        self.file = f"throughput_data/batch_{facts.config.train.batch_size}.log"
+        self._began = facts.began
+        self._intervals = Intervals(choose_every(facts.config.original.every_steps, num_steps))
+
+    def step(self, record: StepRecord) -> str:
+        """Return a line when an interval is complete."""
+        times = (record.start_seconds, record.step_seconds)
+        return self._intervals.format_step(*times, record.images, self._began, os.getpid())
+
+
+class ThroughputLog(OriginalFile):
+    """At any moment the lines that a run which ended now would have: from some length on fewer, of more steps each."""
 
     def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+        self._records: list[StepRecord] = []
+        super().__init__(facts, ThroughputLines(facts, 0))
 
-    def finish(self, status: Status) -> None:  # noqa: ARG002  the same at every end
-        """Write the file."""
-        name = f"throughput_data/batch_{self._facts.config.train.batch_size}.log"
-        write_timehistory(self._facts.folder, self._facts.place / name)
+    def step(self, record: StepRecord) -> None:
+        """Write a line when an interval is complete."""
+        if record.step < FEW_STEPS:
+            self._records.append(as_stored(record))
+        if record.step + 1 == FEW_STEPS:
+            self._lines = ThroughputLines(self._facts, FEW_STEPS)
+            self.write_whole(self._records)
+        else:
+            super().step(record)
 
 
 class LoopLines(Lines):

@@ -7,25 +7,30 @@ import pytest
 
 from made_original import BEGAN, make_facts, play
 from made_results import make_result, write_run
-from trainstone.formats.timehistory import Interval, read_timehistory
-from trainstone.results.timehistory import write_timehistory
+from trainstone.formats.timehistory import read_timehistory
+from trainstone.launch.timehistory import write_timehistory
+
+BATCH_LOG = "original/throughput_data/batch_32.log"
 
 
-def bench(folder: Path, steps: int, *settings: str) -> list[Interval]:
-    run = write_run(folder, make_result("x", settings=settings))
-    play(make_facts(run, "tbd", *settings, kind="bench", ranks=1, steps=None), steps, images=32)
-    return read_timehistory(run / "original/throughput_data/batch_32.log")
+def bench(folder: Path, steps: int, *settings: str) -> Path:
+    play(make_facts(folder, "tbd", *settings, kind="bench", ranks=1, steps=None), steps, images=32)
+    return folder / BATCH_LOG
 
 
 @pytest.mark.parametrize(("number", "every"), [(10, 10), (19, 10), (199, 10), (200, 100), (399, 100)])
-def test_a_bench_has_a_line_every_hundred_steps_a_short_one_every_ten(tmp_path: Path, number: int, every: int):
-    log = bench(tmp_path, number)
+def test_a_bench_writes_what_a_sweep_makes_of_its_steps(tmp_path: Path, number: int, every: int):
+    log = [one._replace(stamp=None) for one in read_timehistory(bench(tmp_path, number))]
     assert [one.last_step for one in log] == [every * (line + 1) for line in range(number // every)]
     assert log[0].examples_per_second == 64.0
+    run = write_run(tmp_path / "sweep", make_result("x"))
+    (tmp_path / "steps-rank0000.csv").rename(run / "steps-rank0000.csv")
+    write_timehistory(run, tmp_path / "x.log")
+    assert [one._replace(stamp=None) for one in read_timehistory(tmp_path / "x.log")] == log
 
 
 def test_steps_between_lines_may_be_chosen(tmp_path: Path):
-    log = bench(tmp_path, 210, "original.every_steps=70")
+    log = read_timehistory(bench(tmp_path, 210, "original.every_steps=70"))
     assert [(one.first_step, one.last_step) for one in log] == [(0, 70), (70, 140), (140, 210)]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from made_original import make_evaluation, make_facts, make_step, play, read_files, resume
-from made_results import make_result, write_run
 from trainstone.results.schema import Status
 from trainstone.train.original.lines import list_events
 from trainstone.train.original.result_line import ResultLine
@@ -51,10 +50,9 @@ def _fixed(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
 def test_each_original_has_its_files(tmp_path: Path, name: str, kind: str):
-    run = write_run(tmp_path, make_result("x"))
-    (run / "mlperf.log").write_text(EVENTS)
-    play(make_facts(run, name, kind=kind), 50)
-    assert set(read_files(run)) == FILES[name, kind]
+    (tmp_path / "mlperf.log").write_text(EVENTS)
+    play(make_facts(tmp_path, name, kind=kind), 50)
+    assert set(read_files(tmp_path)) == FILES[name, kind]
 
 
 @pytest.mark.parametrize("name", ["wmlce", "sc22", "tbd", "mlperf_ssd"])

@@ -1,4 +1,4 @@
-"""Writes a run's steps as the TBD suite's throughput log: original/throughput_data/batch_<n>.log of bench and sweep."""
+"""Writes a run's steps as the TBD suite's throughput log: original/throughput_data/batch_<n>.log of a sweep."""
 
 import logging
 from pathlib import Path
