@@ -289,7 +289,7 @@ def show_fleet(members: "list[Member]", folder: Path, *, as_json: bool) -> None:
     print(f"{'node':{width}}  images/s  status")
     for member in members:
         rate = format_rate(member.images_per_second) if member.images_per_second is not None else "–"
-        print(f"{member.node:{width}}  {rate:>8}  {member.status}")
+        print(f"{printable(member.node):{width}}  {rate:>8}  {member.status}")
     print(f"index: trainstone report {folder}")
 
 

@@ -28,6 +28,8 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 TRAINING_KEYS = ("iteration", "imgs_per_sec", "cross_entropy", "l2_loss", "total_loss", "learning_rate")
 EPOCH_KEYS = ("epoch", *(f"final_{key}" for key in TRAINING_KEYS[2:]))
 BENCHMARK_KEYS = ("iteration", "total_ips")
+EVALUATION_DECAY = "Decay Steps of an evaluation"
+"""Logged as Decay Steps, at another line than the training's."""
 
 
 def _place(file: str, first_line: int, *keys: str) -> dict[str, tuple[str, int]]:
@@ -52,7 +54,7 @@ PLACES = {
     **_place("benchmark_hooks.py", 72, "Average total_ips"),
     **_place("runner.py", 487, nvlog.ENDING_TRAINING),
     **_place("runner.py", 545, nvlog.STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
-    **_place("runner.py", 549, "Global Batch Size"),
+    **_place("runner.py", 548, EVALUATION_DECAY, "Global Batch Size"),
     **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
     **_place("runner.py", 630, nvlog.ENDING_EVALUATION),
 }
@@ -80,6 +82,7 @@ class Nvlog(Lines):
     def say(self, key: str, value: Any = None, *, model: str | None = MODEL, when: float | None = None) -> str:
         """Return a line, of the last event's time unless `when` says otherwise."""
         place = self.places[key.partition(":")[0]]
+        key = "Decay Steps" if key == EVALUATION_DECAY else key
         self._keep(key, value)
         entry = nvlog.Entry(nvlog.VERSION, model, self.ended if when is None else when, *place, key, value)
         return f"{nvlog.format_line(entry)}\n"
@@ -191,7 +194,7 @@ class TrainingNvlog(Nvlog):
         is_last = facts.steps is not None and evaluation.step >= facts.steps
         text = [self._end_training(began)] if is_last else []
         text.append(self.say(nvlog.STARTING_EVALUATION, when=began))
-        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, "Decay Steps": steps, "Global Batch Size": batch}
+        block = {"Evaluation Epochs": 1, "Evaluation Steps": steps, EVALUATION_DECAY: steps, "Global Batch Size": batch}
         text += [self.say(key, value, when=began) for key, value in block.items()]
         for name, title in (("top1", "Top-1 Accuracy"), ("top5", "Top-5 Accuracy")):
             if name in evaluation.metrics:
