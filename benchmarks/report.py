@@ -2,7 +2,7 @@
 
     python benchmarks/report.py [STEPS]
 
-Runs the real command. Checks: one run below 3 s, 5 s when the chart scripts are not in the cache yet; the long one
+Runs the real command. Checks: one run below 3 s, also when the chart scripts are not in the cache yet; the long one
 below 20 s, 500 MB of memory and 5 MB of page. The long run is made up (0.6 GB in the temporary folder).
 """
 
@@ -30,7 +30,7 @@ def main() -> None:
         os.environ["TRAINSTONE_CACHE"] = str(Path(folder) / "cache")
         run = Path(shutil.copytree(GOLDEN, Path(folder) / "run"))
         first, *others = [write_page(run) for _ in range(REPEATS + 1)]
-        print(f"one run, first time   {first:.2f} s (at most 5)")
+        print(f"one run, first time   {first:.2f} s (at most 3)")
         print(f"one run, afterwards   {min(others):.2f} to {max(others):.2f} s (at most 3)")
         long = Path(shutil.copytree(GOLDEN, Path(folder) / "long"))
         make_long(long, num_steps)
@@ -40,7 +40,7 @@ def main() -> None:
     print(f"{num_steps:,} steps      {seconds:.1f} s (at most 20)")
     print(f"  highest memory      {memory_mb:.0f} MB (at most 500)")
     print(f"  page                {size_mb:.1f} MB (at most 5)")
-    sys.exit(first > 5 or max(others) > 3 or seconds > 20 or memory_mb > 500 or size_mb > 5)
+    sys.exit(max(first, *others) > 3 or seconds > 20 or memory_mb > 500 or size_mb > 5)
 
 
 def write_page(run: Path) -> float:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from trainstone.errors import ResultError
 from trainstone.results.samples import HINDRANCES, iterate_samples
-from trainstone.results.steps import Columns, read_columns
-from trainstone.results.thinning import Array, bucket_starts
+from trainstone.results.steps import Columns, read_blocks, read_columns
+from trainstone.results.thinning import Array, Buckets, bucket_starts
 
 STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
 KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
@@ -60,34 +60,55 @@ def sample_steps(
     path: Path, num_buckets: int = 1000, *, steady_from: int = 0, keep_steps: Sequence[int] = ()
 ) -> StepSeries | None:
     """Read a step file; None if it holds no step. Torn last lines are dropped."""
-    columns = read_columns(path, STEP_COLUMNS)
-    if not columns:
+    wanted = np.asarray(sorted(keep_steps), dtype=np.float64)
+    buckets = Buckets(num_buckets, first=("step", "start"), low=("low",), high=("high",), total=("count", "seconds"))
+    end = 0.0
+    histogram = np.zeros(NUM_BINS)
+    kept: list[Array] = []
+    for block in read_blocks(path, STEP_COLUMNS):
+        _check_durations(path, block)
+        end = float(block["start_seconds"][-1] + block["step_seconds"][-1])
+        spent = block["step_seconds"]
+        buckets.add(
+            {"step": block["step"], "start": block["start_seconds"], "low": spent, "high": spent}
+            | {"count": np.ones_like(spent), "seconds": spent}
+        )
+        steady = block["step_seconds"][block["step"] >= steady_from]
+        histogram += np.bincount(_bin_of(steady), minlength=NUM_BINS)
+        if len(wanted):
+            columns = np.stack([block[name] for name in KEPT_COLUMNS])
+            kept.append(columns[:, np.isin(block["step"], wanted)])
+    if buckets.num_rows == 0:
         return None
-    for name, values in columns.items():
-        bad = ~(values >= 0) | (values == np.inf)
-        if bad.any():
-            step, value = float(columns["step"][bad][0]), float(values[bad][0])
-            raise ResultError(f"{path}: {name} of step {step:g} is {value}; it is finite and not negative")
-    steps, begins, _, seconds = columns.values()
-    starts = bucket_starts(len(seconds), num_buckets)
-    count = np.diff(starts, append=len(seconds)).astype(np.float64)
-    bins = np.log(np.maximum(seconds[steps >= steady_from], SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
-    histogram = np.bincount(np.clip(bins + 1e-9, 0, NUM_BINS - 1).astype(np.int64))
+    found = np.concatenate(kept, axis=1) if kept else np.empty((3, 0))
     filled = np.flatnonzero(histogram)
-    kept = np.isin(steps, keep_steps)
+    total = buckets.columns()
     return StepSeries(
-        num_steps=len(seconds),
-        first_step=steps[starts],
-        count=count,
-        start_seconds=begins[starts],
-        mean_seconds=np.add.reduceat(seconds, starts) / count,
-        low_seconds=np.minimum.reduceat(seconds, starts),
-        high_seconds=np.maximum.reduceat(seconds, starts),
-        end_seconds=float(begins[-1] + seconds[-1]),
+        num_steps=buckets.num_rows,
+        first_step=total["step"],
+        count=total["count"],
+        start_seconds=total["start"],
+        mean_seconds=total["seconds"] / total["count"],
+        low_seconds=total["low"],
+        high_seconds=total["high"],
+        end_seconds=end,
         bin_seconds=SHORTEST_SECONDS * np.exp(filled * BIN_WIDTH),
-        bin_count=histogram[filled].astype(np.float64),
-        kept={name: columns[name][kept] for name in KEPT_COLUMNS},
+        bin_count=histogram[filled],
+        kept=dict(zip(KEPT_COLUMNS, found, strict=True)),
     )
+
+
+def _check_durations(path: Path, block: Columns) -> None:
+    for name in STEP_COLUMNS:
+        bad = ~(block[name] >= 0) | (block[name] == np.inf)
+        if bad.any():
+            step, value = float(block["step"][bad][0]), float(block[name][bad][0])
+            raise ResultError(f"{path}: {name} of step {step:g} is {value}; it is finite and not negative")
+
+
+def _bin_of(seconds: Array) -> NDArray[np.int64]:
+    bins = np.log(np.maximum(seconds, SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
+    return np.clip(bins + 1e-9, 0, NUM_BINS - 1).astype(np.int64)
 
 
 @dataclass(frozen=True)
