@@ -222,7 +222,7 @@ def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subproc
 
     if tuple(command[: len(TRAINSTONE)]) != TRAINSTONE:
         return subprocess.Popen(command, **options)
-    return ForkedRun(command[len(TRAINSTONE) :], options["env"], options["stdout"], options["preexec_fn"])
+    return ForkedRun(command[len(TRAINSTONE) :], options["env"], options["stdout"].fileno(), options["preexec_fn"])
 
 
 def leave_out() -> None:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from trainstone.errors import EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
 from trainstone.files import write_atomically
-from trainstone.launch.child_runs import MEMORY_HINT, name_signal
-from trainstone.launch.supervisor import LOG, read_since
+from trainstone.launch.supervisor import LOG, describe_exit, hint_at_memory, read_since
 from trainstone.machine.launched import CAUSE, FOLDER, Failure, launch_name, name_host, read_code, read_failures
 from trainstone.results.checks import finding
 from trainstone.results.schema import FINISHED
@@ -23,8 +22,7 @@ from trainstone.text import format_error, printable_lines
 log = logging.getLogger(__name__)
 
 ENGINES = {"local": "torchrun", "mpi": "mpirun", "slurm": "srun"}
-STOPPING = (-signal.SIGTERM, -signal.SIGUSR1)
-"""How a rank ends that gets a stop signal before it handles them."""
+STOPPING = (-signal.SIGTERM, -signal.SIGUSR1)  # how a rank ends that gets a stop signal before it handles them
 # torchrun: a block for each rank that failed; the one that it saw first stands last, under this line.
 ROOT = "Root Cause (first observed failure)"
 TORCHRUN = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: \d+\)\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -41,10 +39,8 @@ class Death(NamedTuple):
     """A rank that ended badly."""
 
     rank: int
-    host: str | None
-    """None: this one."""
-    code: int
-    """Exit code, or minus the signal that ended it."""
+    host: str
+    code: int  # exit code, or minus the signal that ended it
 
 
 def settle(
@@ -52,43 +48,28 @@ def settle(
 ) -> int:
     """Return the exit code of a run that came to an orderly end; else write down the cause and raise it.
 
+    The cause is the first rank that failed, with its class and hint; else what the engine says.
     `stopped`: ranks got a stop signal. Those that it ended before they handled it have not failed.
     `launch`: its name, if not that of this process.
     """
     run_code = read_code(run)
     if code == 0 and run_code is not None:
         return run_code
-    if stopped and died_of_stop(run, engine_text, engine, code):
-        return EXIT_RESUMABLE
-    err = find_cause(run, engine_text, engine, code)
-    record_cause(run, err, launch)
-    raise err
-
-
-def died_of_stop(run: Path, engine_text: str, engine: str, code: int) -> bool:
-    """Return whether the stop signal is all that ended ranks, or the engine before it had any."""
-    failures = read_failures(run)
-    if any(not failure.echo for failure in failures):
-        return False
-    echoed = {failure.rank for failure in failures}
-    deaths = [death.code for death in find_deaths(engine_text, engine) if death.rank not in echoed]
-    return all(end in STOPPING for end in deaths or [code])
-
-
-def find_cause(run: Path, engine_text: str, engine: str, code: int) -> TrainstoneError:
-    """Return the error of the first rank that failed, of its class and with its hint; else what the engine says."""
     failures = read_failures(run)
     causes = [failure for failure in failures if not failure.echo]
-    if causes:
-        return _explain_failure(causes[0], run, engine)
     # A rank that left an echo did not die first, even where the engine saw it first.
-    echoed = {failure.rank for failure in failures}
-    for death in find_deaths(engine_text, engine):
-        if death.rank not in echoed:
-            return _explain_death(death, engine_text)
-    if failures:
-        return _explain_failure(failures[0], run, engine)
-    return _explain_engine(engine_text, engine, code)
+    echoed = {failure.rank for failure in failures if failure.echo}
+    deaths = [death for death in find_deaths(engine_text, engine) if death.rank not in echoed]
+    if stopped and not causes and all(end in STOPPING for end in [death.code for death in deaths] or [code]):
+        return EXIT_RESUMABLE
+    if told := causes or ([] if deaths else failures):
+        err = _explain_failure(told[0], run, engine)
+    elif deaths:
+        err = _explain_death(deaths[0], engine_text)
+    else:
+        err = _explain_engine(engine_text, engine, code)
+    record_cause(run, err, launch)
+    raise err
 
 
 def _explain_failure(failure: Failure, run: Path, engine: str) -> TrainstoneError:
@@ -101,32 +82,27 @@ def _explain_failure(failure: Failure, run: Path, engine: str) -> TrainstoneErro
 
 def _explain_death(death: Death, engine_text: str) -> TrainstoneError:
     """A rank that left no failure record: its signal, or its exit code with what it printed."""
-    who = f"rank {death.rank} on {death.host or name_host()}"
+    rank, ended = f"rank {death.rank} on {death.host}", describe_exit(death.code)
     if death.code < 0:
-        name = name_signal(-death.code)
-        return LaunchError(f"{who} was ended by {name}", hint=MEMORY_HINT if name == "SIGKILL" else None)
+        return LaunchError(f"{rank} {ended}", hint=hint_at_memory(death.code))
     message, hint = find_printed(engine_text)
-    return error_of_child(death.code, f"{who}: {message or f'ended with exit code {death.code}'}", hint)
+    return error_of_child(death.code, f"{rank}: {message or ended}", hint)
 
 
 def _explain_engine(engine_text: str, engine: str, code: int) -> TrainstoneError:
     """No rank is known to have failed: the engine's own message."""
-    name = ENGINES.get(engine, engine)
     message, hint = find_printed(engine_text)
     if message:
         return error_of_child(code, message, hint)
-    ended = f"was ended by {name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-    if code == 0:
-        ended = "ended, but no rank said how its work went"
+    ended = f"{ENGINES[engine]} {describe_exit(code) if code else 'ended, but no rank said how its work went'}"
     if "not enough slots" in engine_text:
-        return LaunchError(f"{name} {ended}: there are not enough slots for all ranks", hint=SLOTS_HINT)
+        return LaunchError(f"{ended}: there are not enough slots for all ranks", hint=SLOTS_HINT)
     before, box, *_ = [*RULE.split(engine_text), ""]
     if engine == "mpi" and box.strip():  # the causes that mpirun guesses at follow; ssh's own error is before it
         engine_text = before + box.strip().split("\n\n")[0]
     lines = [line for line in engine_text.splitlines() if line.strip() and not RULE.match(line)]
     words = printable_lines("\n".join(lines[-LAST_LINES:])[-LAST_CHARACTERS:])
-    hint = "its whole output is in launch/ of the run folder"
-    return LaunchError(f"{name} {ended}" + (f": {words}" if words else ""), hint=hint)
+    return LaunchError(ended + (f": {words}" if words else ""), hint="its whole output is in launch/ of the run folder")
 
 
 def record_cause(run: Path, err: TrainstoneError, launch: str | None = None) -> None:
@@ -163,14 +139,14 @@ def main(words: list[str]) -> int:
 
 def find_deaths(text: str, engine: str) -> list[Death]:
     """Return the deaths of the last attempt, the likely cause first; those by SIGTERM, which engines send, last."""
-    found = []
+    found, here = [], name_host()
     if engine == "local":
         before, _, root = text.rpartition(ROOT)
         others = before[before.rfind(" FAILED\n") :] if " FAILED\n" in before else ""
-        found = [Death(int(rank), None, int(code)) for part in (root, others) for rank, code in TORCHRUN.findall(part)]
+        found = [Death(int(rank), here, int(code)) for part in (root, others) for rank, code in TORCHRUN.findall(part)]
     elif engine == "mpi":
         found = [Death(int(rank), host, -int(number)) for rank, host, number in MPIRUN.findall(text)]
-        found = found or [Death(int(rank), None, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
+        found = found or [Death(int(rank), here, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
     elif engine == "slurm":
         found = [Death(int(rank), host, _read_end(words)) for host, rank, words in SRUN.findall(text)]
     return sorted(found, key=lambda death: death.code == -signal.SIGTERM)

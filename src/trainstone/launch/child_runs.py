@@ -7,7 +7,6 @@ Of --runs the first child resolves every auto, the others repeat its configurati
 
 import logging
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from trainstone.config.load import load_config
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, TrainstoneError, error_of_child
-from trainstone.launch.supervisor import supervise
+from trainstone.launch.supervisor import describe_exit, hint_at_memory, supervise
 from trainstone.machine.launched import RUN, forget_attempt, read_code, read_failures
 from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
@@ -30,32 +29,19 @@ log = logging.getLogger(__name__)
 
 TRAINSTONE = (sys.executable, "-P", "-m", "trainstone")
 OUTPUT = "output.log"
+# For a child to end that was told to when its parent was killed: it writes a checkpoint first.
 LEFTOVER_SECONDS = 60.0
-"""For a child to end that was told to when its parent was killed: it writes a checkpoint first."""
-MEMORY_HINT = "SIGKILL mostly means that memory ran out: take a smaller train.batch_size"
 
 
 class ChildRun(NamedTuple):
-    """A run to be made by a child process."""
-
     label: str
     command: list[str]
-    folder: Path
-    """Its run folder; it is there where the run is resumed."""
+    folder: Path  # its run folder; it is there where the run is resumed
 
 
 class ChildEnd(NamedTuple):
-    """How a child run ended."""
-
-    code: int
-    """Exit code, or minus the signal that ended the process."""
-    error: TrainstoneError | None = None
-    """Why it failed, of its class and with its hint; None: it did not."""
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was stopped by a signal, in order."""
-        return self.code in (EXIT_INTERRUPTED, EXIT_RESUMABLE)
+    code: int  # exit code, or minus the signal that ended the process
+    error: TrainstoneError | None = None  # why it failed, of its class and with its hint; None: it did not
 
     def check(self, label: str) -> None:
         """Raise the failure of the child, with its label."""
@@ -64,14 +50,8 @@ class ChildEnd(NamedTuple):
 
 
 def child_command(verb: str, config_file: Path, out: Path, *, strict: bool, seed: int | None = None) -> list[str]:
-    """Return the command line of a child; `seed`: of one of --runs."""
     command = [*TRAINSTONE, verb, str(config_file), "--out", str(out), *(["--strict"] if strict else [])]
     return command if seed is None else [*command, "--seed", str(seed)]
-
-
-def name_folder(run: Path, recipe: str) -> Path:
-    """Return a new folder for a child run."""
-    return run / "points" / name_run(recipe)
 
 
 def run_children(
@@ -83,13 +63,12 @@ def run_children(
         life.check_stop()
         yield Progress(child.label)
         ended = yield from run_child(child, life.signals)
-        if ended.interrupted or (life.signals.received and ended.code < 0):
+        if ended.code in (EXIT_INTERRUPTED, EXIT_RESUMABLE) or (life.signals.received and ended.code < 0):
             raise KeyboardInterrupt(life.signals.received or "SIGTERM")
         conclude(child, ended)
 
 
 def run_child(child: ChildRun, signals: StopSignals) -> Generator[str, None, ChildEnd]:
-    """Run a child to its end, showing its progress."""
     log.info("starting %s", shlex.join(child.command))
     folder = child.folder.absolute()
     forget_attempt(folder)
@@ -101,13 +80,10 @@ def run_child(child: ChildRun, signals: StopSignals) -> Generator[str, None, Chi
 
 def explain_end(folder: Path, code: int, output: str) -> TrainstoneError:
     """Return the error that a child ended with: the one it left in its run folder, else what its exit code says."""
-    left = read_failures(folder)
-    if left:
-        return error_of_child(left[0].exit_code, left[0].message, left[0].hint)
-    if code < 0:
-        name = name_signal(-code)
-        return LaunchError(f"ended by {name}", hint=MEMORY_HINT if name == "SIGKILL" else None)
-    return error_of_child(code, f"ended with exit code {code}: {output.strip()[-500:]}", None)
+    for left in read_failures(folder)[:1]:
+        return error_of_child(left.exit_code, left.message, left.hint)
+    said = f": {output.strip()[-500:]}" if code >= 0 else ""
+    return error_of_child(code, describe_exit(code) + said, hint_at_memory(code))
 
 
 def wait_for_leftovers(life: Lifecycle) -> Iterator[Progress]:
@@ -135,7 +111,7 @@ def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[P
             life.completed = f"{number} of {num_runs} runs"
             file, points = run.path / "config.toml", run.path / "points"
             command = child_command("bench", file, points, strict=strict, seed=first_seed + number)
-            yield ChildRun(f"run {number + 1} of {num_runs}", command, name_folder(run.path, life.config.name))
+            yield ChildRun(f"run {number + 1} of {num_runs}", command, points / name_run(life.config.name))
 
     def conclude(child: ChildRun, ended: ChildEnd) -> None:
         ended.check(child.label)
@@ -151,14 +127,6 @@ def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[P
     yield from run_children(life, list_children(), conclude)
     run.update(status="ok")
     return "ok"
-
-
-def name_signal(number: int) -> str:
-    """Return SIGTERM for 15; real-time signals have numbers only."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def repeat_training(life: Lifecycle, repeated: Repeated) -> Generator[Progress | str, None, Status]:
@@ -205,17 +173,16 @@ def read_children(folder: Path) -> dict[int, BegunRun]:
 
 
 def list_due(folder: Path, repeated: Repeated) -> list[int]:
-    """Return the seeds whose runs have not come to their end."""
     children = read_children(folder)
     return [seed for seed in repeated.seeds if seed not in children or not children[seed].is_over]
 
 
 def plan_child(folder: Path, repeated: Repeated, seed: int, recipe: str, label: str = "") -> ChildRun:
     """Return the run of a seed: it is resumed where it was begun."""
-    begun = read_children(folder).get(seed)
+    begun, points = read_children(folder).get(seed), folder / "points"
     if begun is None:
-        command = child_command("train", folder / "config.toml", folder / "points", strict=repeated.strict, seed=seed)
-        return ChildRun(label, command, name_folder(folder, recipe))
+        command = child_command("train", folder / "config.toml", points, strict=repeated.strict, seed=seed)
+        return ChildRun(label, command, points / name_run(recipe))
     command = [*TRAINSTONE, "train", "--resume", str(folder / begun.folder)]
     return ChildRun(label, [*command, "--strict"] if repeated.strict else command, folder / begun.folder)
 

@@ -4,24 +4,19 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.errors import ConfigError, MachineError
-from trainstone.launch.apptainer import PYTHON, wrap_command
 from trainstone.launch.supervisor import Plan
-from trainstone.launch.verb import Verb, rank_environment
-from trainstone.machine.cpus import GIVEN_CPUS as CPUS
+from trainstone.launch.verb import IMAGE_PYTHON, Verb, rank_environment
+from trainstone.machine.cpus import GIVEN_CPUS
 
+# Variables of the user's that ranks on other hosts get as well.
 FORWARDED = ("TRAINSTONE_", "NCCL_", "GLOO_", "OMP_", "MASTER_")
-"""Variables of the user's that ranks on other hosts get as well."""
-
-
+# A scheduler that has set one of these tells mpirun the hosts.
 SCHEDULERS = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"}
-"""Who has set one of these tells mpirun the hosts."""
-
-
 Hosts = list[tuple[str, int | None]]
 """Each host with its number of slots; None: not given."""
 
@@ -34,8 +29,7 @@ class Options(NamedTuple):
     hostfile: Path | None = None
     container: str | None = None
     max_restarts: int = 0
-    words: str = ""
-    """For mpirun itself."""
+    words: str = ""  # for mpirun itself
 
 
 def list_hosts(options: Options) -> Hosts:
@@ -60,7 +54,6 @@ def choose_ranks(options: Options, verb: Verb, hosts: Hosts) -> int:
 
 
 def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
-    """Return what starts the ranks."""
     settings = verb.system.launch if verb.system else None
     hosts = list_hosts(options)
     ranks = choose_ranks(options, verb, hosts)
@@ -71,43 +64,35 @@ def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
     container = options.container or (settings.container if settings else None)
     return Plan(
         engine="mpi",
-        command=(*mpirun(options, ranks, list_forwarded(environment)), *rank_command(verb, run, container)),
+        command=(*mpirun(options, ranks, environment), *rank_command(verb, run, container)),
         environment=environment,
         prologue=settings.prologue if settings else (),
         attempts=1 + options.max_restarts,
     )
 
 
-def mpirun(options: Options, ranks: int, forwarded: Sequence[str]) -> list[str]:
+def mpirun(options: Options, ranks: int, environment: Mapping[str, str]) -> list[str]:
     """Return mpirun's words. Ranks bind themselves; a name alone after -x takes the value from mpirun's environment."""
+    theirs = [name for name in os.environ if name.startswith(FORWARDED) and name != GIVEN_CPUS]
     words = ["mpirun", "-np", str(ranks)]
     words += ["--host", options.host] if options.host else []
     words += ["--hostfile", str(options.hostfile)] if options.hostfile else []
     words += ["--bind-to", "none", "--wdir", str(Path.cwd())]
     words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    for name in forwarded:
-        words += ["-x", name]
+    words += [word for name in sorted({*environment, *theirs}) for word in ("-x", name)]
     try:
         return [*words, *shlex.split(options.words)]
     except ValueError as err:
         raise ConfigError(f"--mpirun {options.words}: {err}") from err
 
 
-def list_forwarded(environment: dict[str, str]) -> list[str]:
-    """Return the names of variables that all ranks get: ours, and the user's that concern ranks."""
-    theirs = [name for name in os.environ if name.startswith(FORWARDED) and name != CPUS]
-    return sorted({*environment, *theirs})
-
-
 def rank_command(verb: Verb, run: Path, container: str | None) -> list[str]:
-    """Return the command line of a rank; in an image it sees this folder, the run's and the data's."""
     if container is None:
         return verb.command()
-    root = verb.config.data.root
-    binds = [Path.cwd(), run.parent, *([Path(root)] if root else [])]
     program = "apptainer" if shutil.which("apptainer") or not shutil.which("singularity") else "singularity"
     # Whether there are devices is for the ranks' hosts to say: --nv without one only warns.
-    return wrap_command(verb.command(PYTHON), container, binds, gpus=verb.config.device != "cpu", program=program)
+    gpus, binds = verb.config.device != "cpu", [Path.cwd(), run.parent]
+    return verb.wrap(verb.command(IMAGE_PYTHON), container, binds, gpus=gpus, program=program)
 
 
 def check_hosts(options: Options, verb: Verb) -> None:

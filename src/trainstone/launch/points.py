@@ -15,8 +15,7 @@ from trainstone.results.schema import Result
 from trainstone.results.store import read_result
 from trainstone.results.sweep import BATCH, Sweep, label_point, name_file
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)
-"""Of the TBD suite's measure_throughput.sh."""
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of the TBD suite's measure_throughput.sh
 # What the first point settles for all others, so that they differ in nothing but what is swept.
 SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
 LARGEST_BATCH = 10**9
@@ -25,14 +24,11 @@ LONGEST_QUOTE = 40
 
 @dataclass(frozen=True)
 class PlannedPoint:
-    """One point to run."""
-
     order: int
     value: Any
     curve: Any
     label: str
-    name: str
-    """Of its files."""
+    name: str  # of its files
 
 
 @dataclass(frozen=True)
@@ -60,16 +56,8 @@ def make_plan(
 ) -> Plan:
     """Turn the flags into points; each one's configuration is checked before anything runs."""
     key, values, curve_key, curves = read_lists(batch_sizes, over)
-    asked = Sweep(
-        key=key,
-        values=values,
-        curve_key=curve_key,
-        curves=curves,
-        seed=config.seed,
-        profile=profile or cores,
-        cores=cores,
-        strict=strict,
-    )
+    swept: dict[str, Any] = {"key": key, "values": values, "curve_key": curve_key, "curves": curves}
+    asked = Sweep(**swept, seed=config.seed, profile=profile or cores, cores=cores, strict=strict)
     plan = lay_out(config, asked)
     seen: dict[str, str] = {}
     for point in plan.points:
@@ -94,7 +82,6 @@ def read_lists(batch_sizes: str | None, over: str | None) -> tuple[str, list[Any
 
 
 def parse_batch_sizes(text: str) -> list[int]:
-    """Split 1,2,4 into whole numbers above 0."""
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:  # also thousands of digits
@@ -131,12 +118,8 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
 
 def list_grid(sweep: Sweep) -> list[tuple[Any, Any, str]]:
     """Return value, curve and label of all points, by curve and value, in the order they were given."""
-    curves = sweep.curves if sweep.curve_key is not None else [None]
-    return [
-        (value, curve, label_point(sweep.key, value, sweep.curve_key, curve))
-        for curve in curves
-        for value in sweep.values
-    ]
+    grid = [(value, curve) for curve in (sweep.curves if sweep.curve_key else [None]) for value in sweep.values]
+    return [(value, curve, label_point(sweep.key, value, sweep.curve_key, curve)) for value, curve in grid]
 
 
 def lay_out(config: Config, sweep: Sweep) -> Plan:
@@ -160,7 +143,6 @@ def name_all(labels: Sequence[str]) -> list[str]:
 
 
 def configure(config: Config, sweep: Sweep, point: PlannedPoint) -> Config:
-    """Return the configuration of a point."""
     changes = {sweep.key: point.value}
     if sweep.curve_key is not None:
         changes[sweep.curve_key] = point.curve
@@ -173,16 +155,9 @@ def settle(config: Config, sweep: Sweep, resolved: Config) -> Config:
     swept = {sweep.key, sweep.curve_key}
     if "device" in swept:
         return config
-    values = {key: read_key(resolved, key) for key in SETTLED if key not in swept and read_key(config, key) == "auto"}
+    found, given = (dict(flatten(one.model_dump(mode="json", exclude_none=True))) for one in (resolved, config))
+    values = {key: found[key] for key in SETTLED if key not in swept and given.get(key) == "auto"}
     return change_config(config.model_dump(mode="json", exclude_none=True), "the first point", flags=values)
-
-
-def read_key(config: Config, dotted_key: str) -> Any:
-    """Return the value of section.key."""
-    value: Any = config
-    for name in dotted_key.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def resume_plan(path: Path, result: Result) -> Plan:

@@ -5,8 +5,10 @@ The text is templates/job.sh.j2. slurm_job.py submits and follows it, as one job
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -14,18 +16,17 @@ import jinja2
 
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError
-from trainstone.launch.apptainer import PYTHON, wrap_command
-from trainstone.launch.child_runs import TRAINSTONE
-from trainstone.launch.verb import Verb
+from trainstone.launch.verb import IMAGE_PYTHON, Verb
 from trainstone.machine.launched import VERBS
 from trainstone.text import printable
 
 SCRIPT = "job.sh"
+# How long before its time limit a job is signalled: enough for a checkpoint of a large model on a slow disk.
+# Of a short job a quarter of its time.
 SIGNAL_SECONDS = 90
-"""How long before its time limit a job is signalled: enough for a checkpoint of a large model on a slow disk.
-Of a short job a quarter of its time."""
 MAX_REQUEUES = 100
 MAX_STARTS_WITHOUT_CHECKPOINT = 3
+# Options of sbatch that the launcher sets or that would break it, with what to use instead.
 OWN = {
     "array": "--fleet submits an array; --sbatch array=%4 limits it to 4 tasks at a time",
     "hold": "submit with --detach, then: scontrol hold JOB",
@@ -35,7 +36,6 @@ OWN = {
     ("output", "error", "open-mode", "chdir", "requeue", "no-requeue", "nodes", "ntasks-per-node", "wait"),
     "see: trainstone launch slurm --help",
 )
-"""Options of sbatch that the launcher sets or that would break it, with what to use instead."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Options:
 
 
 def add_system(options: Options, system: System | None) -> Options:
-    """Return the options, completed from the system file and by defaults."""
     site = system.launch if system else LaunchConfig()
     gres = options.gres or site.gres
     return replace(
@@ -109,13 +108,12 @@ def write_script(verb: Verb, options: Options, run: Path, folder: Path, fleet: S
 
 def build_commands(verb: Verb, options: Options, run: Path, folder: Path) -> tuple[list[str], list[str]]:
     """Return the command of a rank and the one that finds the cause of a failure, both in the container if any."""
-    command, aftermath = verb.command(), [*TRAINSTONE[:-1], "trainstone.launch.aftermath"]
+    aftermath = ["-P", "-m", "trainstone.launch.aftermath"]
     if options.container is None:
-        return command, aftermath
-    root = verb.config.data.root
-    binds = [folder, run.parent, *([Path(root)] if root else [])]
-    command = wrap_command(verb.command(PYTHON), options.container, binds, gpus="gpu" in (options.gres or ""))
-    return command, wrap_command([PYTHON, *aftermath[1:]], options.container, binds, gpus=False)
+        return verb.command(), [sys.executable, *aftermath]
+    wrap = partial(verb.wrap, image=options.container, binds=[folder, run.parent], program="apptainer")
+    command = wrap(verb.command(IMAGE_PYTHON), gpus="gpu" in (options.gres or ""))
+    return command, wrap([IMAGE_PYTHON, *aftermath], gpus=False)
 
 
 def list_directives(verb: Verb, options: Options, run: Path, folder: Path, num_tasks: int) -> list[str]:

@@ -1,12 +1,13 @@
 """Supervise a process: it cannot outlive us, its ranks' progress is relayed, stop signals are passed on to it."""
 
+import math
 import os
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,20 +20,30 @@ from trainstone.machine.launched import FOLDER, LAUNCH, PROGRESS, end_with_paren
 from trainstone.machine.signals import StopSignals
 
 POLL_SECONDS = 0.2
-END_SECONDS = 5.0
-"""For a process to end by itself when it cannot be waited for any longer."""
+END_SECONDS = 5.0  # for a process to end by itself when it cannot be waited for any longer
+LOG, SCRIPT = "engine.log", "start.sh"
+MEMORY_HINT = "SIGKILL mostly means that memory ran out: take a smaller train.batch_size"
 
 Stop = Callable[[int, set[int]], None]
 """Passes a stop signal on to process `pid`; the set holds the processes that were notified before."""
-LOG, SCRIPT = "engine.log", "start.sh"
 
 
 class Ended(NamedTuple):
-    """How a process ended."""
-
-    code: int
-    """Exit code, or minus the signal that ended it."""
+    code: int  # exit code, or minus the signal that ended the process
     output: str
+
+
+def describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # real-time signals have numbers only
+        return f"was ended by signal {-code}"
+
+
+def hint_at_memory(code: int) -> str | None:
+    return MEMORY_HINT if code == -signal.SIGKILL else None
 
 
 def send_once(pid: int, notified: set[int], number: signal.Signals = signal.SIGTERM) -> None:
@@ -52,48 +63,38 @@ def supervise(
     *,
     label: str = "",
     stop: Stop = send_once,
-    grace_seconds: float | None = None,
+    grace_seconds: float = math.inf,
 ) -> Generator[str, None, Ended]:
     """Run a command for a run folder to its end; yield the progress lines of its ranks, return how it ended.
 
-    Its output goes to launch/`log_name`. `grace_seconds` after a stop signal it is killed; None: it has all the time.
+    Its output goes to launch/`log_name`. `grace_seconds` after a stop signal it is killed.
     """
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     progress, prefix = Tail(folder / PROGRESS), f"{label} · " if label else ""
     notified: set[int] = set()
-    patience = grace_seconds
     with (folder / log_name).open("ab") as log:
         begin = log.tell()
-        with start_process(command, environment, log.fileno()) as process:
-            while process.poll() is None and (patience is None or patience > 0):
+        process = subprocess.Popen(
+            command,
+            env={**without_launch(os.environ), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a terminal's Ctrl-C is ours alone
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
+        try:
+            while process.poll() is None and grace_seconds > 0:
                 time.sleep(POLL_SECONDS)
                 yield from (prefix + line for line in progress.read())
                 if signals.received:
                     stop(process.pid, notified)
-                    patience = None if patience is None else patience - POLL_SECONDS
+                    grace_seconds -= POLL_SECONDS
+        finally:
+            end_all(process, environment.get(LAUNCH))
     yield from (prefix + line for line in progress.read())
     return Ended(process.returncode, read_since(folder / log_name, begin).decode("utf-8", "replace"))
-
-
-@contextmanager
-def start_process(
-    command: Sequence[str], environment: Mapping[str, str], output: int
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process in a session of its own: a terminal's Ctrl-C is ours alone. It does not outlive the `with`."""
-    process = subprocess.Popen(
-        command,
-        env={**without_launch(os.environ), **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=partial(end_with_parent, os.getpid()),
-    )
-    try:
-        yield process
-    finally:
-        end_all(process, environment.get(LAUNCH))
 
 
 def end_all(process: subprocess.Popen[bytes], launch: str | None) -> None:
@@ -102,19 +103,14 @@ def end_all(process: subprocess.Popen[bytes], launch: str | None) -> None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
-    if launch:
-        _, left = psutil.wait_procs(find_processes(launch), END_SECONDS)
-        for one in left:
+    if launch:  # found by their environment: engines change sessions and parents
+        ranks = [one for one in psutil.process_iter() if read_environment(one).get(LAUNCH) == launch]
+        for one in psutil.wait_procs(ranks, END_SECONDS)[1]:
             with suppress(psutil.Error):
                 one.kill()
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def find_processes(launch: str) -> list[psutil.Process]:
-    """Return the processes here that belong to a launch, by their environment: engines change sessions and parents."""
-    return [process for process in psutil.process_iter() if read_environment(process).get(LAUNCH) == launch]
 
 
 def read_environment(process: psutil.Process) -> dict[str, str]:
@@ -139,26 +135,18 @@ def read_since(path: Path, place: int) -> bytes:
 class Plan:
     """What a launcher runs."""
 
-    engine: str
-    """local or mpi."""
+    engine: str  # local or mpi
     command: tuple[str, ...]
-    environment: Mapping[str, str]
-    """What is added to that of the launcher."""
-    prologue: tuple[str, ...] = ()
-    """Shell lines before."""
-    attempts: int = 1
-    """How often the launcher itself may start it."""
-    notes: tuple[str, ...] = ()
-    """For the user, before the start."""
+    environment: Mapping[str, str]  # what is added to that of the launcher
+    prologue: tuple[str, ...] = ()  # shell lines before
+    attempts: int = 1  # how often the launcher itself may start it
+    notes: tuple[str, ...] = ()  # for the user, before the start
 
 
 def write_script(plan: Plan) -> str:
     """Return what is run as a shell script that can be read, kept and run again."""
-    lines = [
-        "#!/bin/bash",
-        f"# What `trainstone launch {plan.engine}` runs here.",
-        f"cd {shlex.quote(str(Path.cwd()))}",
-    ]
+    lines = ["#!/bin/bash", f"# What `trainstone launch {plan.engine}` runs here."]
+    lines += [f"cd {shlex.quote(str(Path.cwd()))}"]
     exported = {name: shlex.quote(value) for name, value in plan.environment.items()}
     # Run again by hand it is another launch, which a run that is still under way refuses.
     exported[LAUNCH] = f'"${{{LAUNCH}:-{plan.engine}-$$}}"'
@@ -168,7 +156,6 @@ def write_script(plan: Plan) -> str:
 
 
 def run_plan(plan: Plan, run: Path, signals: StopSignals) -> Generator[str, None, Ended]:
-    """Run an engine to its end and yield the lines of progress of its ranks; return its code and what it printed."""
     script = run / FOLDER / SCRIPT
     write_atomically(script, write_script(plan))
     # A prologue is for a login shell: that is where `module` is known.
@@ -196,7 +183,6 @@ class Tail:
         self._place = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[str]:
-        """Return the new complete lines."""
         added = read_since(self._path, self._place)
         complete = added[: added.rfind(b"\n") + 1]
         self._place += len(complete)

@@ -17,8 +17,9 @@ from trainstone.machine.launched import ALONE_VERBS, FOLDER, LAUNCH, RANKS, RUN,
 from trainstone.machine.ranks import BIND
 from trainstone.results.store import name_run, read_result, refuse_running
 
+# Those that take no --system: the weights bring their configuration. The launcher takes the geometry from it.
 WITHOUT_SYSTEM = ("eval",)
-"""Those that take no --system: the weights bring their configuration. The launcher takes the geometry from it."""
+IMAGE_PYTHON = "python3"  # inside an Apptainer image; the interpreter outside is another
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class Verb:
     """What every rank runs."""
 
     name: str
-    arguments: tuple[str, ...]
-    """As ranks get them: what only concerns the launcher is taken out."""
+    arguments: tuple[str, ...]  # as ranks get them: what only concerns the launcher is taken out
     config: Config
     out: Path
     resume: Path | None
@@ -39,6 +39,17 @@ class Verb:
     def command(self, python: str = TRAINSTONE[0]) -> list[str]:
         """Return the command line of a rank."""
         return [python, *TRAINSTONE[1:], self.name, *self.arguments]
+
+    def wrap(self, command: Sequence[str], image: str, binds: Sequence[Path], *, gpus: bool, program: str) -> list[str]:
+        """Return a command line that runs `command` in an Apptainer image.
+
+        These folders and the data's have the names they have outside; one that lies within another is not named twice.
+        """
+        root = self.config.data.root
+        wanted = sorted({folder.absolute() for folder in (*binds, *([Path(root)] if root else []))})
+        outer = [one for one in wanted if not any(one != other and one.is_relative_to(other) for other in wanted)]
+        bound = [word for folder in outer for word in ("--bind", str(folder))]
+        return [program, "exec", *(["--nv"] if gpus else []), *bound, image, *command]
 
 
 def read_verb(words: Sequence[str], *, system: str | None, ranks: int | None = None) -> Verb:
@@ -94,7 +105,6 @@ def ask_plan(name: str, arguments: Sequence[str]) -> Config:
 
 
 def _take_flag(words: list[str], *names: str) -> bool:
-    """Remove a flag; say whether it was there."""
     found = any(word in names for word in words)
     words[:] = [word for word in words if word not in names]
     return found

@@ -5,7 +5,7 @@ import pytest
 
 from small_training import make_config
 from trainstone.errors import EXIT_RESUMABLE, DataError, LaunchError, TrainstoneError
-from trainstone.launch.aftermath import find_cause, main, record_cause, settle
+from trainstone.launch.aftermath import main, record_cause, settle
 from trainstone.machine.launched import name_host
 from trainstone.results.store import create_run, read_result
 
@@ -70,15 +70,16 @@ PRINTED = "error: no such thing\n       at all\nhint:  do it\n"
         ([], "local", "", -9, LaunchError, "torchrun was ended by SIGKILL", ""),
     ],
 )
-def test_find_cause(
+def test_settle_raises_the_cause(
     tmp_path: Path, left: list[dict], engine: str, text: str, code: int, kind: type, message: str, hint: str
 ):
     for rank, changes in enumerate(left):
         leave(tmp_path, rank, **changes)
-    err = find_cause(tmp_path, text, engine, code)
-    assert type(err) is kind
-    assert err.message.endswith(message)
-    assert hint in str(err.hint)
+    with pytest.raises(kind) as raised:
+        settle(tmp_path, text, engine, code)
+    assert type(raised.value) is kind
+    assert raised.value.message.endswith(message)
+    assert hint in str(raised.value.hint)
 
 
 @pytest.mark.parametrize(("before", "after"), [("running", "failed"), ("target_missed", "target_missed")])

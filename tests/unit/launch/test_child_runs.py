@@ -122,7 +122,7 @@ def test_child_that_ends_well_has_no_error(tmp_path: Path):
         (f"import os; open(os.environ['TRAINSTONE_RUN'] + '/launch/failed-rank0000.json', 'w').write('''{FAILURE}'''); "
          "raise SystemExit(3)", 3, DataError, "no images"),
         ("import sys; print('what it said'); sys.exit(6)", 6, RunError, "ended with exit code 6: what it said"),
-        ("import os; os.kill(os.getpid(), 9)", -9, LaunchError, "ended by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 9)", -9, LaunchError, "was ended by SIGKILL"),
     ],
 )  # fmt: skip
 def test_child_that_fails_is_explained(tmp_path: Path, program: str, code: int, kind: type, message: str):

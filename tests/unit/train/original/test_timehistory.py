@@ -8,7 +8,7 @@ import pytest
 from made_original import BEGAN, make_facts, play
 from made_results import make_result, write_run
 from trainstone.formats.timehistory import read_timehistory
-from trainstone.launch.timehistory import write_timehistory
+from trainstone.launch.sweep import write_timehistory
 
 BATCH_LOG = "original/throughput_data/batch_32.log"
 
