@@ -33,10 +33,8 @@ class Checked(NamedTuple):
     """What the checker said of a log."""
 
     passed: bool
-    complaints: tuple[str, ...]
-    """The lines it printed beside its notes and its verdict, as they are."""
-    fault: str = ""
-    """Why it crashed, where it did."""
+    complaints: tuple[str, ...]  # the lines it printed beside its notes and its verdict, as they are
+    fault: str = ""  # why it crashed, where it did
 
 
 def list_rulesets() -> dict[str, frozenset[str]]:
@@ -58,8 +56,8 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
     with tempfile.TemporaryDirectory(prefix="trainstone-mlperf-") as folder:
         link = Path(folder) / "result_0.txt"
         link.symlink_to(log.absolute())  # a name that harms nobody in its output
-        words = ["compliance_checker", "--usage", "training", "--ruleset", ruleset, "--log_output", "checker.log"]
-        ended = _run([*words, link.name], Path(folder))
+        words = ["--usage", "training", "--ruleset", ruleset, "--log_output", "checker.log", link.name]
+        ended = _run(words, Path(folder))
         output = Path(folder) / "checker.log"
         written = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
     if keep is not None:
@@ -70,13 +68,10 @@ def check_log(log: Path, ruleset: str, keep: Path | None = None) -> Checked:
             raise ResultError(f"cannot write {printable(str(keep))}: {err.strerror or err}") from err
     passed = ended.returncode == 0
     broken = not passed and "ERROR - FAILED" not in written
-    return Checked(passed, list_complaints(written), _last_line(ended.stderr) if broken else "")
-
-
-def list_complaints(written: str) -> tuple[str, ...]:
-    """Return the checker's lines without its INFO notes, its verdict and the rules between messages."""
     lines = (line.rstrip() for line in written.splitlines())
-    return tuple(line for line in lines if line.strip("-") and not line.startswith(NOTES))
+    # Without its INFO notes, its verdict and the rules between messages.
+    complaints = tuple(line for line in lines if line.strip("-") and not line.startswith(NOTES))
+    return Checked(passed, complaints, _last_line(ended.stderr) if broken else "")
 
 
 def refuse_paths(log: Path) -> None:
@@ -118,7 +113,7 @@ def _find_checkers() -> Path:
 
 
 def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{words[0]}", *words[1:]]
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "mlperf_logging.compliance_checker", *words]
     try:
         ended = subprocess.run(
             command,
@@ -129,10 +124,9 @@ def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
             text=True,
             errors="replace",
             timeout=TIMEOUT_SECONDS,
-            check=False,
         )
     except subprocess.TimeoutExpired as err:
-        raise LaunchError(f"the {words[0]} of mlperf-logging did not end in {TIMEOUT_SECONDS:.0f} s") from err
+        raise LaunchError(f"the compliance_checker of mlperf-logging did not end in {TIMEOUT_SECONDS:.0f} s") from err
     last = _last_line(ended.stderr)
     if ended.returncode and re.match("(ModuleNotFound|Import)Error", last):
         raise MachineError(f"mlperf-logging does not start: {last}", hint=HINT)

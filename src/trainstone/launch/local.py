@@ -13,11 +13,9 @@ from trainstone.machine.facts import read_facts
 from trainstone.machine.launched import name_host
 from trainstone.units import format_bytes, format_count
 
-CUDA = ("auto", "cuda")
-"""config.device that each rank takes as the CUDA device of its number."""
+# The least that a rank takes: peak unique set size of each of two ranks that train demo-classify with 8 images of
+# 32 x 32 pixels per step and model.width 16 on the CPU (1304 and 1352 MiB; torch 2.13, Linux x86-64, one thread).
 RANK_MEMORY_BYTES = 1300 * 2**20
-"""The least that a rank takes: peak unique set size of each of two ranks that train demo-classify with 8 images of
-32 x 32 pixels per step and model.width 16 on the CPU (1304 and 1352 MiB; torch 2.13, Linux x86-64, one thread)."""
 
 
 def count_cuda_devices() -> int:
@@ -33,8 +31,8 @@ def count_cuda_devices() -> int:
 
 
 def count_used_devices(verb: Verb) -> int:
-    """Return the number of CUDA devices that the ranks of a verb can use; 0: they run on the CPU."""
-    return count_cuda_devices() if verb.config.device in CUDA else 0
+    """Each rank takes the CUDA device of its number; 0: they run on the CPU."""
+    return count_cuda_devices() if verb.config.device in ("auto", "cuda") else 0
 
 
 def choose_ranks(requested: int | None) -> int:
@@ -49,17 +47,19 @@ def choose_ranks(requested: int | None) -> int:
 
 
 def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: int = 0) -> Plan:
-    """Return what starts the ranks."""
     on_cuda, cores = bool(count_used_devices(verb)), available_cores().threads
     settings = verb.system.launch if verb.system else None
     environment = rank_environment(run, launch, ranks=ranks, bind=not on_cuda)
     if "OMP_NUM_THREADS" not in os.environ:  # torchrun would take 1
         environment["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
     environment |= settings.environment if settings else {}
+    counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
+    # --standalone meets at a free port of this host, so that several may run.
+    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", *counts, "--no-python", "--"]
     notes = () if on_cuda or ranks <= cores else (f"{ranks} ranks share {cores} cores of {name_host()}",)
     return Plan(
         engine="local",
-        command=(*torchrun(ranks, max_restarts), *verb.command()),
+        command=(*torchrun, *verb.command()),
         environment=environment,
         prologue=settings.prologue if settings else (),
         notes=notes,
@@ -88,9 +88,3 @@ def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: 
         f"with one {kind} and at least {format_bytes(RANK_MEMORY_BYTES)} each",
         hint="\n".join(hints),
     )
-
-
-def torchrun(ranks: int, max_restarts: int) -> list[str]:
-    """Return torchrun's words; --standalone meets at a free port of this host, so that several may run."""
-    counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
-    return [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", *counts, "--no-python", "--"]

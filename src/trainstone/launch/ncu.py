@@ -6,16 +6,16 @@ Finds ncu, sees whether it may count, asks it which metrics this GPU has, and ex
 import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from trainstone.errors import MachineError, TrainstoneError
 from trainstone.formats.ncu import PERMISSION_HINT, read_ncu
 from trainstone.launch.child_runs import OUTPUT, TRAINSTONE, explain_end
-from trainstone.launch.supervisor import Ended, supervise
+from trainstone.launch.supervisor import Ended, send_once, supervise
+from trainstone.machine.cpus import read_text
 from trainstone.machine.launched import RUN, read_failures
 from trainstone.machine.signals import StopSignals
 from trainstone.results.checks import finding
@@ -30,7 +30,6 @@ TABLE_NAME = "trace/ncu.csv"
 LABEL = "profiling under ncu"
 STOP_GRACE_SECONDS = 20.0
 QUERY_SECONDS = 60.0
-ROOT = Path("/")
 # Where NVIDIA's installers put it when they leave PATH alone; the last in order is the newest.
 USUAL_PLACES = ("usr/local/cuda*/bin/ncu", "usr/local/NVIDIA-Nsight-Compute*/ncu", "opt/nvidia/nsight-compute/*/ncu")
 # Linux capabilities, by bit, that let a process count: CAP_SYS_ADMIN, CAP_PERFMON.
@@ -77,12 +76,12 @@ def run_under_ncu(
         OUTPUT,
         signals,
         label=LABEL,
-        stop=terminate_group,  # ncu does not pass signals on
+        stop=partial(send_once, send=os.killpg),  # ncu does not pass signals on
         grace_seconds=STOP_GRACE_SECONDS,
     )
     if signals.received:
         raise KeyboardInterrupt(signals.received)
-    messages = [line for line in _read_text(csv_file).splitlines() if line.startswith("==")]
+    messages = [line for line in (read_text(csv_file) or "").splitlines() if line.startswith("==")]
     printed = "\n".join([ended.output, *messages])
     if ended.code != 0:
         raise explain_ncu(ended, folder, printed)
@@ -95,10 +94,9 @@ def run_under_ncu(
     return aggregate_cores(read_ncu(csv_file, WANTED)).model_copy(update={"file": TABLE_NAME})
 
 
-def find_ncu(root: Path = ROOT) -> str:
+def find_ncu(root: Path = Path("/")) -> str:
     """Return the path of ncu: on PATH, else where NVIDIA's installers put it."""
-    found = shutil.which("ncu")
-    if found:
+    if found := shutil.which("ncu"):
         return found
     for pattern in USUAL_PLACES:
         if paths := [path for path in sorted(root.glob(pattern)) if os.access(path, os.X_OK)]:
@@ -110,12 +108,12 @@ def find_ncu(root: Path = ROOT) -> str:
     )
 
 
-def check_permission(root: Path = ROOT) -> None:
+def check_permission(root: Path = Path("/")) -> None:
     """Refuse where the driver lets only administrators count, before minutes are spent; unknown is no refusal."""
-    params = _read_text(root / "proc/driver/nvidia/params")
+    params = read_text(root / "proc/driver/nvidia/params") or ""
     if not re.search(r"^RmProfilingAdminOnly:\s*1\s*$", params, re.MULTILINE):
         return
-    held = re.search(r"^CapEff:\s*([0-9a-f]{1,16})\s*$", _read_text(root / "proc/self/status"), re.MULTILINE)
+    held = re.search(r"^CapEff:\s*([0-9a-f]{1,16})\s*$", read_text(root / "proc/self/status") or "", re.MULTILINE)
     if held and not any(int(held[1], 16) >> bit & 1 for bit in COUNTING_CAPABILITIES):
         raise MachineError(
             "this driver lets only administrators read performance counters (RmProfilingAdminOnly: 1)",
@@ -173,21 +171,6 @@ def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
     elif "driver resource was unavailable" in printed:
         hint = "only one tool can count at a time: dcgmi profile --pause, then try again"
     return MachineError(f"ncu: {complaints[0]}", hint=hint)
-
-
-def terminate_group(pid: int, notified: set[int]) -> None:
-    """Send SIGTERM once to a process and all that it started."""
-    if pid not in notified:
-        notified.add(pid)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGTERM)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _list_complaints(printed: str) -> list[str]:

@@ -27,12 +27,12 @@ from trainstone.results.store import read_result
 from trainstone.text import printable
 
 POLL_SECONDS = 2.0
-VISIBLE_SECONDS = 60.0
-"""How long NFS may hide from this host what another host has written: acdirmax, see nfs(5)."""
+VISIBLE_SECONDS = 60.0  # how long NFS may hide from this host what another host has written: acdirmax, see nfs(5)
 LOOK_SECONDS = 1.0
+# States of our own: Slurm does not answer, or it does not know the job any more; then the run folder says its end.
 NO_ANSWER, FORGOTTEN = "NO_ANSWER", "FORGOTTEN"
-"""States of our own: Slurm does not answer, or it does not know the job any more; then the run folder says its end."""
 BY_ITSELF = ("COMPLETED", "FAILED", FORGOTTEN)
+# States of jobs that Slurm ended: meaning and hint.
 BY_SLURM = {
     "CANCELLED": ("it was cancelled", None),
     "TIMEOUT": ("it reached its time limit", "raise --time, or let the job resume by itself with --requeue"),
@@ -42,10 +42,8 @@ BY_SLURM = {
     "BOOT_FAIL": ("one of its nodes did not boot", "sinfo -R shows why"),
     "DEADLINE": ("it reached its deadline", None),
 }
-"""States of jobs that Slurm ended: meaning and hint."""
 SUBMIT = "submit.sh"
-USABLE = ("idle", "mix", "alloc", "comp", "plnd")
-"""States of nodes that work, as sinfo abbreviates them."""
+USABLE = ("idle", "mix", "alloc", "comp", "plnd")  # states of nodes that work, as sinfo abbreviates them
 
 
 class RefusedError(LaunchError):
@@ -60,8 +58,7 @@ class Job(NamedTuple):
     reason: str = ""
     restarts: int = 0
     exit_code: int = 0
-    nodes: str = ""
-    """Empty: it has not started."""
+    nodes: str = ""  # empty: it has not started
     task: int | None = None
 
     @property
@@ -70,7 +67,6 @@ class Job(NamedTuple):
 
 
 def require_slurm(program: str = "sbatch") -> None:
-    """Raise if Slurm's commands are not installed."""
     if shutil.which(program) is None:
         raise MachineError(
             f"{program} not found on {os.uname().nodename}: launch slurm needs Slurm's commands",
@@ -79,7 +75,6 @@ def require_slurm(program: str = "sbatch") -> None:
 
 
 def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands to its end."""
     require_slurm(command[0])
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -124,7 +119,7 @@ def list_partitions() -> list[str]:
 
 
 def read_jobs(number: str) -> list[Job]:
-    """Return a job, or all tasks of an array."""
+    """Return a job in a list of one, or all tasks of an array."""
     done = run_slurm("scontrol", "show", "job", "-o", number)
     if done.returncode == 0 and "JobState=" in done.stdout:
         return [read_job(line) for line in done.stdout.splitlines() if "JobState=" in line]
@@ -150,16 +145,15 @@ def read_job(line: str) -> Job:
 def follow_job(number: str, run: Path) -> Generator[str, None, Job]:
     """Yield the state of a job when it changes and rank 0's progress, until the job ends; return its end."""
     tail, shown = Tail(run / FOLDER / PROGRESS), ""
-    while True:
-        job = read_jobs(number)[0]
+    while not (job := read_jobs(number)[0]).ended:
         text = describe_job(job)
-        if text != shown and not job.ended:
+        if text != shown:
             yield text
             shown = text
         yield from tail.read()
-        if job.ended:
-            return job
         time.sleep(POLL_SECONDS)
+    yield from tail.read()
+    return job
 
 
 def describe_job(job: Job) -> str:
@@ -217,8 +211,7 @@ class Member(NamedTuple):
     status: str
     images_per_second: float | None
     failure: str | None
-    code: int | None
-    """Exit code of a run that ended in order."""
+    code: int | None  # exit code of a run that ended in order
 
 
 def list_nodes(partition: str | None, reservation: str | None = None) -> tuple[list[str], dict[str, str]]:
@@ -274,23 +267,16 @@ def follow_fleet(number: str, nodes: Sequence[str]) -> Generator[str, None, dict
             ended = dict.fromkeys(nodes, jobs[0]) | ended
         if len(ended) == len(nodes):
             return {node: ended[node] for node in nodes}
-        answered = jobs[0].state != NO_ANSWER
-        text = describe_fleet(number, jobs, len(ended), len(nodes)) if answered else describe_job(jobs[0])
+        text = describe_job(jobs[0])
+        if jobs[0].state != NO_ANSWER:  # for example "3 of 4 nodes done, 0 running, 1 pending: Resources"
+            text = f"{len(ended)} of {len(nodes)} nodes done, {sum(job.state == 'RUNNING' for job in jobs)} running"
+            if pending := [printable(job.reason) for job in jobs if job.state == "PENDING"]:
+                reasons = "; ".join(sorted(set(pending)))
+                text += f", {len(pending)} pending: {reasons}; cancel with: scancel {number}"
         if text != shown:
             yield text
             shown = text
         time.sleep(POLL_SECONDS)
-
-
-def describe_fleet(number: str, jobs: Sequence[Job], done: int, total: int) -> str:
-    """Return for example "3 of 4 nodes done, 1 pending: Resources"."""
-    running = sum(job.state == "RUNNING" for job in jobs)
-    pending = [job for job in jobs if job.state == "PENDING"]
-    text = f"{done} of {total} nodes done, {running} running"
-    if pending:
-        reasons = "; ".join(sorted({printable(job.reason) for job in pending}))
-        text += f", {len(pending)} pending: {reasons}; cancel with: scancel {number}"
-    return text
 
 
 def gather_members(folder: Path, number: str, ended: dict[str, Job]) -> list[Member]:

@@ -46,12 +46,14 @@ def hint_at_memory(code: int) -> str | None:
     return MEMORY_HINT if code == -signal.SIGKILL else None
 
 
-def send_once(pid: int, notified: set[int], number: signal.Signals = signal.SIGTERM) -> None:
+def send_once(
+    pid: int, notified: set[int], number: int = signal.SIGTERM, send: Callable[[int, int], None] = os.kill
+) -> None:
     """Send a signal once: a second one could end the process before it has written its results."""
     if pid not in notified:
         notified.add(pid)
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        with suppress(ProcessLookupError, PermissionError):
+            send(pid, number)
 
 
 def supervise(
