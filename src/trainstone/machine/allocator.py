@@ -19,18 +19,15 @@ MAX_MMAP_THRESHOLD = 32 << 20
 
 
 def describe_allocator(environment: Mapping[str, str] = os.environ) -> str:
-    """Say in words what was set for this process."""
     if keeps_memory(environment):
         return "glibc, keeps freed memory (GLIBC_TUNABLES)"
-    name, _ = platform.libc_ver()
     preload = environment.get("LD_PRELOAD", "")
-    return f"{name or 'system'} default{', LD_PRELOAD=' + preload if preload else ''}"
+    return f"{platform.libc_ver()[0] or 'system'} default{', LD_PRELOAD=' + preload if preload else ''}"
 
 
 def keeps_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process was started with both settings."""
-    set_to = dict(part.partition("=")[::2] for part in environment.get("GLIBC_TUNABLES", "").split(":"))
-    wanted = dict(setting.partition("=")[::2] for setting in KEEP_TUNABLES)
+    parts = environment.get("GLIBC_TUNABLES", "").split(":")
+    set_to, wanted = (dict(part.partition("=")[::2] for part in texts) for texts in (parts, KEEP_TUNABLES))
     return all(set_to.get(name, "").isdecimal() and int(set_to[name]) >= int(value) for name, value in wanted.items())
 
 
@@ -44,8 +41,7 @@ def keeping_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def restart_keeping_memory() -> None:
     """Replace this process by itself with the settings; returns at once where they are set, or cannot be."""
-    libc, _ = platform.libc_ver()
-    if libc != "glibc" or keeps_memory() or RESTARTED in os.environ:
+    if platform.libc_ver()[0] != "glibc" or keeps_memory() or RESTARTED in os.environ:
         return
     sys.stdout.flush()
     sys.stderr.flush()

@@ -62,7 +62,6 @@ def parse_int(text: str | None) -> int | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Return the count that a file holds, or None."""
     return parse_int(read_text(path))
 
 
@@ -92,10 +91,8 @@ def parse_cpu_list(text: str | None) -> frozenset[int]:
 def read_siblings(cpu: int, root: Path = Path("/")) -> frozenset[int]:
     """Return the logical CPUs that share a core with `cpu`; empty if unknown."""
     folder = root / CPU_FOLDER / f"cpu{cpu}" / "topology"
-    # thread_siblings_list is the name before Linux 5.4.
-    return parse_cpu_list(read_text(folder / "core_cpus_list")) or parse_cpu_list(
-        read_text(folder / "thread_siblings_list")
-    )
+    older = folder / "thread_siblings_list"  # before Linux 5.4
+    return parse_cpu_list(read_text(folder / "core_cpus_list")) or parse_cpu_list(read_text(older))
 
 
 def read_governor(root: Path = Path("/")) -> str | None:
@@ -162,7 +159,6 @@ def read_affinity(pid: int = 0) -> frozenset[int]:
 
 
 def restore_affinity() -> None:
-    """Use all noted CPUs again."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, read_affinity())
 
@@ -177,11 +173,8 @@ def available_cores(root: Path = Path("/"), affinity: Collection[int] | None = N
 
         logical = psutil.cpu_count() or os.cpu_count() or 1
         physical = psutil.cpu_count(logical=False)
-    quota = _read_quota(root)
-    threads = physical or logical
-    if quota is not None:
-        threads = min(threads, math.floor(quota))
-    return Cores(logical, physical, quota, max(1, threads))
+    quota, threads = _read_quota(root), physical or logical
+    return Cores(logical, physical, quota, max(1, threads if quota is None else min(threads, math.floor(quota))))
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
@@ -253,10 +246,8 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
 
 def count_kills(root: Path = Path("/")) -> dict[str, int]:
     """Return the counters of processes killed for memory that can be read: the machine's, our cgroups'."""
-    files = [root / "proc/vmstat"]
-    files += [
-        folder / name for folder in cgroup_folders("memory", root) for name in ("memory.events", "memory.oom_control")
-    ]
+    names, groups = ("memory.events", "memory.oom_control"), cgroup_folders("memory", root)
+    files = [root / "proc/vmstat", *(folder / name for folder in groups for name in names)]
     counted = {str(file): read_keyed_int(file, "oom_kill") for file in files}
     return {name: number for name, number in counted.items() if number is not None}
 

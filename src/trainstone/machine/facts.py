@@ -10,6 +10,7 @@ import os
 import platform
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,6 @@ CONTAINER_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker", ".sing
 
 
 def read_facts(root: Path = Path("/")) -> dict[str, Any]:
-    """Describe this machine."""
     here = root == Path("/")
     release = read_text(root / "etc/os-release") or ""
     pretty = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", release, re.MULTILINE)
@@ -88,14 +88,10 @@ def read_software() -> dict[str, Any]:
     software: dict[str, Any] = {"python": platform.python_version(), "trainstone": __version__}
     software |= {"libc": libc} if libc else {}
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             software[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    software["environment"] = {
-        name: value for name, value in sorted(os.environ.items()) if SPEED_VARIABLES.fullmatch(name)
-    }
-    return software
+    environment = {name: value for name, value in sorted(os.environ.items()) if SPEED_VARIABLES.fullmatch(name)}
+    return software | {"environment": environment}
 
 
 def _without_absent(facts: dict[str, Any]) -> dict[str, Any]:
@@ -185,8 +181,7 @@ def _read_nvidia_device(nvml: Any, index: int) -> dict[str, Any]:
         return _ask(nvml, lambda: getattr(nvml, name)(handle, *more))
 
     def ask_watts(name: str) -> float | None:
-        milliwatts = ask(name)
-        return None if milliwatts is None else milliwatts / 1000
+        return None if (milliwatts := ask(name)) is None else milliwatts / 1000
 
     def ask_whether(name: str) -> bool | None:
         state = ask(name)  # MIG answers [current, pending]

@@ -86,6 +86,9 @@ def read_pressure(
     while children := {one.pid for one in processes.values() if one.parent in own_pids} - own_pids:
         own_pids |= children
     ours = {process for process in processes.values() if process.pid in own_pids}
+    paths = root.glob(f"{kernel.CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
+    throttles = [count for path in paths if (count := read_int(path)) is not None]
+    load = re.match(r"\d+\.\d+", read_text(root / "proc/loadavg") or "", re.ASCII)
     counters = {
         "total": _to_seconds(ticks.total) if ticks else None,
         "process": _to_seconds(ticks.process) if ticks else None,
@@ -93,23 +96,16 @@ def read_pressure(
         "own": _to_seconds(sum(one.ticks + one.ended_children_ticks for one in ours)) if ours else None,
         **{kind: _read_stall_seconds(root / "proc/pressure" / kind) for kind in ("cpu", "memory", "io")},
         "quota": _read_quota_stops(root),
-        "throttles": _read_throttle_count(root),
+        "throttles": sum(throttles) if throttles else None,
     }
     return Pressure(
         monotonic_seconds=now(),
         num_cpus=ticks.num_cpus if ticks else None,
-        loadavg_1min=_read_load(root),
+        loadavg_1min=float(load[0]) if load else None,
         counters={name: count for name, count in counters.items() if count is not None},
         governor=kernel.read_governor(root),
         others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in ours},
     )
-
-
-def _read_throttle_count(root: Path) -> int | None:
-    """Sum all CPUs' counters of thermal throttling; only its growth means something."""
-    paths = root.glob(f"{kernel.CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
-    counts = [count for path in paths if (count := read_int(path)) is not None]
-    return sum(counts) if counts else None
 
 
 def busiest_others(before: Pressure, after: Pressure) -> tuple[str, ...]:
@@ -209,11 +205,6 @@ def _to_seconds(ticks: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _read_load(root: Path) -> float | None:
-    match = re.match(r"\d+\.\d+", read_text(root / "proc/loadavg") or "", re.ASCII)
-    return float(match[0]) if match else None
-
-
 def _read_stall_seconds(path: Path) -> float | None:
     """Return the "some ... total=" of a pressure file, which counts microseconds."""
     match = re.search(r"^some .*total=(\d{1,18})$", read_text(path) or "", re.ASCII | re.MULTILINE)
@@ -239,10 +230,8 @@ def _read_processes(root: Path) -> dict[int, _Process]:
         try:
             numbers = [int(field) for field in after.split()[1:20]]  # from the parent on: man 5 proc_pid_stat
             user, system, ended_user, ended_system = numbers[10:14]
-            process = _Process(
-                int(pid), numbers[0], printable(name), user + system, ended_user + ended_system, numbers[18]
-            )
+            ticks, ended = user + system, ended_user + ended_system
+            processes[int(pid)] = _Process(int(pid), numbers[0], printable(name), ticks, ended, numbers[18])
         except (ValueError, IndexError):
             continue
-        processes[process.pid] = process
     return processes

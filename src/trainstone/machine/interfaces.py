@@ -15,28 +15,24 @@ HINT = "parallel.interface chooses one by name, the same for all hosts"
 
 
 class Interface(NamedTuple):
-    """One that can be used."""
-
     name: str
     address: str
 
     @property
     def loopback(self) -> bool:
-        """Whether other hosts cannot reach it."""
         return ipaddress.ip_address(self.address.partition("%")[0]).is_loopback
 
 
 def list_interfaces() -> list[Interface]:
     """Return the interfaces that are up, one entry an address; IPv4 before IPv6, as gloo takes them."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for name, addresses in psutil.net_if_addrs().items():
-            for one in addresses:
-                link_local = one.address.lower().startswith("fe80:")
-                if one.family == family and name in up and not link_local:
-                    found.append(Interface(name, one.address))
-    return found
+    listed = [(name, one) for name, addresses in psutil.net_if_addrs().items() if name in up for one in addresses]
+    return [
+        Interface(name, one.address)
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for name, one in listed
+        if one.family == family and not one.address.lower().startswith("fe80:")  # of one link
+    ]
 
 
 def find_requested(name: str | None) -> Interface | None:

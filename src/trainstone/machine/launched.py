@@ -17,30 +17,23 @@ from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, Lau
 from trainstone.files import dump_json, write_atomically
 from trainstone.machine.ranks import BIND, read_rank
 
-RUN = "TRAINSTONE_RUN"
-"""Absolute path of the run folder, the same for all ranks and all attempts."""
-LAUNCH = "TRAINSTONE_LAUNCH"
-"""Name of this launch; a later attempt that has the same knows that the one before is over."""
-RANKS = "TRAINSTONE_RANKS"
-"""How many ranks the world has. A rank that finds another number does not see the engine's variables."""
+RUN = "TRAINSTONE_RUN"  # absolute path of the run folder, the same for all ranks and all attempts
+LAUNCH = "TRAINSTONE_LAUNCH"  # name of this launch; a later attempt with the same knows that the one before is over
+RANKS = "TRAINSTONE_RANKS"  # ranks of the world; one that finds another number does not see the engine's variables
 OWN = (RUN, LAUNCH, BIND, RANKS)
 
-VERBS = ("bench", "train", "profile", "eval")
-"""Those whose ranks form one world."""
+VERBS = ("bench", "train", "profile", "eval")  # those whose ranks form one world
 RESUMABLE_VERBS = ("train", "sweep")
-ALONE_VERBS = ("sweep",)
-"""Further ones that can be launched where each world has one rank."""
+ALONE_VERBS = ("sweep",)  # further ones that can be launched where each world has one rank
 
 FOLDER = "launch"
 PROGRESS = "progress.txt"
 CODE = "code"
 CAUSE = "cause.txt"
 FAILED = "failed-rank{:04d}.json"
-ECHO_SECONDS = 1.0
-"""For the engine to see the first death before that of a rank which only heard of it."""
+ECHO_SECONDS = 1.0  # for the engine to see the first death before that of a rank which only heard of it
 PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
-"""Loaded here, because end_with_parent runs between fork and exec."""
+LIBC = ctypes.CDLL(None)  # loaded here, because end_with_parent runs between fork and exec
 # Ends that are no failures: an engine that took them for one would start the run again, or kill ranks that still write.
 ORDERLY = (0, EXIT_TARGET, EXIT_RESUMABLE, EXIT_INTERRUPTED)
 
@@ -53,20 +46,17 @@ class Failure(NamedTuple):
     exit_code: int
     message: str
     hint: str | None
-    time_seconds: float
-    """Of the Unix epoch."""
-    echo: bool
-    """It failed only because another rank did."""
+    time_seconds: float  # of the Unix epoch
+    echo: bool  # it failed only because another rank did
 
 
 def launched_run() -> Path | None:
-    """Return the run folder that a launcher has chosen; None: nobody has."""
+    """Return the run folder that a launcher has chosen."""
     path = os.environ.get(RUN)
     return Path(path) if path else None
 
 
 def launch_name() -> str | None:
-    """Return the name of the launch that this process belongs to."""
     return os.environ.get(LAUNCH) or None
 
 

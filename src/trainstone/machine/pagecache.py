@@ -10,12 +10,9 @@ EVERYTHING = "3"  # pages, directory entries and inodes: man 5 proc
 
 
 class CacheCleared(NamedTuple):
-    """Whether it was done, and in words."""
-
     done: bool
     told: str
-    at_seconds: float | None = None
-    """When, since 1970; None where nothing was tried."""
+    at_seconds: float | None = None  # when, since 1970; None where nothing was tried
 
 
 NOT_ASKED = CacheCleared(False, "page cache not cleared: not requested")

@@ -40,8 +40,8 @@ JOB_NAMES = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 FIRST_PORT, NUM_PORTS = 20000, 12000
 NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 LOOPBACK = "127.0.0.1"
+# cores: ranks that compute on the CPU divide the cores of their host among themselves and stay on them.
 BIND = "TRAINSTONE_BIND"
-"""cores: ranks that compute on the CPU divide the cores of their host among themselves and stay on them."""
 SET_BOTH = "set MASTER_ADDR (host of rank 0) and MASTER_PORT (a free port there), the same for all ranks"
 
 
@@ -93,7 +93,6 @@ def count_sharing_ranks() -> int:
 
 
 def count_local_ranks() -> int:
-    """Return how many ranks the launcher has started on this host."""
     names = find_launcher()
     told = re.match(r"\d+", os.environ.get(names.local_world, "") if names else "")  # Slurm writes 4(x2) for two hosts
     return max(1, int(told.group())) if told else 1
@@ -101,9 +100,8 @@ def count_local_ranks() -> int:
 
 def read_meeting() -> Meeting:
     """Return where the ranks meet: MASTER_ADDR and MASTER_PORT, each else as Slurm or the MPI launcher imply it."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    names = find_launcher()
-    host = host or find_host(names)
+    names, port = find_launcher(), os.environ.get("MASTER_PORT")
+    host = os.environ.get("MASTER_ADDR") or find_host(names)
     if port:
         if not (port.isdecimal() and 0 < int(port) < 65536):
             raise LaunchError(f"invalid MASTER_PORT={port}: expected a port from 1 to 65535")
