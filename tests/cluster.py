@@ -58,31 +58,25 @@ PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10 PreemptMode=OFF
 
 
 class Cluster:
-    """One that runs."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = folder / "slurm.conf"
 
     @property
     def environment(self) -> dict[str, str]:
-        """With which Slurm's own commands find it."""
         return {"SLURM_CONF": str(self.config)}
 
     def run(self, *command: str) -> str:
-        """Run one of Slurm's commands; return what it says."""
         environment = os.environ | self.environment
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def job(self, job: str) -> dict[str, str]:
-        """What the controller knows of a job."""
         words = self.run("scontrol", "show", "job", "-o", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def clear(self) -> None:
-        """End all jobs and mend the nodes, as before the first test."""
         self.run("scancel", "--user=root")
         self.run("scancel", "--user=root", "--signal=KILL", "--full")
         wait_until(lambda: not self.run("squeue", "-h").strip())
@@ -102,7 +96,6 @@ def find_programs() -> dict[str, str] | None:
 
 @contextmanager
 def start_cluster(folder: Path) -> Iterator[Cluster]:
-    """Start all daemons, wait until both nodes are idle; end them whatever happens."""
     programs = find_programs()
     if programs is None:
         pytest.skip("needs slurm-wlm and munge")
@@ -148,7 +141,6 @@ def write_config(folder: Path) -> None:
 
 
 def start_munge(program: str, folder: Path) -> subprocess.Popen[bytes]:
-    """With a key and a socket of its own."""
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
@@ -163,7 +155,6 @@ def start_munge(program: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def end_all(started: list[subprocess.Popen[bytes]]) -> None:
-    """Daemons first by SIGTERM, the last one started first; none is left."""
     for process in reversed(started):
         process.send_signal(signal.SIGTERM)
     for process in reversed(started):

@@ -20,8 +20,6 @@ NARROW = (*TINY, "model.width=16", "engine.threads=1")
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command left behind."""
-
     code: int
     out: str
     err: str

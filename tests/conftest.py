@@ -36,7 +36,6 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End the parent of the quick processes, if there is one."""
     if share_nursery.cache_info().currsize:
         share_nursery().close()
 
@@ -52,8 +51,6 @@ def scrubbed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyte
 
 @pytest.fixture
 def trainstone(tmp_path: Path) -> Callable[..., Finished]:
-    """Run the real command line in an empty folder."""
-
     def run(*arguments: str, env: dict[str, str] | None = None) -> Finished:
         environment = {**os.environ, **(env or {})}
         done = subprocess.run(
@@ -66,7 +63,6 @@ def trainstone(tmp_path: Path) -> Callable[..., Finished]:
 
 @pytest.fixture(scope="session")
 def nursery() -> Nursery:
-    """One parent of all quick processes of this session."""
     return share_nursery()
 
 
@@ -99,7 +95,6 @@ def golden(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """One headless Chromium for all tests; each opens its own page."""
     if find_chromium() is None:
         pytest.skip("needs chromium")
     with Browser() as started:
@@ -121,7 +116,6 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name every test that was skipped: it did not pass, it was not run."""
     skipped = terminalreporter.stats.get("skipped", [])
     if skipped:
         terminalreporter.section("not run here")

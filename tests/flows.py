@@ -19,6 +19,5 @@ class LateTimer(HostTimer):
 def follow(
     flow: Callable[[Lifecycle], Generator[Any, None, Any]], config: Config, run: RunFolder | None
 ) -> Generator[Any, None, Any]:
-    """Yield the progress of a flow to its end."""
     with StopSignals() as signals, lifecycle(config, run, signals) as life:
         return (yield from flow(life))

@@ -54,7 +54,6 @@ class Hosts:
         return started
 
     def place(self, ranks: list[str], world: int) -> list[dict[str, str]]:
-        """The environment of each rank, for the next meeting."""
         self.port += 1
         same = {"WORLD_SIZE": str(world), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(self.port)}
         return [
@@ -63,21 +62,17 @@ class Hosts:
         ]
 
     def entering(self, host: str, before: str = "true") -> str:
-        """Python that lets a process live on a host."""
         return f"import hosts; hosts.enter({self.space[host]!r}, {host!r}, {before!r})"
 
     def run(self, ranks: list[str], arguments: list[str], **more: object) -> list[Finished]:
-        """Run to the end."""
         return [child.wait() for child in self.start(ranks, arguments, **more)]  # type: ignore[arg-type]
 
     def shell(self, host: str, script: str) -> bool:
-        """Run a line there; say whether it worked."""
         command = ["ip", "netns", "exec", self.space[host], "sh", "-c", script]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def enter(space: str, host: str, before: str) -> None:
-    """Let this process live on a host from now on, with mounts of its own."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(SPACES / space, os.O_RDONLY)
     for failed in (libc.setns(descriptor, CLONE_NEWNET), libc.unshare(CLONE_NEWUTS | CLONE_NEWNS)):
@@ -90,7 +85,6 @@ def enter(space: str, host: str, before: str) -> None:
 
 @contextmanager
 def make_hosts(count: int, nursery: Nursery) -> Iterator[Hosts]:
-    """Make hosts on one bridge; skips where that is not allowed."""
     tag = secrets.token_hex(2)
     hosts = Hosts([f"h{number}" for number in range(1, count + 1)], nursery)
     bridge = f"ts{tag}br"

@@ -28,7 +28,6 @@ def start(
 
 
 def wait_for_steps(children: list[Child]) -> None:
-    """Until the first rank trains."""
     wait_until(lambda: "training ·" in children[0].err.read_text())
 
 

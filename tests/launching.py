@@ -18,14 +18,12 @@ STEPS, EVERY = 48, 4
 
 
 def train_words(out: Path, recipe: str = "demo-classify", **changes: Any) -> list[str]:
-    """The verb of all these runs."""
     asked = {"stop__epochs": STEPS * 2 / 12, "checkpoint__every_steps": EVERY, "checkpoint__keep": 2, **changes}
     settings = set_arguments(**asked)
     return ["train", recipe, *settings, "--out", str(out)]
 
 
 def start_launch(cwd: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start the launcher; no launcher of this machine reaches it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     kept |= {"OMP_NUM_THREADS": "1", "TRAINSTONE_CACHE": os.environ["TRAINSTONE_CACHE"], **(env or {})}
     pipe = subprocess.PIPE
@@ -33,7 +31,6 @@ def start_launch(cwd: Path, *words: str, env: dict[str, str] | None = None) -> s
 
 
 def finish(launched: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
-    """Wait for the end of a launcher; return what it wrote to stdout and stderr."""
     output, errors = launched.communicate(timeout=LIMIT)
     assert launched.returncode == code, output + errors
     return output, errors
@@ -56,7 +53,6 @@ def find_launched(out: Path) -> list[tuple[psutil.Process, int | None]]:
 
 
 def find_ranks(out: Path) -> dict[int, psutil.Process]:
-    """The ranks that work below a folder now, by number."""
     return {number: process for process, number in find_launched(out) if number is not None}
 
 
@@ -67,7 +63,6 @@ def find_step(out: Path) -> int:
 
 
 def wait_for_training(out: Path, step: int = 1) -> None:
-    """Until ranks have written a checkpoint of that step or a later one."""
     wait_until(lambda: find_step(out) >= step)
 
 

@@ -29,8 +29,6 @@ LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI"
 
 @dataclass
 class Child:
-    """One process under way."""
-
     nursery: "Nursery"
     pid: int
     out: Path
@@ -65,7 +63,6 @@ class Nursery:
         )
 
     def close(self) -> None:
-        """End the parent and its children; remove the folder."""
         with self._parent as parent:
             assert parent.stdin is not None
             parent.stdin.close()  # it ends its children, and itself
@@ -111,7 +108,6 @@ class Nursery:
         return Child(self, self.ask(question)["pid"], out, err)
 
     def start_ranks(self, world: int, *arguments: str, prepare: str = "") -> list[Child]:
-        """Start `trainstone` as so many ranks of one world, with torchrun's environment."""
         if world == 1:
             return [self.start(*arguments, prepare=prepare)]
         port = str(find_free_port())
@@ -131,12 +127,10 @@ class Nursery:
 
 @cache
 def share_nursery() -> Nursery:
-    """Return the one nursery of this process; conftest.py closes it."""
     return Nursery(Path(tempfile.mkdtemp(prefix="trainstone-nursery-")))
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    """Look every few milliseconds."""
     end = time.monotonic() + LIMIT
     while not true():
         assert time.monotonic() < end, "it never came"
@@ -144,7 +138,6 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def serve() -> None:
-    """Be the parent: a question a line, an answer a line."""
     # A warning is an error here, but for those of torch about itself.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
     # What verbs import when they are called, which takes seconds.
@@ -240,7 +233,6 @@ def leave_out() -> None:
 
 
 def wait_for(pid: int) -> int | None:
-    """Return a child's exit code, minus the signal that killed it; None: it still runs."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -251,7 +243,6 @@ def wait_for(pid: int) -> int | None:
 
 
 def be_child(question: dict[str, Any], outputs: list[int], main: Callable[[], None]) -> None:
-    """Run the command line in this fork, and end."""
     code = 1
     try:
         os.setsid()

@@ -14,7 +14,6 @@ STARTED = re.compile(r"trainstone launch [^;]*")
 
 
 def parse_told(told: Translation) -> None:
-    """Parse each command that is printed for an old line, those in its notes included."""
     started = [line.replace("$seed", "1") for note in told.notes for line in STARTED.findall(note) if " -- " in line]
     for command in (told.command, told.file_command, *started):
         if command:
@@ -22,7 +21,6 @@ def parse_told(told: Translation) -> None:
 
 
 def parse_command(command: str) -> dict[str, Any]:
-    """Return the values of its parameters, or raise what the command line would refuse."""
     words = shlex.split(command)
     assert words[0] == "trainstone", command
     return parse_words(words[1:])
@@ -38,7 +36,6 @@ def parse_words(words: list[str]) -> dict[str, Any]:
 
 
 def find_verb(words: list[str]) -> tuple[Any, list[str]]:
-    """Return the command that the first words name, and the others."""
     found, rest = read_surface(), list(words)
     while (below := getattr(found, "commands", None)) is not None and (rest or found is read_surface()):
         assert "".join(rest[:1]) in below, f"there is no {shlex.join(words)}"

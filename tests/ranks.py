@@ -39,7 +39,6 @@ def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments
 
 @contextmanager
 def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
-    """Meet the other ranks on the CPU, with no run."""
     from trainstone.config.load import load_config
     from trainstone.train.preflight.group import meet_all
 

@@ -60,7 +60,6 @@ SURFACE = {
 
 
 def commands() -> dict[str, Any]:
-    """Every verb; those below another by both their names."""
     found = {}
     for name, command in typer.main.get_command(app).commands.items():
         below = getattr(command, "commands", None)

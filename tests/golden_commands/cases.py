@@ -12,8 +12,6 @@ EVAL = ("--device", "cpu", "--set", "engine.threads=1", "--set", "loader.threads
 
 @dataclass(frozen=True)
 class Case:
-    """One command, and what it needs."""
-
     name: str
     words: tuple[str, ...]
     """Its arguments; {run} is the run folder that `needs` made."""

@@ -24,16 +24,12 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Ran:
-    """What one command showed, and the folder that it ran in."""
-
     finished: Finished
     folder: Path
     written: list[Path]
 
 
 class Harness:
-    """Runs each command at most once per session, in a folder of its own."""
-
     def __init__(self, nursery: Nursery, base: Path) -> None:
         self._nursery = nursery
         self._base = base
@@ -43,7 +39,6 @@ class Harness:
             os.utime(path, (OLD, OLD))
 
     def run(self, case: Case, *further: str) -> Ran:
-        """Run a command in a new folder, or return what it did before."""
         name = "-".join((case.name, *(word.strip("-") for word in further)))
         if name not in self._ran:
             folder = self._base / name
@@ -63,7 +58,6 @@ class Harness:
         return self._ran[name]
 
     def describe(self, case: Case) -> str:
-        """Return the text that is compared with the golden file."""
         ran = self.run(case)
         output = normalise if case.exact else normalise_output
         parts = {
@@ -79,7 +73,6 @@ class Harness:
 
 
 def list_files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Return all files below a folder with their states, without the cache."""
     files = [path for path in folder.rglob("*") if path.is_file() and folder / "cache" not in path.parents]
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(files)}
 
@@ -105,7 +98,6 @@ def describe_files(ran: Ran) -> dict[str, str]:
 
 
 def merge_repeated(lines: list[str]) -> list[str]:
-    """Merge equal lines that follow each other."""
     starts = [number for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
     counts = [end - start for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
     return [lines[s] + (f" × {n}" if n > 1 and lines[s] else "") for s, n in zip(starts, counts, strict=True)]

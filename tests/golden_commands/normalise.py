@@ -110,7 +110,6 @@ def normalise(text: str, table: str = "", folder: Path | None = None) -> str:
 
 
 def normalise_output(text: str, folder: Path) -> str:
-    """Return what a measuring command printed: spaces merged, findings of the machine left out."""
     lines = normalise(text, "measured", folder).splitlines()
     kept: list[str] = []
     hint = False
@@ -149,6 +148,5 @@ def _walk(value: Any, path: str) -> Iterator[str]:
 
 
 def count_names(names: Iterable[str]) -> list[str]:
-    """Return sorted names, each once, with how often it occurs if that is not once."""
     every = sorted(names)
     return [name + (f" × {every.count(name)}" if every.count(name) > 1 else "") for name in dict.fromkeys(every)]

@@ -127,7 +127,6 @@ def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: P
 
 
 def start(nursery: Nursery, folder: Path, wanted_lines: int) -> Child:
-    """Start a long comparison and return when B has run so many steps."""
     child = nursery.start(*TINY, "--against", "train.batch_size=4", "--iterations", "100000", cwd=folder)
 
     def has_run() -> bool:

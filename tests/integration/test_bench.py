@@ -136,14 +136,12 @@ def test_failed_run_says_so_in_its_folder(quick, tmp_path: Path, setting: str, c
 
 
 def start(nursery: Nursery, folder: Path) -> Child:
-    """Start a long bench and return when it has run some steps."""
     child = nursery.start(*ENDLESS, cwd=folder)
     wait_until(lambda: count_lines(folder) > 5)
     return child
 
 
 def count_lines(folder: Path) -> int:
-    """Of the file of steps, its head included."""
     return sum(len(path.read_text().splitlines()) for path in folder.glob("runs/*/steps-rank0000.csv"))
 
 
@@ -185,7 +183,6 @@ def test_ctrl_c_stops_all_runs(nursery: Nursery, tmp_path: Path):
 
 
 def run_in_terminal(nursery: Nursery, folder: Path, *arguments: str, **variables: str) -> str:
-    """Run with stdout and stderr on a pseudo-terminal; return what it showed."""
     controller, terminal = pty.openpty()
     environment = {"TERM": "xterm-256color", "COLUMNS": "60", **variables}
     child = nursery.start(*arguments, cwd=folder, env=environment, terminal=os.ttyname(terminal))
@@ -216,7 +213,6 @@ def test_a_terminal_without_unicode_is_no_reason_to_fail(quick):
 
 @pytest.mark.serial
 def test_the_real_thing(trainstone):
-    """ResNet-50 at 224 pixels with every default, for 10 s: the number may be noisy, the document is whole."""
     done = trainstone("bench", "--seconds", "10", "--json", "--device", "cpu")
     assert done.code == 0, done.err
     result = done.json()

@@ -39,7 +39,6 @@ def read_steps(run: Path, rank: int) -> Columns:
 
 @pytest.fixture(scope="module")
 def benched(nursery: Nursery) -> tuple[Path, Result, list[Finished]]:
-    """Two ranks that took 40 steps, and what each of them said."""
     ended = [child.wait() for child in start(nursery, "bench", "bench-two", "--iterations", "40")]
     assert [one.code for one in ended] == [0, 0], ended
     run = find_run(nursery.folder / "bench-two")

@@ -39,7 +39,6 @@ ENGINES = ["local", pytest.param("mpi", marks=needs_mpirun)]
 
 @pytest.fixture(scope="module")
 def undisturbed(nursery: Nursery) -> Learned:
-    """Two ranks that nobody launched but the test."""
     out = nursery.folder / "direct"
     assert nursery.run(*train_words(out), world=2).code == 0
     return read_learned(find_run(out), 2)

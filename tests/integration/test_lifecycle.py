@@ -130,7 +130,6 @@ def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signa
 
 
 def start_sweep(nursery: Nursery, out: Path) -> Child:
-    """Start a sweep of two points and return while the first is measured."""
     child = nursery.start("sweep", "--batch-sizes", "2,4", *narrow_arguments(), *ENDLESS, "--out", str(out))
     wait_until(lambda: "· measuring" in child.err.read_text())
     return child

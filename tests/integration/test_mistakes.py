@@ -78,7 +78,6 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | Path]:
-    """What the lines leave open."""
     folder = tmp_path_factory.mktemp("made")
     made = {"checkpoint": make_checkpoint(folder), "set": make_set(folder / "set", "folder", count=4)}
     return {"narrow": shlex.join(narrow_arguments()), **made}

@@ -17,7 +17,6 @@ PROFILE = ("profile", *tiny_arguments(), "--start", "6", "--iterations", "2", "-
 
 @pytest.fixture(scope="module")
 def profiled(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
-    """One profile with its page, for all tests that only look at it."""
     folder = tmp_path_factory.mktemp("profiled")
     # Steps long enough that what a neighbour takes from the few moments between marks is no share of them.
     done = nursery.start(*PROFILE, "--set", "data.image_size=96", cwd=folder, whole=True).wait()

@@ -32,14 +32,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(running: Cluster) -> Iterator[Cluster]:
-    """As it was in the beginning, for each test."""
     yield running
     running.clear()
 
 
 @pytest.fixture
 def launch(cluster: Cluster, tmp_path: Path) -> Iterator[Launch]:
-    """Starts the launcher; whatever happens, none is left waiting."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str, verb: list[str]) -> subprocess.Popen[str]:
@@ -55,7 +53,6 @@ def launch(cluster: Cluster, tmp_path: Path) -> Iterator[Launch]:
 
 
 def learn_directly(nursery: Nursery, name: str, **changes: Any) -> Learned:
-    """Two ranks that nobody launched but the test."""
     out = nursery.folder / name
     assert nursery.run(*train_words(out, **changes), world=2).code == 0
     return read_learned(find_run(out), 2)
@@ -75,13 +72,11 @@ def find_ranks(out: Path) -> dict[int, psutil.Process]:
 
 
 def wait_for_line(launched: subprocess.Popen[str], text: str) -> None:
-    """Read what the launcher shows until a line with this text."""
     assert launched.stderr is not None
     assert any(text in line for line in launched.stderr)
 
 
 def find_job(cluster: Cluster) -> str:
-    """The only one there is."""
     (job,) = cluster.run("squeue", "-h", "-o", "%i").split()
     return job
 

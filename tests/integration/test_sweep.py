@@ -27,7 +27,6 @@ ORDER = (8, 1, 4, 2)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen]:
-    """Start a sweep in an empty folder; its points do what they are told."""
     template = write_fake_result(tmp_path.parent)
 
     def run(*arguments: str, **happens: str) -> subprocess.Popen:
@@ -58,12 +57,10 @@ def find_sweep(folder: Path) -> Path:
 
 
 def list_points(run: Path) -> list[Result]:
-    """All that were ever begun."""
     return [read_result(path) for path in sorted((run / "points").iterdir())]
 
 
 def find_running(folder: Path) -> int:
-    """Process of the point in progress."""
     (point,) = (point for point in list_points(find_sweep(folder)) if point.status == "running")
     return point.process.pid
 
@@ -74,7 +71,6 @@ def wait_for_points(folder: Path, number: int) -> None:
 
 @pytest.mark.slow
 def test_a_whole_sweep(trainstone, quick, tmp_path: Path):
-    """Real points; the last needs more memory than there is."""
     asked = ("--batch-sizes", "2,8,1000000", "--set", "measure.iterations=20")
     done = trainstone("sweep", *tiny_arguments(), *asked, env={"COLUMNS": "120"})
     assert done.code == 0, done.err

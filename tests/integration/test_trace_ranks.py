@@ -13,7 +13,6 @@ STEPS = 3
 
 
 def profile_rank(folder: str) -> str:
-    """Be one rank: train a little model over gloo and leave a trace."""
     import torch
     from torch import nn
     from torch.distributed import destroy_process_group, init_process_group

@@ -38,7 +38,6 @@ def python(program: str, *arguments: str) -> list[str]:
 
 
 def run_to_end(program: str, folder: Path, signals: StopSignals | None = None) -> tuple[list[str], ChildEnd]:
-    """Run a program as a child run; return its progress lines and its end."""
     lines = []
 
     def collect() -> Generator[str, None, ChildEnd]:
@@ -189,7 +188,6 @@ def leave(folder: Path, seed: int, seconds: float | None, **changes: Any) -> Non
 
 
 def fake_children(monkeypatch: pytest.MonkeyPatch, act: Act) -> list[list[str]]:
-    """Let `act` be each child; return the commands as they come."""
     commands: list[list[str]] = []
 
     def run_child(child: ChildRun, signals: StopSignals) -> Iterator[Progress]:
@@ -205,7 +203,6 @@ def fake_children(monkeypatch: pytest.MonkeyPatch, act: Act) -> list[list[str]]:
 
 
 def list_repeated(run: RunFolder) -> list[str]:
-    """Train what is left; return the labels."""
     config = load_config(str(run.path / "config.toml"))
     repeated = run.result.repeated
     return [progress.phase for progress in follow(lambda life: child_runs.repeat_training(life, repeated), config, run)]

@@ -27,7 +27,6 @@ def test_choose_ranks_takes_one_per_cuda_device(monkeypatch: pytest.MonkeyPatch)
 
 
 def set_machine(monkeypatch: pytest.MonkeyPatch, *, cores: int, memory_ranks: int, devices: int = 0) -> None:
-    """Let the machine have logical CPUs, memory for a number of ranks, and CUDA devices."""
     monkeypatch.setattr(local, "available_cores", lambda: Cores(cores, 1, None, 1))
     monkeypatch.setattr(local, "memory_available_bytes", lambda: memory_ranks * local.RANK_MEMORY_BYTES + 1)
     monkeypatch.setattr(local, "count_cuda_devices", lambda: devices)

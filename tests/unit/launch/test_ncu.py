@@ -80,7 +80,6 @@ class Fake:
             time.sleep(0.02)
 
     def check_ended(self) -> None:
-        """Check that the child is gone: it was ended, and did not end by itself."""
         assert not (self.folder / "waited").exists()
         for _ in range(100):
             try:

@@ -61,7 +61,6 @@ def test_a_container_sees_the_folders_of_the_job():
 
 @pytest.mark.parametrize("word", NASTY)
 def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
-    """The script really runs, with an srun that writes down its words."""
     run, tools = tmp_path / f"run {word.replace('/', '-')}", tmp_path / "tools"
     (run / "launch").mkdir(parents=True)
     tools.mkdir()

@@ -169,7 +169,6 @@ def change_sweep(path: Path, **changes: object) -> None:
 
 
 def stop(run: RunFolder, keep: int = 1) -> Result:
-    """Make a finished sweep one that was stopped after some points."""
     rows = json.loads((run.path / "result.json").read_text())["sweep"]["rows"]
     change_sweep(run.path, rows=sorted(rows, key=lambda row: row["order"])[:keep])
     change_result(run.path, status="interrupted")
@@ -177,7 +176,6 @@ def stop(run: RunFolder, keep: int = 1) -> Result:
 
 
 def plan_resumed(path: Path) -> Plan:
-    """Plan as `sweep --resume` does."""
     check_unfinished(path, read_result(path))
     return resume_plan(path, read_result(path))
 

@@ -87,7 +87,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def dry_run(engine: str, *words: str) -> str:
-    """Return the script that --dry-run prints; it is a shell's, and nothing else is made."""
     there = sorted(Path.cwd().iterdir())
     done = CliRunner().invoke(app, [engine, "--dry-run", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -97,20 +96,17 @@ def dry_run(engine: str, *words: str) -> str:
 
 
 def read_exports(script: str) -> dict[str, str]:
-    """Return the exported variables, as a shell understands them."""
     found = [shlex.split(line)[1] for line in script.splitlines() if line.startswith("export ")]
     return dict(word.split("=", 1) for word in found)
 
 
 def read_directives(script: str) -> dict[str, str | None]:
-    """Return the options of #SBATCH lines."""
     lines = re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE)
     parts = [line.partition("=") for line in lines]
     return {name: value if equals else None for name, equals, value in parts}
 
 
 def find_words(script: str, program: str) -> list[str]:
-    """Return the words of the one line that begins with a program."""
     (line,) = [line for line in script.splitlines() if line.strip().startswith(f"{program} ")]
     return shlex.split(line)
 

@@ -13,7 +13,6 @@ from trainstone.results.store import create_run
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The command lines whose plan was asked for; none is run."""
     lines: list[list[str]] = []
 
     def ask_plan(name: str, arguments: Sequence[str]) -> Config:

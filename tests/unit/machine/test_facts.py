@@ -19,7 +19,6 @@ NO_NVML = make_nvml(Init=refuse)
 
 @pytest.fixture(autouse=True)
 def made_up_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with four CPUs, 1 MiB of memory, no NVIDIA driver, and no variable that says more."""
     for name in [name for name in os.environ if name.startswith(("SLURM", "KUBERNETES"))] + ["container", "HOSTNAME"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINSTONE_CPUS", "0,1,2,3")
