@@ -21,3 +21,13 @@ def follow(
 ) -> Generator[Any, None, Any]:
     with StopSignals() as signals, lifecycle(config, run, signals) as life:
         return (yield from flow(life))
+
+
+def drain(running: Generator[Any, None, Any]) -> tuple[list[Any], Any]:
+    """Return what a generator yields, and what it returns."""
+    yielded = []
+    while True:
+        try:
+            yielded.append(next(running))
+        except StopIteration as end:
+            return yielded, end.value

@@ -12,7 +12,9 @@ import psutil
 
 from command import LIMIT, command_line
 from nursery import LAUNCHERS, wait_until
-from small_training import set_arguments
+from small_training import make_config, set_arguments
+from trainstone.config.system import System
+from trainstone.launch.verb import Verb
 
 STEPS, EVERY = 48, 4
 
@@ -21,6 +23,18 @@ def train_words(out: Path, recipe: str = "demo-classify", **changes: Any) -> lis
     asked = {"stop__epochs": STEPS * 2 / 12, "checkpoint__every_steps": EVERY, "checkpoint__keep": 2, **changes}
     settings = set_arguments(**asked)
     return ["train", recipe, *settings, "--out", str(out)]
+
+
+def make_verb(
+    *arguments: str,
+    name: str = "train",
+    device: str = "cpu",
+    out: Path = Path("runs"),
+    resume: Path | None = None,
+    system: System | None = None,
+) -> Verb:
+    config = make_config(device=device)
+    return Verb(name, arguments, config, out, resume, system, as_json=False, quiet=False, dry_run=False)
 
 
 def start_launch(cwd: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -4,14 +4,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from flows import follow
+from flows import drain, follow
 from made_repeated import FIRST_SEED, make_child
 from made_results import make_result, write_run
 from nursery import wait_until
@@ -19,7 +19,7 @@ from trainstone.config.load import load_config, write_toml
 from trainstone.errors import DataError, LaunchError, RunError
 from trainstone.launch import child_runs, supervisor
 from trainstone.launch.child_runs import ChildEnd, ChildRun
-from trainstone.launch.supervisor import Ended, supervise
+from trainstone.launch.supervisor import supervise
 from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Repeated
@@ -37,18 +37,8 @@ def python(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program, *arguments]
 
 
-def run_to_end(program: str, folder: Path, signals: StopSignals | None = None) -> tuple[list[str], ChildEnd]:
-    lines = []
-
-    def collect() -> Generator[str, None, ChildEnd]:
-        return (yield from child_runs.run_child(ChildRun("x", python(program), folder), signals or StopSignals()))
-
-    running = collect()
-    while True:
-        try:
-            lines.append(next(running))
-        except StopIteration as end:
-            return lines, end.value
+def run_to_end(program: str, folder: Path) -> tuple[list[str], ChildEnd]:
+    return drain(child_runs.run_child(ChildRun("x", python(program), folder), StopSignals()))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -93,16 +83,11 @@ def test_supervise_passes_a_signal_on_once_and_kills_after_the_grace(monkeypatch
         "import signal, sys, time; signal.signal(15, lambda *_: print('TERM', flush=True)); "
         "open(sys.argv[1], 'w').close(); [time.sleep(600) for _ in range(9)]"
     )
-
-    def collect() -> Generator[str, None, Ended]:
-        return (yield from supervise(python(count, str(ready)), {}, tmp_path, "output.log", signals, grace_seconds=0.2))
-
-    with pytest.raises(StopIteration) as end:
-        next(collect())
+    command = python(count, str(ready))
+    _, ended = drain(supervise(command, {}, tmp_path, "output.log", signals, grace_seconds=0.2))
     stopper.join()
-    assert end.value.value.code == -signal.SIGKILL
-    # Once by us, once by the end of the `with`
-    assert end.value.value.output in ("TERM\n", "TERM\nTERM\n")
+    assert ended.code == -signal.SIGKILL
+    assert ended.output in ("TERM\n", "TERM\nTERM\n")  # once by us, once at the end
 
 
 def test_child_that_ends_well_has_no_error(tmp_path: Path):

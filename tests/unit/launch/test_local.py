@@ -3,24 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from small_training import make_config
-from trainstone.config.system import System
+from launching import make_verb
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch import local
 from trainstone.launch.local import check_room, choose_ranks, plan_local
-from trainstone.launch.verb import Verb
 from trainstone.machine.cpus import Cores
-
-
-def make_verb(device: str = "cpu", *words: str, system: System | None = None) -> Verb:
-    config = make_config(device=device)
-    return Verb("train", words, config, Path("runs"), None, system, as_json=False, quiet=False, dry_run=False)
 
 
 def test_choose_ranks_takes_one_per_cuda_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "count_cuda_devices", lambda: 2)
     assert choose_ranks(None) == 2
-    assert "TRAINSTONE_BIND" not in plan_local(make_verb("cuda"), Path("/r"), "x", ranks=2).environment
+    assert "TRAINSTONE_BIND" not in plan_local(make_verb(device="cuda"), Path("/r"), "x", ranks=2).environment
     monkeypatch.setattr(local, "count_cuda_devices", lambda: 0)
     with pytest.raises(ConfigError, match="no CUDA devices"):
         choose_ranks(None)
@@ -37,7 +30,7 @@ def test_check_room_refuses_more_ranks_than_cores_or_memory(
     monkeypatch: pytest.MonkeyPatch, cores: int, memory_ranks: int, fitting: int
 ):
     set_machine(monkeypatch, cores=cores, memory_ranks=memory_ranks)
-    verb = make_verb("cpu", "demo-classify", "--set", "name='a b'")
+    verb = make_verb("demo-classify", "--set", "name='a b'")
     check_room(verb, fitting)
     with pytest.raises(MachineError) as raised:
         check_room(verb, fitting + 1, 2)
@@ -53,9 +46,9 @@ def test_check_room_refuses_more_ranks_than_cores_or_memory(
 
 def test_check_room_never_gives_two_ranks_one_cuda_device(monkeypatch: pytest.MonkeyPatch):
     set_machine(monkeypatch, cores=1, memory_ranks=100, devices=2)
-    check_room(make_verb("auto"), 2)
+    check_room(make_verb(device="auto"), 2)
     with pytest.raises(MachineError, match=r"it has 2 CUDA devices and .*; 2 fit") as raised:
-        check_room(make_verb("auto"), 3, oversubscribe=True)
+        check_room(make_verb(device="auto"), 3, oversubscribe=True)
     assert raised.value.hint == "trainstone launch local --ranks 2 -- train"
     with pytest.raises(MachineError, match="it has 1 CPU and "):
-        check_room(make_verb("cpu"), 2)
+        check_room(make_verb(), 2)

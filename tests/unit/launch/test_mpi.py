@@ -3,18 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from small_training import make_config
+from launching import make_verb
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch import mpi
 from trainstone.launch.mpi import Options, check_programs, plan_mpi, read_hostfile, read_hosts
-from trainstone.launch.verb import Verb
-
-
-def make_verb(system: System | None = None) -> Verb:
-    return Verb(
-        "train", ("x; y",), make_config(), Path("runs"), None, system, as_json=False, quiet=False, dry_run=False
-    )
 
 
 def test_hosts_and_slots(tmp_path: Path):
@@ -29,7 +22,7 @@ def test_hosts_and_slots(tmp_path: Path):
 
 def test_words_of_mpirun(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mpi.os, "geteuid", lambda: 1000)
-    plan = plan_mpi(make_verb(), Path("/r/run"), "mpi-1", Options(host="n1:4,n2:4", words="--mca btl 'tcp,self'"))
+    plan = plan_mpi(make_verb("x; y"), Path("/r/run"), "mpi-1", Options(host="n1:4,n2:4", words="--mca btl 'tcp,self'"))
     words = list(plan.command)
     assert words[:5] == ["mpirun", "-np", "8", "--host", "n1:4,n2:4"]
     assert words[words.index("--bind-to") + 1] == "none"
@@ -43,7 +36,7 @@ def test_words_of_mpirun(monkeypatch: pytest.MonkeyPatch):
 
 def test_ranks_of_the_system_and_an_image():
     system = System(name="s", summary="s", nodes=2, devices_per_node=4, launch=LaunchConfig(container="a.sif"))
-    plan = plan_mpi(make_verb(system), Path("/r/run"), "x", Options(max_restarts=2))
+    plan = plan_mpi(make_verb(system=system), Path("/r/run"), "x", Options(max_restarts=2))
     assert plan.command[2] == "8"
     assert plan.attempts == 3
     inside = plan.command[plan.command.index("exec") + 1 :]

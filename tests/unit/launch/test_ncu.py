@@ -3,13 +3,15 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from flows import drain
 from made_ncu import BEFORE, CYCLES, FMA, FP16, PERCENT, SFU, TENSOR, make_long
+from nursery import wait_until
 from trainstone.errors import DataError, LaunchError, MachineError, TrainstoneError
 from trainstone.launch import ncu as launch
 from trainstone.launch import supervisor
@@ -68,28 +70,7 @@ class Fake:
 
     def run(self) -> CoreUse:
         with StopSignals() as signals:
-            running = run_under_ncu(self.folder, 5, 2, signals)
-            while True:
-                try:
-                    next(running)
-                except StopIteration as done:
-                    return done.value
-
-    def wait_for_child(self) -> None:
-        while not (self.pid.exists() and self.pid.read_text()):
-            time.sleep(0.02)
-
-    def check_ended(self) -> None:
-        assert not (self.folder / "waited").exists()
-        for _ in range(100):
-            try:
-                state = Path(f"/proc/{self.pid.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
-            except FileNotFoundError:
-                return
-            if state == "Z":  # dead; its new parent has not looked yet
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"process {self.pid.read_text()} lives")
+            return drain(run_under_ncu(self.folder, 5, 2, signals))[1]
 
 
 @pytest.fixture
@@ -152,16 +133,24 @@ def test_failures_are_explained(
 def test_a_signal_stops_ncu_and_all_it_started(fake: Fake):
     fake.write(make_long(), sleep=True)
 
-    def ask() -> None:
-        fake.wait_for_child()
+    def stop() -> None:
+        wait_until(lambda: fake.pid.exists() and bool(fake.pid.read_text()))
         os.kill(os.getpid(), signal.SIGTERM)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    stopping = threading.Thread(target=stop)
+    stopping.start()
     with pytest.raises(KeyboardInterrupt):
         fake.run()
-    asking.join()
-    fake.check_ended()
+    stopping.join()
+    assert not (fake.folder / "waited").exists()  # the child was ended, and did not end by itself
+    wait_until(lambda: is_gone(int(fake.pid.read_text())))
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # its new parent has not looked yet
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_ncu_is_found_on_the_path_then_at_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,48 +6,24 @@ from typing import Any
 
 import pytest
 
-from trainstone.config.load import load_config, load_system
+from launching import make_verb
+from trainstone.config.load import load_system
 from trainstone.config.system import LaunchConfig, System
 from trainstone.errors import ConfigError
 from trainstone.launch.child_runs import TRAINSTONE
 from trainstone.launch.slurm import OWN, Options, count_devices, read_directives, read_time, write_script
-from trainstone.launch.verb import Verb
 
 RUN = Path("/shared/runs/one")
 HERE = Path("/home/me/work")
-BEDE = System(
-    name="bede",
-    summary="x",
-    nodes=4,
-    devices_per_node=4,
-    launch=LaunchConfig(
-        partition="gpu",
-        account="bench01",
-        time="4:20:00",
-        gres="gpu:4",
-        sbatch=("exclusive", "mem=0"),
-        prologue=("module load cuda",),
-        environment={"NCCL_DEBUG": "WARN", "ODD": "a b; touch hacked"},
-    ),
-)
 NASTY = ("x; touch hacked", "two  words", "$(touch hacked)", "`touch hacked`", "it's", '"; touch hacked #', "a\\", "&&")
 
 
-def make_verb(*arguments: str, system: System | None = None, name: str = "train") -> Verb:
-    config = load_config("demo-classify")
-    return Verb(name, arguments, config, Path("runs"), None, system, as_json=False, quiet=False, dry_run=False)
-
-
-def script_of(*arguments: str, system: System | None = None, fleet: tuple[str, ...] = (), **options: Any) -> str:
-    return write_script(make_verb(*arguments, system=system), Options(**options), RUN, HERE, fleet)
+def script_of(*arguments: str, **options: Any) -> str:
+    return write_script(make_verb(*arguments), Options(**options), RUN, HERE)
 
 
 def directives(script: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
-
-
-def check_syntax(script: str) -> None:
-    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
 
 
 def test_a_container_sees_the_folders_of_the_job():
@@ -66,7 +42,7 @@ def test_whatever_is_in_a_word_it_stays_a_word(word: str, tmp_path: Path):
     tools.mkdir()
     (tools / "srun").write_text('#!/bin/bash\nprintf "%s\\0" "$@" > words\necho 8 > "$TRAINSTONE_RUN/launch/code"\n')
     (tools / "srun").chmod(0o755)
-    system = BEDE.model_copy(update={"launch": LaunchConfig(environment={"ODD": word})})
+    system = System(name="s", summary="s", launch=LaunchConfig(environment={"ODD": word}))
     options = Options(partition=word, account=word, container=word, sbatch=(f"comment={word}",))
     script = tmp_path / "job.sh"
     script.write_text(write_script(make_verb(word, "--set", word, system=system), options, run, HERE))
@@ -86,7 +62,7 @@ def test_a_line_break_cannot_make_a_directive():
         script_of("demo-classify", sbatch=("comment=a\rb",))
     script = script_of("demo-classify", "--set", "name=x\ntouch hacked\n#SBATCH --nodes=99")
     assert "--nodes=99" not in directives(script.partition("\nset -u\n")[0])
-    check_syntax(script)
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
 
 
 def test_system_file_with_an_invalid_variable_name_is_rejected(tmp_path: Path):

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from launching import make_verb
 from small_training import make_config
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, ResultError
 from trainstone.launch import verb
-from trainstone.launch.verb import Verb, prepare_folder, read_verb
+from trainstone.launch.verb import prepare_folder, read_verb
 from trainstone.results.store import create_run
 
 
@@ -69,25 +70,21 @@ def test_a_verbs_own_mistake_keeps_its_message_and_code():
         read_verb(["bench", "no-such-recipe"], system=None)
 
 
-def make_verb(out: Path, resume: Path | None = None) -> Verb:
-    return Verb("train", (), make_config(), out, resume, None, as_json=False, quiet=False, dry_run=False)
-
-
 def test_a_resumed_run_keeps_its_folder_and_forgets_the_attempt_before(tmp_path: Path):
     begun = create_run(tmp_path, "train", make_config(), "x")
     run = begun.path
     with pytest.raises(ResultError, match="is still running"):
-        prepare_folder(make_verb(tmp_path, run))
+        prepare_folder(make_verb(resume=run))
     begun.update(status="interrupted")
     (run / "launch").mkdir()
     (run / "launch/code").write_text("75\n")
-    assert prepare_folder(make_verb(tmp_path, run)) == run
+    assert prepare_folder(make_verb(resume=run)) == run
     assert not (run / "launch/code").exists()
 
 
 def test_what_cannot_be_made_or_resumed_is_said(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultError, match="cannot write run folder"):
-        prepare_folder(make_verb(tmp_path / "file"))
+        prepare_folder(make_verb(out=tmp_path / "file"))
     with pytest.raises(ResultError, match="no result in"):
-        prepare_folder(make_verb(tmp_path, tmp_path / "none"))
+        prepare_folder(make_verb(resume=tmp_path / "none"))
