@@ -20,11 +20,11 @@ from made_results import make_result, write_run, write_runs
 from made_sweep import make_row, make_sweep, steps_of
 from trainstone.files import dump_json
 from trainstone.report.view import RunView, read_view
+from trainstone.results.combine import conclude_sweep
 from trainstone.results.compare import compare
 from trainstone.results.feeding import Feeding
 from trainstone.results.schema import Loader
 from trainstone.results.sweep import Sweep
-from trainstone.results.swept import conclude_sweep
 from trainstone.results.verdicts import write_data_verdict
 
 FULL = make_row(128, status="out_of_memory", note="out of memory: it is large", order=9)

@@ -11,8 +11,7 @@ from PIL import Image, ImageDraw
 from made_boxes import draw_boxes
 from made_learning import make_evaluations, make_training, write_training
 from trainstone.formats.coco import NAME_OF_ID
-from trainstone.results.detection import METRICS, score_boxes
-from trainstone.results.detection_tables import list_tables
+from trainstone.results.detection import METRICS, list_tables, score_boxes
 from trainstone.results.quality import Quality, QualityPicture, QualityTable, ShownBox
 
 MAPS = (0.031, 0.062, 0.094, 0.131, 0.158, 0.187, 0.212, 0.2317)

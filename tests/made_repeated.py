@@ -8,9 +8,9 @@ import tomli_w
 
 from made_learning import TOP1, make_evaluations, make_quality, make_training, write_training
 from made_results import write_run
+from trainstone.results.combine import BegunRun, combine_trainings, judge_repeated
 from trainstone.results.learning import is_complete
 from trainstone.results.quality import Repeated
-from trainstone.results.repeated import BegunRun, combine_trainings, judge_repeated
 from trainstone.results.schema import Point, Result
 from trainstone.results.store import read_result
 from trainstone.results.verdicts import write_learning_verdict

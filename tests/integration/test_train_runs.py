@@ -11,7 +11,7 @@ import pytest
 from command import Finished, find_run
 from nursery import Child, Nursery, wait_until
 from small_training import assert_same, read_learned, set_arguments
-from trainstone.results.repeated import BegunRun
+from trainstone.results.combine import BegunRun
 from trainstone.results.store import read_result
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from trainstone.cli import options
 from trainstone.errors import EXIT_GATE, DataError
 
 if TYPE_CHECKING:
-    from trainstone.results.mlperf.rules import Rulesets
+    from trainstone.results.mlperf.summary import Rulesets
 
 app = typer.Typer(name="mlperf", help="Check and sum up MLPerf training logs.", no_args_is_help=True)
 
@@ -95,7 +95,7 @@ def check_one(log: Path, known: "Rulesets", ruleset: str | None, keep: Path | No
     """Check a log and return the verdict, as --json prints it; `keep`: where the checker's own log stays."""
     from trainstone.launch.checkers import check_log
     from trainstone.results.mlperf.logged import read_logged
-    from trainstone.results.mlperf.rules import choose_ruleset
+    from trainstone.results.mlperf.summary import choose_ruleset
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(log.absolute().parts[-3:])).strip("-.")[:100]
     kept = keep / f"{number}-{name}.log" if keep else None

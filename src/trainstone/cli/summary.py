@@ -16,10 +16,10 @@ from trainstone.cli.sparkline import draw_bars, draw_sparkline
 from trainstone.errors import ResultError
 from trainstone.results import learning
 from trainstone.results.breakdown import MIN_SHARE, average_parts, shorten, tell_overhead
-from trainstone.results.paired import tell_exchange
+from trainstone.results.combine import list_repeated_facts
 from trainstone.results.profiled import OperatorTime, Timeline
 from trainstone.results.quality import Quality
-from trainstone.results.repeated import list_repeated_facts
+from trainstone.results.ratio import tell_exchange
 from trainstone.results.schema import Finding, Result
 from trainstone.results.series import sample_steps
 from trainstone.results.summary import describe_interval, describe_rate, describe_repeat, describe_setting

@@ -18,9 +18,9 @@ from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, LaunchError, Tra
 from trainstone.launch.supervisor import describe_exit, hint_at_memory, supervise
 from trainstone.machine.launched import RUN, forget_attempt, read_code, read_failures
 from trainstone.machine.signals import StopSignals
+from trainstone.results.combine import BegunRun, combine_runs, combine_trainings, judge_repeated
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Repeated
-from trainstone.results.repeated import BegunRun, combine_runs, combine_trainings, judge_repeated
 from trainstone.results.schema import Point, Result, Status
 from trainstone.results.store import find_runs, is_locked, name_run, read_if_there, read_result
 from trainstone.train.lifecycle import Lifecycle

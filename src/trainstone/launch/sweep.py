@@ -18,12 +18,12 @@ from trainstone.launch.child_runs import ChildEnd, ChildRun, child_command, run_
 from trainstone.launch.points import Plan, PlannedPoint, configure, settle
 from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
+from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, strip_devices
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Result, Status
 from trainstone.results.steps import read_records
 from trainstone.results.store import name_run, read_if_there, read_result
 from trainstone.results.sweep import TAKES_MEMORY, Sweep, SweepRow, has_order, label_row
-from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, strip_devices
 from trainstone.train.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ import altair as alt
 
 from trainstone.report.blocks import Figure
 from trainstone.results.breakdown import shorten
+from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table
-from trainstone.results.thinning import choose_evenly
 from trainstone.text import printable
 from trainstone.units import format_percent, format_seconds
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from trainstone.errors import ResultError
-from trainstone.results.recover import recover
 from trainstone.results.schema import Result
 from trainstone.results.series import StepSeries, TelemetryPoint, sample_steps, sample_telemetry
-from trainstone.results.store import read_result
+from trainstone.results.store import read_result, recover
 
 
 @dataclass(frozen=True)

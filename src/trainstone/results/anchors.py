@@ -55,7 +55,6 @@ class Anchor(Section):
 
     @property
     def per_device(self) -> float:
-        """Images per second of one device."""
         return self.images_per_second / self.devices
 
     @property
@@ -71,7 +70,6 @@ class Anchor(Section):
 
 @lru_cache(maxsize=1)
 def load_anchors() -> tuple[Anchor, ...]:
-    """Return every published figure, in the order of the file."""
     text = (resources.files("trainstone.results") / "anchors.toml").read_text(encoding="utf-8")
     return tuple(Anchor.model_validate(entry) for entry in tomllib.loads(text)["anchor"])
 
@@ -85,7 +83,6 @@ def anchors_for(result: Result) -> list[Anchor]:
 
 
 def matching_device(result: Result) -> list[Anchor]:
-    """Return the figures of the result's model on its kind of device."""
     if not result.devices:
         return []
     here = _words(result.devices[0].name)
@@ -113,7 +110,6 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
 
 
 def is_anchor(name: str) -> bool:
-    """Say whether a word after --to means published figures."""
     return name == PUBLISHED or any(anchor.id == name for anchor in load_anchors())
 
 
@@ -125,7 +121,6 @@ def refuse_name(name: str) -> ResultError:
 
 
 def is_published(row: ComparisonRow) -> bool:
-    """Say whether a row holds runs against a published figure."""
     return not row.b.runs
 
 

@@ -81,8 +81,6 @@ PLAIN_NAMES = {
 
 
 class Part(NamedTuple):
-    """A part of the mean profiled step."""
-
     name: str
     seconds: float
     share: float
@@ -94,7 +92,6 @@ def mean_step(timeline: Timeline) -> float:
 
 
 def average_parts(timeline: Timeline, names: dict[str, str] = PARTS) -> list[Part]:
-    """Return the parts that hold any time, in order."""
     whole = mean_step(timeline)
     found = [(name, _mean(timeline.steps, field)) for name, field in names.items()]
     return [Part(name, seconds, seconds / whole) for name, seconds in found if seconds > 0 and whole > 0]
@@ -111,7 +108,6 @@ def tell_overhead(overhead: Overhead) -> str:
 
 
 def format_calls(calls: int, num_steps: int) -> str:
-    """Return the calls a step."""
     a_step = calls / max(1, num_steps)
     return f"{a_step:,.0f}" if a_step == round(a_step) or a_step >= 1000 else f"{a_step:.3g}"
 
@@ -148,7 +144,6 @@ def describe_steps(steps: Sequence[StepParts], *, on_device: bool) -> list[str]:
 
 
 def share_of(steps: Sequence[StepParts], part: str) -> float:
-    """Return a part's share of all steps' time."""
     taken = sum(getattr(step, f"{part}_seconds") for step in steps)
     return float(taken / sum(step.seconds for step in steps))
 

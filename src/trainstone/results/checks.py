@@ -11,8 +11,6 @@ from trainstone.units import format_count, format_percent, format_rate
 
 
 class Code(NamedTuple):
-    """What a finding of this code always carries."""
-
     severity: schema.Severity
     hint: str
 
@@ -94,7 +92,6 @@ def finding(
 
 
 def check_throughput(throughput: schema.Throughput, steps: schema.StepSeconds) -> list[schema.Finding]:
-    """Is the number established, steady, narrow enough?"""
     findings = []
     if throughput.half_width is None:
         findings.append(finding("few-steps", f"no interval, {throughput.ci_covers}"))
@@ -127,7 +124,6 @@ def check_limits(
 def check_machine(
     noise: Noise, memory: schema.Memory, *, keep_memory: bool, threads: int, cores: int
 ) -> list[schema.Finding]:
-    """Was the machine quiet and set up as asked?"""
     findings = []
     if noise.grade == "C":
         findings.append(finding("noisy-machine", "; ".join(noise.reasons)))
@@ -149,7 +145,6 @@ def is_data_bound(share_of_synthetic: float, data_share: float) -> bool:
 
 
 def tell_feeding(loader: schema.Loader, data_share: float) -> str:
-    """One clause with the numbers: data-bound or not, and by how much."""
     share = loader.share_of_synthetic
     if share is None:
         return ""
@@ -160,7 +155,6 @@ def tell_feeding(loader: schema.Loader, data_share: float) -> str:
 
 
 def check_feeding(loader: schema.Loader, data_share: float) -> list[schema.Finding]:
-    """What is worth a finding: data-bound, pictures left out."""
     findings = []
     if loader.data_bound:
         findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=advise(loader)))
@@ -173,7 +167,6 @@ def check_feeding(loader: schema.Loader, data_share: float) -> list[schema.Findi
 
 
 def advise(loader: schema.Loader) -> str:
-    """The next thing to try, by what is scarce."""
     stages = loader.stage_seconds_per_image
     slowest = max(stages, key=lambda name: stages[name]) if stages else "decode"
     if slowest == "read":

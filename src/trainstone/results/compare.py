@@ -1,27 +1,79 @@
-"""Compares runs with runs or with published figures: rows with ratio and interval, judged together, and a verdict.
+"""Compare runs with runs or with published figures: rows with ratio and interval, judged together, and a verdict.
 
-Finding runs and telling them apart is in sides.py, the statistics in ratio.py, the figures in anchors.py.
+What was executed and by which software must agree for a ratio to mean the machine; machines may differ.
+The statistics are in ratio.py, the figures in anchors.py.
 """
 
+import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from trainstone.config.load import HASHED_SECTIONS, flatten
 from trainstone.errors import ResultError
-from trainstone.results import anchors, ratio, sides
+from trainstone.results import anchors, ratio
 from trainstone.results.anchors import LONGEST, Anchor, describe_share, is_published
-from trainstone.results.schema import Comparison, ComparisonRow, Result, Side
-from trainstone.results.sides import Difference, LeftOut, Run
+from trainstone.results.schema import Comparison, ComparisonRow, Result, Side, Throughput
+from trainstone.results.store import find_runs as find_folders
+from trainstone.results.store import read_result
 from trainstone.results.verdicts import write_comparison_verdict
 from trainstone.text import printable
 from trainstone.units import format_count, format_interval, format_ratio
 
-Group = list[Run]
 # The first of these that differs names the sides; what else differs is listed.
 NAMING_KEYS = ("device", "host", "engine.threads")
+
+
+ABSENT = "absent"
+# Executed keys that follow from the machine: they may differ, as machines may.
+OF_THE_MACHINE = frozenset({"engine.threads", "loader.threads", "data.root"})
+ON_BOTH = " on both sides"
+# Told of a side even where the other has the same: its number is doubtful.
+DOUBTFUL = {"steady": {"no"}, "status": {"running", "interrupted", "failed", "killed"}}
+NEVER_STEADY = "never became steady"
+NOT_COMPARABLE = {"profile": "a profile is not comparable", "sweep": "the points of a sweep executed different things"}
+# Beyond these a number is damage; within them no logarithm or ratio overflows.
+PLAUSIBLE_RATES = (1e-9, 1e12)
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    result: Result
+    throughput: Throughput
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """The same for a copy of the folder."""
+        return self.result.run_id, self.result.process.host, self.result.process.started_utc
+
+
+class LeftOut(NamedTuple):
+    told: str
+    lost: bool
+    """Whether it leaves a hole: something that should have a number has none. A gate must not pass over that."""
+
+
+class Difference(NamedTuple):
+    """A key and what each side has there; as text `key: a | b`."""
+
+    key: str
+    a: str
+    b: str
+    unlike: bool
+    """Whether it forbids comparing without --force."""
+
+    def __str__(self) -> str:
+        told = f"{self.a}{ON_BOTH}" if self.a == self.b else f"{self.a} | {self.b}"
+        return printable(f"{self.key}: {told}")
+
+
+Group = list[Run]
+"""Runs that executed the same."""
+Groups = dict[tuple[tuple[str, str], ...], Group]
 
 
 class Compared(NamedTuple):
@@ -35,49 +87,44 @@ class Compared(NamedTuple):
 def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> Compared:
     """Compare what is in `runs` (A) with what is in `to` (B): paths, or names of published figures in `to`."""
     _check_words(runs, to)
-    a, left_out = sides.find_runs(Path(word) for word in runs)
-    b, left_out_of_b = sides.find_runs(Path(word) for word in to if not anchors.is_anchor(word))
+    a, left_out = find_runs(Path(word) for word in runs)
+    b, left_out_of_b = find_runs(Path(word) for word in to if not anchors.is_anchor(word))
     left_out += [left._replace(lost=False) for left in left_out_of_b]
-    sides.refuse_shared(a, b)
-    groups = sides.group_runs(a)
-    rows: list[ComparisonRow] = []
-    if b:
-        pairs, unpaired = pair_groups(groups, sides.group_runs(b), force=force)
-        left_out += unpaired
-        labels = zip(name_rows(pairs), pairs, strict=True)
-        rows = judge_rows([compare_pair(label, *pair, force=force) for label, pair in labels])
+    refuse_shared(a, b)
+    groups = group_runs(a)
+    pairs, unpaired = pair_groups(groups, group_runs(b), force=force) if b else ([], [])
+    left_out += unpaired
+    labels = zip(name_rows(pairs), pairs, strict=True)
+    rows = judge_rows([compare_pair(label, *pair, force=force) for label, pair in labels])
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
     words = [word for word in to if anchors.is_anchor(word)]
-    rows += compare_published(groups, words, left_out) if words else []
+    rows += compare_published(list(groups.values()), words, left_out) if words else []
     verdict, told = write_comparison_verdict(rows, mean), [left.told for left in left_out]
     comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=told)
     return Compared(comparison, [left.told for left in left_out if left.lost])
 
 
-def pair_groups(
-    a: Sequence[Group], b: Sequence[Group], *, force: bool
-) -> tuple[list[tuple[Group, Group]], list[LeftOut]]:
+def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group, Group]], list[LeftOut]]:
     """Pair groups that executed the same; return them and what has no partner. Unlike ones are refused, or forced."""
-    of_b = {_key(group): group for group in b}
-    pairs = [(group, of_b[_key(group)]) for group in a if _key(group) in of_b]
+    pairs = [(group, b[key]) for key, group in a.items() if key in b]
     if not pairs:
-        pairs = [(group, _nearest(group, b)) for group in a]
+        every = ([(group, other) for other in b.values()] for group in a.values())
+        pairs = [min(choices, key=lambda pair: len(_unlike(*pair))) for choices in every]
         if not force:
             pairs = [min(pairs, key=lambda pair: len(_unlike(*pair)))]
     if not force:
         refuse_unlike(pairs, several=len(a) + len(b) > 2)
     paired = [id(group) for pair in pairs for group in pair]
     left_out = [
-        LeftOut(f"{_tell(group)}: only in {side}, {format_count(len(group), 'run')}", lost=side == "B")
+        LeftOut(f"{_join(group)}: only in {side}, {format_count(len(group), 'run')}", lost=side == "B")
         for side, groups in (("A", a), ("B", b))
-        for group in groups
+        for group in groups.values()
         if id(group) not in paired
     ]
     return pairs, left_out
 
 
 def refuse_unlike(pairs: Sequence[tuple[Group, Group]], *, several: bool) -> None:
-    """Raise an error that lists every difference which forbids comparing."""
     found = dict.fromkeys(difference for pair in pairs for difference in _unlike(*pair))
     if not found:
         return
@@ -92,19 +139,16 @@ def refuse_unlike(pairs: Sequence[tuple[Group, Group]], *, several: bool) -> Non
 def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRow:
     """Make a row, judged later with the others; runs that never became steady get no interval, unless forced."""
     estimate = ratio.estimate_ratio([run.throughput for run in a], [run.throughput for run in b])
-    unsteady = None if force else sides.tell_unsteady(a, b)
+    unsteady = None if force else tell_unsteady(a, b)
     if unsteady:
         estimate = replace(estimate, ci95=None, p_value=None, ci_covers=f"not established: {unsteady}")
-    differences = sides.find_differences(a, b)
+    differences = find_differences(a, b)
     name_a, name_b = name_sides(a, b, differences)
     return ComparisonRow(
         label=label,
         a=_make_side(name_a, a),
         b=_make_side(name_b, b),
-        ratio=estimate.ratio,
-        ci95=estimate.ci95,
-        ci_covers=printable(estimate.ci_covers),
-        p_value=estimate.p_value,
+        **asdict(estimate),
         noise_floor=ratio.choose_floor(run.result.noise.grade if run.result.noise else None for run in [*a, *b]),
         judgement="not judged",
         differences=[str(difference) for difference in differences],
@@ -112,7 +156,6 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
 
 
 def judge_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Correct the p-values for the number of rows, then judge each."""
     judged = []
     for row, p_holm in zip(rows, ratio.correct_holm([row.p_value for row in rows]), strict=True):
         assert row.noise_floor is not None  # compare_pair sets it
@@ -122,15 +165,14 @@ def judge_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
 
 
 def compare_published(groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]) -> list[ComparisonRow]:
-    """Return the rows for the figures that the words name."""
     fitting = [group for group in groups if anchors.anchors_for(group[0].result)] or list(groups[:1])
     unknown = [group for group in groups if group not in fitting]
-    left_out += [LeftOut(f"{_tell(group)}: no published figures", lost=False) for group in unknown]
+    left_out += [LeftOut(f"{_join(group)}: no published figures", lost=False) for group in unknown]
     rows = []
     for group in fitting:
         chosen = {anchor.id: anchor for word in words for anchor in anchors.choose_anchors(word, group[0].result)}
         for anchor in chosen.values():
-            label = f"{_tell(group)}, {anchor.id}" if len(fitting) > 1 else anchor.id
+            label = f"{_join(group)}, {anchor.id}" if len(fitting) > 1 else anchor.id
             rows.append(compare_anchor(label, group, anchor))
     return rows
 
@@ -139,7 +181,8 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
     """Hold runs against a published figure, device by device; never judged, because nobody knows its spread."""
     first, ranks = group[0].result, max(1, group[0].result.world.ranks)
     estimate = ratio.estimate_share([run.throughput for run in group], anchor.per_device, per=ranks)
-    side = _make_side(_name_device(first), group)
+    device = printable(first.devices[0].name if first.devices else first.process.host)
+    side = _make_side(device, group)
     covers = "the steady window | the whole run, evaluation included" if anchor.whole_run else None
     differing = {
         "precision": f"{_read(first, 'train', 'precision')} | {anchor.precision}" if anchor.precision else None,
@@ -148,7 +191,7 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
         "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {anchor.stack}",
         "counted": covers,
         "the figure": anchor.note,
-        **{key: f"{told} | unknown" for key, told in sides.find_doubts(group).items()},
+        **{key: f"{told} | unknown" for key, told in find_doubts(group).items()},
     }
     return ComparisonRow(
         label=label,
@@ -158,9 +201,7 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
             images_per_second=anchor.per_device,
             source=f"{anchor.stack}; {anchor.source}",
         ),
-        ratio=estimate.ratio,
-        ci95=estimate.ci95,
-        ci_covers=printable(estimate.ci_covers),
+        **asdict(estimate),
         judgement="not judged",
         differences=[printable(f"{key}: {told}") for key, told in differing.items() if told],
     )
@@ -174,7 +215,7 @@ def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
     ]
     if len(set(labels)) == len(labels):
         return labels
-    executed = [sides.read_executed(pair[0][0].result) for pair in pairs]
+    executed = [read_executed(pair[0][0].result) for pair in pairs]
     keys = dict.fromkeys(key for facts in executed for key in facts)
     differing = [key for key in keys if len({facts.get(key) for facts in executed}) > 1]
     named = [", ".join(f"{key}={facts.get(key, 'absent')}" for key in differing) for facts in executed]
@@ -202,16 +243,8 @@ def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
             raise anchors.refuse_name(word)
 
 
-def _key(group: Group) -> tuple[tuple[str, str], ...]:
-    return tuple(sides.read_executed(group[0].result).items())
-
-
 def _unlike(a: Group, b: Group) -> list[Difference]:
-    return [difference for difference in sides.find_differences(a, b) if difference.unlike]
-
-
-def _nearest(group: Group, others: Sequence[Group]) -> Group:
-    return min(others, key=lambda other: len(_unlike(group, other)))
+    return [difference for difference in find_differences(a, b) if difference.unlike]
 
 
 def _make_side(label: str, group: Group) -> Side:
@@ -219,7 +252,7 @@ def _make_side(label: str, group: Group) -> Side:
     return Side(label=label, runs=[str(run.folder) for run in group], images_per_second=mean)
 
 
-def _tell(group: Group) -> str:
+def _join(group: Group) -> str:
     return " · ".join(_describe(group))
 
 
@@ -230,10 +263,6 @@ def _describe(group: Group) -> list[str]:
     parts += [f"{result.world.ranks} ranks"] if result.world.ranks > 1 else []
     parts += [f"{result.world.nodes} nodes"] if result.world.nodes > 1 else []
     return [printable(part) for part in parts]
-
-
-def _name_device(result: Result) -> str:
-    return printable(result.devices[0].name if result.devices else result.process.host)
 
 
 def _name_runs(group: Group) -> str:
@@ -247,8 +276,6 @@ def _read(result: Result, section: str, key: str) -> str:
 
 
 class Gate(NamedTuple):
-    """A sentence for each."""
-
     failed: list[str]
     """What says no: rows below the limit, and what is gone."""
     doubtful: list[str]
@@ -264,14 +291,10 @@ def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -
     gate = Gate([f"{told}; the gate cannot pass without it" for told in lost], [])
     for row in comparison.rows:
         if row.ratio < limit:
-            (gate.failed if _says_no(row, limit) else gate.doubtful).append(_describe_low(row, limit))
+            shown = row.ci95 is None or is_published(row) or row.judgement == "slower"
+            fails = shown or (limit > 1 and row.ci95 is not None and row.ci95[1] < limit)
+            (gate.failed if fails else gate.doubtful).append(_describe_low(row, limit))
     return gate
-
-
-def _says_no(row: ComparisonRow, limit: float) -> bool:
-    if row.ci95 is None or is_published(row) or row.judgement == "slower":
-        return True
-    return limit > 1 and row.ci95[1] < limit
 
 
 def _describe_low(row: ComparisonRow, limit: float) -> str:
@@ -280,3 +303,207 @@ def _describe_low(row: ComparisonRow, limit: float) -> str:
         return f"{row.label}: {describe_share(row)} {below}"
     interval = format_interval(row.ci95, format_ratio) if row.ci95 else f"interval {row.ci_covers}"
     return f"{row.label}: {format_ratio(row.ratio)} ({interval}) {below}, {row.judgement}"
+
+
+def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
+    """Return the runs in run folders, result files and folders of run folders, and what was left out and why."""
+    runs: dict[tuple[str, str, str], Run] = {}
+    left_out: list[LeftOut] = []
+    for path in paths:
+        for run in _open(path, left_out):
+            if run.identity in runs:
+                left_out.append(LeftOut(f"{run.folder}: given twice, counted once", lost=False))
+            runs.setdefault(run.identity, run)
+    return list(runs.values()), left_out
+
+
+def refuse_shared(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Refuse a run, or a copy of it, that stands on both sides: its noise would cancel and the interval lie."""
+    others = {run.identity for run in b}
+    shared = [str(run.folder) for run in a if run.identity in others]
+    if shared:
+        raise ResultError(
+            f"on both sides stands the same run: {', '.join(shared)}",
+            hint="name each run before or after --to, not both",
+        )
+
+
+def group_runs(runs: Sequence[Run]) -> Groups:
+    groups: Groups = {}
+    for run in runs:
+        groups.setdefault(tuple(read_executed(run.result).items()), []).append(run)
+    return groups
+
+
+def find_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
+    """Return in what the runs of two sides differ, what forbids comparing first.
+
+    Software must agree among the runs of a side as well, since they are pooled.
+    """
+    found = list(_differ(a, b, read_executed, unlike=True))
+    for difference in _differ(a, b, read_software, unlike=True, within=True):
+        # A machine without CUDA has no version of it: that is the machine, not another version.
+        optional = difference.key not in ("trainstone", "torch", "source")
+        lacking = optional and ABSENT in (difference.a, difference.b)
+        found.append(difference._replace(unlike=not lacking))
+    found += _differ(a, b, read_surroundings, unlike=False)
+    found += _differ(a, b, read_state, unlike=False)
+    return sorted(found, key=lambda difference: not difference.unlike)
+
+
+def find_doubts(runs: Sequence[Run]) -> dict[str, str]:
+    """Return what is doubtful about one side: steps that never became steady, a run that did not come to its end."""
+    return {difference.key: difference.a for difference in _differ(runs, runs, read_state, unlike=False)}
+
+
+def tell_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+    """Name the sides of which half of the runs or more never became steady: their numbers say nothing about later.
+
+    Fewer among several are left to the spread between the runs: of noisy runs 2 to 3 % look like drifting (steady.py).
+    """
+    told = []
+    for name, runs in (("A", a), ("B", b)):
+        drifting = sum(read_state(run.result).get("steady") == "no" for run in runs)
+        told += [f"{drifting} of {format_count(len(runs), 'run')} of {name}"] if 2 * drifting >= len(runs) else []
+    return f"{' and '.join(told)} {NEVER_STEADY}" if told else None
+
+
+def read_executed(result: Result) -> dict[str, str]:
+    facts = {"recipe": result.recipe.name, "recipe.version": str(result.recipe.version)}
+    facts |= {"work": "inference" if result.kind == "eval" else "training"}
+    for section in HASHED_SECTIONS:
+        facts |= _flatten(section, result.config.get(section))
+    if result.loader:
+        facts |= {"data set": f"{result.loader.pictures} pictures, {result.loader.storage}, {result.loader.digest}"}
+    facts |= {"world.ranks": str(result.world.ranks), "world.nodes": str(result.world.nodes)}
+    return {key: facts[key] for key in sorted(facts) if key not in OF_THE_MACHINE}
+
+
+def read_software(result: Result) -> dict[str, str]:
+    """Return the versions that decide a speed; builds of torch for CPU and CUDA are of one version."""
+    software = {key: _text(value) for key, value in result.software.items()}
+    torch, _, build = software.get("torch", ABSENT).partition("+")
+    versions = {"source": result.source, "trainstone": software.get("trainstone", ABSENT), "torch": torch}
+    if build.startswith(("cu", "rocm")):
+        versions["torch build"] = build
+    versions |= {key: software[key] for key in ("cuda", "cudnn", "nccl", "driver") if key in software}
+    drivers = {_text(device["driver"]) for device in _devices(result) if "driver" in device}
+    return versions | ({"driver": ", ".join(sorted(drivers))} if drivers else {})
+
+
+def read_surroundings(result: Result) -> dict[str, str]:
+    """Return what else may move a number: the machine, how busy it was, how the run was measured."""
+    facts = {"host": result.process.host, "kind": result.kind}
+    if result.devices:
+        facts["device"] = result.devices[0].name
+    cpu, engine = (
+        values if isinstance(values, dict) else {}
+        for values in (result.machine.get("cpu"), result.config.get("engine"))
+    )
+    named = {
+        "config.device": result.config.get("device"),
+        "engine.threads": engine.get("threads"),
+        **{f"cpu.{key}": cpu.get(key) for key in ("model", "physical_cores", "available", "governor", "boost", "smt")},
+        **{key: result.machine.get(key) for key in ("os", "kernel", "memory", "virtualisation")},
+        **{key: result.software.get(key) for key in ("python", "numpy", "libc", "environment")},
+        "measure": result.config.get("measure"),
+    }
+    for key, value in named.items():
+        facts |= _flatten(key, value)
+    for key in ("power_limit_watts", "ecc", "mig"):
+        values = {_text(device[key]) for device in _devices(result) if key in device}
+        facts |= {f"device.{key}": ", ".join(sorted(values))} if values else {}
+    build = _text(result.software.get("torch", "")).partition("+")[2]
+    facts |= {"torch build": build} if build and not build.startswith(("cu", "rocm")) else {}
+    facts["noise grade"] = result.noise.grade if result.noise else ABSENT
+    return facts
+
+
+def read_state(result: Result) -> dict[str, str]:
+    """Return how the run ended, and whether its steps became steady; without a trend they were too few to tell."""
+    facts, measured = {"status": str(result.status)}, result.throughput
+    if measured is not None:
+        lacking = "too few steps to tell" if measured.trend_percent is None else "no"
+        facts["steady"] = "yes" if measured.steady else lacking
+    return facts
+
+
+def _open(path: Path, left_out: list[LeftOut]) -> list[Run]:
+    # Both are False for a name that is too long, or a folder that may not be read
+    if not os.path.isdir(path) or os.path.exists(path / "result.json"):  # noqa: PTH110, PTH112
+        return _read_runs(path, left_out)
+    runs = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
+    if not runs:
+        why = "; ".join(left.told for left in left_out) or "no folder in it holds a result.json"
+        raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
+    return runs
+
+
+def _try_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
+    """Read what may be left out: in a folder of runs, or one of --runs."""
+    try:
+        return _read_runs(path, left_out)
+    except ResultError as err:
+        # A profile or a sweep among runs is no run that has lost its number
+        left_out.append(LeftOut(printable(err.message), lost=not err.message.endswith(tuple(NOT_COMPARABLE.values()))))
+        return []
+
+
+def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
+    result = read_result(path)
+    folder = path if path.is_dir() else path.parent
+    if result.points and result.kind != "sweep":
+        children = [_inside(folder, point.run) for point in result.points]
+        runs = [run for child in children for run in _try_runs(child, left_out)]
+        if runs:
+            return runs
+    elif result.throughput is not None and result.kind != "profile":
+        return [Run(folder, result, _checked(result.throughput, path))]
+    told = NOT_COMPARABLE.get(result.kind, f"no throughput, its status is {result.status}")
+    again = "measure it again: trainstone bench RUN/config.toml"
+    hint = "name points: RUN/points/X --to OTHER/points/Y" if result.kind == "sweep" else again
+    raise ResultError(f"{path}: {told}", hint=hint)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Join them; realpath, since Path.resolve raises RuntimeError for links in a circle before Python 3.13."""
+    child = folder / name
+    if "\0" in name or Path(os.path.realpath(folder)) not in Path(os.path.realpath(child)).parents:
+        raise ResultError(f"{folder} is damaged: its point {printable(name)} lies outside of it")
+    return child
+
+
+def _checked(throughput: Throughput, path: Path) -> Throughput:
+    """Refuse what is no throughput, whatever read_result lets pass."""
+    low, high = throughput.ci95 or (throughput.images_per_second, throughput.images_per_second)
+    numbers = (low, throughput.images_per_second, high)
+    plausible = all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in numbers)
+    if not plausible or not low <= throughput.images_per_second <= high:
+        told = f"{throughput.images_per_second} images/s, interval {throughput.ci95}"
+        raise ResultError(f"{path} is damaged: its throughput is {told}")
+    return throughput
+
+
+def _differ(
+    a: Sequence[Run], b: Sequence[Run], read: Callable[[Result], dict[str, str]], *, unlike: bool, within: bool = False
+) -> Iterator[Difference]:
+    facts = [[read(run.result) for run in side] for side in (a, b)]
+    keys = dict.fromkeys(key for side in facts for run in side for key in run)
+    for key in keys:
+        of_a, of_b = ({run.get(key, ABSENT) for run in side} for side in facts)
+        doubtful = (of_a | of_b) & DOUBTFUL.get(key, set())
+        if of_a != of_b or doubtful or (within and len(of_a) > 1):
+            yield Difference(key, ", ".join(sorted(of_a)), ", ".join(sorted(of_b)), unlike)
+
+
+def _devices(result: Result) -> list[Mapping[str, Any]]:
+    devices = result.machine.get("devices")
+    return [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+
+
+def _flatten(key: str, value: Any) -> dict[str, str]:
+    return {name: _text(inner) for name, inner in flatten({key: value}) if inner is not None}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)

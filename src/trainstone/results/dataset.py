@@ -24,8 +24,6 @@ class Quantiles(Record):
 
 
 class SizeCount(Record):
-    """How many of the pictures looked at have this size."""
-
     width: Count
     height: Count
     pictures: Count
@@ -54,8 +52,6 @@ class LookedAt(Record):
 
 
 class BoxCounts(Record):
-    """Boxes of a detection split."""
-
     boxes: Count
     pictures: Count
     """In so many pictures they were counted."""
@@ -64,8 +60,6 @@ class BoxCounts(Record):
 
 
 class SplitSummary(Record):
-    """A part of a data set."""
-
     name: str
     records: Count
     bytes: Count | None = None
@@ -106,8 +100,6 @@ class SampleBox(Record):
 
 
 class SamplePicture(Record):
-    """A picture made small."""
-
     split: str
     name: str
     label: str
@@ -119,8 +111,6 @@ class SamplePicture(Record):
 
 
 class DatasetSummary(Record):
-    """A data set."""
-
     path: str
     kind: Literal["classify", "detect"]
     storage: str

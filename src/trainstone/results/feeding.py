@@ -23,8 +23,6 @@ Positive = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class Stage(Record):
-    """A part of a picture's way into a batch."""
-
     name: str
     """read, decode, crop-resize or batch."""
     seconds_per_image: Seconds
@@ -33,8 +31,6 @@ class Stage(Record):
 
 
 class ThreadPoint(Record):
-    """Speed with a number of threads."""
-
     threads: Positive
     images_per_second: Rate
     ci95: tuple[float, float] | None = None
@@ -47,8 +43,6 @@ class ThreadPoint(Record):
 
 
 class Demand(Record):
-    """What a training takes."""
-
     device: str
     """Its name; where the CPU trains the same as `Feeding.cpu`; empty where nobody said."""
     devices: Positive
@@ -59,8 +53,6 @@ class Demand(Record):
 
 
 class Feeding(Record):
-    """How fast a data set feeds."""
-
     path: str
     storage: str
     split: str
@@ -90,12 +82,10 @@ def rate_per_core(images_per_second: float, threads: int, cpu_cores: float | Non
 
 
 def best_point(feeding: Feeding) -> ThreadPoint:
-    """Return the fastest."""
     return max(feeding.points, key=lambda point: point.images_per_second)
 
 
 def find_one_thread(feeding: Feeding) -> float | None:
-    """Return the rate of one thread, if that was measured."""
     return next((point.images_per_second for point in feeding.points if point.threads == 1), None)
 
 
@@ -105,14 +95,12 @@ def widest_point(feeding: Feeding) -> ThreadPoint:
 
 
 def cores_needed(feeding: Feeding) -> float | None:
-    """Return how many cores the demand takes, at the rate a core of the point with most threads."""
     if feeding.demand is None:
         return None
     return feeding.demand.images_per_second / widest_point(feeding).images_per_second_per_core
 
 
 def largest_stage(feeding: Feeding) -> Stage | None:
-    """Return the stage that takes longest."""
     return max(feeding.stages, key=lambda stage: stage.seconds_per_image, default=None)
 
 
@@ -129,7 +117,6 @@ def describe_demand(feeding: Feeding, demand: Demand, workload: str = "training"
 
 
 def describe_cores(feeding: Feeding) -> str:
-    """Describe what a core feeds, and how many cores the demand takes."""
     widest = widest_point(feeding)
     per_core, threads = format_rate(widest.images_per_second_per_core), format_count(widest.threads, "thread")
     core = f"A core feeds {per_core} images/s with {threads}."
@@ -140,7 +127,6 @@ def describe_cores(feeding: Feeding) -> str:
 
 
 def describe_covers(feeding: Feeding) -> list[str]:
-    """Describe what the intervals cover, or why there is none."""
     return list(dict.fromkeys(f"95 % interval {point.ci_covers}" for point in feeding.points))
 
 

@@ -3,7 +3,7 @@
 from trainstone.results.checks import check_throughput
 from trainstone.results.quality import Evaluation, Quality, Repeated
 from trainstone.results.schema import FINISHED, Finding, Phases, Status, StepSeconds, Throughput
-from trainstone.results.thinning import choose_evenly
+from trainstone.results.series import choose_evenly
 from trainstone.units import format_percent, format_seconds
 
 METRIC_NAMES = {
@@ -34,7 +34,6 @@ MOST_DIGITS = 4
 
 
 def name_metric(metric: str) -> str:
-    """Return top-1 for top1."""
     return METRIC_NAMES.get(metric, metric)
 
 
@@ -49,7 +48,6 @@ def format_metric(metric: str, value: float, target: float | None = None) -> str
 
 
 def describe_metric(metric: str, value: float, target: float | None = None) -> str:
-    """Return 92.4 % top-1."""
     return f"{format_metric(metric, value, target)} {name_metric(metric)}"
 
 
@@ -59,13 +57,11 @@ def format_target(metric: str, target: float) -> str:
 
 
 def format_epochs(epochs: float) -> str:
-    """Return 6 epochs, 3.4 epochs or 1 epoch."""
     number = format_epoch(epochs)
     return f"{number} epoch{'' if number == '1' else 's'}"
 
 
 def format_epoch(epoch: float) -> str:
-    """Return 6 or 3.4."""
     return f"{round(epoch, 1):,.10g}" if epoch >= 1 else f"{epoch:.2g}"
 
 
@@ -116,7 +112,6 @@ def describe_split(phases: Phases, total_seconds: float) -> str:
 
 
 def list_facts(quality: Quality, status: Status) -> list[tuple[str, str]]:
-    """Names and values, the most important first: for tiles and tables."""
     facts = []
     if quality.history and quality.value is not None:
         best = format_metric(quality.metric, quality.value, quality.target)
@@ -131,7 +126,6 @@ def list_facts(quality: Quality, status: Status) -> list[tuple[str, str]]:
 
 
 def is_complete(repeated: Repeated) -> bool:
-    """Say whether all runs of train --runs have come to their end."""
     return sum(run.status in FINISHED for run in repeated.runs) == repeated.num_runs
 
 
@@ -143,7 +137,6 @@ def find_best(quality: Quality) -> int | None:
 
 
 def find_reached(quality: Quality) -> int | None:
-    """Return the place of the first evaluation that reached the target."""
     if quality.target is None:
         return None
     values = (found.metrics.get(quality.metric) for found in quality.history)

@@ -57,8 +57,6 @@ class StepParts(Record):
 
 
 class OperatorTime(Record):
-    """All calls of one operator within the profiled steps."""
-
     name: str
     calls: Count
     self_seconds: Seconds
@@ -72,8 +70,6 @@ class OperatorTime(Record):
 
 
 class KernelTime(Record):
-    """All runs of one kernel within the profiled steps."""
-
     name: str
     kind: Literal["compute", "communication", "copy"]
     calls: Count
@@ -82,8 +78,6 @@ class KernelTime(Record):
 
 
 class LaneTime(Record):
-    """One thread of the host or one stream of a device."""
-
     name: str
     kind: Lane
     events: Count
@@ -124,8 +118,6 @@ class RooflinePoint(Record):
 
 
 class RooflineChart(Record):
-    """Operators against the peaks measured in this run."""
-
     peak_flops: float
     peak_source: str
     peak_bytes_per_second: float
@@ -154,8 +146,6 @@ class CoreUse(Record):
 
 
 class Timeline(Record):
-    """Where the time of the profiled steps went."""
-
     trace: str = ""
     device: str
     """cpu, or the kind of device whose kernels were seen."""

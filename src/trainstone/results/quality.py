@@ -52,8 +52,6 @@ class ShownBox(Record):
 
 
 class QualityPicture(Record):
-    """A validation picture with what is in it and what was found."""
-
     file: str
     """In the run folder: pictures/000000000139.jpg, perhaps smaller than the picture itself."""
     title: str
@@ -89,8 +87,6 @@ class Quality(Record):
 
 
 class TrainedRun(Record):
-    """One of train --runs."""
-
     seed: Annotated[int, Field(ge=0)]
     run: str
     """Its folder."""
@@ -121,5 +117,4 @@ class Repeated(Record):
 
     @property
     def seeds(self) -> range:
-        """Return the seed of each run."""
         return range(self.first_seed, self.first_seed + self.num_runs)

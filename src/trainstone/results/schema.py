@@ -32,8 +32,6 @@ Severity = Literal["info", "warning", "error"]
 
 
 class Recipe(Record):
-    """Which recipe, and a hash of what it executes."""
-
     name: str
     version: int
     sha256: str
@@ -52,15 +50,11 @@ class Process(Record):
 
 
 class World(Record):
-    """How many took part."""
-
     ranks: Annotated[int, Field(ge=1, le=2**31)] = 1
     nodes: Annotated[int, Field(ge=1, le=2**31)] = 1
 
 
 class Host(Record):
-    """One host and its ranks."""
-
     host: str
     ranks: list[Count]
     interface: str | None = None
@@ -82,8 +76,6 @@ class AllReduce(Record):
 
 
 class Preflight(Record):
-    """The rendezvous of the ranks."""
-
     meeting: str
     """Address and port of rank 0."""
     backend: str
@@ -94,8 +86,6 @@ class Preflight(Record):
 
 
 class Device(Record):
-    """One device's share in the run."""
-
     host: str
     name: str
     label: str
@@ -139,8 +129,6 @@ class StepSeconds(Record):
 
 
 class Phases(Record):
-    """Where the time went."""
-
     train_seconds: float | None = None
     data_wait_seconds: float | None = None
     forward_seconds: float | None = None
@@ -225,8 +213,6 @@ class Loader(Record):
 
 
 class Side(Record):
-    """One side of a comparison."""
-
     label: str
     """Machine or variant, as a reader would name it."""
     runs: list[str] = []
@@ -272,8 +258,6 @@ class Comparison(Record):
 
 
 class Point(Record):
-    """A child run."""
-
     label: str
     run: str
 

@@ -4,7 +4,7 @@ Each bucket of steps keeps its lowest and highest one, so that nothing that stoo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +13,46 @@ from numpy.typing import NDArray
 
 from trainstone.errors import ResultError
 from trainstone.results.samples import HINDRANCES, iterate_samples
-from trainstone.results.steps import Columns, read_blocks, read_columns
-from trainstone.results.thinning import Array, Buckets, bucket_starts
+from trainstone.results.steps import Columns, read_blocks
+
+Array = NDArray[np.float64]
+
+
+def choose_evenly(count: int, most: int, keep: Iterable[int] = ()) -> list[int]:
+    """Return at most so many places out of `count`, evenly spread; the first, the last and `keep` are among them."""
+    if count <= most:
+        return list(range(count))
+    wanted = {0, count - 1, *keep}
+    room = most - len(wanted)
+    return sorted(wanted | {round(place * (count - 1) / (room + 1)) for place in range(1, room + 1)})
+
+
+def downsample(
+    blocks: Iterable[Mapping[str, Array]], num_buckets: int, combine: Mapping[str, np.ufunc]
+) -> tuple[int, dict[str, Array]]:
+    """Merge equally many neighbouring rows until at most 2 x num_buckets are left, so that memory stays bounded.
+
+    `combine` says how the values of a column are merged; of others a bucket keeps its first. Returns how many rows
+    there were, and the columns of the buckets, with "row" (the first of each) and "count".
+    """
+    num_rows, width, kept = 0, 1, dict[str, Array]()
+    for block in blocks:
+        rows = np.arange(num_rows, num_rows + len(next(iter(block.values()))), dtype=np.float64)
+        num_rows += len(rows)
+        added = {"row": rows, "count": np.ones_like(rows), **block}
+        kept = {name: np.concatenate((kept[name], added[name])) for name in added} if kept else added
+        while len(kept["row"]) > 2 * num_buckets or width > 1:
+            edges = np.flatnonzero(np.diff(kept["row"] // width, prepend=-1))
+            ufuncs = {**combine, "count": np.add}
+            kept = {
+                name: ufuncs[name].reduceat(values, edges) if name in ufuncs else values[edges]
+                for name, values in kept.items()
+            }
+            if len(edges) <= 2 * num_buckets:
+                break
+            width *= 2
+    return num_rows, kept
+
 
 STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
 KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
@@ -52,7 +90,6 @@ class StepSeries:
 
     @property
     def bucket_steps(self) -> int:
-        """How many steps a bucket stands for."""
         return int(self.count.max())
 
 
@@ -61,30 +98,26 @@ def sample_steps(
 ) -> StepSeries | None:
     """Read a step file; None if it holds no step. Torn last lines are dropped."""
     wanted = np.asarray(sorted(keep_steps), dtype=np.float64)
-    buckets = Buckets(num_buckets, first=("step", "start"), low=("low",), high=("high",), total=("count", "seconds"))
     end = 0.0
     histogram = np.zeros(NUM_BINS)
-    kept: list[Array] = []
-    for block in read_blocks(path, STEP_COLUMNS):
+    kept = [np.empty((3, 0))]
+
+    def take(block: Columns) -> dict[str, Array]:
+        nonlocal end
         _check_durations(path, block)
-        end = float(block["start_seconds"][-1] + block["step_seconds"][-1])
-        spent = block["step_seconds"]
-        buckets.add(
-            {"step": block["step"], "start": block["start_seconds"], "low": spent, "high": spent}
-            | {"count": np.ones_like(spent), "seconds": spent}
-        )
-        steady = block["step_seconds"][block["step"] >= steady_from]
-        histogram += np.bincount(_bin_of(steady), minlength=NUM_BINS)
-        if len(wanted):
-            columns = np.stack([block[name] for name in KEPT_COLUMNS])
-            kept.append(columns[:, np.isin(block["step"], wanted)])
-    if buckets.num_rows == 0:
+        step, spent = block["step"], block["step_seconds"]
+        end = float(block["start_seconds"][-1] + spent[-1])
+        histogram[:] += np.bincount(_bin_of(spent[step >= steady_from]), minlength=NUM_BINS)
+        kept.append(np.stack([block[name] for name in KEPT_COLUMNS])[:, np.isin(step, wanted)])
+        return {"step": step, "start": block["start_seconds"], "low": spent, "high": spent, "seconds": spent}
+
+    combine = {"low": np.minimum, "high": np.maximum, "seconds": np.add}
+    num_steps, total = downsample(map(take, read_blocks(path, STEP_COLUMNS)), num_buckets, combine)
+    if num_steps == 0:
         return None
-    found = np.concatenate(kept, axis=1) if kept else np.empty((3, 0))
     filled = np.flatnonzero(histogram)
-    total = buckets.columns()
     return StepSeries(
-        num_steps=buckets.num_rows,
+        num_steps=num_steps,
         first_step=total["step"],
         count=total["count"],
         start_seconds=total["start"],
@@ -94,7 +127,7 @@ def sample_steps(
         end_seconds=end,
         bin_seconds=SHORTEST_SECONDS * np.exp(filled * BIN_WIDTH),
         bin_count=histogram[filled],
-        kept=dict(zip(KEPT_COLUMNS, found, strict=True)),
+        kept=dict(zip(KEPT_COLUMNS, np.concatenate(kept, axis=1), strict=True)),
     )
 
 
@@ -113,8 +146,6 @@ def _bin_of(seconds: Array) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Training loss and learning rate over buckets of neighbouring steps."""
-
     num_steps: int
     bucket_steps: int
     """How many steps a point stands for."""
@@ -130,26 +161,25 @@ class LossCurve:
 
 
 def read_loss(path: Path) -> LossCurve | None:
-    """Read a step file; None if it holds no step."""
-    columns = read_columns(path, ("step", "loss", "lr"))
-    return thin_loss(columns) if columns else None
+    """Average neighbouring steps of a step file until at most twice NUM_POINTS are left; None if it holds no step."""
 
+    def take(block: Columns) -> dict[str, Array]:
+        finite = np.abs(block["loss"]) < HIGHEST_LOSS
+        return block | {"loss": np.where(finite, block["loss"], 0.0), "known": finite.astype(np.float64)}
 
-def thin_loss(columns: Columns) -> LossCurve:
-    """Average neighbours until at most twice NUM_POINTS are left."""
-    finite = np.abs(columns["loss"]) < HIGHEST_LOSS
-    starts = bucket_starts(len(finite), NUM_POINTS)
-    count = np.diff(starts, append=len(finite))
-    known = np.add.reduceat(finite.astype(np.float64), starts)
-    sums = np.add.reduceat(np.where(finite, columns["loss"], 0.0), starts)
+    blocks = map(take, read_blocks(path, ("step", "loss", "lr")))
+    num_steps, sums = downsample(blocks, NUM_POINTS, dict.fromkeys(("step", "loss", "lr", "known"), np.add))
+    if num_steps == 0:
+        return None
+    count, known = sums["count"], sums["known"]
     return LossCurve(
-        num_steps=len(finite),
+        num_steps=num_steps,
         bucket_steps=int(count[0]),
-        step=np.add.reduceat(columns["step"], starts) / count,
-        loss=_average(sums, known, 0),
-        smooth=_average(sums, known, round(SMOOTH_SHARE * len(starts) / 2)),
-        lr=np.add.reduceat(columns["lr"], starts) / count,
-        num_not_finite=int((~finite).sum()),
+        step=sums["step"] / count,
+        loss=_average(sums["loss"], known, 0),
+        smooth=_average(sums["loss"], known, round(SMOOTH_SHARE * len(count) / 2)),
+        lr=sums["lr"] / count,
+        num_not_finite=round(num_steps - known.sum()),
     )
 
 
@@ -186,16 +216,15 @@ def sample_telemetry(path: Path, num_buckets: int = NUM_POINTS) -> list[Telemetr
     table = np.fromiter(rows, dtype=np.dtype((np.float64, 1 + len(SHOWN) + len(REASONS))))
     if not len(table):
         return []
-    columns: dict[str, NDArray[np.float64]] = dict(zip(("time", *SHOWN, *REASONS), table.T, strict=True))
-    starts = bucket_starts(len(table), num_buckets)
-    hindered = {name: np.maximum.reduceat(columns[name], starts) for name in REASONS}
-    counts = {name: np.add.reduceat(np.isfinite(columns[name]).astype(np.float64), starts) for name in SHOWN}
-    sums = {name: np.add.reduceat(np.nan_to_num(columns[name]), starts) for name in SHOWN}
+    columns = dict(zip(("time", *SHOWN, *REASONS), np.nan_to_num(table).T, strict=True))
+    known = {f"known {name}": np.isfinite(column) * 1.0 for name, column in zip(SHOWN, table.T[1:], strict=False)}
+    combine = dict.fromkeys((*SHOWN, *known), np.add) | dict.fromkeys(REASONS, np.maximum)
+    points = downsample([columns | known], num_buckets, combine)[1]
     return [
         TelemetryPoint(
-            float(columns["time"][start]),
-            {name: float(sums[name][place] / counts[name][place]) for name in SHOWN if counts[name][place]},
-            tuple(name for name in REASONS if hindered[name][place]),
+            float(time),
+            {name: float(points[name][at] / count) for name in SHOWN if (count := points[f"known {name}"][at])},
+            tuple(name for name in REASONS if points[name][at]),
         )
-        for place, start in enumerate(starts)
+        for at, time in enumerate(points["time"])
     ]

@@ -56,7 +56,6 @@ class NoiseFloor:
 
 
 def checked_seconds(step_seconds: ArrayLike) -> Array:
-    """Return the durations as a float64 array, or say which one cannot be a duration."""
     seconds = np.asarray(step_seconds, dtype=np.float64)
     if seconds.ndim != 1:
         raise ValueError(f"step durations must be a 1-D array, not {seconds.ndim}-D")

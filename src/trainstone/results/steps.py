@@ -49,7 +49,6 @@ COLUMNS = tuple(name for name in StepRecord._fields if name not in (*PHASE_COLUM
 
 
 def list_columns(*, split_phases: bool, decay_loss: bool = False) -> tuple[str, ...]:
-    """Return the columns of a step file."""
     return COLUMNS + (PHASE_COLUMNS if split_phases else ()) + ((DECAY_COLUMN,) if decay_loss else ())
 
 
@@ -82,11 +81,9 @@ class StepWriter:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def add(self, record: StepRecord) -> None:
-        """Write one record."""
         self._file.write(self._line % self._pick(record))
         if self._now() - self._flushed_at >= FLUSH_SECONDS:
             self.flush()
@@ -152,7 +149,6 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> Columns:
 
 
 def read_records(path: Path) -> Iterator[StepRecord]:
-    """Read a step file record by record."""
     for block in read_blocks(path):
         for values in zip(*(column.tolist() for column in block.values()), strict=True):
             record = dict(zip(block, values, strict=True))

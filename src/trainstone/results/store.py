@@ -24,7 +24,12 @@ from trainstone.config.schema import Config
 from trainstone.errors import ResultError
 from trainstone.files import dump_json, write_atomically
 from trainstone.machine.launched import launch_name
-from trainstone.results.schema import FORMAT, Kind, Process, Recipe, Result
+from trainstone.results.checks import check_throughput, finding
+from trainstone.results.learning import check_speed, scale_throughput
+from trainstone.results.schema import FINISHED, FORMAT, Kind, Phases, Process, Recipe, Result
+from trainstone.results.steps import PHASE_COLUMNS, read_columns
+from trainstone.results.summary import summarise_steps
+from trainstone.results.verdicts import write_learning_verdict, write_verdict
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +45,6 @@ LAST_START: dict[str, Any] = {
 
 
 class Before(NamedTuple):
-    """What a folder held before its run was taken up again."""
-
     result: Result
     files: dict[str, bytes]
 
@@ -65,20 +68,17 @@ class RunFolder:
         write_atomically(self.path / "result.json", dump_json(self.result.model_dump(mode="json", exclude_none=True)))
 
     def write_config(self, config: Config) -> None:
-        """Write config.toml and take the resolved configuration into the result."""
         if self._writes:
             write_atomically(self.path / "config.toml", write_toml(config))
         recipe = Recipe(name=config.name, version=config.version, sha256=hash_config(config))
         self.update(config=config.model_dump(mode="json", exclude_none=True), recipe=recipe, system=config.system)
 
     def write_machine(self, machine: dict[str, Any], software: dict[str, Any]) -> None:
-        """Write machine.json and take it into the result."""
         if self._writes:
             write_atomically(self.path / "machine.json", dump_json({"machine": machine, "software": software}))
         self.update(machine=machine, software=software)
 
     def remember(self) -> None:
-        """Keep what there is, for undo."""
         names = ("config.toml", "machine.json")
         files = {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
         self._before = Before(self.result, files)
@@ -185,7 +185,6 @@ def lock_run(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Say whether a process holds a run folder."""
     try:
         with (path / LOG_NAME).open("r+b") as file:
             return not _lock(file.fileno())
@@ -205,7 +204,6 @@ def _lock(descriptor: int) -> bool:
 
 
 def refuse_running(path: Path, result: Result) -> None:
-    """Refuse to write where another process does."""
     if result.status == "running":
         writer = result.process
         raise ResultError(
@@ -250,7 +248,6 @@ def read_result(path: Path) -> Result:
 
 
 def read_if_there(path: Path) -> Result | None:
-    """Read a run folder; None where it is gone or damaged."""
     try:
         return read_result(path)
     except ResultError:
@@ -273,3 +270,63 @@ def is_alive(process: Process, folder: Path) -> bool:
         return writer.status() != psutil.STATUS_ZOMBIE and writer.create_time() <= started + 1
     except (psutil.Error, ValueError):  # gone, hidden, or a time that is none
         return False
+
+
+NEEDED = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
+
+
+def recover(path: Path) -> Result:
+    """Read a run; where its result has no throughput but its step file has steps, fill in what they say."""
+    result = read_result(path)
+    if result.status == "killed":
+        result = tell_killed(result)
+    if result.throughput is not None or result.points or result.kind == "sweep":
+        return result
+    if result.kind == "train" and result.verdict is None:
+        verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
+        result = result.model_copy(update={"verdict": verdict})
+    file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
+    try:
+        columns = read_columns(file, NEEDED) if file.is_file() else {}
+        if not columns:
+            return result
+        summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
+    except ResultError as err:
+        return result.model_copy(update={"findings": [*result.findings, finding("damaged-file", err.message)]})
+    throughput = scale_throughput(summary.throughput, result.world.ranks)
+    found: dict[str, Any] = {"throughput": throughput, "step_seconds": summary.step_seconds}
+    if result.kind == "train":
+        findings = check_speed(throughput, summary.step_seconds)
+        found["phases"] = add_phases(result, summary.phases)
+    else:
+        findings = check_throughput(throughput, summary.step_seconds)
+        found["phases"] = summary.phases
+        found["verdict"] = write_verdict(
+            f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then",
+            throughput,
+            None,
+            None,
+            device_kind="device",
+            precision=str(result.config.get("train", {}).get("precision")),
+            ranks=result.world.ranks,
+        )
+    return result.model_copy(update=found | {"findings": [*result.findings, *findings]})
+
+
+def tell_killed(result: Result) -> Result:
+    """Add the finding that nobody was left to write."""
+    told = "the run ended without a word: killed, out of memory, or the machine went down"
+    resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
+    hint = resume if result.kind in ("train", "sweep") else None
+    return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
+
+
+def add_phases(result: Result, stepped: Phases) -> Phases:
+    """Let steps after the last evaluation count; where a run has come to its end, its phases are what they are."""
+    known = result.phases
+    if known is None or result.status in (*FINISHED, "interrupted"):
+        return known or stepped
+    # The step file may lack the steps of an earlier start.
+    names = ("train_seconds", "data_wait_seconds")
+    longer = {name: max(getattr(known, name) or 0.0, getattr(stepped, name) or 0.0) for name in names}
+    return stepped.model_copy(update=known.model_dump(exclude_none=True) | longer)

@@ -23,8 +23,6 @@ MAX_OUTLIERS_NAMED = 1000
 
 @dataclass(frozen=True)
 class StepSummary:
-    """What the steps of a run say."""
-
     throughput: schema.Throughput
     step_seconds: schema.StepSeconds
     phases: schema.Phases
@@ -142,7 +140,6 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
 
 
 def _repeat_sweep(result: schema.Result, path: Path) -> str:
-    """Go on where something is left; else the same points anew."""
     sweep = result.sweep
     if sweep is None:
         return result.command
@@ -186,7 +183,6 @@ def describe_rate(images_per_second: float, ci95: tuple[float, float] | None) ->
 
 
 def _name_data(data: dict[str, object]) -> str | None:
-    """The folder's name where pictures are real."""
     if data.get("source") == "files" and isinstance(data.get("root"), str):
         return Path(str(data["root"])).name
     return str(data["source"]) if "source" in data else None

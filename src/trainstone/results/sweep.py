@@ -70,7 +70,6 @@ class SweepRow(Record):
 
     @property
     def half_width(self) -> float | None:
-        """Half the interval's width as a share of the rate."""
         return (self.ci95[1] - self.ci95[0]) / 2 / self.rate if self.ci95 and self.rate else None
 
 
@@ -99,8 +98,6 @@ class StepFit(Record):
 
 
 class Sweep(Record):
-    """What was swept, what came out, and what it means."""
-
     key: str
     values: Annotated[list[Any], Field(min_length=1)]
     curve_key: str | None = None
@@ -119,7 +116,6 @@ class Sweep(Record):
 
     @property
     def num_points(self) -> int:
-        """How many there are in all."""
         return len(self.values) * max(1, len(self.curves))
 
     def tell_batches(self) -> str | None:
@@ -141,7 +137,6 @@ def write_setting(value: Any) -> str:
 
 
 def name_key(key: str) -> str:
-    """Return `batch` for the usual one, else the key."""
     return "batch" if key == BATCH else key
 
 
@@ -152,7 +147,6 @@ def label_point(key: str, value: Any, curve_key: str | None = None, curve: Any =
 
 
 def label_row(sweep: Sweep, row: SweepRow) -> str:
-    """Return a row's label."""
     return label_point(sweep.key, row.value, sweep.curve_key, row.curve)
 
 
@@ -189,7 +183,6 @@ def list_measured(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def find_fastest(rows: Sequence[SweepRow]) -> SweepRow:
-    """Return the fastest of at least one point."""
     return max(rows, key=lambda row: row.rate)
 
 
@@ -229,7 +222,6 @@ def could_be_knee(points: Sequence[SweepRow], candidate: SweepRow) -> bool:
 
 
 def find_knee_row(sweep: Sweep, knee: Knee) -> SweepRow | None:
-    """Return the row of a knee."""
     curves = (rows for curve, rows in split_curves(sweep) if format_setting(curve) == format_setting(knee.curve))
     return next((row for row in next(curves, []) if row.status == "ok" and row.value == knee.value), None)
 

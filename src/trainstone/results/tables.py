@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from trainstone import units
 from trainstone.results import learning
 from trainstone.results.anchors import describe_share
+from trainstone.results.compare import ON_BOTH
 from trainstone.results.feeding import Feeding, find_one_thread, format_microseconds
 from trainstone.results.profiled import PIPES
 from trainstone.results.quality import Evaluation, Quality, Repeated, TrainedRun
 from trainstone.results.schema import ComparisonRow, Result, Side
-from trainstone.results.sides import ON_BOTH
 from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, format_setting, is_numeric, name_key
 
 STATES = {"out_of_memory": "out of memory", "failed": "failed", "not_tried": "not tried"}
@@ -95,7 +95,6 @@ def _cell(number: float | None, form: Callable[[float], str]) -> tuple[str, floa
 
 
 def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
-    """Return what is special about a point."""
     notes = ["knee"] if is_knee(sweep, row) else []
     if row.status != "ok":
         state = STATES[row.status]
@@ -114,7 +113,6 @@ def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
 
 
 def is_knee(sweep: Sweep, row: SweepRow) -> bool:
-    """Say whether a row is the knee of its curve."""
     return any(find_knee_row(sweep, knee) is row for knee in sweep.knees)
 
 
@@ -169,7 +167,6 @@ def list_comparison_notes(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def format_row_ratio(row: ComparisonRow) -> str:
-    """Return 1.234 (1.201 … 1.268)."""
     interval = units.format_interval(row.ci95, units.format_ratio) if row.ci95 else "no interval"
     return f"{units.format_ratio(row.ratio)} ({interval})"
 
@@ -182,12 +179,10 @@ def format_p_value(value: float | None) -> str:
 
 
 def format_side(side: Side) -> str:
-    """Return bf16: 1,190 images/s."""
     return f"{side.label}: {units.format_rate(side.images_per_second)} images/s"
 
 
 def thread_table(feeding: Feeding) -> Table:
-    """One row for each number of threads; columns that no point has are left out."""
     one = find_one_thread(feeding)
     rows = [
         [
@@ -216,7 +211,6 @@ def stage_table(feeding: Feeding) -> Table:
 
 
 def evaluation_table(quality: Quality) -> Table:
-    """One row an evaluation; of many, some are left out."""
     shown = learning.thin_history(quality, MOST_EVALUATIONS)
     # Those of the first, in its order, so that the one that counts is not lost among many
     metrics = list(dict.fromkeys([quality.metric, *(name for found in shown for name in found.metrics)]))[:MOST_METRICS]
@@ -298,7 +292,6 @@ def quality_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], captio
 
 
 def is_number(cell: Cell) -> bool:
-    """Say whether a cell can be drawn."""
     return isinstance(cell, float | int)
 
 

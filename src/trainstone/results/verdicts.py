@@ -63,7 +63,6 @@ def write_verdict(
 
 
 def write_profile_verdict(title: str, timeline: Timeline) -> str:
-    """One sentence: where the time of a step goes."""
     runs = "operators run" if timeline.device == "cpu" else "a kernel runs"
     parts = [f"{title}: {runs} for {units.format_percent(timeline.compute_utilisation)} of the step"]
     roofline = timeline.roofline.told if timeline.roofline else []
@@ -76,7 +75,6 @@ def write_profile_verdict(title: str, timeline: Timeline) -> str:
 
 
 def write_runs_verdict(title: str, combined: Throughput, loaders: Sequence[Loader], noise: Noise | None) -> str:
-    """One sentence about runs of the same thing: the throughput between them."""
     verdict = f"{title}: {units.format_rate(combined.images_per_second)} images/s {describe_interval(combined)}"
     if loaders:
         verdict += f"; data-bound in {sum(loader.data_bound for loader in loaders)} of {len(loaders)} runs"
@@ -125,13 +123,11 @@ def write_learning_verdict(
 
 
 def describe_score(repeated: Repeated) -> str:
-    """Return olympic mean 41.2 s."""
     assert repeated.score_seconds is not None
     return f"olympic mean {units.format_seconds(repeated.score_seconds)}"
 
 
 def describe_goal(quality: Quality) -> str:
-    """Return 90 % top-1: the target."""
     assert quality.target is not None
     return f"{learning.format_target(quality.metric, quality.target)} {learning.name_metric(quality.metric)}"
 
@@ -207,7 +203,6 @@ def write_comparison_verdict(rows: Sequence[ComparisonRow], mean: float | None) 
 
 
 def judge_sweep(sweep: Sweep) -> Sweep:
-    """Return the sweep with knees, fits and sentences of the rows it has."""
     ordered = swept.has_order(sweep)
     knees, fits, told = [], [], []
     for curve, rows in swept.split_curves(sweep):
@@ -295,7 +290,6 @@ def _fixed_share(fit: StepFit, row: SweepRow) -> str:
 
 
 def _explain_choice(sweep: Sweep, points: Sequence[SweepRow]) -> Iterator[str]:
-    """Sentences on values without an order: the fastest, and how far the others are."""
     best, *others = sorted(points, key=lambda point: -point.rate)
     yield f"{_name(sweep.key, best.value)} is the fastest: {_describe_rate(best)}."
     for point in others:
@@ -306,5 +300,4 @@ def _explain_choice(sweep: Sweep, points: Sequence[SweepRow]) -> Iterator[str]:
 
 
 def join_labels(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
-    """Return batch 4, batch 8."""
     return ", ".join(swept.label_row(sweep, row) for row in rows)

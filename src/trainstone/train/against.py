@@ -22,8 +22,8 @@ from trainstone.measure.devices import choose_device
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema
 from trainstone.results.checks import check_throughput, finding
-from trainstone.results.paired import MIN_ROUNDS, ORDER, compare_blocks, gather_findings, write_comparison
 from trainstone.results.progress import Progress
+from trainstone.results.ratio import MIN_ROUNDS, ORDER, compare_blocks, gather_findings, write_comparison
 from trainstone.results.samples import read_samples, summarise
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder, create_run

@@ -18,8 +18,8 @@ from trainstone.config.schema import Config, MeasureConfig
 from trainstone.errors import RunError, TrainstoneError
 from trainstone.measure.clock import choose_timer
 from trainstone.results import stats
-from trainstone.results.paired import ORDER
 from trainstone.results.progress import Progress
+from trainstone.results.ratio import ORDER
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.train.distributed import explain_torch_error

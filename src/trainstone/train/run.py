@@ -22,8 +22,8 @@ from trainstone.measure.clock import choose_timer
 from trainstone.measure.profiler import ProfilerRange
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.sink import Sink, watch
-from trainstone.results.paired import ORDER, judge_exchange
 from trainstone.results.progress import Progress
+from trainstone.results.ratio import ORDER, judge_exchange
 from trainstone.results.schema import Communication, Status
 from trainstone.train.conclude import conclude
 from trainstone.train.distributed import COMPRESSED, World, broadcast_dict, gather

@@ -18,8 +18,7 @@ from trainstone.models.losses import detection_loss
 from trainstone.models.nms import Found, find_boxes
 from trainstone.models.ssd import build_ssd
 from trainstone.results.checks import finding
-from trainstone.results.detection import score_boxes
-from trainstone.results.detection_tables import list_tables
+from trainstone.results.detection import list_tables, score_boxes
 from trainstone.results.schema import Finding
 from trainstone.workloads import workload
 from trainstone.workloads.gallery import FOUND, PICTURE, TRUTH, show_pictures, split_rows

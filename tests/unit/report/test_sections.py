@@ -27,8 +27,8 @@ from trainstone.report.view import RunView, read_view
 from trainstone.results.dataset import ClassSummary
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import QualityPicture, QualityTable
+from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table
-from trainstone.results.thinning import choose_evenly
 from unit.report.test_style import THEMES, contrast
 
 

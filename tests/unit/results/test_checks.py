@@ -17,7 +17,7 @@ from trainstone.results.checks import (
     is_data_bound,
     tell_feeding,
 )
-from trainstone.results.paired import judge_exchange, tell_exchange
+from trainstone.results.ratio import judge_exchange, tell_exchange
 
 STEPS = schema.StepSeconds(
     median=0.1, p5=0.1, p95=0.1, p99=0.1, mad=0.0, first=0.2, num_outliers=0, outlier_kind="none"

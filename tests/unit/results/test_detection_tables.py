@@ -3,8 +3,7 @@
 import numpy as np
 
 from made_boxes import draw_boxes
-from trainstone.results.detection import BoxScores, ClassScore, Found, Truth, score_boxes
-from trainstone.results.detection_tables import MOST_CLASSES, list_tables
+from trainstone.results.detection import MOST_CLASSES, BoxScores, ClassScore, Found, Truth, list_tables, score_boxes
 from trainstone.results.quality import QualityTable
 
 

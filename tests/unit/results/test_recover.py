@@ -8,10 +8,9 @@ import pytest
 from made_learning import make_phases, make_quality, make_steps, make_training, write_training
 from made_results import change_result
 from trainstone.results.quality import Quality
-from trainstone.results.recover import recover
 from trainstone.results.schema import Finding, Phases
 from trainstone.results.steps import read_columns
-from trainstone.results.store import read_result
+from trainstone.results.store import read_result, recover
 from trainstone.results.summary import summarise_steps
 
 

@@ -8,8 +8,8 @@ from made_learning import make_quality
 from made_repeated import FIRST_SEED, make_child, make_children, make_repeated
 from made_results import make_result
 from trainstone.results.checks import finding
+from trainstone.results.combine import combine_runs, list_repeated_facts
 from trainstone.results.learning import format_metric
-from trainstone.results.repeated import combine_runs, list_repeated_facts
 from trainstone.results.schema import Result
 from trainstone.results.summary import describe_repeat
 

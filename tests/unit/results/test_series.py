@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from trainstone.errors import ResultError
 from trainstone.results.samples import HEADER, Sample, format_sample
-from trainstone.results.series import BIN_WIDTH, LossCurve, read_loss, sample_steps, sample_telemetry, thin_loss
+from trainstone.results.series import BIN_WIDTH, LossCurve, read_loss, sample_steps, sample_telemetry
 from trainstone.results.steps import COLUMNS
 
 
-def write(path: Path, seconds: np.ndarray) -> Path:
+def write(path: Path, seconds: np.ndarray, losses: np.ndarray | None = None) -> Path:
     starts = np.concatenate(([0.0], np.cumsum(seconds)))[:-1]
-    rows = [f"{n},0,{a:.9g},0.001,{s:.9g},4,{n},0.1" for n, (a, s) in enumerate(zip(starts, seconds, strict=True))]
+    steps = zip(starts, seconds, seconds if losses is None else losses, strict=True)
+    rows = [f"{n},0,{a:.9g},0.001,{s:.9g},4,{loss:.17g},0.1" for n, (a, s, loss) in enumerate(steps)]
     path.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
     return path
 
@@ -75,14 +76,14 @@ def test_what_is_not_a_duration_is_named(tmp_path: Path, bad: str):
         sample_steps(path)
 
 
-def smooth(losses: np.ndarray) -> LossCurve:
-    return thin_loss({"step": np.arange(len(losses), dtype=float), "loss": losses, "lr": np.full(len(losses), 0.1)})
+def smooth(folder: Path, losses: np.ndarray) -> LossCurve | None:
+    return read_loss(write(folder / "s.csv", np.ones(len(losses)), losses))
 
 
 @pytest.mark.parametrize("number", [1, 3, 1000, 1001, 4321, 100_000])
-def test_losses_are_few_and_keep_their_mean(number: int):
+def test_losses_are_few_and_keep_their_mean(tmp_path: Path, number: int):
     losses = np.random.default_rng(1).random(number)
-    curve = smooth(losses)
+    curve = smooth(tmp_path, losses)
     assert min(number, 500) <= len(curve.loss) <= 1000
     whole = number // curve.bucket_steps
     assert curve.loss[:whole].mean() == pytest.approx(losses[: whole * curve.bucket_steps].mean())
@@ -90,18 +91,18 @@ def test_losses_are_few_and_keep_their_mean(number: int):
     assert curve.lr == pytest.approx(np.full(len(curve.lr), 0.1))
 
 
-def test_smoothing_does_not_bend_a_line_and_scatters_less():
+def test_smoothing_does_not_bend_a_line_and_scatters_less(tmp_path: Path):
     line = np.linspace(5, 1, 400)
-    np.testing.assert_allclose(smooth(line).smooth, line, rtol=1e-12)
-    curve = smooth(2 + np.random.default_rng(2).normal(0, 0.5, 600))
+    np.testing.assert_allclose(smooth(tmp_path, line).smooth, line, rtol=1e-12)
+    curve = smooth(tmp_path, 2 + np.random.default_rng(2).normal(0, 0.5, 600))
     assert curve.smooth[20:-20].std() < 0.5 * curve.loss.std()
 
 
-def test_losses_that_are_not_finite_are_counted_and_left_out():
+def test_losses_that_are_not_finite_are_counted_and_left_out(tmp_path: Path):
     losses = np.full(300, 2.0)
     losses[100:200] = np.nan
     losses[5], losses[6] = np.inf, 1e300
-    curve = smooth(losses)
+    curve = smooth(tmp_path, losses)
     assert curve.num_not_finite == 102
     assert np.isnan([curve.loss[150], curve.smooth[150]]).all()
     assert np.nanmax(curve.smooth) == pytest.approx(2.0)

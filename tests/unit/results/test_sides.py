@@ -5,8 +5,7 @@ import pytest
 
 from made_results import change_result, make_result, write_repeated, write_run, write_runs
 from trainstone.errors import ResultError
-from trainstone.results.schema import Point, Throughput
-from trainstone.results.sides import (
+from trainstone.results.compare import (
     Run,
     find_differences,
     find_doubts,
@@ -15,6 +14,7 @@ from trainstone.results.sides import (
     refuse_shared,
     tell_unsteady,
 )
+from trainstone.results.schema import Point, Throughput
 
 
 def runs_of(*results):

@@ -8,6 +8,7 @@ import pytest
 from made_results import make_result
 from made_sweep import make_row, make_sweep, steps_of
 from trainstone.results.checks import finding
+from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, find_faults
 from trainstone.results.profiled import Timeline
 from trainstone.results.schema import Memory, Utilisation
 from trainstone.results.sweep import (
@@ -22,7 +23,6 @@ from trainstone.results.sweep import (
     name_file,
     write_setting,
 )
-from trainstone.results.swept import conclude_sweep, describe_measured, describe_profiled, find_faults
 from trainstone.results.tables import describe_point
 from trainstone.results.verdicts import write_sweep_verdict
 

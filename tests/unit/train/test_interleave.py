@@ -6,7 +6,7 @@ import pytest
 from trainstone.config.load import load_config
 from trainstone.config.schema import MeasureConfig
 from trainstone.errors import RunError
-from trainstone.results.paired import compare_blocks
+from trainstone.results.ratio import compare_blocks
 from trainstone.results.steps import StepRecord
 from trainstone.train.interleave import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving, naming, split_iterations
 

@@ -8,9 +8,8 @@ from trainstone.report import charts
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.view import RunView
 from trainstone.results.mlperf import convergence
-from trainstone.results.mlperf.convergence import Expected
+from trainstone.results.mlperf.convergence import NUM_RUNS, Expected
 from trainstone.results.mlperf.logged import LoggedRun, find_run_logs, read_logs
-from trainstone.results.mlperf.score import NUM_RUNS
 from trainstone.results.tables import Table
 
 MOST_LOGS = 100

@@ -18,8 +18,8 @@ from trainstone.results.breakdown import (
     tell_overhead,
 )
 from trainstone.results.profiled import Timeline
+from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table, keyed_table
-from trainstone.results.thinning import choose_evenly
 from trainstone.units import format_count, format_percent, format_seconds
 
 MEANINGS = {

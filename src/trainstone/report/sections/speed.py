@@ -11,9 +11,9 @@ from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, Rows, across, fig
 from trainstone.report.view import RunView
 from trainstone.results.anchors import Anchor, anchors_for, matching_device
 from trainstone.results.checks import tell_feeding
+from trainstone.results.combine import list_repeated_facts
 from trainstone.results.learning import list_facts
-from trainstone.results.paired import tell_exchange
-from trainstone.results.repeated import list_repeated_facts
+from trainstone.results.ratio import tell_exchange
 from trainstone.results.schema import Device, Loader, Phases, Result, StepSeconds, Utilisation
 from trainstone.results.series import BIN_WIDTH, StepSeries
 from trainstone.results.summary import describe_interval, describe_rate

@@ -16,9 +16,8 @@ from trainstone.report.view import RunView
 from trainstone.results import learning
 from trainstone.results.learning import format_epochs, format_metric, format_target, name_metric, thin_history
 from trainstone.results.quality import Evaluation, Quality, Repeated
-from trainstone.results.series import LossCurve, read_loss
+from trainstone.results.series import Array, LossCurve, read_loss
 from trainstone.results.tables import evaluation_table, training_table
-from trainstone.results.thinning import Array
 from trainstone.units import format_count, format_seconds
 
 HEIGHT = 250

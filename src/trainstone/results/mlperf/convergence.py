@@ -11,8 +11,51 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainstone.results.mlperf.logged import LoggedRun
-from trainstone.results.mlperf.score import NUM_RUNS, olympic_mean
 from trainstone.results.stats import student_t_quantile
+
+NUM_RUNS = {"resnet": 5, "ssd": 5, "retinanet": 5, "maskrcnn": 5}
+"""Runs that a result of the benchmark needs."""
+
+
+class Score(NamedTuple):
+    minutes: float | None
+    """The score; None where the rules give none."""
+    note: str
+    """How it came about, or why there is none."""
+    mean_minutes: float | None
+    """Plain mean over the runs that reached their target."""
+    dropped: tuple[int, ...] = ()
+    """Positions of the runs that the score leaves out."""
+
+
+def score_runs(benchmark: str | None, minutes: Sequence[float | None]) -> Score:
+    """Score runs by the minutes each took to its target; None: it did not reach it, which counts as slowest."""
+    reached = [value for value in minutes if value is not None]
+    mean = sum(reached) / len(reached) if reached else None
+    needed, missed = NUM_RUNS.get(benchmark or ""), len(minutes) - len(reached)
+    if needed is None:
+        return Score(None, f"how many runs a score of {benchmark or 'this'} needs is not known here", mean)
+    if len(minutes) != needed:
+        return Score(None, f"{benchmark} needs {needed} runs, not {len(minutes)}", mean)
+    if missed > 1:
+        return Score(None, f"{missed} of {needed} runs missed the target, one may", mean)
+    ranked = rank_times(minutes)
+    kept = [value for at in ranked[1:-1] if (value := minutes[at]) is not None]
+    note = f"mean of {len(kept)} of {needed} runs: the fastest and the slowest are left out"
+    return Score(sum(kept) / len(kept), note, mean, (ranked[0], ranked[-1]))
+
+
+def rank_times(times: Sequence[float | None]) -> list[int]:
+    """Return the positions of times, the fastest first; None, which did not reach its target, is the slowest."""
+    return sorted(range(len(times)), key=lambda at: math.inf if (value := times[at]) is None else value)
+
+
+def olympic_mean(values: Sequence[float]) -> float:
+    """Return the mean without the smallest and the largest; of one or two values their mean."""
+    ranked = sorted(values)
+    kept = ranked[1:-1] or ranked
+    return sum(kept) / len(kept)
+
 
 ALPHA = 0.05
 MISSED = 1e9
@@ -51,8 +94,6 @@ SOURCE = {
 
 
 class Expected(NamedTuple):
-    """What the reference needs at a batch size."""
-
     batch: int
     mean: float
     stdev: float
@@ -65,8 +106,6 @@ class Expected(NamedTuple):
 
 
 class Assessment(NamedTuple):
-    """Runs compared with the reference."""
-
     expected: Expected
     epochs: float
     """Mean of the runs, without the fastest and the slowest where there are three or more."""
@@ -76,7 +115,6 @@ class Assessment(NamedTuple):
 
 
 def summarise(batch: int, runs: Mapping[int, int], num_runs: int) -> Expected:
-    """Return mean, scatter and least mean of a recorded point."""
     epochs = [value for value, count in runs.items() for _ in range(count)]
     mean, stdev = olympic_mean(epochs), statistics.pstdev(epochs)
     return Expected(batch, mean, stdev, least_mean(mean, stdev, len(epochs) - 2, num_runs), "recorded", (batch,))
@@ -111,7 +149,6 @@ def prune(points: Sequence[Expected], num_runs: int) -> list[Expected]:
 
 
 def list_points(benchmark: str) -> list[Expected]:
-    """Return all points of a benchmark by rising batch."""
     return [summarise(batch, runs, NUM_RUNS[benchmark]) for batch, runs in REFERENCES[benchmark].items()]
 
 
@@ -178,7 +215,6 @@ def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
 
 
 def format_assessment(assessment: Assessment) -> str:
-    """Return how the epochs compare with the reference, as MLPerf assesses it."""
     expected = assessment.expected
     batches = " and ".join(f"{batch:,}" for batch in expected.points)
     where = f"{'between batches' if expected.how == 'interpolated' else 'at batch'} {batches}"

@@ -32,8 +32,6 @@ Events = Mapping[str, Sequence[Event]]
 
 
 class LoggedEvaluation(NamedTuple):
-    """One evaluation."""
-
     epoch: float | None
     seconds: float | None
     """From eval_start to eval_stop, or to its accuracy."""
@@ -89,12 +87,10 @@ class LoggedRun:
 
     @property
     def converged(self) -> bool:
-        """Whether it ended by reaching its target."""
         return self.ended == "success" and self.stop_ms is not None
 
     @property
     def minutes(self) -> float | None:
-        """From run_start to run_stop."""
         return None if self.stop_ms is None else (self.stop_ms - self.start_ms) / 60_000
 
     @property
@@ -131,7 +127,6 @@ def find_run_logs(run: Path) -> list[Path]:
 
 
 def read_logs(paths: Sequence[Path]) -> tuple[list[LoggedRun], list[DataError]]:
-    """Read all that can be read; the errors of the others."""
     runs, errors = [], []
     for path in paths:
         try:
@@ -224,7 +219,6 @@ def _order(path: Path) -> list[tuple[int, str]]:
 
 
 def _read_form(path: Path) -> str:
-    """Return the form of the first line that is one of MLPerf's."""
     for _, line in read_lines(path):
         if found := re.search(r":::(MLLOG |MLL |MLPv)", line):
             return FORMS[found[1]]
@@ -274,7 +268,6 @@ def _count_devices(events: Events) -> int | None:
 
 
 def _by_epoch(events: Sequence[Event]) -> dict[float, Event]:
-    """Return the first event of each epoch."""
     numbered = ((_number(event.metadata.get("epoch_num")), event) for event in reversed(events))
     return {epoch: event for epoch, event in numbered if epoch is not None}
 

@@ -1,14 +1,15 @@
 """Several MLPerf logs as results: grouped by system and benchmark, scored, compared with the reference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainstone.results.mlperf.convergence import SOURCE, Assessment, assess_runs
+from trainstone.errors import ConfigError, DataError
+from trainstone.results.mlperf.convergence import SOURCE, Assessment, Score, assess_runs, score_runs
 from trainstone.results.mlperf.logged import LOG_NAME, LoggedEvaluation, LoggedRun
-from trainstone.results.mlperf.score import Score, score_runs
 from trainstone.results.tables import Table
+from trainstone.text import printable
 from trainstone.units import format_rate
 
 RUN_COLUMNS = {"log": False, "minutes": True, "epochs": True, "accuracy": True, "images/s": True, "": False}
@@ -24,8 +25,6 @@ SHOWN_EVALUATIONS = 8
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of the same thing on the same system."""
-
     name: str
     runs: tuple[LoggedRun, ...]
     score: Score
@@ -44,7 +43,6 @@ def group_runs(runs: Sequence[LoggedRun]) -> list[Group]:
 
 
 def make_group(runs: tuple[LoggedRun, ...]) -> Group:
-    """Score runs of the same thing."""
     first = runs[0]
     score = score_runs(first.benchmark, [run.minutes if run.converged else None for run in runs])
     assessment, note = assess_runs(runs)
@@ -75,14 +73,12 @@ def find_place(log: Path) -> Path:
 
 
 def format_title(group: Group) -> str:
-    """Return the system's name and what it ran."""
     first = group.runs[0]
     batch = f"batch {first.global_batch:,}" if first.global_batch else None
     return " · ".join(filter(None, (group.name, first.benchmark, first.org, first.division, batch)))
 
 
 def run_table(group: Group) -> Table:
-    """One row per run."""
     decimals, rows = count_decimals(group), []
     for at, (run, name) in enumerate(zip(group.runs, name_runs(group.runs), strict=True)):
         notes = (
@@ -117,7 +113,6 @@ def time_table(group: Group) -> Table | None:
 
 
 def format_score(group: Group) -> str:
-    """Return the score, or why there is none, and the mean."""
     score, decimals = group.score, count_decimals(group)
     if score.minutes is not None:
         return f"{score.minutes:.{decimals}f} min, {score.note}"
@@ -194,3 +189,57 @@ def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
 
 def _drop_absent(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value is not None}
+
+
+Rulesets = Mapping[str, Collection[str]]
+"""Of each ruleset the benchmarks it has rules for."""
+OLD_FORM = "0.6.0"
+"""The one ruleset that reads :::MLL lines, and reads no others."""
+
+
+class Choice(NamedTuple):
+    ruleset: str
+    reason: str
+
+
+CHOSEN = {
+    "resnet": Choice("4.0.0", "the last with ResNet"),
+    "ssd": Choice("1.0.0", "the last for SSD300 without a list of weights; from 2.0.0 on ssd is RetinaNet"),
+}
+
+
+def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None) -> Choice:
+    """Return the ruleset to check a log by; refuse one that cannot read it."""
+    name, rulesets = printable(str(run.path)), sorted(known, key=order)
+    if run.form == "0.5":
+        raise DataError(
+            f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads",
+            hint=f"trainstone mlperf summary reads it; the oldest ruleset is {OLD_FORM}",
+        )
+    having = [ruleset for ruleset in rulesets if run.benchmark in known[ruleset]]
+    if not having:
+        raise DataError(
+            f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}",
+            hint="submission_benchmark is resnet or ssd in logs of trainstone",
+        )
+    usual = CHOSEN.get(run.benchmark or "", Choice(having[-1], f"the last with rules for {run.benchmark}"))
+    if requested is None:
+        return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)") if run.form == "0.6" else usual
+    if requested not in known:
+        raise ConfigError(f"unknown --ruleset {requested}", hint=f"one of {', '.join(rulesets)}")
+    if (requested == OLD_FORM) != (run.form == "0.6"):
+        wanted = OLD_FORM if run.form == "0.6" else "0.7.0 or later"
+        raise DataError(
+            f"{name}: ruleset {requested} does not read lines of MLPerf {run.form}", hint=f"--ruleset {wanted}, or none"
+        )
+    if requested not in having:
+        raise ConfigError(
+            f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}",
+            hint=f"--ruleset {usual.ruleset}",
+        )
+    return Choice(requested, "requested")
+
+
+def order(ruleset: str) -> tuple[int, ...]:
+    """Sort 1.10.0 after 1.9.0."""
+    return tuple(int(part) for part in ruleset.split(".") if part.isdecimal())

@@ -8,8 +8,16 @@ import numpy.typing as npt
 
 from trainstone.formats.kineto import Kind, Lane, Trace
 from trainstone.results.profiled import KernelTime, LaneTime, OperatorTime
-from trainstone.results.trace.intervals import Flags, Ints, Places, contains, lengths
-from trainstone.results.trace.view import COMMUNICATION, COMMUNICATION_KERNEL, View
+from trainstone.results.trace.view import (
+    COMMUNICATION,
+    COMMUNICATION_KERNEL,
+    Flags,
+    Ints,
+    Places,
+    View,
+    contains,
+    lengths,
+)
 
 Floats = npt.NDArray[np.float64]
 TOP = 40
@@ -178,7 +186,6 @@ def count_calls(view: View, calling: Calling) -> list[OperatorCalls]:
 
 
 def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
-    """Return the kernels and copies that take most of the device's time."""
     trace = view.trace
     rows = np.flatnonzero((trace.kind >= Kind.KERNEL) & view.of_device)
     rows = rows[view.touching(rows)]

@@ -3,12 +3,106 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from trainstone.errors import DataError
 from trainstone.formats.kineto import Kind, Trace
-from trainstone.results.trace.intervals import EMPTY, Flags, Ints, Places, Spans, lengths, union
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.intp]
+
+
+class Spans(NamedTuple):
+    """Sorted, disjoint, none empty."""
+
+    starts: Ints
+    ends: Ints
+
+
+EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(starts: Ints, ends: Ints) -> Spans:
+    """Return what any of the intervals covers; they may overlap and stand in any order."""
+    there = ends > starts
+    order = np.argsort(starts[there], kind="stable")
+    starts, ends = starts[there][order], ends[there][order]
+    if not len(starts):
+        return EMPTY
+    reached = np.maximum.accumulate(ends)
+    first = np.concatenate(([True], starts[1:] > reached[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return Spans(starts[first], reached[last])
+
+
+def join(*parts: Spans) -> Spans:
+    starts = np.concatenate([EMPTY.starts, *(part.starts for part in parts)])
+    return union(starts, np.concatenate([EMPTY.ends, *(part.ends for part in parts)]))
+
+
+def contains(spans: Spans, times: Ints) -> Flags:
+    if not len(spans.starts):
+        return np.zeros(len(times), np.bool_)
+    place = np.searchsorted(spans.starts, times, "right") - 1
+    return np.asarray((place >= 0) & (times < spans.ends[place.clip(0)]))
+
+
+def intersect(one: Spans, other: Spans) -> Spans:
+    edges = _edges(one, other)
+    return _keep(edges, contains(one, edges[:-1]) & contains(other, edges[:-1]))
+
+
+def subtract(one: Spans, other: Spans) -> Spans:
+    edges = _edges(one, other)
+    return _keep(edges, contains(one, edges[:-1]) & ~contains(other, edges[:-1]))
+
+
+def covered(spans: Spans, times: Ints) -> Ints:
+    """Return how much is covered before each moment: a clock that stands still outside the set."""
+    if not len(spans.starts):
+        return np.zeros(len(times), np.int64)
+    before = np.concatenate(([0], np.cumsum(spans.ends - spans.starts)))
+    place = np.searchsorted(spans.starts, times, "right")
+    open_end = spans.ends[(place - 1).clip(0)]
+    return np.asarray(before[place] - np.where(place > 0, (open_end - times).clip(0), 0))
+
+
+def lengths(spans: Spans, starts: Ints, ends: Ints) -> Ints:
+    return covered(spans, ends) - covered(spans, starts)
+
+
+def sums_within(starts: Ints, ends: Ints, window_starts: Ints, window_ends: Ints) -> Ints:
+    """Return for each window the sum of all intervals' parts in it; what runs side by side counts each by itself."""
+    if not len(starts) or not len(window_starts):
+        return np.zeros(len(window_starts), np.int64)
+    first, last = window_starts.min(), window_ends.max()
+    begun = np.sort(starts.clip(first, last) - first)
+    ended = np.sort(ends.clip(first, last) - first)
+
+    def passed(times: Ints) -> Ints:
+        return _sum_since(begun, times - first) - _sum_since(ended, times - first)
+
+    return passed(window_ends) - passed(window_starts)
+
+
+def _sum_since(sorted_times: Ints, moments: Ints) -> Ints:
+    """Return for each moment the sum of how long ago all earlier times are."""
+    place = np.searchsorted(sorted_times, moments)
+    before = np.concatenate(([0], np.cumsum(sorted_times)))
+    return np.asarray(place * moments - before[place])
+
+
+def _edges(one: Spans, other: Spans) -> Ints:
+    return np.unique(np.concatenate((one.starts, one.ends, other.starts, other.ends)))
+
+
+def _keep(edges: Ints, wanted: Flags) -> Spans:
+    return union(edges[:-1][wanted], edges[1:][wanted])
+
 
 # What names mean; all are searched for.
 STEP = re.compile(r"\AProfilerStep#(\d{1,18})\Z")
@@ -23,15 +117,6 @@ COMMUNICATION = re.compile(r"\A((gloo|nccl|mpi|ucc|xccl):|c10d::)")
 COMMUNICATION_KERNEL = re.compile(
     r"nccl|rccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE
 )
-# Calls of the driver that keep the host until the device is done, and operators that fetch a number from the device
-WAITING_CALL = re.compile(
-    r"\A((cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize\w*|(cuda|hip)Memcpy(2D|3D|ToSymbol|FromSymbol)?"
-    r"|hipMemcpyWithStream|ze\w+Synchronize)\Z"
-)
-WAITING_OPERATOR = re.compile(r"\Aaten::(item|_local_scalar_dense)\Z")
-# CUPTI's record of a wait of one stream for another; the host does not wait.
-STREAM_WAIT = re.compile(r"\AStream Wait Event\Z")
-COPYING_OPERATOR = re.compile(r"\Aaten::(copy_|_to_copy|to|clone|contiguous|_foreach_copy_|fill_|zero_)\Z")
 
 
 @dataclass(frozen=True)
@@ -59,11 +144,9 @@ class View:
     """Number -> nanoseconds of kernels and copies within the steps."""
 
     def named(self, pattern: re.Pattern[str]) -> Flags:
-        """Return of each event whether the pattern is found in its name."""
         return find_named(self.trace, pattern)
 
     def spans(self, wanted: Flags | Places) -> Spans:
-        """Return what these events cover."""
         return union(self.trace.start_ns[wanted], self.trace.end_ns[wanted])
 
     def marks(self, pattern: re.Pattern[str]) -> Spans:

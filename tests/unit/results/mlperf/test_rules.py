@@ -4,7 +4,7 @@ import pytest
 
 from made_mlperf import make_logged
 from trainstone.errors import ConfigError, DataError
-from trainstone.results.mlperf.rules import choose_ruleset
+from trainstone.results.mlperf.summary import choose_ruleset
 
 KNOWN = {"4.10.0": {"unet3d"}, "0.6.0": {"resnet", "ssd"}, "0.7.0": {"resnet"}, "4.0.0": {"resnet", "unet3d"}}
 

@@ -6,8 +6,8 @@ import pytest
 
 from damage import real_data
 from made_mlperf import closed_log, make_logged, write_mlperf_run, write_mlperf_runs, write_ssd_log
+from trainstone.results.mlperf.convergence import olympic_mean, score_runs
 from trainstone.results.mlperf.logged import LoggedEvaluation, Times, find_logs, read_logged, read_logs
-from trainstone.results.mlperf.score import olympic_mean, score_runs
 from trainstone.results.mlperf.summary import document_group, group_runs, make_group, run_table, time_table
 from trainstone.results.tables import Table
 
