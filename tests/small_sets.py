@@ -21,7 +21,7 @@ from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.storage.wds import WdsShard
 from trainstone.data.verify import Findings, verify
 from trainstone.errors import DataError
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 from trainstone.machine.ranks import Rank
 
 STORAGES = ("recordio", "tfrecord", "folder", "wds")

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from trainstone.errors import DataError
 from trainstone.files import dump_json, write_atomically
-from trainstone.formats.names import is_inside
+from trainstone.formats.files import is_inside
 
 FORMAT = 1
 """1: first."""

@@ -18,7 +18,7 @@ from trainstone.data.parallel import lock_file
 from trainstone.data.storage.boxfile import SUFFIX
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
 from trainstone.files import dump_json, sync_path, write_atomically
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 
 SYNC_BYTES = 64 << 20
 """So much is written before it is brought to disk, while more is written."""

@@ -11,7 +11,7 @@ from trainstone.data.raw.coco import CocoSource
 from trainstone.data.sample import Sample, Source, clip_box, fingerprint_files
 from trainstone.data.storage.records import Offsets, RecordSource, ShardReader
 from trainstone.errors import DataError
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 
 
 class PictureSource:

@@ -15,7 +15,7 @@ from trainstone.data.shardfile import TEXT, sum_file
 from trainstone.data.sources import Selection, walk
 from trainstone.data.storage.records import RecordSource, ShardReader
 from trainstone.errors import DataError
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 from trainstone.machine.ranks import ALONE, Rank
 
 CHUNK = 16

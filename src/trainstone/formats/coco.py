@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import msgspec
 
 from trainstone.errors import DataError
-from trainstone.formats.names import is_inside
+from trainstone.formats.files import is_inside
 
 _NAMES = (
     "person|bicycle|car|motorcycle|airplane|bus|train|truck|boat|traffic light|fire hydrant|stop sign|"

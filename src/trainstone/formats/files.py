@@ -1,4 +1,4 @@
-"""Files as the readers of this folder open them: bytes through a memory map, text line by line.
+"""Files as the readers of this folder open them: bytes through a memory map, text line by line; names found in them.
 
 A mapped file must not be shortened by others while it is read: the system ends a process that touches lost pages.
 """
@@ -7,8 +7,9 @@ import contextlib
 import mmap
 import re
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from trainstone.errors import DataError
 from trainstone.text import printable
@@ -16,6 +17,31 @@ from trainstone.text import printable
 HINT = "copy or make the file again; trainstone data verify lists all that is damaged"
 MAX_LINE_BYTES = 1 << 20
 _NUMBER = re.compile("[0-9]{1,19}")
+
+
+class Span(NamedTuple):
+    """First byte and length of a record in its file, framing included."""
+
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@contextlib.contextmanager
+def open_file(path: Path) -> Iterator[BufferedReader]:
+    """Open a file to read; DataError where opening or reading fails."""
+    name = printable(str(path))
+    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        raise DataError(f"cannot read {name}: it is no file", hint="give the path of a file")
+    try:
+        with path.open("rb") as file:
+            yield file
+    except (OSError, ValueError) as err:
+        reason = getattr(err, "strerror", None) or str(err)
+        raise DataError(f"cannot read {name}: {reason}", hint="check the path and its permissions") from err
 
 
 class MappedFile:
@@ -28,14 +54,9 @@ class MappedFile:
         self.path = path
         self.name = printable(str(path))
         self._map: mmap.mmap | None = None
-        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
-            raise DataError(f"cannot read {self.name}: it is no file", hint="give the path of a file")
-        try:
-            with path.open("rb") as file:
-                if file.seek(0, 2) > 0:  # a map of no bytes is refused
-                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as err:
-            raise _unreadable(path, err) from err
+        with open_file(path) as file:
+            if file.seek(0, 2) > 0:  # a map of no bytes is refused
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if self._map is not None and random:
             self._map.madvise(mmap.MADV_RANDOM)
         self.view = memoryview(self._map or b"")
@@ -55,30 +76,23 @@ class MappedFile:
                 self._map.close()
 
     def damaged(self, offset: int, what: str, hint: str = HINT) -> DataError:
-        """Return the error for damage found at a byte."""
         return DataError(f"{self.name}, byte {offset}: {what}", hint=hint)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number (from 1) and text of each line that is not blank; bytes that are no UTF-8 become surrogates."""
-    if path.exists() and not path.is_file():
-        raise DataError(f"cannot read {printable(str(path))}: it is no file", hint="give the path of a file")
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise damaged_line(path, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
-                text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
-                if text.strip():
-                    yield number, text
-    except (OSError, ValueError) as err:
-        raise _unreadable(path, err) from err
+    with open_file(path) as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise damaged_line(path, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
+            text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+            if text.strip():
+                yield number, text
 
 
 def damaged_line(path: Path, number: int, what: str, hint: str = HINT) -> DataError:
-    """Return the error for a line that cannot be used."""
     return DataError(f"{printable(str(path))}, line {number}: {what}", hint=hint)
 
 
@@ -93,12 +107,29 @@ def read_count_pairs(path: Path, separator: str | None, expected: str) -> Iterat
 
 def parse_count(text: str) -> int | None:
     """Return a plain decimal number that fits 63 bits, None for anything else (signs, spaces, other digits)."""
-    if not _NUMBER.fullmatch(text):
-        return None
-    number = int(text)
+    number = int(text) if _NUMBER.fullmatch(text) else 1 << 63
     return number if number < 1 << 63 else None
 
 
-def _unreadable(path: Path, err: Exception) -> DataError:
-    reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
-    return DataError(f"cannot read {printable(str(path))}: {reason}", hint="check the path and its permissions")
+def is_inside(name: str) -> bool:
+    """Say whether a name can be that of something below a folder: relative, not empty, not climbing out of it."""
+    return find_escape(name) is None and any(part not in ("", ".") for part in name.split("/"))
+
+
+def find_escape(name: str) -> str | None:
+    """Return how a name would lead out of the folder, None if it does not. The folder's own name ("./") does not."""
+    if name.startswith("/"):
+        return "has an absolute name"
+    if ".." in name.split("/"):
+        return "has '..' in its name and would lie outside the folder"
+    return "has a zero byte in its name" if "\0" in name else None
+
+
+def find_odd_character(name: str) -> str | None:
+    """Return what no name may hold: control characters, and bytes that are not UTF-8."""
+    for char in "" if name.isascii() and name.isprintable() else name:
+        if ord(char) < 32 or 127 <= ord(char) < 160:
+            return f"has the control character 0x{ord(char):02x} in its name"
+        if 0xD800 <= ord(char) < 0xE000:
+            return "has a name that is not UTF-8"
+    return None

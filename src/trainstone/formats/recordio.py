@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile, damaged_line, read_count_pairs, read_lines
-from trainstone.formats.span import Span
+from trainstone.formats.files import MappedFile, Span, damaged_line, read_count_pairs, read_lines
 from trainstone.text import printable
 
 MAGIC = 0xCED7230A

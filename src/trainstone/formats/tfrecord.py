@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile, damaged_line, read_count_pairs
-from trainstone.formats.span import Span
+from trainstone.formats.files import MappedFile, Span, damaged_line, read_count_pairs
 
 HEADER_BYTES = 12
 FRAMING_BYTES = 16

@@ -11,7 +11,7 @@ from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
 from trainstone.data.sample import DataSet, Sample, Split
 from trainstone.data.verify import Bad, Findings
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 
 
 def make_manifest(storage="recordio", repaired=(), skipped=(), name: str = "train") -> Manifest:

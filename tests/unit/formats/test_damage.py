@@ -42,8 +42,8 @@ from trainstone.formats.mat5 import read_mat
 from trainstone.formats.mllog import read_mllog
 from trainstone.formats.ncu import read_ncu
 from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, RecordIOFile, pack_labels, read_list
+from trainstone.formats.tar import END, WdsFile, member
 from trainstone.formats.tfrecord import TFRecordFile, frame
-from trainstone.formats.wds import END, WdsFile, member
 
 LONGER = "x" * 120 + ".jpg"
 VECTOR = ImageRecord((4.0, 6.0, 32.0, 32.0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.0), 7, JPEGS[0][:200], vector=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from damage import quick, real_data, write
 from trainstone.errors import DataError
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 from trainstone.formats.tfrecord import TFRecordFile, frame, index_line, read_index
 
 RECORDS = [b"", b"a", b"hello world" * 30, bytes(100), b"\xff" * 3]

@@ -27,9 +27,8 @@ from typing import IO, BinaryIO, NamedTuple
 
 from trainstone.data.parallel import Progress, map_in_order, open_pool
 from trainstone.errors import DataError
-from trainstone.formats.files import MappedFile
-from trainstone.formats.names import find_escape, find_odd_character
-from trainstone.formats.tarmember import read_members
+from trainstone.formats.files import MappedFile, find_escape, find_odd_character
+from trainstone.formats.tar import read_members
 from trainstone.text import printable
 from trainstone.units import format_bytes
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainstone.data.raw.archives import open_zip, read_zip_member
 from trainstone.data.sample import Box, Edges, Sample
 from trainstone.errors import DataError
-from trainstone.formats.names import find_odd_character
+from trainstone.formats.files import find_odd_character
 from trainstone.text import printable
 from trainstone.units import format_bytes
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from trainstone.data.picture.look import Look
 from trainstone.data.sample import ClassName, Sample
 from trainstone.errors import DataError
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 
 
 class Shard(NamedTuple):

@@ -11,8 +11,7 @@ from trainstone.data.storage.boxfile import SUFFIX, box_lines
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard, find_class
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full
-from trainstone.formats.names import find_odd_character, is_inside
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span, find_odd_character, is_inside
 
 BYTES = ("utf-8", "surrogateescape")
 MAX_PART_BYTES = 255

@@ -18,7 +18,7 @@ from trainstone.data.storage.encoding import Encoded, Encoder, Shard
 from trainstone.data.storage.records import Glance, Offsets, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats import recordio
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 
 HEADER_WIDTH = 4
 OBJECT_WIDTH = 6

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from trainstone.data.sample import Box, ClassName, Sample, fingerprint_files
 from trainstone.formats.recordio import RecordIOFile
+from trainstone.formats.tar import WdsFile
 from trainstone.formats.tfrecord import TFRecordFile
-from trainstone.formats.wds import WdsFile
 
 Offsets = NDArray[np.int64]
 """Where the records of a shard begin."""

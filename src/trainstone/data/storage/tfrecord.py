@@ -25,7 +25,7 @@ from trainstone.formats.example import (
     float_feature,
     int64_feature,
 )
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 from trainstone.formats.tfrecord import TFRecordFile, frame, index_line, read_index
 
 LABELS = ("image/class/label", "image/label", "label", "class", "cls")

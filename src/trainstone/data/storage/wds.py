@@ -13,8 +13,8 @@ from trainstone.data.sample import Box, ClassName, Sample, list_numbers, make_bo
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard
 from trainstone.data.storage.records import Glance, ShardReader
 from trainstone.errors import DataError
-from trainstone.formats.span import Span
-from trainstone.formats.wds import END, TarSample, WdsFile, index_text, member
+from trainstone.formats.files import Span
+from trainstone.formats.tar import END, TarSample, WdsFile, index_text, member
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tiff", "tif", "img")
 LABELS = ("cls", "cls.txt", "label", "label.txt", "class", "cls2")
@@ -122,7 +122,7 @@ class WdsShard(ShardReader):
         picture = next((e for e in PICTURES if e in found.members), None)
         if picture is None:
             raise DataError(f"{where}: no picture among {', '.join(found.members)}")
-        image = bytes(self.file.read(found.members[picture]))
+        image = bytes(self.file.read(found.members[picture].data))
         label = self._label(found, where)
         about = self._about(found, where)
         with convert_errors(where):
@@ -153,7 +153,7 @@ class WdsShard(ShardReader):
         extension = next((e for e in LABELS if e in found.members), None)
         if extension is None:
             return None
-        text = bytes(self.file.read(found.members[extension])).strip()
+        text = bytes(self.file.read(found.members[extension].data)).strip()
         if not text.isdigit() or len(text) > 9:
             raise DataError(f"{where}: label {text[:40]!r} is no class number")
         return int(text)
@@ -163,7 +163,7 @@ class WdsShard(ShardReader):
         if "json" not in found.members:
             return {}
         try:
-            document = json.loads(bytes(self.file.read(found.members["json"])))
+            document = json.loads(bytes(self.file.read(found.members["json"].data)))
         except (ValueError, RecursionError) as err:
             raise DataError(f"{where}: json is damaged: {err}") from err
         if not isinstance(document, dict):

@@ -12,7 +12,7 @@ from trainstone.data.storage.encoding import Encoded, Shard
 from trainstone.data.storage.folder import FolderEncoder, make_instances
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, read_instances
-from trainstone.formats.span import Span
+from trainstone.formats.files import Span
 
 
 def encode(kind: str, sample: Sample, number: int = 0) -> Encoded:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from damage import quick, write
 from trainstone.errors import DataError
-from trainstone.formats.span import Span
-from trainstone.formats.wds import END, TarSample, WdsFile, member
+from trainstone.formats.files import Span
+from trainstone.formats.tar import END, Member, WdsFile, member
 
 LONG = "folder/" * 20 + "n01440764_10026.jpg"
 LONGER = "x" * 120 + ".jpg"
@@ -22,7 +22,7 @@ SOUND = b"".join(member(name, data) for name, data in FILES.items()) + END
 def read_all(path: Path) -> dict[str, dict[str, bytes]]:
     with WdsFile(path) as file:
         return {
-            sample.key: {extension: bytes(file.read(span)) for extension, span in sample.members.items()}
+            sample.key: {extension: bytes(file.read(entry.data)) for extension, entry in sample.members.items()}
             for sample in file.samples()
         }
 
@@ -73,12 +73,9 @@ def test_samples_are_read_back_from_any_of_them_on(tmp_path):
     path = write(tmp_path / "a.tar", SOUND)
     with WdsFile(path) as file:
         samples = list(file.samples())
-        assert samples == [
-            TarSample("a", {"jpg": Span(512, 800), "cls": Span(2048, 1)}, Span(0, 2560), ("a.jpg", "a.cls")),
-            TarSample(
-                "d/b", {"seg.png": Span(3072, 0), "json": Span(3584, 2)}, Span(2560, 1536), ("d/b.seg.PNG", "d/b.json")
-            ),
-        ]
+        assert [(sample.key, sample.span) for sample in samples] == [("a", Span(0, 2560)), ("d/b", Span(2560, 1536))]
+        assert samples[0].members["cls"] == Member("a.cls", Span(2048, 1), Span(1536, 1024), is_file=True)
+        assert [entry.name for entry in samples[1].members.values()] == ["d/b.seg.PNG", "d/b.json"]
         assert list(file.spans(2560)) == [samples[1].span]
         assert file.first_sample(2560) == samples[1]
     assert read_all(path) == {"a": {"jpg": b"JPEG" * 200, "cls": b"7"}, "d/b": {"seg.png": b"", "json": b"{}"}}

@@ -1,20 +1,23 @@
-"""The members of a tar file (old, ustar, GNU, PAX), one after the other from any header on, in the mapped file.
+"""Tar files (old, ustar, GNU, PAX), their members read from any header on in the mapped file; and samples in them.
 
 Plain files and folders only: links, devices, sparse members and names that lead elsewhere are rejected. Nothing is
 extracted, and nothing is kept but the current member. tarfile takes 2.2 times as long per member (15 against 6.6 us),
 and cannot begin at any header from several threads.
+WebDataset: the members of a sample share a name and stand together: 000001.jpg 000001.cls 000002.jpg 000002.cls ...
 """
 
 import re
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from trainstone.formats.files import MappedFile
-from trainstone.formats.names import find_escape
-from trainstone.formats.span import Span
+from trainstone.errors import DataError
+from trainstone.formats.files import MappedFile, Span, find_escape, is_inside
 from trainstone.text import printable
 
 BLOCK_BYTES = 512
+END = bytes(2 * BLOCK_BYTES)
+INDEX_VERSION = "v1.2"
 MAX_NOTE_BYTES = 1 << 20  # of a PAX header or a long name; real ones have some hundred
 _NOTES = ("x", "g", "L", "K")
 """Kinds of header that say more of the next member."""
@@ -45,18 +48,7 @@ def read_members(file: MappedFile, start: int = 0, end: int | None = None) -> It
         start = member.span.end
 
 
-def find_header(file: MappedFile, offset: int) -> int | None:
-    """Return the next byte after this one where a valid header is, on a block of 512 bytes."""
-    view = file.view
-    for at in range(max(offset // BLOCK_BYTES + 1, 0) * BLOCK_BYTES, file.size - BLOCK_BYTES + 1, BLOCK_BYTES):
-        # Most blocks are no header and must be skipped quickly: no name, or no digit where the checksum begins.
-        if view[at] and view[at + _CHECKSUM.start] in b" 01234567" and _is_header(bytes(view[at : at + BLOCK_BYTES])):
-            return at
-    return None
-
-
 def pad(size: int) -> int:
-    """Return the size rounded up to whole blocks."""
     return size + -size % BLOCK_BYTES
 
 
@@ -155,3 +147,98 @@ def _cut(field: bytes) -> bytes:
 
 def _decode(raw: bytes) -> str:
     return raw.decode("utf-8", errors="surrogateescape")
+
+
+class TarSample(NamedTuple):
+    """The members of a sample by extension (lower case)."""
+
+    key: str
+    members: dict[str, Member]
+
+    @property
+    def span(self) -> Span:
+        first, last = (list(self.members.values())[place].span for place in (0, -1))
+        return Span(first.offset, last.end - first.offset)
+
+
+def member(name: str, data: bytes) -> bytes:
+    """Return a file as a member of a tar: mode 0644, no owner, no time, so that equal data gives equal bytes."""
+    if not is_inside(name) or name.endswith("/"):
+        raise DataError(f"{printable(name)!r} cannot be the name of a file in a tar; it must be relative")
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    try:  # DALI reads no PAX header without an index; up to 256 ASCII characters fit without one
+        header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+    except ValueError:
+        header = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    return b"".join((header, data, bytes(-len(data) % BLOCK_BYTES)))
+
+
+class WdsFile(MappedFile):
+    """A tar of samples, read by byte offset. Members are views of the mapped file; several threads may read."""
+
+    def samples(self, start: int = 0, *, partial: bool = False) -> Iterator[TarSample]:
+        """Yield the samples from the header at this byte on; only one is held at a time. Data is not read.
+
+        Folders, and files that WebDataset passes over (no extension, hidden), belong to no sample. Before a damaged
+        place the sample at hand is yielded if it has the members that the one before it had, or if `partial`.
+        """
+        key, parts, usual = "", dict[str, Member](), set[str]()
+        try:
+            for entry in read_members(self, start):
+                folder, slash, base = entry.name.rpartition("/")
+                stem, dot, extension = base.partition(".")
+                if not (entry.is_file and stem and dot):
+                    continue
+                if parts and folder + slash + stem != key:
+                    yield TarSample(key, parts)
+                    parts, usual = {}, set(parts)
+                key = folder + slash + stem
+                if extension.lower() in parts:
+                    what = f"the tar member {printable(entry.name)} is there twice in one sample"
+                    raise self.damaged(entry.span.offset, what)
+                parts[extension.lower()] = entry
+        except DataError:
+            if parts and (partial or set(parts) == usual):
+                yield TarSample(key, parts)
+            raise
+        if parts:
+            yield TarSample(key, parts)
+
+    def spans(self, start: int = 0) -> Iterator[Span]:
+        return (sample.span for sample in self.samples(start))
+
+    def first_sample(self, start: int) -> TarSample:
+        """Return the sample that begins at this byte, up to a member of another one or a damaged place."""
+        found = next(self.samples(start, partial=True), None)
+        if found is None:
+            raise self.damaged(start, "no sample starts there")
+        return found
+
+    def read(self, span: Span) -> memoryview:
+        return self.view[span.offset : span.end]
+
+    def resync(self, offset: int) -> int | None:
+        """Return the next byte after this one with a valid header; the sample there may lack its first members."""
+        for at in range(max(offset // BLOCK_BYTES + 1, 0) * BLOCK_BYTES, self.size - BLOCK_BYTES + 1, BLOCK_BYTES):
+            # Most blocks are no header and must be skipped quickly: no name, or no digit where the checksum begins.
+            if not self.view[at] or self.view[at + _CHECKSUM.start] not in b" 01234567":
+                continue
+            if _is_header(bytes(self.view[at : at + BLOCK_BYTES])):
+                return at
+        return None
+
+
+def index_text(samples: Iterable[TarSample]) -> str:
+    """Return the index that DALI's wds2idx writes."""
+    lines = []
+    for sample in samples:
+        fields: list[str] = []
+        for name, data, *_ in sample.members.values():
+            extension = name[len(sample.key) + 1 :]
+            if not extension or any(char.isspace() for char in name):
+                what = f"DALI's index cannot hold the name {printable(name)!r}: it has a space, or no extension"
+                raise DataError(what, hint="rename the member, or read the tar without an index")
+            fields += (extension, str(data.offset), str(data.size), name)
+        lines.append(" ".join(fields) + "\n")
+    return f"{INDEX_VERSION} {len(lines)}\n" + "".join(lines)
