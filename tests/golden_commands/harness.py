@@ -98,9 +98,8 @@ def describe_files(ran: Ran) -> dict[str, str]:
 
 
 def merge_repeated(lines: list[str]) -> list[str]:
-    starts = [number for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
-    counts = [end - start for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
-    return [lines[s] + (f" × {n}" if n > 1 and lines[s] else "") for s, n in zip(starts, counts, strict=True)]
+    counted = [(line, len(list(same))) for line, same in itertools.groupby(lines)]
+    return [line + (f" × {count}" if count > 1 and line else "") for line, count in counted]
 
 
 def read_losses(path: Path) -> str:

@@ -3,7 +3,9 @@
 import re
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +93,10 @@ ORIGINAL = [
 ]
 
 
-def compile_rules(rules: list[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
-    return [(re.compile(pattern.replace("{N}", NUMBER), re.MULTILINE), text) for pattern, text in rules]
-
-
-TABLES = {name: compile_rules(rules) for name, rules in
-          {"place": PLACE, "measured": MEASURED, "original": ORIGINAL}.items()}  # fmt: skip
+TABLES = {
+    name: [(re.compile(pattern.replace("{N}", NUMBER), re.MULTILINE), text) for pattern, text in rules]
+    for name, rules in {"place": PLACE, "measured": MEASURED, "original": ORIGINAL}.items()
+}
 
 
 def normalise(text: str, table: str = "", folder: Path | None = None) -> str:
@@ -123,7 +123,7 @@ def normalise_output(text: str, folder: Path) -> str:
 def list_phases(text: str) -> str:
     """Return stderr with each progress line cut to its phase, repetitions merged: how often it is drawn varies."""
     lines = [line if line.startswith(("error:", "hint:")) else line.partition(" · ")[0] for line in text.splitlines()]
-    return "\n".join(line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1])
+    return "\n".join(line for line, _ in groupby(lines))
 
 
 def list_keys(document: Any) -> list[str]:
@@ -148,5 +148,4 @@ def _walk(value: Any, path: str) -> Iterator[str]:
 
 
 def count_names(names: Iterable[str]) -> list[str]:
-    every = sorted(names)
-    return [name + (f" × {every.count(name)}" if every.count(name) > 1 else "") for name in dict.fromkeys(every)]
+    return [name + (f" × {count}" if count > 1 else "") for name, count in sorted(Counter(names).items())]

@@ -38,34 +38,24 @@ def test_normalise_replaces_folder_and_times_of_originals():
     assert normalise("Init Learning Rate: 0.256", "original") == "Init Learning Rate: 0.256"
 
 
-def test_list_phases_merges_repetitions_and_keeps_errors():
+def test_lists_merge_repetitions_and_skip_what_only_some_machines_have():
     assert list_phases("a · 1\na · 2\nb\na · 3\nerror: x · y") == "a\nb\na\nerror: x · y"
-
-
-def test_list_keys_merges_list_items_and_skips_what_only_some_machines_have():
+    assert count_names(["b", "a", "b"]) == ["a", "b × 2"]
     document = {"b": [{"x": 1}, {"y": {"z": 2}}], "a": 1, "noise": {"grade": "A"}, "findings": []}
     assert list_keys(document) == ["(top): a, b, noise", "b[]: x, y", "b[].y: z"]
 
 
-def test_count_names_counts():
-    assert count_names(["b", "a", "b"]) == ["a", "b × 2"]
-
-
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    ("old", "new", "count", "expected"),
     [
-        (LOSSES, True),
-        (LOSSES.replace("6.93478", "6.93480"), True),
-        (LOSSES.replace("6.93478", "6.93678"), False),
-        (LOSSES.replace(" 6.93478", ""), False),
-        (LOSSES.replace("rank0000", "rank0001"), False),
-        (LOSSES + "exit code 0\n", False),
+        ("6.93478", "6.93480", None, True),
+        ("6.93478", "6.93678", None, False),
+        (" 6.93478", "", None, False),
+        ("rank0000", "rank0001", None, False),
+        ("\n", "\nexit code 0\n", None, False),
+        ("6.93478", "6.9", 1, True),
+        ("7.14634", "7.1", 1, False),
     ],
 )
-def test_same_allows_small_differences_of_losses_only(changed: str, expected: bool):
-    assert same(LOSSES, changed) is expected
-
-
-def test_same_compares_only_so_many_losses():
-    assert same(LOSSES, LOSSES.replace("6.93478", "6.9"), 1)
-    assert not same(LOSSES, LOSSES.replace("7.14634", "7.1"), 1)
+def test_same_allows_small_differences_of_so_many_losses_only(old: str, new: str, count: int | None, expected: bool):
+    assert same(LOSSES, LOSSES.replace(old, new), count) is expected

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command import find_run, narrow_arguments
-from nursery import Child, Nursery, wait_until
+from nursery import Nursery, wait_until
 from trainstone.config.load import load_config
 from trainstone.results.steps import Columns, read_columns
 from trainstone.results.store import read_result
@@ -126,19 +126,10 @@ def test_a_variant_that_fails_is_named_and_all_folders_say_so(quick, tmp_path: P
         assert result.findings[-1].message.startswith("B: the loss of step")
 
 
-def start(nursery: Nursery, folder: Path, wanted_lines: int) -> Child:
-    child = nursery.start(*TINY, "--against", "train.batch_size=4", "--iterations", "100000", cwd=folder)
-
-    def has_run() -> bool:
-        files = folder.glob("runs/*/points/b/steps-rank0000.csv")
-        return any(len(file.read_text().splitlines()) > wanted_lines for file in files)
-
-    wait_until(has_run)
-    return child
-
-
 def test_an_interrupted_comparison_keeps_what_it_measured(nursery: Nursery, tmp_path: Path):
-    child = start(nursery, tmp_path, 5)
+    child = nursery.start(*TINY, "--against", "train.batch_size=4", "--iterations", "100000", cwd=tmp_path)
+    files = "runs/*/points/b/steps-rank0000.csv"
+    wait_until(lambda: any(len(file.read_text().splitlines()) > 5 for file in tmp_path.glob(files)))
     child.send(signal.SIGTERM)
     ended = child.wait()
     assert ended.code == 130, ended.err

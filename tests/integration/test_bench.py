@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from command import Finished, command_line, find_run, narrow_arguments
-from nursery import Child, Nursery, wait_until
+from nursery import Nursery, wait_until
 from trainstone.results.steps import read_columns
 from trainstone.results.store import read_result
 
@@ -135,34 +135,20 @@ def test_failed_run_says_so_in_its_folder(quick, tmp_path: Path, setting: str, c
     assert result.findings[-1].message in " ".join(done.err.split())
 
 
-def start(nursery: Nursery, folder: Path) -> Child:
-    child = nursery.start(*ENDLESS, cwd=folder)
-    wait_until(lambda: count_lines(folder) > 5)
-    return child
-
-
-def count_lines(folder: Path) -> int:
-    return sum(len(path.read_text().splitlines()) for path in folder.glob("runs/*/steps-rank0000.csv"))
-
-
-def test_kill_leaves_a_readable_folder(nursery: Nursery, tmp_path: Path):
-    child = start(nursery, tmp_path)
-    child.send(signal.SIGKILL)
-    assert child.wait().code == -signal.SIGKILL
-    run = find_run(tmp_path)
-    assert read_result(run).status == "killed"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_or_killed_run_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
+    child = nursery.start(*ENDLESS, cwd=tmp_path)
+    steps = "runs/*/steps-rank0000.csv"
+    wait_until(lambda: any(len(path.read_text().splitlines()) > 5 for path in tmp_path.glob(steps)))
+    child.send(number)
+    ended, run = child.wait(), find_run(tmp_path)
+    result = read_result(run)
     assert len(read_columns(run / "steps-rank0000.csv")["step"]) > 4
     assert not list(run.glob("*.partial"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_it_measured(nursery: Nursery, tmp_path: Path, number: signal.Signals):
-    child = start(nursery, tmp_path)
-    child.send(number)
-    ended = child.wait()
-    assert ended.code == 130, ended.err
-    result = read_result(find_run(tmp_path))
-    assert result.status == "interrupted"
+    if number == signal.SIGKILL:
+        assert (ended.code, result.status) == (-signal.SIGKILL, "killed")
+        return
+    assert (ended.code, result.status) == (130, "interrupted"), ended.err
     assert result.throughput is not None
     assert f"stopped by {number.name}" in ended.out
     assert "Traceback" not in ended.err

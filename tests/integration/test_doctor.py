@@ -9,9 +9,8 @@ def test_doctor_names_what_there_is_and_what_is_missing(trainstone):
     done = trainstone("doctor", "--json")
     assert done.code == 0, done.err
     checks = {check["name"]: check for check in done.json()["checks"]}
-    assert {"software", "device", "cores", "memory", "precision", "allocator", "energy", "noise", "extra"} <= set(
-        checks
-    )
+    names = {"software", "device", "cores", "memory", "precision", "allocator", "energy", "noise", "extra"}
+    assert names <= set(checks)
     assert {check["status"] for check in checks.values()} <= {"ok", "limited", "missing"}
     assert done.json()["machine"]["cpu"]["model"]
 
@@ -29,9 +28,9 @@ def test_the_same_thing_twice_gives_a_noise_floor(trainstone):
     assert len(floor["block_seconds"]["A"]) == len(floor["block_seconds"]["B"]) == floor["num_pairs"]
 
 
-def test_a_number_of_steps_gives_whole_rounds(quick):
-    settings = ["--set", "measure.iterations=30"]
-    done = quick("doctor", "--aa", *narrow_arguments(), *settings, "--json", "-q")
+def test_a_number_of_steps_gives_whole_rounds_in_numbers_and_in_words(quick):
+    words = ("doctor", "--aa", *narrow_arguments(), "--set", "measure.iterations=30")
+    done = quick(*words, "--json", "-q")
     assert done.code == 0, done.err
     floor = done.json()
     assert set(floor) == {
@@ -39,11 +38,7 @@ def test_a_number_of_steps_gives_whole_rounds(quick):
     }  # fmt: skip
     assert (floor["num_pairs"], floor["steps_per_block"]) == (16, 1)
     assert [len(seconds) for seconds in floor["block_seconds"].values()] == [16, 16]
-
-
-def test_the_noise_floor_in_words(quick):
-    settings = ["--set", "measure.iterations=30"]
-    done = quick("doctor", "--aa", *narrow_arguments(), *settings)
+    done = quick(*words)
     assert done.code == 0, done.err
     assert done.out.startswith("The same thing twice, 16 interleaved pairs of 1 steps each:\n  difference ")
     assert "\n  noise floor " in done.out

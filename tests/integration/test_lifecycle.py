@@ -10,7 +10,7 @@ import pytest
 
 from command import LIMIT, command_line, find_run, narrow_arguments
 from made_saved import make_checkpoint
-from nursery import Child, Nursery, wait_until
+from nursery import Nursery, wait_until
 from small_training import set_arguments
 from trainstone.results.store import read_result
 
@@ -46,7 +46,6 @@ def test_failing_run_has_its_traceback_in_the_log(nursery: Nursery, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "number", "shown"),
     [
-        ("against", signal.SIGUSR1, "comparing"),
         ("inference", signal.SIGHUP, "measuring"),
         ("runs", signal.SIGUSR1, "run 1 of 2 · measuring"),
         ("runs", signal.SIGHUP, "run 1 of 2"),
@@ -58,7 +57,6 @@ def test_scheduler_signal_ends_every_kind_of_run_in_order(
 ):
     out = (*ENDLESS, "--out", str(tmp_path))
     words = {
-        "against": ("bench", "--against", "seed=1", *narrow_arguments(), *out),
         "inference": ("eval", str(checkpoint), "--bench", *out),
         "runs": ("bench", "--runs", "2", *narrow_arguments(), *out),
         "aa": ("doctor", "--aa", *narrow_arguments(), *ENDLESS),
@@ -129,29 +127,9 @@ def test_signal_while_torch_is_loading_is_recorded(tmp_path: Path, number: signa
     assert result["status"] == "interrupted"
 
 
-def start_sweep(nursery: Nursery, out: Path) -> Child:
-    child = nursery.start("sweep", "--batch-sizes", "2,4", *narrow_arguments(), *ENDLESS, "--out", str(out))
-    wait_until(lambda: "· measuring" in child.err.read_text())
-    return child
-
-
-def test_sweep_stopped_by_a_scheduler_is_resumable(nursery: Nursery, tmp_path: Path):
-    child = start_sweep(nursery, tmp_path)
-    child.send(signal.SIGTERM)
-    ended = child.wait()
-    assert ended.code == 75
-    run = find_run(tmp_path)
-    result = read_result(run)
-    assert result.status == "interrupted"
-    (found,) = [found for found in result.findings if found.code == "interrupted"]
-    assert found.message == "stopped by SIGTERM after 0 of 2 points"
-    assert found.hint == f"go on with: trainstone sweep --resume {run}"
-    plan = nursery.start("sweep", "--resume", str(run), "--dry-run", "--json").wait()
-    assert len(plan.json()["points"]) == 2
-
-
 def test_children_of_a_killed_sweep_end_with_it(nursery: Nursery, tmp_path: Path):
-    child = start_sweep(nursery, tmp_path)
+    child = nursery.start("sweep", "--batch-sizes", "2,4", *narrow_arguments(), *ENDLESS, "--out", str(tmp_path))
+    wait_until(lambda: "· measuring" in child.err.read_text())
     (point,) = tmp_path.glob("*/points/*")
     child.send(signal.SIGKILL)
     child.wait()
