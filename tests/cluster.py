@@ -59,18 +59,18 @@ PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10 PreemptMode=OFF
 
 class Cluster:
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.config = folder / "slurm.conf"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"SLURM_CONF": str(self.config)}
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def run(self, *command: str) -> str:
         environment = os.environ | self.environment
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def is_idle(self) -> bool:
+        words = ["sinfo", "-h", "-N", "-p", "batch", "-o", "%t"]
+        done = subprocess.run(words, env=os.environ | self.environment, capture_output=True, text=True)
+        return done.stdout.split() == ["idle"] * len(NODES)
 
     def job(self, job: str) -> dict[str, str]:
         words = self.run("scontrol", "show", "job", "-o", job).split()
@@ -83,7 +83,7 @@ class Cluster:
         for node in NODES:
             if "idle" not in self.run("sinfo", "-h", "-n", node, "-o", "%t"):
                 self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_until(lambda: self.run("sinfo", "-h", "-p", "batch", "-o", "%t").split() == ["idle"])
+        wait_until(self.is_idle)
 
 
 def find_programs() -> dict[str, str] | None:
@@ -110,21 +110,11 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
         for number, command in enumerate(commands):
             with (folder / f"daemon-{number}.log").open("wb") as log:
                 started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
-        wait_until(lambda: is_idle(cluster))
+        wait_until(cluster.is_idle)
         yield cluster
         cluster.clear()
     finally:
         end_all(started)
-
-
-def is_idle(cluster: Cluster) -> bool:
-    done = subprocess.run(
-        ["sinfo", "-h", "-N", "-p", "batch", "-o", "%t"],
-        env=os.environ | cluster.environment,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout.split() == ["idle"] * len(NODES)
 
 
 def write_config(folder: Path) -> None:

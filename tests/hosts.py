@@ -49,7 +49,7 @@ class Hosts:
         started = []
         for host, place in zip(ranks, self.place(ranks, world or len(ranks)), strict=True):
             line = (before or {}).get(host, "true").format(port=self.port)
-            entered = f"{self.entering(host, line)}\n{prepare}"
+            entered = f"import hosts; hosts.enter({self.space[host]!r}, {host!r}, {line!r})\n{prepare}"
             started.append(self.nursery.start(*arguments, env={**place, **(env or {}).get(host, {})}, prepare=entered))
         return started
 
@@ -60,9 +60,6 @@ class Hosts:
             {**same, "RANK": str(number), "LOCAL_RANK": str(ranks[:number].count(host))}
             for number, host in enumerate(ranks)
         ]
-
-    def entering(self, host: str, before: str = "true") -> str:
-        return f"import hosts; hosts.enter({self.space[host]!r}, {host!r}, {before!r})"
 
     def run(self, ranks: list[str], arguments: list[str], **more: object) -> list[Finished]:
         return [child.wait() for child in self.start(ranks, arguments, **more)]  # type: ignore[arg-type]

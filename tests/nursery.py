@@ -70,8 +70,8 @@ class Nursery:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        assert self._parent.stdin is not None
-        assert self._parent.stdout is not None
+        assert self._parent.stdin
+        assert self._parent.stdout
         self._parent.stdin.write(json.dumps(question) + "\n")
         self._parent.stdin.flush()
         answer: dict[str, Any] = json.loads(self._parent.stdout.readline())
@@ -110,13 +110,10 @@ class Nursery:
     def start_ranks(self, world: int, *arguments: str, prepare: str = "") -> list[Child]:
         if world == 1:
             return [self.start(*arguments, prepare=prepare)]
-        port = str(find_free_port())
-        same = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
-        same["MASTER_PORT"] = port
-        return [
-            self.start(*arguments, env={**same, "RANK": str(rank), "LOCAL_RANK": str(rank)}, prepare=prepare)
-            for rank in range(world)
-        ]
+        same = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        same |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
+        places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+        return [self.start(*arguments, env=same | place, prepare=prepare) for place in places]
 
     def run(self, *arguments: str, world: int = 1) -> Finished:
         """Run to the end; what the first rank said. All ranks must end alike."""
@@ -193,17 +190,15 @@ class ForkedRun:
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+            self.returncode = wait_for(self.pid, 0.0)
         return self.returncode
 
     def wait(self, timeout: float = LIMIT) -> int:
-        end = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("child run", timeout)
-            time.sleep(0.005)
-        return code
+        if self.returncode is None:
+            self.returncode = wait_for(self.pid, timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("child run", timeout)
+        return self.returncode
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
@@ -232,14 +227,16 @@ def leave_out() -> None:
     vars(observation)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
-def wait_for(pid: int) -> int | None:
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
+def wait_for(pid: int, seconds: float = LIMIT) -> int | None:
+    """Return a child's exit code, minus the signal that killed it; None: it still runs."""
+    end = time.monotonic() + seconds
+    while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= end:
+            return None
         time.sleep(0.005)
-    return None
 
 
 def be_child(question: dict[str, Any], outputs: list[int], main: Callable[[], None]) -> None:
