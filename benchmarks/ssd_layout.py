@@ -64,7 +64,7 @@ def build_our_loss(model, images, boxes, labels, defaults):  # noqa: ANN201
 
     from trainstone.models.boxes import match
     from trainstone.models.losses import detection_loss
-    from trainstone.models.pixels import Normaliser
+    from trainstone.workloads.workload import Normaliser
 
     model = model.to(memory_format=torch.channels_last)
     see = Normaliser("standard", torch.device("cpu"))
@@ -82,7 +82,7 @@ def build_usual_loss(ssd, images, boxes, labels, defaults):  # noqa: ANN201
     from torch import Tensor, nn
 
     from trainstone.models.boxes import encode, overlap, to_edges
-    from trainstone.models.pixels import Normaliser
+    from trainstone.workloads.workload import Normaliser
 
     class UsualSsd(nn.Module):
         """The same weights in two heads a map."""

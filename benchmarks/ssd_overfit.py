@@ -24,8 +24,8 @@ from trainstone.machine.allocator import restart_keeping_memory
 from trainstone.machine.cpus import available_cores
 from trainstone.models.boxes import default_boxes, match
 from trainstone.models.losses import detection_loss
-from trainstone.models.pixels import Normaliser
 from trainstone.models.ssd import build_ssd
+from trainstone.workloads.workload import Normaliser
 
 IMAGE_SIZE = 300
 NUM_PICTURES = 4

@@ -2,21 +2,28 @@
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from trainstone.errors import ConfigError, DataError
-from trainstone.models.backbone import Network, recognise, take_backbone
+from trainstone.models.legacy_pickle import pickle_arrays
 from trainstone.models.mxnet_names import name_in_gluon
-from trainstone.models.pickled import pickle_arrays
 from trainstone.models.resnet import COUNTER, DEPTHS
-from trainstone.models.tensorfile import gather_tensors, write_pieces
-from trainstone.models.weights import load_weights, read_weights, refuse_not_finite
+from trainstone.models.weights import (
+    Network,
+    gather_tensors,
+    load_weights,
+    read_weights,
+    recognise,
+    refuse_not_finite,
+    take_backbone,
+    write_bytes,
+    write_weights,
+)
 from trainstone.text import printable
 
 KINDS = {".pth": "torch", ".pt": "torch", ".safetensors": "safetensors", ".pickle": "mlperf_ssd", ".pkl": "mlperf_ssd"}
@@ -65,7 +72,7 @@ def convert_weights(source: Path, target: Path) -> Converted:
     refuse_not_finite(weights, where)
     complete = {name: weights.get(name, NO_BATCHES) for name in skeleton.state_dict()}
     kept = _choose_kept(kind, network, complete, where)
-    write_pieces(target, _build_pieces(kind, kept))
+    _write(target, kind, kept)
     parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
     left_out = (*others, *(name for name in weights if name not in kept))
     told = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
@@ -85,11 +92,13 @@ def _choose_kept(kind: str, network: Network, weights: Mapping[str, Tensor], whe
     return {name: tensor for name, tensor in weights.items() if name_in_gluon(name) is not None}
 
 
-def _build_pieces(kind: str, weights: Mapping[str, Tensor]) -> Iterable[bytes]:
+def _write(target: Path, kind: str, weights: Mapping[str, Tensor]) -> None:
     if kind == "safetensors":
-        return [save(gather_tensors(weights), {"format": "pt"})]  # "pt" is what others look for
-    if kind == "mlperf_ssd":
-        return [pickle_arrays({str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in weights.items()})]
-    memory = io.BytesIO()
-    torch.save(OrderedDict(gather_tensors(weights)), memory)
-    return [memory.getvalue()]
+        write_weights(target, weights, {})
+    elif kind == "mlperf_ssd":
+        arrays = {str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in weights.items()}
+        write_bytes(target, pickle_arrays(arrays))
+    else:
+        memory = io.BytesIO()
+        torch.save(OrderedDict(gather_tensors(weights)), memory)
+        write_bytes(target, memory.getvalue())

@@ -1,26 +1,31 @@
-"""Weights of a network: read from files of several kinds, put into a model, written.
+"""Weights of a network: read from files of several kinds, recognised, put into a model, written.
 
-The kinds: safetensors, trainstone's checkpoints, torch's files, pickles of arrays.
+The kinds: safetensors, trainstone's checkpoints (safetensors with a document), torch's files, pickles of arrays.
 
 No code in a file ever runs: torch's pickles are opened as weights alone, others by a reader of our own, or not at all.
 """
 
+import errno
+import hashlib
+import json
 import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from trainstone.errors import DataError
-from trainstone.models.backbone import ENDS, recognise, take_backbone
-from trainstone.models.mxnet_names import rename_from_gluon
-from trainstone.models.pickled import read_pickled
-from trainstone.models.tensorfile import gather_tensors, read_tensors, write_tensors
+from trainstone.errors import DataError, ResultError, TrainstoneError
+from trainstone.files import sync_path, write_atomically
+from trainstone.models.legacy_pickle import read_pickled
+from trainstone.models.mxnet_names import HEADS, rename_from_gluon
+from trainstone.models.resnet import COUNTER, DEPTHS, build_resnet, list_names
 from trainstone.text import printable
 from trainstone.units import format_count
 
@@ -43,8 +48,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     weights = _read_kind(path)
     if not weights:
         raise DataError(f"{path} holds no tensors")
+    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in weights)), None):
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
     try:
-        return rename_from_gluon(_strip_prefixes(weights))
+        return rename_from_gluon(weights)
     except ValueError as err:
         raise DataError(f"{path} holds {err}") from err
 
@@ -68,7 +75,6 @@ def load_pretrained(module: nn.Module, path: Path) -> None:
 
 
 def refuse_not_finite(weights: Mapping[str, Tensor], where: str) -> None:
-    """Refuse infinite numbers and what is none."""
     bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
     if bad:
         raise DataError(f"{where}: {format_count(len(bad), 'tensor')} not of finite numbers, first {bad[0]}")
@@ -100,11 +106,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, *,
 
 def write_weights(path: Path, model_state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a plain safetensors file for other tools, names as the model has them, whole or not at all."""
-    write_tensors(path, gather_tensors(model_state), {"format": "pt", **metadata})  # "pt" is what others look for
+    write_bytes(path, save(gather_tensors(model_state), {"format": "pt", **metadata}))  # "pt" is what others look for
 
 
 def _read_kind(path: Path) -> dict[str, Tensor]:
-    """Read a file as what its first bytes say it is."""
     try:
         if not path.is_file():  # opening a pipe would wait for ever
             raise DataError(f"{path} {'is not an ordinary file' if path.exists() else 'does not exist'}")
@@ -112,8 +117,7 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
             head = file.read(32)
     except OSError as err:
         raise DataError(f"cannot read {path}: {err.strerror or err}") from err
-    # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
-    is_pickle = head.startswith(b"\x80") and head[8:9] != b"{"
+    is_pickle = _is_pickle(head)
     if head.startswith(ZIP) or (is_pickle and LEGACY in head):
         return _unwrap(path, _load_torch(path))
     if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
@@ -127,11 +131,11 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    file = read_tensors(path, DataError)
-    if file.document is None:
-        return file.tensors
+    tensors, document = read_tensors(path, DataError)
+    if document is None:
+        return tensors
     # An average of parameters alone takes the rest from the model.
-    parts = [{n.removeprefix(p): t for n, t in file.tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
+    parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
     return parts[0] | parts[1]
 
 
@@ -139,7 +143,11 @@ def _load_torch(path: Path) -> Any:
     """Open a file of torch.save as weights alone; anything else that it asks for is refused before it happens."""
     try:
         if zipfile.is_zipfile(path):
-            _check_unpacked(path)
+            with zipfile.ZipFile(path) as archive:
+                unpacked_bytes = sum(member.file_size for member in archive.infolist())
+            if unpacked_bytes > path.stat().st_size:  # a small file that would fill the memory
+                message = f"{path} unpacks to {unpacked_bytes} bytes, more than it has; torch.save does not compress"
+                raise DataError(message, hint=SAVE_AGAIN)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: the error says enough
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -153,16 +161,6 @@ def _load_torch(path: Path) -> Any:
             reason = printable(str(err).strip().partition("\n")[0])[:200] or type(err).__name__
             what = f"is cut off, damaged or not a file of weights alone: {reason}"
         raise DataError(f"{path} {what}; it was not opened", hint=SAVE_AGAIN) from err
-
-
-def _check_unpacked(path: Path) -> None:
-    """Refuse a small file that would fill the memory; torch never compresses."""
-    with zipfile.ZipFile(path) as archive:
-        unpacked_bytes = sum(member.file_size for member in archive.infolist())
-    if unpacked_bytes > path.stat().st_size:
-        raise DataError(
-            f"{path} unpacks to {unpacked_bytes} bytes, more than it has; torch.save does not compress", hint=SAVE_AGAIN
-        )
 
 
 def _unwrap(path: Path, found: Any) -> dict[str, Tensor]:
@@ -193,10 +191,9 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _strip_prefixes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in weights)), None):
-        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    return weights
+def _is_pickle(head: bytes) -> bool:
+    # A header of safetensors may have 128 bytes and so begin like a pickle; but its ninth byte is a brace.
+    return head.startswith(b"\x80") and head[8:9] != b"{"
 
 
 def _list_names(what: str, names: Iterable[str]) -> str:
@@ -213,3 +210,158 @@ def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, 
     if any(name.rpartition(".")[0] != last for name in differing) or len(classes) != 1 or not (shape := classes.pop()):
         return None
     return f"--set model.num_classes={shape[0]}"
+
+
+BACKBONE = "backbone."
+"""What a detector of ours calls its ResNet."""
+ENDS = ("layer4.", "fc.")
+"""Parts that a backbone may lack: a detector has other layers there."""
+
+
+class Network(NamedTuple):
+    depth: int
+    width: int
+    """Channels of the stem and the first stage."""
+    norm: str
+    ends: tuple[str, ...]
+    """Which of ENDS are there."""
+
+    def __str__(self) -> str:
+        kind = "" if self.norm == "batch" else f" with {self.norm} norm"
+        whole = {0: " up to layer3", 1: " without fc", 2: ""}[len(self.ends)]
+        return f"ResNet-{self.depth}{kind}{whole}"
+
+
+def take_backbone(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the ResNet in weights, also in those of a detector, and the names of the tensors outside it."""
+    inner = {n.removeprefix(BACKBONE): t for n, t in weights.items() if n.startswith(BACKBONE)}
+    if inner:
+        return inner, tuple(name for name in weights if not name.startswith(BACKBONE))
+    heads = tuple(name for name in weights if name.startswith(HEADS))
+    return {name: tensor for name, tensor in weights.items() if name not in heads}, heads
+
+
+def recognise(weights: Mapping[str, Tensor]) -> tuple[Network, nn.Module] | None:
+    """Return the ResNet that most names are of, and that network on the meta device; None for other networks."""
+    names = {name for name in weights if not name.endswith(COUNTER)}
+    norm = "batch" if any(name.endswith(("running_mean", "running_var")) for name in names) else "group"
+    last = any(name.startswith("fc.") for name in names)  # a classifier needs the stage before it
+    ends = ENDS if last else tuple(end for end in ENDS if any(name.startswith(end) for name in names))
+    absent = tuple(end for end in ENDS if end not in ends)
+    listed = {depth: {n for n in list_names(depth, norm) if not n.startswith(absent)} for depth in DEPTHS}
+    depth = min(DEPTHS, key=lambda depth: len(listed[depth] ^ names))
+    if 2 * len(listed[depth] & names) < len(listed[depth]):
+        return None
+    first, last = weights.get("conv1.weight"), weights.get("fc.weight")
+    width = first.shape[0] if first is not None and first.dim() == 4 and len(first) else 64
+    num_classes = last.shape[0] if last is not None and last.dim() and len(last) else 1000
+    stem = "small" if first is not None and first.shape[2:] == (3, 3) else "imagenet"
+    with torch.device("meta"):
+        skeleton = build_resnet(depth, num_classes=num_classes, stem=stem, width=width, norm=norm)
+    for end in absent:
+        delattr(skeleton, end.rstrip("."))
+    return Network(depth, width, norm, ends), skeleton
+
+
+# History: 1: {"format", "step", ...}. What "sha256" covers must never change: it is checked before the format is.
+FORMAT = 1
+UPDATE = "update trainstone"
+"""Hint of the error for a newer format."""
+
+
+def read_tensors(path: Path, error: type[TrainstoneError]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """Return the tensors of a safetensors file and the document of a checkpoint, its checksum checked."""
+    try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise ValueError("is not an ordinary file" if path.exists() else "does not exist")
+        # pread: what is checked is what is used. A mapped file may change, or shrink and kill the process, later on.
+        with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
+            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        document = _open_document(metadata, tensors)
+    except OSError as err:
+        raise error(f"cannot read {path}: {err.strerror or err}") from err
+    except ValueError as err:
+        raise error(f"{path} {err}") from err
+    except (SafetensorError, RuntimeError, TypeError, OverflowError, MemoryError) as err:
+        raise error(f"{path} {_explain(path, str(err))}") from err
+    if document and document["format"] > FORMAT:
+        message = f"{path} is a checkpoint of format {document['format']}; this trainstone reads up to {FORMAT}"
+        raise error(message, hint=UPDATE)
+    return tensors, document
+
+
+def write_checkpoint_file(path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+    """Write tensors with a document, and a checksum of both."""
+    gathered, text = gather_tensors(tensors), json.dumps({**document, "format": FORMAT}, allow_nan=False)
+    write_bytes(path, save(gathered, {"trainstone": text, "sha256": _hash(text, gathered)}))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file and its folder to disk, whole or not at all.
+
+    safetensors' save_file leaves files of another name when it is killed, and readable by their owner alone.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, [content])
+        sync_path(path.parent)
+    except OSError as err:
+        raise explain_write(path, err) from err
+
+
+def explain_write(path: Path, err: OSError) -> ResultError:
+    full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    hint = "write into another folder"
+    return ResultError(
+        f"cannot write {path}: {err.strerror or err}", hint=f"free some space, or {hint}" if full else hint
+    )
+
+
+def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return them on the CPU, row by row, none in the memory of another; copied only where that is needed."""
+    gathered = {}
+    memories = set()
+    for name, tensor in tensors.items():
+        ready = tensor.detach().to("cpu").contiguous()
+        if ready.untyped_storage().data_ptr() in memories:
+            ready = ready.clone()
+        memories.add(ready.untyped_storage().data_ptr())
+        gathered[name] = ready
+    return gathered
+
+
+def _open_document(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """Return the document of a checkpoint after checking the whole file against its checksum; None if it has none."""
+    text = metadata.get("trainstone")
+    if text is None:
+        return None
+    if metadata.get("sha256") != _hash(text, tensors):
+        raise ValueError("is damaged: its content and its checksum differ")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise ValueError(f"has a document that is no JSON: {err}") from err
+    if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+        raise ValueError("has a document without a format number")
+    return document
+
+
+def _hash(document: str, tensors: Mapping[str, Tensor]) -> str:
+    """Cover the document and each tensor's name, type, shape and bytes, wherever they lie in the file."""
+    digest = hashlib.sha256(json.dumps(document).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        # One line of ASCII, which also says how many bytes follow: no two contents give the same sequence.
+        digest.update(f"\n{json.dumps([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _explain(path: Path, reason: str) -> str:
+    with path.open("rb") as file:
+        head = file.read(9)
+    if not head:
+        return "is empty"
+    if len(head) == 9 and (head.startswith(ZIP) or _is_pickle(head)):
+        return "is a pickle, which may hold code: it is not opened"
+    return f"is cut off, damaged or not a safetensors file: {printable(reason.splitlines()[0])[:200]}"

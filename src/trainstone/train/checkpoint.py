@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainstone.errors import ResultError
 from trainstone.files import sync_path
-from trainstone.models.tensorfile import UPDATE, explain_write, gather_tensors, read_tensors, seal, write_tensors
+from trainstone.models.weights import UPDATE, explain_write, read_tensors, write_checkpoint_file
 from trainstone.train.task import Task
 
 BEST = "best.safetensors"
@@ -36,8 +36,7 @@ class Checkpoint(NamedTuple):
 def write_checkpoint(folder: Path, step: int, document: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     """Write step-<steps done>.safetensors and bring it to disk; nobody may change the tensors meanwhile."""
     path = folder / name_checkpoint(step)
-    gathered = gather_tensors(tensors)
-    write_tensors(path, gathered, seal({**document, "step": step}, gathered))
+    write_checkpoint_file(path, tensors, {**document, "step": step})
     return path
 
 
@@ -48,13 +47,13 @@ def name_checkpoint(step: int) -> str:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint whose every byte of meaning was checked; anything else is refused, and nothing of it runs."""
-    file = read_tensors(path, ResultError)
-    if file.document is None:
+    tensors, document = read_tensors(path, ResultError)
+    if document is None:
         raise ResultError(
             f"{path} is no checkpoint of trainstone: a safetensors file without trainstone's document",
             hint=f"if it holds weights alone: trainstone eval {path}",
         )
-    return Checkpoint(path, file.document, file.tensors)
+    return Checkpoint(path, document, tensors)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -25,8 +25,14 @@ from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.models.convert import convert_weights
 from trainstone.models.resnet import build_resnet
 from trainstone.models.ssd import build_ssd
-from trainstone.models.tensorfile import FORMAT, gather_tensors, seal, write_tensors
-from trainstone.models.weights import load_pretrained, load_weights, read_weights, write_weights
+from trainstone.models.weights import (
+    FORMAT,
+    load_pretrained,
+    load_weights,
+    read_weights,
+    write_checkpoint_file,
+    write_weights,
+)
 
 SMALL = {"conv.weight": torch.arange(6.0).reshape(2, 3), "bn.num_batches_tracked": torch.tensor(4)}
 KINDS = ("pth", "safetensors", "pickle")
@@ -66,11 +72,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def write_checkpoint(path: Path, tensors: dict[str, Tensor], **document: int) -> None:
-    gathered = gather_tensors(tensors)
-    write_tensors(path, gathered, seal(document, gathered))
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(
     "content",
@@ -94,28 +95,28 @@ def test_tensors_are_found_under_all_usual_wrappings(tmp_path: Path, content: An
 def test_of_a_checkpoint_the_averaged_weights_are_taken(tmp_path: Path):
     path = tmp_path / "step-00000001.safetensors"
     others = {"optimizer.0": torch.zeros(3)} | prefixed("model.", SMALL)
-    write_checkpoint(path, others)
+    write_checkpoint_file(path, others, {})
     assert same(read_weights(path), SMALL)
     average = SMALL | {"conv.weight": torch.ones(2, 3)}
-    write_checkpoint(path, others | prefixed("ema.", average))
+    write_checkpoint_file(path, others | prefixed("ema.", average), {})
     assert same(read_weights(path), average)
-    write_checkpoint(path, others | {"ema.conv.weight": torch.ones(2, 3)})
+    write_checkpoint_file(path, others | {"ema.conv.weight": torch.ones(2, 3)}, {})
     assert same(read_weights(path), average)
 
 
 def test_a_damaged_or_newer_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "step-00000001.safetensors"
-    write_checkpoint(path, prefixed("model.", SMALL))
+    write_checkpoint_file(path, prefixed("model.", SMALL), {})
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"\x99")
     with pytest.raises(DataError, match="checksum differ"):
         read_weights(path)
     with monkeypatch.context() as patch:
-        patch.setattr("trainstone.models.tensorfile.FORMAT", FORMAT + 1)
-        write_checkpoint(path, prefixed("model.", SMALL))
+        patch.setattr("trainstone.models.weights.FORMAT", FORMAT + 1)
+        write_checkpoint_file(path, prefixed("model.", SMALL), {})
     with pytest.raises(DataError, match=f"reads up to {FORMAT}"):
         read_weights(path)
-    write_checkpoint(path, {"optimizer.0": torch.zeros(1)})
+    write_checkpoint_file(path, {"optimizer.0": torch.zeros(1)}, {})
     with pytest.raises(DataError, match="holds no tensors"):
         read_weights(path)
 
@@ -322,7 +323,7 @@ def test_any_kind_of_file_is_pretrained_weights_and_a_whole_network_needs_all_te
         write_weights(path, state, {"recipe": "resnet34", "step": "12"})
     elif kind == "checkpoint":
         path = tmp_path / "step-00000012.safetensors"
-        write_checkpoint(path, prefixed("model.", state), step=12)
+        write_checkpoint_file(path, prefixed("model.", state), {"step": 12})
     backbone, model = make_backbone(), build_resnet(34, num_classes=5, width=16)
     load_pretrained(backbone, path)
     found = backbone.state_dict()

@@ -22,7 +22,7 @@ from damage import Call
 from small_training import make_config
 from trainstone.errors import ResultError
 from trainstone.measure.clock import choose_timer
-from trainstone.models.tensorfile import FORMAT, _hash
+from trainstone.models.weights import FORMAT, _hash
 from trainstone.train import checkpoint
 from trainstone.train.loop import train_steps
 from trainstone.train.task import Task, build_task
@@ -93,7 +93,7 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(sound: Path):
 
 def write_newer(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
-        patch.setattr("trainstone.models.tensorfile.FORMAT", FORMAT + 1)
+        patch.setattr("trainstone.models.weights.FORMAT", FORMAT + 1)
         return checkpoint.write_checkpoint(folder, step, DOCUMENT, TENSORS)
 
 

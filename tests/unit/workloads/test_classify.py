@@ -1,8 +1,8 @@
 import torch
 
 from trainstone.config.load import load_config
-from trainstone.models.pixels import NORMALISATIONS
 from trainstone.workloads.classify import CLASSIFY
+from trainstone.workloads.workload import NORMALISATIONS
 
 CPU = torch.device("cpu")
 

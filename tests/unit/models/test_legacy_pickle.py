@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from damage import Call, damaged, quick, read_damaged
 from trainstone.errors import DataError
-from trainstone.models.pickled import HINT, pickle_arrays, read_pickled
+from trainstone.models.legacy_pickle import HINT, pickle_arrays, read_pickled
 
 RANDOM = np.random.default_rng(0)
 ARRAYS = {

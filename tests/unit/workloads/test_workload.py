@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainstone.models.pixels import NORMALISATIONS, Normaliser
+from trainstone.workloads.workload import NORMALISATIONS, Normaliser
 
 CPU = torch.device("cpu")
 PIXEL = (0, 128, 255)
