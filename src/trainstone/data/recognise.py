@@ -12,7 +12,7 @@ from pathlib import Path
 from trainstone.data.manifest import WORK, Manifest, check_files, read_manifest
 from trainstone.data.raw.classfolders import find_class_folders, find_tiny_imagenet, open_class_folders
 from trainstone.data.raw.coco import find_coco, open_splits
-from trainstone.data.raw.filetree import is_picture
+from trainstone.data.raw.listing import is_picture
 from trainstone.data.sample import ClassName, DataSet, Split
 from trainstone.data.sources import DamagedRecords, PictureSource, keep_boxed
 from trainstone.data.storage.recordio import RecordIOShard

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainstone.data.raw.archives import unpack_once
-from trainstone.data.raw.filetree import is_picture, list_entries, open_tree, walk_folder
-from trainstone.data.raw.listing import ListingBuilder, Place
+from trainstone.data.raw.listing import ListingBuilder, Place, is_picture, list_entries, open_tree, walk_folder
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.data.storage.boxfile import SUFFIX, read_box_file
 from trainstone.errors import DataError

@@ -13,8 +13,7 @@ from trainstone.data.manifest import WORK
 from trainstone.data.raw.archives import list_tar, unpack_once
 from trainstone.data.raw.boxes import read_boxes
 from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
-from trainstone.data.raw.filetree import is_picture, list_entries, walk_files
-from trainstone.data.raw.listing import ListingBuilder, Place
+from trainstone.data.raw.listing import ListingBuilder, Place, is_picture, list_entries, walk_files
 from trainstone.data.raw.synsets import SYNSET, VAL_PICTURE, is_devkit, read_devkit, read_texts, read_val_labels
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.errors import DataError
@@ -81,7 +80,7 @@ def find_imagenet(path: Path, *, val_labels: Path | None = None, boxes: Path | N
     found_boxes = _find_boxes(shelves, boxes, classes)
     splits = []
     for split, builder in builders.items():
-        listing = builder.finish(classes, found_boxes, leave_out_others=split == "val")
+        listing = builder.finish(classes, found_boxes, skip_other_classes=split == "val")
         if len(listing) < len(builder):
             num_dropped, others = len(builder) - len(listing), sorted(set(builder.classes) - set(classes))
             told = "%s: val: %s of classes that train lacks are dropped (%s ...)"

@@ -1,28 +1,33 @@
-"""A split of very many pictures by number: plain files, ranges of tars and members of zips, in little memory.
+"""Files of a folder, a zip or a tar by name; and a split of very many pictures in them by number, in little memory.
 
-Nothing is decoded. ImageNet's 1.28 million training pictures take about 200 MB.
+Nothing is decoded or extracted. ImageNet's 1.28 million training pictures take about 200 MB.
+Hidden files and macOS's doubles are left out.
 """
 
 import hashlib
+import logging
 import os
 import threading
 import zipfile
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainstone.data.raw.archives import open_zip, read_zip_member
+from trainstone.data.raw.archives import list_tar, open_zip, read_zip_member
 from trainstone.data.sample import Box, Edges, Sample
 from trainstone.errors import DataError
 from trainstone.formats.files import find_odd_character
 from trainstone.text import printable
 from trainstone.units import format_bytes
 
+log = logging.getLogger(__name__)
+
+PICTURE_SUFFIXES = (".jpeg", ".jpg", ".png")
 MAX_PICTURE_BYTES = 256 * 2**20
 READ_BYTES = 2**20
 FILES_ASKED = 500
@@ -39,20 +44,107 @@ class Place(NamedTuple):
     size: int = -1
 
 
+class Folder(NamedTuple):
+    """A folder met on a walk."""
+
+    name: str
+    """Relative to where the walk began, with /; empty there."""
+    path: Path
+    files: list[str]
+
+
+class FileTree(NamedTuple):
+    """Files by relative name: for data sets of some 100,000."""
+
+    path: Path
+    files: dict[str, Place]
+
+    def read_lines(self, name: str) -> list[str]:
+        """Return the lines of a text file that are not blank; none where it is not there."""
+        if name not in self.files:
+            return []
+        builder = ListingBuilder(self.path)
+        builder.add(name, "", self.files[name])
+        lines = builder.finish([""]).read_bytes(0).decode("utf-8", errors="replace").splitlines()
+        return [line for line in lines if line.strip()]
+
+
+def open_tree(path: Path) -> FileTree:
+    """List a folder, a zip (by its name) or a tar that is not compressed; one folder around all files is stripped."""
+    files = dict(walk_files(path))
+    tops = {name.partition("/")[0] for name in files}
+    if not path.is_dir() and len(tops) == 1 and all("/" in name for name in files):
+        files = {name.partition("/")[2]: place for name, place in files.items()}
+    return FileTree(path, files)
+
+
+def walk_files(path: Path) -> Iterator[tuple[str, Place]]:
+    """Yield name and place of the files that are not hidden in a folder, a zip or a tar that is not compressed."""
+    if path.is_dir():
+        for folder in walk_folder(path):
+            prefix, place = f"{folder.name}/" if folder.name else "", Place(folder.path)
+            yield from ((prefix + file, place) for file in folder.files)
+    elif _is_zip(path):
+        with open_zip(path) as archive:
+            for number, info in enumerate(archive.infolist()):
+                if not info.is_dir() and not is_hidden(info.filename):
+                    yield info.filename, Place(path, number, info.file_size)
+    else:
+        yield from ((name, Place(path, *place)) for name, *place in list_tar(path) if not is_hidden(name))
+
+
+def list_entries(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"{printable(str(folder))}: no such folder")
+    try:
+        return sorted(folder.iterdir())
+    except OSError as err:
+        raise _unreadable(str(folder), err) from err
+
+
+def walk_folder(root: Path) -> Iterator[Folder]:
+    """Yield folders as im2rec.py meets them: a folder before what is in it, all sorted by name, links followed."""
+    stack: list[tuple[str, Path, tuple[tuple[int, int], ...]]] = [("", root, ())]
+    while stack:
+        name, path, parents = stack.pop()
+        try:
+            facts = path.stat()
+            with os.scandir(path) as entries:
+                found = sorted((e.name, e.is_dir(), e.is_file()) for e in entries if not is_hidden(e.name))
+        except OSError as err:
+            raise _unreadable(str(path), err) from err
+        identity = (facts.st_dev, facts.st_ino)
+        if identity in parents:
+            log.warning("%s: a link to a folder that it lies in; left out", printable(str(path)))
+            continue
+        yield Folder(name, path, [file for file, _, is_file in found if is_file])
+        for inner in reversed([file for file, is_folder, _ in found if is_folder]):
+            stack.append((f"{name}/{inner}" if name else inner, path / inner, (*parents, identity)))
+
+
+def is_hidden(name: str) -> bool:
+    """Say whether a file or a folder it lies in is hidden, or is macOS's."""
+    return name.startswith((".", "__MACOSX")) or "/." in name
+
+
+def is_picture(name: str) -> bool:
+    return name.lower().endswith(PICTURE_SUFFIXES) and not is_hidden(name.rpartition("/")[2])
+
+
 class FileListing:
-    """Pictures with one label each; made by ListingBuilder."""
+    """Pictures with one label each; made by ListingBuilder. It is a Source."""
 
     def __init__(
         self,
         names: Sequence[str],
         containers: Sequence[Path],
-        columns: Mapping[str, NDArray[Any]],
+        rows: NDArray[np.int64],
         boxes: Mapping[str, Sequence[Edges]],
     ) -> None:
         self._names = names
         self._containers = containers
         self._folders = [f"{container}/" for container in containers]
-        self._columns = columns
+        self._rows = rows  # (pictures, 4): label, number of the container, offset, size
         self._box_starts, self._boxes = _gather_boxes(names, boxes)
         self._lock = threading.Lock()
         self._zips: dict[Path, zipfile.ZipFile] = {}
@@ -61,15 +153,12 @@ class FileListing:
         return len(self._names)
 
     def name(self, index: int) -> str:
-        """Return the name, such as n01440764/n01440764_10026.JPEG."""
         return self._names[index]
 
     def label(self, index: int) -> int:
-        """Return the class, counted from 0."""
-        return int(self._columns["label"][index])
+        return int(self._rows[index, 0])
 
     def where(self, index: int) -> str:
-        """Return the file, or the archive and the byte in it."""
         place = self._place(index)
         if place.offset < 0:
             return printable(self._path(index))
@@ -77,24 +166,21 @@ class FileListing:
         return f"{printable(str(place.container))}, {what} {place.offset} ({printable(self._names[index])})"
 
     def size_bytes(self, index: int) -> int:
-        """Return the size of the picture's file."""
         place = self._place(index)
         if place.offset >= 0:
             return place.size
         try:
             return os.stat(self._path(index)).st_size  # noqa: PTH116
         except OSError as err:
-            raise self._unreadable(index, err) from err
+            raise _unreadable(self.where(index), err, _HINT) from err
 
     def read_bytes(self, index: int) -> bytes:
-        """Return the content of the file."""
         try:
-            return self._read_file(index) if self._columns["offset"][index] < 0 else self._read_archive(index)
+            return self._read_file(index) if self._rows[index, 2] < 0 else self._read_archive(index)
         except OSError as err:
-            raise self._unreadable(index, err) from err
+            raise _unreadable(self.where(index), err, _HINT) from err
 
     def read(self, index: int) -> Sample:
-        """Return the picture, undecoded, with its label and boxes."""
         image = self.read_bytes(index)
         if not image:
             raise DataError(f"{self.where(index)}: empty, no picture", hint="copy the picture again or take it away")
@@ -108,27 +194,26 @@ class FileListing:
         Not of all plain files: to ask for a million of them takes minutes on a file system of a cluster.
         """
         digest = hashlib.sha256("\n".join(self._names).encode())
-        kept = [column for key, column in self._columns.items() if key != "container"]  # numbered as they were met
-        for column in (*kept, self._box_starts, self._boxes):
+        labels, _, offsets, sizes = self._rows.T  # containers are numbered as they were met
+        for column in (labels.astype(np.int32), offsets, sizes, self._box_starts, self._boxes):
             digest.update(column.tobytes())
         step = max(1, len(self) // FILES_ASKED)
-        files = [self._path(n) for n in range(0, len(self), step) if self._columns["offset"][n] < 0]
+        files = [self._path(n) for n in range(0, len(self), step) if offsets[n] < 0]
         for path in (*sorted(self._containers), *map(Path, files)):
             try:
                 facts = path.stat()
             except OSError as err:
-                raise DataError(f"{printable(str(path))}: cannot be read: {err.strerror}", hint=_HINT) from err
+                raise _unreadable(str(path), err, _HINT) from err
             digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
     def _place(self, index: int) -> Place:
-        container, offset, size = (int(self._columns[key][index]) for key in ("container", "offset", "size"))
+        _, container, offset, size = self._rows[index].tolist()
         return Place(self._containers[container], offset, size)
 
     def _path(self, index: int) -> str:
         """Return a plain file's path, without pathlib: this is done a million times."""
-        folder = self._folders[self._columns["container"][index]]
-        return f"{folder}{self._names[index].rpartition('/')[2]}"
+        return self._folders[self._rows[index, 1]] + self._names[index].rpartition("/")[2]
 
     def _read_file(self, index: int) -> bytes:
         descriptor = os.open(self._path(index), os.O_RDONLY)
@@ -153,13 +238,14 @@ class FileListing:
                 archive = self._zips[place.container]
             content = read_zip_member(archive, self._lock, archive.infolist()[place.offset])
         else:
-            content = read_range(place)
+            descriptor = os.open(place.container, os.O_RDONLY)
+            try:
+                content = os.pread(descriptor, place.size, place.offset)
+            finally:
+                os.close(descriptor)
         if content is None or len(content) < place.size:
             raise DataError(f"{self.where(index)}: damaged or cut off in its archive", hint=_HINT)
         return content
-
-    def _unreadable(self, index: int, err: OSError) -> DataError:
-        return DataError(f"{self.where(index)}: cannot be read: {err.strerror or err}", hint=_HINT)
 
     def _check_size(self, index: int, size: int) -> None:
         if size > MAX_PICTURE_BYTES:
@@ -167,13 +253,8 @@ class FileListing:
             raise DataError(f"{self.where(index)}: {format_bytes(size)} are no picture; up to {limit} are read")
 
 
-def read_range(place: Place) -> bytes:
-    """Return a tar member's bytes; fewer where the tar has become shorter."""
-    descriptor = os.open(place.container, os.O_RDONLY)
-    try:
-        return os.pread(descriptor, place.size, place.offset)
-    finally:
-        os.close(descriptor)
+def _unreadable(where: str, err: OSError, hint: str | None = None) -> DataError:
+    return DataError(f"{printable(where)}: cannot be read: {err.strerror or err}", hint=hint)
 
 
 def _is_zip(path: Path) -> bool:
@@ -201,9 +282,7 @@ class ListingBuilder:
         self._names: list[str] = []
         self._classes: dict[str, int] = {}
         self._containers: dict[Path, int] = {}
-        self._class = array("i")
-        self._container = array("i")
-        self._offset, self._size = array("q"), array("q")
+        self._rows = array("q")
 
     def __len__(self) -> int:
         return len(self._names)
@@ -214,49 +293,45 @@ class ListingBuilder:
         return list(self._classes)
 
     def add(self, name: str, class_name: str, place: Place) -> None:
-        """Take a picture."""
         if problem := find_odd_character(name):
             raise DataError(f"{self._where}: '{printable(name)}' {problem}", hint="rename it")
         self._names.append(name)
-        self._class.append(self._classes.setdefault(class_name, len(self._classes)))
-        self._container.append(self._containers.setdefault(place.container, len(self._containers)))
-        self._offset.append(place.offset)
-        self._size.append(place.size)
+        class_number = self._classes.setdefault(class_name, len(self._classes))
+        container = self._containers.setdefault(place.container, len(self._containers))
+        self._rows.extend((class_number, container, place.offset, place.size))
 
     def finish(
         self,
         classes: Sequence[str],
         boxes: Mapping[str, Sequence[Edges]] | None = None,
         *,
-        leave_out_others: bool = False,
+        skip_other_classes: bool = False,
     ) -> FileListing:
         """Return the pictures by class, in the order of `classes`, and by name; labels are places in that list.
 
         Boxes are found by a name without its extension, or by the last part of that. A class that is not in the list
-        is an error, unless pictures of others are to be left out.
+        is an error, unless pictures of others are to be skipped.
         """
         ranks = {name: rank for rank, name in enumerate(classes)}
         unknown = [name for name in self._classes if name not in ranks]
-        if unknown and not leave_out_others:
+        if unknown and not skip_other_classes:
             raise DataError(
                 f"{self._where}: class '{printable(unknown[0])}' is not among the {len(classes)} classes of train",
                 hint="take the folder away, or add the class to train",
             )
-        labels = np.array([ranks.get(name, -1) for name in self._classes], np.int32)[np.frombuffer(self._class, "i4")]
-        order = self._sort(labels)
+        rows = np.array(self._rows).reshape(-1, 4)
+        rows[:, 0] = np.array([ranks.get(name, -1) for name in self._classes], np.int64)[rows[:, 0]]
+        order = self._sort(rows[:, 0])
         names = [self._names[i] for i in order]
         for name, following in pairwise(names):
             if name == following:
-                told = f"{self._where}: two pictures are named {printable(name)}"
-                raise DataError(told, hint="take one of them away")
-        columns: dict[str, NDArray[Any]] = {"label": labels[order]}
-        for key, values in (("container", self._container), ("offset", self._offset), ("size", self._size)):
-            columns[key] = np.array(values)[order]
-        return FileListing(names, list(self._containers), columns, boxes or {})
+                message = f"{self._where}: two pictures are named {printable(name)}"
+                raise DataError(message, hint="take one of them away")
+        return FileListing(names, list(self._containers), rows[order], boxes or {})
 
-    def _sort(self, labels: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _sort(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         order = np.argsort(labels, kind="stable")
-        order = order[np.searchsorted(labels[order], 0) :]  # those left out have -1
+        order = order[np.searchsorted(labels[order], 0) :]  # those skipped have -1
         starts = np.flatnonzero(np.diff(labels[order], prepend=-2))
         for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
             order[first:last] = sorted(order[first:last].tolist(), key=self._names.__getitem__)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainstone.data.picture.look import ENDINGS, Look
-from trainstone.data.raw.filetree import is_picture
+from trainstone.data.raw.listing import is_picture
 from trainstone.data.sample import ClassName, Sample, list_numbers
 from trainstone.data.storage.boxfile import SUFFIX, box_lines
 from trainstone.data.storage.encoding import Encoded, Encoder, Shard, find_class
