@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainstone.data.manifest import WORK
+from trainstone.data.raw.annotations import (
+    NUM_CLASSES,
+    SYNSET,
+    VAL_PICTURE,
+    is_devkit,
+    read_boxes,
+    read_devkit,
+    read_texts,
+    read_val_labels,
+)
 from trainstone.data.raw.archives import list_tar, unpack_once
-from trainstone.data.raw.boxes import read_boxes
 from trainstone.data.raw.classfolders import find_class_folders, find_imagenetv2, find_tiny_imagenet
 from trainstone.data.raw.listing import ListingBuilder, Place, is_picture, list_entries, walk_files
-from trainstone.data.raw.synsets import SYNSET, VAL_PICTURE, is_devkit, read_devkit, read_texts, read_val_labels
 from trainstone.data.sample import ClassName, DataSet, Edges, Split
 from trainstone.errors import DataError
 from trainstone.units import format_count
@@ -31,7 +39,6 @@ BOX_FILES = ("Annotation", "Annotations", "bbox", "ILSVRC2012_bbox_train_v2.tar.
 KAGGLE_FOLDERS = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 # A folder with more folders than this holds classes, not parts of a data set.
 MAX_PARTS = 64
-NUM_CLASSES = 1000
 
 
 class Picture(NamedTuple):

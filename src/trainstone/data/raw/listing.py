@@ -213,7 +213,7 @@ class FileListing:
 
     def _path(self, index: int) -> str:
         """Return a plain file's path, without pathlib: this is done a million times."""
-        return self._folders[self._rows[index, 1]] + self._names[index].rpartition("/")[2]
+        return f"{self._folders[self._rows[index, 1]]}{self._names[index].rpartition('/')[2]}"
 
     def _read_file(self, index: int) -> bytes:
         descriptor = os.open(self._path(index), os.O_RDONLY)

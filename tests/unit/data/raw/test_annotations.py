@@ -3,11 +3,17 @@ import gzip
 import pytest
 
 from made_archives import make_tar
-from trainstone.data.raw.boxes import read_box_xml, read_boxes
+from trainstone.data.raw.annotations import read_box_xml, read_boxes
+from trainstone.data.sample import Edges
 from trainstone.errors import DataError
 
 DOG, CAT = "n02092002", "n02123045"
 KNOWN = {DOG, CAT}
+
+
+def read_xml(content: str | bytes, synset: str | None = DOG) -> list[Edges]:
+    data = content if isinstance(content, bytes) else content.encode()
+    return read_box_xml(data, synset, KNOWN, where="n1/n1_2.xml")
 
 
 def xml(*objects: tuple[str, object, object, object, object], width: object = 500, height: object = 400) -> str:
@@ -23,25 +29,25 @@ def xml(*objects: tuple[str, object, object, object, object], width: object = 50
 
 
 def test_edges_are_shares_of_the_stated_size_with_four_decimals():
-    assert read_box_xml(xml((DOG, 53, 1, 300, 399), width=333), DOG, KNOWN) == [(0.1592, 0.0025, 0.9009, 0.9975)]
+    assert read_xml(xml((DOG, 53, 1, 300, 399), width=333)) == [(0.1592, 0.0025, 0.9009, 0.9975)]
 
 
 def test_edges_are_put_in_order_and_cut():
-    assert read_box_xml(xml((DOG, 600, 300, -20, 100)), DOG, KNOWN) == [(0.0, 0.25, 1.0, 0.75)]
+    assert read_xml(xml((DOG, 600, 300, -20, 100))) == [(0.0, 0.25, 1.0, 0.75)]
 
 
 @pytest.mark.parametrize("edges", [(10, 10, 10, 50), (10, 50, 40, 50), (600, 10, 700, 50), (-9, 10, -1, 50)])
 def test_a_box_without_area_is_left_out(edges):
-    assert read_box_xml(xml((DOG, *edges), (DOG, 0, 0, 500, 400)), DOG, KNOWN) == [(0.0, 0.0, 1.0, 1.0)]
+    assert read_xml(xml((DOG, *edges), (DOG, 0, 0, 500, 400))) == [(0.0, 0.0, 1.0, 1.0)]
 
 
 def test_the_first_label_decides_for_all_boxes_of_a_file_as_in_the_original():
     whole = (0, 0, 500, 400)
-    assert read_box_xml(xml((CAT, *whole), (DOG, *whole)), DOG, KNOWN) == []
-    assert len(read_box_xml(xml((DOG, *whole), (CAT, *whole)), DOG, KNOWN)) == 2
-    assert len(read_box_xml(xml(("Scottish_deerhound", *whole), (CAT, *whole)), DOG, KNOWN)) == 2
-    assert len(read_box_xml(xml(("n99999999", *whole)), DOG, KNOWN)) == 1
-    assert len(read_box_xml(xml((CAT, *whole), (DOG, *whole)), None, KNOWN)) == 2
+    assert read_xml(xml((CAT, *whole), (DOG, *whole))) == []
+    assert len(read_xml(xml((DOG, *whole), (CAT, *whole)))) == 2
+    assert len(read_xml(xml(("Scottish_deerhound", *whole), (CAT, *whole)))) == 2
+    assert len(read_xml(xml(("n99999999", *whole)))) == 1
+    assert len(read_xml(xml((CAT, *whole), (DOG, *whole)), None)) == 2
 
 
 @pytest.mark.parametrize(
@@ -61,14 +67,14 @@ def test_the_first_label_decides_for_all_boxes_of_a_file_as_in_the_original():
 )
 def test_damaged_xml_is_refused_by_name(content):
     with pytest.raises(DataError, match=r"^n1/n1_2\.xml: "):
-        read_box_xml(content, DOG, KNOWN, where="n1/n1_2.xml")
+        read_xml(content)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-7"])
 def test_entities_are_refused(encoding):
     laughs = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><a>&c;</a>'
     with pytest.raises(DataError, match=r"document type|damaged"):
-        read_box_xml(laughs.encode(encoding), DOG, KNOWN)
+        read_xml(laughs.encode(encoding))
 
 
 FILES = {
