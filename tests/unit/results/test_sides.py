@@ -140,7 +140,7 @@ def test_groups_are_by_what_was_executed():
         make_result("4", ranks=2),
         make_result("5"),
     ]
-    groups = [[run.result.run_id for run in group] for group in group_runs(runs_of(*results))]
+    groups = [[run.result.run_id for run in group] for group in group_runs(runs_of(*results)).values()]
     assert groups == [["1", "2", "5"], ["3"], ["4"]]
 
 
