@@ -9,8 +9,7 @@ import torch
 
 from trainstone.errors import ConfigError, MachineError
 from trainstone.machine.facts import read_cpu_model
-from trainstone.measure.meters import CpuReader, NvmlReader
-from trainstone.measure.telemetry import Reader
+from trainstone.measure.telemetry import CpuReader, NvmlReader, Reader
 
 CPU_SIXTEEN_BIT = {
     "bf16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),

@@ -17,8 +17,7 @@ from trainstone.data.splits import OpenSplit
 from trainstone.errors import RunError
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer, choose_timer
-from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord

@@ -20,8 +20,7 @@ from trainstone.config.learning import ParallelConfig
 from trainstone.config.schema import MeasureConfig
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.profiler import ProfilerRange
-from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.sink import Sink, watch
+from trainstone.measure.recorder import Sink, StepRecorder, watch
 from trainstone.results.progress import Progress
 from trainstone.results.ratio import ORDER, judge_exchange
 from trainstone.results.schema import Communication, Status

@@ -14,7 +14,7 @@ from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import Rank
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress

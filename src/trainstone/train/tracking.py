@@ -19,7 +19,7 @@ from trainstone.config.learning import TrackingConfig
 from trainstone.config.load import flatten
 from trainstone.errors import MachineError
 from trainstone.files import dump_json, write_atomically
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord

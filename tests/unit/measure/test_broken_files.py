@@ -12,7 +12,7 @@ from made_up import make_nvml, make_server, make_tree, refuse
 from trainstone.machine.cpus import available_cores, count_kills, memory_available_bytes, memory_limit_bytes
 from trainstone.machine.facts import read_facts
 from trainstone.machine.health import Pressure, read_pressure
-from trainstone.measure.meters import CpuReader
+from trainstone.measure.telemetry import CpuReader
 from trainstone.results.samples import Reading
 
 MEASURED = {"max_mhz", "boost", "smt", "isa", "sockets", "vendor"}

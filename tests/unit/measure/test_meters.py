@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from made_up import CPU, RAPL, STAT, make_nvml, make_server, make_tree, refuse
-from trainstone.measure.meters import CpuReader, NvmlReader, name_reasons
+from trainstone.measure.telemetry import CpuReader, NvmlReader, name_reasons
 from trainstone.results.samples import Reading
 
 

@@ -10,7 +10,7 @@ import torch
 from small_training import Learned, assert_same, make_config, read_learned, train_here
 from trainstone.errors import RunError
 from trainstone.formats.mllog import parse_line
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink
 from trainstone.results import schema
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation

@@ -15,7 +15,7 @@ from trainstone.config.learning import OptimizerConfig
 from trainstone.config.schema import Config
 from trainstone.errors import ResultError
 from trainstone.files import write_atomically
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord, as_stored, read_records

@@ -24,7 +24,7 @@ from trainstone.formats.mllog import Event, format_line, kind_of, parse_line
 from trainstone.machine.pagecache import NOT_ASKED, CacheCleared, clear_page_cache
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import name_device
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink
 from trainstone.results.checks import finding
 from trainstone.results.quality import Evaluation
 from trainstone.results.schema import FINISHED, Finding, Status

@@ -10,7 +10,7 @@ import os
 from datetime import datetime
 
 from trainstone.files import write_atomically
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink
 from trainstone.results.schema import FINISHED, Status
 from trainstone.text import printable
 from trainstone.train.original.lines import Facts

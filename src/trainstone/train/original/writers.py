@@ -5,7 +5,7 @@ Each format is a file beside this one; rank 0 writes them. mlperf.log is in mllo
 
 from collections.abc import Callable, Iterator
 
-from trainstone.measure.sink import Sink
+from trainstone.measure.recorder import Sink
 from trainstone.train.original.iterdur import DurationFile
 from trainstone.train.original.lines import Facts, OriginalFile
 from trainstone.train.original.nvlog import BenchmarkLines, NvlogFile, TrainingNvlog
