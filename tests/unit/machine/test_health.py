@@ -129,16 +129,9 @@ def test_what_the_run_itself_showed(flags, grade, words):
 
 def test_busiest_others_adds_processes_of_one_name():
     before = replace(QUIET, others={(1, 1): ("idle", 100.0), (2, 2): ("cc", 1.0), (4, 4): ("old", 50.0)})
-    after = replace(
-        LATER,
-        others={
-            (1, 1): ("idle", 100.5),
-            (2, 2): ("cc", 11.0),
-            (3, 3): ("cc", 5.0),
-            (4, 9): ("new", 20.0),  # same pid, another process
-        },
-    )
-    assert busiest_others(before, after) == ("new", "cc")
+    others = {(1, 1): ("idle", 100.5), (2, 2): ("cc", 11.0), (3, 3): ("cc", 5.0)}
+    others[4, 9] = ("new", 20.0)  # same pid, another process
+    assert busiest_others(before, replace(LATER, others=others)) == ("new", "cc")
 
 
 def test_hostile_process_names_are_read_and_shown_harmless(tmp_path):

@@ -7,22 +7,15 @@ import pytest
 from trainstone.machine import pagecache
 
 
-@pytest.fixture
-def switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    file = tmp_path / "drop_caches"
-    file.write_text("0")
-    monkeypatch.setattr(pagecache, "SWITCH", file)
+def test_clear_page_cache_forgets_pages_and_names_and_describes_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    switch = tmp_path / "drop_caches"
+    monkeypatch.setattr(pagecache, "SWITCH", switch)
     monkeypatch.setattr(pagecache.os, "sync", lambda: None)
-    return file
-
-
-def test_pages_and_names_are_forgotten(switch: Path):
     done, told, at_seconds = pagecache.clear_page_cache()
     assert (done, told, switch.read_text()) == (True, "page cache cleared", "3")
     assert at_seconds is not None
-
-
-def test_clear_page_cache_describes_a_failure(switch: Path):
     switch.unlink()
     switch.mkdir()
     cleared = pagecache.clear_page_cache()
