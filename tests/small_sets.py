@@ -15,8 +15,8 @@ from trainstone.data.plan import make_plan
 from trainstone.data.prepare import prepare
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
-from trainstone.data.storage.encoding import Encoder, Shard
 from trainstone.data.storage.recordio import RecordIOShard
+from trainstone.data.storage.records import Encoder, Shard
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.data.storage.wds import WdsShard
 from trainstone.data.verify import Findings, verify

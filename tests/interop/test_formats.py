@@ -5,8 +5,8 @@ from pathlib import Path
 from made_sets import pack_image
 from peers import ask_peer
 from trainstone.formats import recordio
-from trainstone.formats.example import Feature, bytes_feature, encode_example, float_feature, int64_feature
 from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord
+from trainstone.formats.tfrecord import Feature, bytes_feature, encode_example, float_feature, int64_feature
 
 JPEG = b"\xff\xd8" + bytes(range(256)) * 430
 EXAMPLES: list[dict[str, Feature]] = [

@@ -11,8 +11,7 @@ import pytest
 from made_sets import CMYK, PNG, SCENES, SYNSETS, draw_scenes, label_by_folder, read_all
 from peers import PEERS, ask_peer, digest, find_peer, run_peer
 from trainstone.data.picture.decode import decode
-from trainstone.formats.example import decode_example
-from trainstone.formats.tfrecord import TFRecordFile
+from trainstone.formats.tfrecord import TFRecordFile, decode_example
 
 Make = Callable[..., Path]
 # Files of train and validation, and the threads of the original that make them, 8 by default: with these numbers of

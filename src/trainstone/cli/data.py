@@ -160,8 +160,7 @@ def make(
     quiet: options.Quiet = 0,
 ) -> None:
     """Generate pictures that a network can learn from: shapes, textures, scenes; as real JPEGs."""
-    from trainstone.data.generated.source import GeneratedSource
-    from trainstone.data.generated.stored import plan_stored
+    from trainstone.data.generated.source import GeneratedSource, plan_stored
 
     start_work(quiet)
     width, height = parse_size(size or ("96" if kind == "classify" else "300"))

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from trainstone.config.pictures import AugmentConfig, LoaderConfig
-from trainstone.data.feeding.feed import Bad, Cache, Feed, Worker
+from trainstone.data.feeding.feed import NOTHING, Bad, Cache, Feed, Holds, Worker, pack
 from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
 from trainstone.data.feeding.ring import Ring
-from trainstone.data.feeding.shown import NOTHING, Holds, pack
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.picture.decode import Pixels
 from trainstone.data.sample import Source

@@ -12,9 +12,9 @@ import numpy as np
 
 from trainstone.data.manifest import Storage
 from trainstone.data.sample import ClassName, DataSet, Source
-from trainstone.data.storage.encoding import Encoder, Shard
 from trainstone.data.storage.folder import FolderEncoder
 from trainstone.data.storage.recordio import RecordIOEncoder
+from trainstone.data.storage.records import Encoder, Shard
 from trainstone.data.storage.tfrecord import TFRecordEncoder
 from trainstone.data.storage.wds import WdsEncoder
 

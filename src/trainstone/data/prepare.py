@@ -18,7 +18,7 @@ from trainstone.data.picture.look import Look, look
 from trainstone.data.plan import Plan, Treatment
 from trainstone.data.sample import Sample, Source
 from trainstone.data.shardfile import ShardWriter, find_done
-from trainstone.data.storage.encoding import Encoded, Encoder, Shard
+from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.machine.ranks import Rank

@@ -16,7 +16,7 @@ import google_crc32c
 from trainstone.data.manifest import FileFacts, ShardFacts, parse_record
 from trainstone.data.parallel import lock_file
 from trainstone.data.storage.boxfile import SUFFIX
-from trainstone.data.storage.encoding import Encoded, Encoder, Shard
+from trainstone.data.storage.records import Encoded, Encoder, Shard
 from trainstone.files import dump_json, sync_path, write_atomically
 from trainstone.formats.files import Span
 

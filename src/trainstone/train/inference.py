@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainstone.config.schema import Config, change_section
-from trainstone.data.feeding.shown import IGNORED
+from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import ALONE

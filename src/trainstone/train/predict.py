@@ -14,7 +14,7 @@ import torch
 from trainstone.config.schema import Config
 from trainstone.data.feeding.feed import Feed, Worker
 from trainstone.data.feeding.transform import make_transform
-from trainstone.data.generated.stored import find_stored
+from trainstone.data.generated.source import find_stored
 from trainstone.data.loader import Memory
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName

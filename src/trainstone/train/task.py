@@ -19,7 +19,7 @@ from trainstone.config.learning import OptimizerConfig
 from trainstone.config.schema import Config
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.transform import make_transform
-from trainstone.data.generated.stored import find_stored, provide_stored
+from trainstone.data.generated.source import find_stored, provide_stored
 from trainstone.data.loader import KEEP, Loader
 from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import ConfigError, MachineError

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.shown import IGNORED
+from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import DataError
 from trainstone.machine.ranks import ALONE, Rank

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.shown import IGNORED
+from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE, Rank

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.shown import Holds
+from trainstone.data.feeding.feed import Holds
 from trainstone.data.loader import Loader, open_loader
 from trainstone.data.sample import DataSet, Edges
 from trainstone.data.splits import OpenSplit

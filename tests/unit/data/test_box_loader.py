@@ -10,7 +10,7 @@ import torch
 from made_pictures import busy, save
 from small_loaders import make_loader, same, take
 from small_sets import CLASSES, Listed, write_set
-from trainstone.data.feeding.shown import IGNORED
+from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.loader import Loader
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Source, Split

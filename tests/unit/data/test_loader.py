@@ -10,8 +10,8 @@ import torch
 from made_pictures import make_samples
 from small_loaders import Batch, make_loader, same, take
 from small_sets import Listed
+from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.feeding.order import TrainOrder
-from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.loader import STAGES, Loader
 from trainstone.data.sample import Sample, Source
 from trainstone.errors import DataError

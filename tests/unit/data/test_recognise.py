@@ -11,8 +11,7 @@ from small_sets import JPEGS, RECORDS, SHARDS, STORAGES, make_png, make_set, to_
 from trainstone.data.recognise import HINT, name_split, open_dataset
 from trainstone.data.sample import DataSet, Sample
 from trainstone.errors import DataError
-from trainstone.formats.example import bytes_feature, encode_example, int64_feature
-from trainstone.formats.tfrecord import frame
+from trainstone.formats.tfrecord import bytes_feature, encode_example, frame, int64_feature
 
 SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
 SLIM = {"image/encoded": bytes_feature(JPEGS[0])}

@@ -11,8 +11,7 @@ from trainstone.data.sources import PictureSource, keep_boxed
 from trainstone.data.storage.records import RecordSource
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.errors import DataError
-from trainstone.formats.example import bytes_feature, encode_example, float_feature
-from trainstone.formats.tfrecord import frame
+from trainstone.formats.tfrecord import bytes_feature, encode_example, float_feature, frame
 
 
 @pytest.fixture

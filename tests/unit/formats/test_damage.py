@@ -36,14 +36,21 @@ from trainstone.data.storage.wds import WdsShard
 from trainstone.errors import DataError
 from trainstone.formats import recordio, tfrecord
 from trainstone.formats.coco import full, read_instances
-from trainstone.formats.example import bytes_feature, decode_example, encode_example, float_feature, int64_feature
 from trainstone.formats.kineto import read_trace
 from trainstone.formats.mat5 import read_mat
 from trainstone.formats.mllog import read_mllog
 from trainstone.formats.ncu import read_ncu
 from trainstone.formats.recordio import MAGIC_BYTES, ImageRecord, RecordIOFile, pack_labels, read_list
 from trainstone.formats.tar import END, WdsFile, member
-from trainstone.formats.tfrecord import TFRecordFile, frame
+from trainstone.formats.tfrecord import (
+    TFRecordFile,
+    bytes_feature,
+    decode_example,
+    encode_example,
+    float_feature,
+    frame,
+    int64_feature,
+)
 
 LONGER = "x" * 120 + ".jpg"
 VECTOR = ImageRecord((4.0, 6.0, 32.0, 32.0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.0), 7, JPEGS[0][:200], vector=True)

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from damage import quick, real_data
 from trainstone.errors import DataError
-from trainstone.formats.example import (
+from trainstone.formats.tfrecord import (
     Feature,
+    TFRecordFile,
     bytes_feature,
     encode_example,
     float_feature,
     int64_feature,
 )
-from trainstone.formats.example import decode_example as decode_at
-from trainstone.formats.tfrecord import TFRecordFile
+from trainstone.formats.tfrecord import decode_example as decode_at
 
 decode_example = partial(decode_at, where="a.tfrecord, byte 17")
 

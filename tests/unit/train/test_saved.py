@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from made_pictures import busy, save
 from made_saved import RUN_ID, STEP, make_checkpoint, make_config, make_document, make_network
-from trainstone.data.generated.stored import find_stored, provide_stored
+from trainstone.data.generated.source import find_stored, provide_stored
 from trainstone.data.splits import open_split
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.train.checkpoint import keep_best

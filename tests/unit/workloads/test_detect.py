@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.data.feeding.shown import IGNORED
-from trainstone.data.generated.stored import find_stored
+from trainstone.data.feeding.feed import IGNORED
+from trainstone.data.generated.source import find_stored
 from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE

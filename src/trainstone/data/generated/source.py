@@ -1,22 +1,29 @@
 """The data set that needs no download: drawn pictures of shapes, as real JPEGs, for classification and detection.
 
-Every picture follows from (seed, split, number) alone, so nothing is stored and any process can make any of them.
+Every picture follows from (seed, split, number) alone, so nothing need be stored and any process can make any of them.
 The class is told by form and surface, never by colour, place or size.
 """
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from trainstone.config.schema import Config
 from trainstone.data.generated.scenes import (
+    SHAPES,
+    SURFACES,
     Canvas,
     Drawn,
+    Points,
     Thing,
+    draw_blob,
+    outline,
     paint_background,
     paint_thing,
     photograph,
@@ -24,10 +31,15 @@ from trainstone.data.generated.scenes import (
     place_thing,
     rotate,
 )
-from trainstone.data.generated.shapes import SHAPES, SURFACES, Points, draw_blob, outline
+from trainstone.data.manifest import Storage, read_manifest
+from trainstone.data.parallel import Progress
 from trainstone.data.picture.decode import encode_jpeg
+from trainstone.data.plan import Plan, make_plan
+from trainstone.data.prepare import prepare
 from trainstone.data.sample import Box, ClassName, DataSet, Sample, Split
 from trainstone.errors import ConfigError
+from trainstone.files import cache_folder
+from trainstone.machine.ranks import ALONE
 
 KINDS = ("classify", "detect")
 MAX_OBJECTS, FEW_OBJECTS = 8, 4
@@ -255,3 +267,43 @@ def box_of(owner: Owner, number: int, label: int) -> Box:
         float(columns[-1] + 1) / width,
         float(rows[-1] + 1) / height,
     )
+
+
+MARGIN = 8 / 7
+"""Stored pictures are larger than what is trained on, as in ImageNet's validation: 256 for 224."""
+
+
+class Stored(NamedTuple):
+    """A generated set: how to make it, and where."""
+
+    plan: Plan
+    target: Path
+
+
+def plan_stored(
+    train: GeneratedSource, val: int, storage: Storage = "folder", shards: dict[str, int] | None = None
+) -> Stored:
+    """Plan a generated set in the cache folder: a training split, and so many images like it for validation."""
+    made = generate(train, {"train": train.count, "val": val} if val else {"train": train.count})
+    size = f"{train.width}x{train.height}-{train.count}-{val}-seed-{train.seed}{'' if train.clutter else '-alone'}"
+    plan = make_plan(made, storage, shuffle=False, shards=shards or {})
+    return Stored(plan, cache_folder() / "data" / f"{train.kind}-{train.num_classes}-classes-{size}-{storage}")
+
+
+def find_stored(config: Config) -> Stored:
+    """Return the generated set that a recipe trains on; there or not."""
+    data, num_classes = config.data, config.model.num_classes
+    if num_classes == "auto":
+        raise ConfigError("data.source = generated needs a number of classes", hint="--set model.num_classes=10")
+    size = round(data.image_size * MARGIN)
+    train = GeneratedSource(
+        config.workload, "train", data.generated_train, size, size, num_classes, clutter=data.generated_clutter
+    )
+    return plan_stored(train, data.generated_val, "recordio")
+
+
+def provide_stored(config: Config, workers: int) -> Iterator[Progress]:
+    """Make a recipe's generated set where it is not there yet."""
+    stored = find_stored(config)
+    if read_manifest(stored.target) is None:
+        yield from prepare(stored.plan, stored.target, ALONE, workers)

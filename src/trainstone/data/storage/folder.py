@@ -8,7 +8,7 @@ from trainstone.data.picture.look import ENDINGS, Look
 from trainstone.data.raw.listing import is_picture
 from trainstone.data.sample import ClassName, Sample, list_numbers
 from trainstone.data.storage.boxfile import SUFFIX, box_lines
-from trainstone.data.storage.encoding import Encoded, Encoder, Shard, find_class
+from trainstone.data.storage.records import Encoded, Encoder, Shard, find_class
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances, full
 from trainstone.formats.files import Span, find_odd_character, is_inside

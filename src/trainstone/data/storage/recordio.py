@@ -14,8 +14,7 @@ import numpy as np
 from trainstone.data.picture.look import Look, find_ending
 from trainstone.data.sample import Box, ClassName, Edges, Sample, make_box, shorten
 from trainstone.data.storage.boxfile import SUFFIX, box_lines, make_key, read_box_file
-from trainstone.data.storage.encoding import Encoded, Encoder, Shard
-from trainstone.data.storage.records import Glance, Offsets, ShardReader
+from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats import recordio
 from trainstone.formats.files import Span

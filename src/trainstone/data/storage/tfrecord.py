@@ -14,19 +14,21 @@ import numpy as np
 
 from trainstone.data.picture.look import Look, find_ending, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
-from trainstone.data.storage.encoding import Encoded, Encoder, Shard, find_class
-from trainstone.data.storage.records import Glance, Offsets, ShardReader
+from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader, find_class
 from trainstone.errors import DataError
-from trainstone.formats.example import (
+from trainstone.formats.files import Span
+from trainstone.formats.tfrecord import (
     Feature,
+    TFRecordFile,
     bytes_feature,
     decode_example,
     encode_example,
     float_feature,
+    frame,
+    index_line,
     int64_feature,
+    read_index,
 )
-from trainstone.formats.files import Span
-from trainstone.formats.tfrecord import TFRecordFile, frame, index_line, read_index
 
 LABELS = ("image/class/label", "image/label", "label", "class", "cls")
 NAMES = ("image/filename", "image/fname", "image/source_id", "filename", "key")

@@ -10,8 +10,7 @@ from urllib.parse import unquote
 
 from trainstone.data.picture.look import ENDINGS, Look
 from trainstone.data.sample import Box, ClassName, Sample, list_numbers, make_box
-from trainstone.data.storage.encoding import Encoded, Encoder, Shard
-from trainstone.data.storage.records import Glance, ShardReader
+from trainstone.data.storage.records import Encoded, Encoder, Glance, Shard, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.files import Span
 from trainstone.formats.tar import END, TarSample, WdsFile, index_text, member

@@ -12,12 +12,10 @@ import pytest
 from made_pictures import busy, make_samples, save
 from small_sets import SHARDS, Counting, Listed, flip, locate, make_set
 from trainstone.config.pictures import AugmentConfig, LoaderConfig
-from trainstone.data.feeding.feed import OVERHEAD_BYTES, SUBSTITUTES, Bad, Cache, Feed, Worker
+from trainstone.data.feeding.feed import IGNORED, OVERHEAD_BYTES, SUBSTITUTES, Bad, Cache, Feed, Worker
 from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.shown import IGNORED
 from trainstone.data.feeding.transform import make_transform
-from trainstone.data.picture.decode import look_sized
-from trainstone.data.picture.region import Region
+from trainstone.data.picture.decode import Region, look_sized
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, Sample, Source
 from trainstone.errors import DataError

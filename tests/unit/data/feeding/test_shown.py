@@ -11,11 +11,10 @@ from made_pictures import save, save_sampled
 from small_sets import Listed
 from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop, Window
-from trainstone.data.feeding.feed import Feed, Worker
+from trainstone.data.feeding.feed import IGNORED, NOTHING, Feed, Shown, Worker, list_boxes, pack
 from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.shown import IGNORED, NOTHING, Shown, list_boxes, pack
 from trainstone.data.feeding.transform import make_transform
-from trainstone.data.picture import region
+from trainstone.data.picture.decode import decode_upper
 from trainstone.data.sample import Box, Sample
 
 SSD = {"crop": "overlap", "aspect": (0.5, 2.0), "attempts": 1}
@@ -75,7 +74,7 @@ def test_a_rectangle_is_where_its_box_says(
 
     def spy(*args, shrink, **rest):
         shrunk.add(shrink)
-        return region.decode_upper(*args, shrink=shrink, **rest)
+        return decode_upper(*args, shrink=shrink, **rest)
 
     monkeypatch.setattr("trainstone.data.feeding.feed.decode_upper", spy)
     pixels, box = draw(width, height, edges)

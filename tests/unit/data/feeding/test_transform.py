@@ -13,8 +13,7 @@ from trainstone.config.pictures import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.transform import Transform, View, find_part, make_transform, scale_edges
-from trainstone.data.picture.decode import decode, look_sized
-from trainstone.data.picture.region import Region, Scratch, decode_upper
+from trainstone.data.picture.decode import Region, Scratch, decode, decode_upper, look_sized
 from trainstone.data.sample import Box
 from trainstone.errors import ConfigError
 

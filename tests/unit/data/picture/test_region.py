@@ -8,9 +8,16 @@ import pytest
 import simplejpeg
 
 from made_pictures import busy, mean_difference, put_before, save, save_sampled, save_scans
-from trainstone.data.picture import region
-from trainstone.data.picture.decode import decode, look_sized
-from trainstone.data.picture.region import MAX_KEPT_BYTES, Scratch, can_stop_early, choose_shrink, decode_upper
+from trainstone.data.picture import decode as decoding
+from trainstone.data.picture.decode import (
+    MAX_KEPT_BYTES,
+    Scratch,
+    can_stop_early,
+    choose_shrink,
+    decode,
+    decode_upper,
+    look_sized,
+)
 from trainstone.errors import DataError
 
 WIDTH, HEIGHT = 45, 59
@@ -53,7 +60,7 @@ def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(data, *arguments, **options)
 
     real = simplejpeg.decode_jpeg
-    monkeypatch.setattr(region.simplejpeg, "decode_jpeg", spy)
+    monkeypatch.setattr(decoding.simplejpeg, "decode_jpeg", spy)
     return rows
 
 
@@ -179,7 +186,7 @@ def test_memory_of_a_thread_is_used_again():
 
 
 def test_without_a_decoder_that_stops_early_all_is_decoded(monkeypatch: pytest.MonkeyPatch, count_rows: list[int]):
-    monkeypatch.setattr(region, "can_stop_early", functools.cache(lambda: False))
+    monkeypatch.setattr(decoding, "can_stop_early", functools.cache(lambda: False))
     part = decode_upper(LAYOUTS["420"], 10, Scratch(), fast=False)
     assert count_rows == [HEIGHT]
     assert np.array_equal(part.pixels, decode(LAYOUTS["420"]))

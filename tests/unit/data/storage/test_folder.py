@@ -8,8 +8,8 @@ import pytest
 from small_sets import BOXES, CLASSES, JPEGS, SIDE, make_png
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, Sample
-from trainstone.data.storage.encoding import Encoded, Shard
 from trainstone.data.storage.folder import FolderEncoder, make_instances
+from trainstone.data.storage.records import Encoded, Shard
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, read_instances
 from trainstone.formats.files import Span

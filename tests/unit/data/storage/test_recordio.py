@@ -8,8 +8,8 @@ import pytest
 from small_sets import BOXES, JPEGS, SIDE, read_shard, to_classify, write_shard
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, Sample
-from trainstone.data.storage.encoding import Shard
 from trainstone.data.storage.recordio import RecordIOEncoder, RecordIOShard, is_detection
+from trainstone.data.storage.records import Shard
 from trainstone.errors import DataError
 
 

@@ -8,18 +8,19 @@ import pytest
 from small_sets import BOXES, CLASSES, JPEGS, SIDE, make_png, read_shard, to_classify, write_shard
 from trainstone.data.picture.look import look
 from trainstone.data.sample import Box, ClassName, Sample, shorten
-from trainstone.data.storage.encoding import Shard
+from trainstone.data.storage.records import Shard
 from trainstone.data.storage.tfrecord import TFRecordEncoder, TFRecordShard
 from trainstone.errors import DataError
-from trainstone.formats.example import (
+from trainstone.formats.tfrecord import (
     Feature,
+    TFRecordFile,
     bytes_feature,
     decode_example,
     encode_example,
     float_feature,
+    frame,
     int64_feature,
 )
-from trainstone.formats.tfrecord import TFRecordFile, frame
 
 
 def classify(first_label: int = 1) -> TFRecordEncoder:
