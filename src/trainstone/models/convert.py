@@ -35,8 +35,6 @@ BUFFERS = ("running_mean", "running_var", COUNTER)
 
 
 class Converted(NamedTuple):
-    """What was written."""
-
     network: str
     format: str
     tensors: int

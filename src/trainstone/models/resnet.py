@@ -200,6 +200,5 @@ def build_trunk(depth: int, *, width: int = 64, norm: str = "batch", last_stride
 
 @cache
 def list_names(depth: int, norm: str) -> frozenset[str]:
-    """Return the names of all tensors of a ResNet except the batch counters."""
     with torch.device("meta"):
         return frozenset(n for n in build_resnet(depth, norm=norm).state_dict() if not n.endswith(COUNTER))

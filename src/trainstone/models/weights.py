@@ -197,7 +197,6 @@ def _is_pickle(head: bytes) -> bool:
 
 
 def _list_names(what: str, names: Iterable[str]) -> str:
-    """Return "7 missing (a, b, c, ...)"; nothing for none."""
     shown = [printable(name)[:200] for name in names]
     more = ", ..." if len(shown) > 3 else ""
     return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})" if shown else ""
@@ -291,7 +290,6 @@ def read_tensors(path: Path, error: type[TrainstoneError]) -> tuple[dict[str, Te
 
 
 def write_checkpoint_file(path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-    """Write tensors with a document, and a checksum of both."""
     gathered, text = gather_tensors(tensors), json.dumps({**document, "format": FORMAT}, allow_nan=False)
     write_bytes(path, save(gathered, {"trainstone": text, "sha256": _hash(text, gathered)}))
 

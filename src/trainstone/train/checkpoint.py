@@ -41,7 +41,6 @@ def write_checkpoint(folder: Path, step: int, document: dict[str, Any], tensors:
 
 
 def name_checkpoint(step: int) -> str:
-    """Return the name of the file that holds the state after so many steps."""
     return f"step-{step:08d}.safetensors"
 
 

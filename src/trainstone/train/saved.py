@@ -27,8 +27,6 @@ from trainstone.workloads.registry import WORKLOADS
 
 @dataclass(frozen=True)
 class Saved:
-    """Weights, and what their file says of where they come from."""
-
     path: Path
     weights: dict[str, Tensor]
     config: dict[str, Any] | None = None
@@ -99,7 +97,6 @@ class Origin(BaseModel):
 
 
 def describe_checkpoint(checkpoint: Checkpoint, doubts: tuple[str, ...] = ()) -> Saved:
-    """Take out of a checkpoint what evaluation needs: averaged weights where there are any."""
     try:
         origin = Origin.model_validate(checkpoint.document)
     except (ValidationError, RecursionError) as err:

@@ -53,7 +53,6 @@ class Tracker(Sink):
         self.close()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write some values of a step."""
         raise NotImplementedError
 
     def step(self, record: StepRecord) -> None:
@@ -71,12 +70,10 @@ class Tracker(Sink):
         self._written_at, self._losses, self._images, self._seconds = now, [], 0, 0.0
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Write the scores."""
         values = {f"val/{name}": value for name, value in evaluation.metrics.items()}
         self._write(evaluation.step, values | {"val/epoch": evaluation.epoch, "val/seconds": evaluation.seconds})
 
     def finish(self, status: Status) -> None:
-        """Keep how the run ended, for viewers that show it."""
         self._status = status
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
@@ -105,12 +102,10 @@ class TensorBoard(Tracker):
             self._writer.add_text("config", "\n".join(f"    {name} = {value}" for name, value in params.items()))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write some values of a step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
         if not self._broken:
             self._writer.close()
 
@@ -127,7 +122,6 @@ class Mlflow(Tracker):
         logging.getLogger(QUEUE_LOGGER).addFilter(self._report_lost)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Give some values of a step to MLflow's queue."""
         now = int(time.time() * 1000)
         metrics = [self._metric(name, value, now, step) for name, value in values.items()]
         self._sent.append(self._client.log_batch(self._run_id, metrics=metrics, synchronous=False))

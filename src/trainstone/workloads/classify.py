@@ -18,7 +18,6 @@ from trainstone.workloads.mlperf import RESNET
 
 
 def build_model(config: Config) -> nn.Module:
-    """Return the network."""
     return build_resnet(**config.model.model_dump(exclude={"name", "pretrained"}))
 
 
@@ -38,7 +37,6 @@ def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
 def mix(
     config: Config, batches: Iterable[workload.Batch], rank: Rank = ALONE, first_batch: int = 0
 ) -> Iterator[workload.Batch]:
-    """Add what mixup draws for each batch: who is mixed with whom, and by how much."""
     alpha = config.train.mixup
     if not alpha:
         yield from batches
@@ -49,7 +47,6 @@ def mix(
 
 
 def build_loss(config: Config, device: torch.device) -> workload.Loss:
-    """Return the loss function: normalise on the device, forward, cross-entropy in fp32."""
     see = workload.build_input(config, device)
 
     def measure(logits: Tensor, labels: Tensor) -> Tensor:
@@ -86,13 +83,11 @@ def build_judge(config: Config, device: torch.device) -> workload.Judge:
 
 
 def build_scores(config: Config, device: torch.device) -> workload.Scores:
-    """Return what computes the scores of classes (before softmax, fp32) of a batch of pictures."""
     see = workload.build_input(config, device)
     return lambda model, images: model(see(images)).float()
 
 
 def build_look(config: Config, device: torch.device) -> workload.Look:
-    """Return what says how likely each class is, the likeliest first."""
     score = build_scores(config, device)
 
     def look(model: nn.Module, images: Tensor) -> list[list[workload.Seen]]:
@@ -115,7 +110,6 @@ def finish_eval(_config: Config, _opened: OpenSplit, rows: Tensor) -> workload.S
 
 
 def count_classes(weights: Mapping[str, Tensor]) -> int | None:
-    """Return how many classes the last layer of saved weights has."""
     last = weights.get("fc.bias")
     return len(last) if last is not None and last.dim() == 1 else None
 

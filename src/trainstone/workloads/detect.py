@@ -30,7 +30,6 @@ MIN_SYNTHETIC_SIDE = 0.05
 
 
 def build_model(config: Config) -> nn.Module:
-    """Return the network."""
     model, size = config.model, config.data.image_size
     assert isinstance(model.num_classes, int)  # train/task.py resolved it
     try:
@@ -59,12 +58,10 @@ def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
 def mix(
     _config: Config, batches: Iterable[workload.Batch], _rank: Rank = ALONE, _first_batch: int = 0
 ) -> Iterator[workload.Batch]:
-    """Leave batches as they are."""
     return iter(batches)
 
 
 def build_loss(config: Config, device: torch.device) -> workload.Loss:
-    """Return the loss function: normalise, match boxes, forward, SSD's loss in fp32; all on the device."""
     see, detect = workload.build_input(config, device), config.detect
     defaults = default_boxes(config.data.image_size).to(device)
 
@@ -77,7 +74,6 @@ def build_loss(config: Config, device: torch.device) -> workload.Loss:
 
 
 def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, Tensor], Found]:
-    """Return what finds the boxes of a batch of pictures that lie on the device, duplicates left out."""
     score, detect = build_scores(config, device), config.detect
     defaults = default_boxes(config.data.image_size).to(device)
 
@@ -131,13 +127,11 @@ def list_rows(
 
 
 def build_scores(config: Config, device: torch.device) -> workload.Scores:
-    """Return what computes scores and offsets of all default boxes of a batch of pictures."""
     see = workload.build_input(config, device)
     return lambda model, images: model(see(images))
 
 
 def build_look(config: Config, device: torch.device) -> workload.Look:
-    """Return what says which things pictures show, and where."""
     find = build_finder(config, device)
 
     def look(model: nn.Module, images: Tensor) -> list[list[workload.Seen]]:
@@ -180,7 +174,6 @@ def count_classes(weights: Mapping[str, Tensor]) -> int | None:
 
 
 def list_doubts(config: Config) -> list[Finding]:
-    """Say where a backbone begins with nothing learned."""
     if config.model.pretrained or config.data.source == "generated":
         return []
     told = "the backbone starts from random weights (model.pretrained): learning takes longer, and may end lower"

@@ -30,8 +30,6 @@ QUALITY = 85
 
 
 class Rows(NamedTuple):
-    """What was judged."""
-
     truth: Truth
     found: Found
     pictures: NDArray[np.int64]
@@ -54,7 +52,6 @@ def split_rows(rows: NDArray[np.float32]) -> Rows:
 
 
 def _columns(rows: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Picture, label and edges."""
     return rows[:, 0].astype(np.int64), rows[:, 2].astype(np.int64), rows[:, 4:8]
 
 
@@ -85,13 +82,11 @@ def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tu
 
 
 def keep_pictures(boxes: Boxes, chosen: NDArray[np.int64]) -> Boxes:
-    """Return the boxes of some pictures alone."""
     kept = np.isin(boxes.picture, chosen)
     return replace(boxes, **{field.name: getattr(boxes, field.name)[kept] for field in fields(boxes)})
 
 
 def name(names: list[str], label: int) -> str:
-    """Return what people call a class."""
     return names[label] if label < len(names) else f"class {label}"
 
 

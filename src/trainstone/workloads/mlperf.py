@@ -80,7 +80,6 @@ class ClosedRules:
 
 
 def is_whole(value: float) -> bool:
-    """Return whether the checker takes a value for a whole number."""
     return abs(round(value) - value) < ROUNDING
 
 
@@ -90,7 +89,6 @@ def as_integer(value: float) -> float:
 
 
 def drop_absent(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that have a value."""
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -136,7 +134,6 @@ def list_resnet_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
 
 
 def find_resnet_departures(config: Config, sizes: RunSizes) -> list[str]:
-    """Return what the closed division does not allow."""
     optimizer, sgd = config.optimizer, config.optimizer.name == "sgd"
     decay, rate, warm_up = optimizer.weight_decay, sizes.peak_rate, config.schedule.warm_up_epochs
     free_momentum = not sgd and sizes.global_batch >= FREE_MOMENTUM_BATCH
@@ -205,7 +202,6 @@ def list_ssd_values(config: Config, sizes: RunSizes) -> dict[str, Any]:
 
 
 def find_ssd_departures(config: Config, sizes: RunSizes) -> list[str]:
-    """Return what the closed division does not allow."""
     epochs, rate, attempts = config.schedule.decay_epochs, sizes.peak_rate, config.augment.attempts
     in_tenths = len(epochs) == len(BOUNDARIES) and all(
         is_whole(TENTH * (epoch / border - 1)) for epoch, border in zip(epochs, BOUNDARIES, strict=False)

@@ -39,8 +39,6 @@ Look = Callable[[nn.Module, Tensor], list[list[Seen]]]
 
 
 class Scored(NamedTuple):
-    """What an evaluation found."""
-
     metrics: dict[str, float]
     images: int
     tables: tuple[QualityTable, ...] = ()
@@ -66,8 +64,6 @@ class RunSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Mllog:
-    """What mlperf.log says of a workload."""
-
     benchmark: str
     """MLPerf's name for it."""
     name_tensor: Callable[[str], str]
@@ -119,7 +115,6 @@ class Workload:
         return tuple(part.new_empty(batch_size, *part.shape[1:]) for part in self.synthetic_batches(config, 1)[0])
 
     def check_classes(self, config: Config, dataset: DataSet) -> None:
-        """Refuse a data set of another kind, or with classes that the network does not have."""
         if dataset.kind != self.name:
             raise DataError(
                 f"{config.data.root} is a data set to {dataset.kind}, recipe {config.name} needs one to {self.name}",
@@ -134,7 +129,6 @@ class Workload:
     def open_training(
         self, config: Config, opened: OpenSplit, device: torch.device, rank: Rank = ALONE, first_batch: int = 0
     ) -> Loader:
-        """Open a rank's loader of training pictures, begun at a batch."""
         self.check_classes(config, opened.dataset)
         if config.engine.cuda_graphs and self.holds == "boxes":
             raise ConfigError(
@@ -161,7 +155,6 @@ class Workload:
 
 
 def choose_eval_batch(config: Config) -> int:
-    """Return how many pictures a rank judges at a time."""
     asked, trained = config.eval.batch_size, config.train.batch_size
     if asked != "auto":
         return asked
@@ -227,5 +220,4 @@ class Normaliser:
 
 
 def build_input(config: Config, device: torch.device) -> Normaliser:
-    """Return what turns uint8 pictures into the network's input, in the memory format of its weights."""
     return Normaliser(config.augment.normalise, device, channels_last=config.engine.channels_last)

@@ -68,7 +68,6 @@ def start_group(roll: Roll, seconds: float) -> tuple[Any, AllReduce]:
 
 
 def open_group(roll: Roll) -> tuple[Any, AllReduce]:
-    """Open both groups and time; what hangs ends with an error of torch."""
     timeout = timedelta(seconds=max(1.0, roll.deadline.left - EARLY_SECONDS))
     store, rank = roll.store.store, roll.store.rank
     store.set_timeout(timeout)
@@ -88,7 +87,6 @@ def open_group(roll: Roll) -> tuple[Any, AllReduce]:
 
 
 def explain_failure(roll: Roll, err: Exception) -> TrainstoneError:
-    """Return the error of a group that did not open, with the addresses that were used."""
     what = "it did not come to an end in time" if isinstance(err, TimeoutError) else first_line(err)
     used = shorten([f"{host['host']} at {host['address']} ({host['interface']})" for host in roll.hosts])
     return LaunchError(
@@ -114,7 +112,6 @@ def time_all_reduce(device: torch.device) -> AllReduce:
 
 
 def time_once(message: torch.Tensor) -> float:
-    """Return the seconds of one all-reduce."""
     began = time.perf_counter()
     dist.all_reduce(message)
     message[0].item()  # waits until a device has done it
@@ -123,7 +120,6 @@ def time_once(message: torch.Tensor) -> float:
 
 @contextmanager
 def close_group(backend: str) -> Iterator[None]:
-    """Close the groups that were opened meanwhile."""
     unhurt = False
     try:
         yield

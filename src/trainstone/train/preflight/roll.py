@@ -44,8 +44,6 @@ FOLDER_HINT = "all hosts must share the run folder: choose an --out DIR that the
 
 @dataclass(frozen=True)
 class Roll:
-    """What every rank knows after the roll call."""
-
     store: RankStore
     device: torch.device
     backend: str
@@ -98,7 +96,6 @@ def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: Trainsto
 
 
 def choose_backend(parallel: ParallelConfig, device: torch.device) -> str:
-    """Return the backend: nccl for CUDA devices and gloo for others, unless the recipe names one that works."""
     backend = parallel.backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
@@ -142,12 +139,10 @@ def compare_ranks(store: RankStore, seconds: float, end: Deadline, documents: di
 
 
 def describe_error(error: TrainstoneError | None) -> Document | None:
-    """Return an error as a document."""
     return error and {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
 
 
 def raise_first_error(documents: dict[int, Document], hosts: dict[int, str]) -> None:
-    """Raise the error of the lowest rank that has one, with its number and host."""
     failed = [number for number, one in sorted(documents.items()) if one["error"]]
     if failed:
         first, *others = failed
@@ -232,12 +227,10 @@ def group_by_host(numbers: Iterable[int], hosts: dict[int, str]) -> str:
 
 
 def shorten(names: list[str], most: int = 8) -> str:
-    """Return the first few of many."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def describe_rank(rank: Rank) -> Document:
-    """Return what the other ranks need to know about this one."""
     return {
         "rank": rank.number,
         "host": name_host(),
@@ -249,7 +242,6 @@ def describe_rank(rank: Rank) -> Document:
 
 
 def read_versions() -> dict[str, str]:
-    """Return the versions of the programs that this rank uses."""
     found = {"trainstone": __version__, "torch": str(torch.__version__)}
     found |= {"python": platform.python_version(), "numpy": np.__version__}
     if torch.cuda.is_available() and dist.is_nccl_available():
@@ -258,12 +250,10 @@ def read_versions() -> dict[str, str]:
 
 
 def list_shared_keys(config: Config) -> Document:
-    """Return the keys of a configuration that must be equal on all ranks."""
     return {key: value for key, value in flatten(config.model_dump(mode="json")) if key not in HOST_KEYS}
 
 
 def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None:
-    """Refuse another version of a program or another configuration than rank 0 has; `first`: what it posted."""
     for name in EQUAL_VERSIONS:
         here, there = (one["versions"].get(name, "none") for one in (mine, first))
         if here != there:

@@ -39,12 +39,10 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, seconds: float) -> Self:
-        """Return the deadline in so many seconds from now."""
         return cls(time.monotonic() + seconds)
 
     @property
     def left(self) -> float:
-        """Return the seconds that are left; 0 once it has passed."""
         return max(0.0, self.end - time.monotonic())
 
 
@@ -77,14 +75,11 @@ def call_within(seconds: float, function: Callable[[], Answer], *, interruptible
 
 @dataclass(frozen=True)
 class RankStore:
-    """The open store, as this rank uses it."""
-
     store: dist.Store
     rank: Rank
     address: Meeting
 
     def post(self, key: str, document: Document, seconds: float) -> None:
-        """Write a document."""
         self._call(seconds, lambda: self.store.set(key, json.dumps(document)))
 
     def read(self, keys: list[str], seconds: float) -> dict[str, Document]:
@@ -93,7 +88,6 @@ class RankStore:
         return {key: json.loads(text) for key, text in found.items()}
 
     def read_of_rank_0(self, key: str, seconds: float) -> Document:
-        """Wait for a document that rank 0 posts."""
         found = self.read([key], seconds)
         if key not in found:
             raise self._lost("no message in time")
@@ -156,7 +150,6 @@ class RankStore:
 
 
 def format_address(address: Meeting) -> str:
-    """Return host:port."""
     host = printable(address.host)
     return f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
 
@@ -165,7 +158,6 @@ _opened: dict[Meeting, tuple[dist.Store, int]] = {}
 
 
 def open_store(rank: Rank, address: Meeting, seconds: float) -> RankStore:
-    """Host the store on rank 0, connect to it on the others."""
     store, times = _opened.get(address, (None, 0))
     if store is None:
         # The agent of torchrun may host it already.
@@ -222,7 +214,6 @@ def connect_store(rank: Rank, address: Meeting, seconds: float) -> dist.Store:
 
 
 def explain_unreachable(rank: Rank, address: Meeting, seconds: float, reason: str) -> LaunchError:
-    """Return the error of a rank that cannot connect to rank 0."""
     here, there = name_host(), printable(address.host)
     hint = (
         f"is rank 0 started, and can {here} reach {there}? MASTER_ADDR and MASTER_PORT say where; if rank 0 cannot "
