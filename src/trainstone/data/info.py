@@ -86,7 +86,6 @@ def look_over(source: Source, number: int, bad: dict[int, str]) -> tuple[results
 
 
 def describe_looks(seen: Sequence[tuple[Look, int]]) -> results.LookedAt:
-    """Sum up heads of images and their bytes."""
     looks = [entry for entry, _ in seen]
     sizes = Counter((entry.width, entry.height) for entry in looks)
     return results.LookedAt(
@@ -110,7 +109,6 @@ def measure(numbers: Sequence[int]) -> results.Quantiles:
 def describe_split(
     split: Split, found: DataSet, labels: Labels, seen: results.LookedAt | None, bad: Mapping[int, str]
 ) -> results.SplitSummary:
-    """Put together what was found."""
     paths: Sequence[Path] | None = getattr(split.source, "paths", None)
     number, classes, counts = len(found.classes), labels.classes, labels.per_record[labels.per_record >= 0]
     boxes = None
@@ -174,7 +172,6 @@ def shrink(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def make_box(box: Box, classes: Sequence[ClassName]) -> results.SampleBox:
-    """Clip a box to the image and name it."""
     left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box[1:5])
     text = printable(name_class(box.label, classes))
     return results.SampleBox(
@@ -183,7 +180,6 @@ def make_box(box: Box, classes: Sequence[ClassName]) -> results.SampleBox:
 
 
 def describe_label(sample: Sample, classes: Sequence[ClassName]) -> str:
-    """Return what is in a picture: its class, or its boxes counted."""
     if sample.label is not None:
         return name_class(sample.label, classes)
     if sample.boxes:
@@ -193,7 +189,6 @@ def describe_label(sample: Sample, classes: Sequence[ClassName]) -> str:
 
 
 def name_class(label: int, classes: Sequence[ClassName]) -> str:
-    """Return what people call a class."""
     if not 0 <= label < len(classes):
         return f"class {label} (unknown)"
     return classes[label].text or classes[label].name

@@ -126,7 +126,6 @@ class Loader:
         self._ring.pause()
 
     def go_on(self) -> None:
-        """Work again."""
         self._ring.go_on()
 
     def stages(self) -> Stages:

@@ -25,7 +25,6 @@ Count = Annotated[int, Field(ge=0)]
 
 
 def check_name(name: str) -> str:
-    """Reject names that lead out of the folder."""
     if not is_inside(name):
         raise ValueError(f"{name!r} is not the name of a file in the folder")
     return name
@@ -35,8 +34,6 @@ FileName = Annotated[str, AfterValidator(check_name)]
 
 
 class Record(BaseModel):
-    """Frozen, and strict when read."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -59,8 +56,6 @@ class ShardFacts(FileFacts):
 
 
 class SplitFacts(Record):
-    """A split."""
-
     name: Annotated[str, Field(pattern=SPLIT_NAME)]
     records: Count
     bytes: Count
@@ -71,8 +66,6 @@ Storage = Literal["recordio", "tfrecord", "folder", "wds"]
 
 
 class Manifest(Record):
-    """A whole data set."""
-
     format: Annotated[int, Field(ge=1, le=FORMAT)] = FORMAT
     dataset: str
     kind: Literal["classify", "detect"]
@@ -88,7 +81,6 @@ class Manifest(Record):
 
     @property
     def shards(self) -> list[ShardFacts]:
-        """All shards."""
         return [shard for split in self.splits for shard in split.shards]
 
 
@@ -110,7 +102,6 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it atomically."""
     write_atomically(folder / NAME, dump_json(manifest.model_dump(mode="json")))
 
 
@@ -123,7 +114,6 @@ def parse_record(kind: type[Parsed], data: bytes) -> Parsed:
 
 
 def freeze(document: Any) -> Any:
-    """Return a JSON document with tuples for lists."""
     if isinstance(document, dict):
         return {key: freeze(value) for key, value in document.items()}
     return tuple(freeze(value) for value in document) if isinstance(document, list) else document
@@ -144,7 +134,6 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def measure(folder: Path, name: str) -> FileFacts:
-    """Return a file's length and checksum."""
     crc = size = 0
     with (folder / name).open("rb") as file:
         while block := file.read(READ_BYTES):

@@ -55,8 +55,6 @@ class SplitPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole data set to write."""
-
     dataset: str
     kind: str
     storage: Storage
@@ -71,11 +69,9 @@ class Plan:
         return [shard for split in sorted(self.splits, key=lambda s: s.name == "train") for shard in split.shards]
 
     def split(self, name: str) -> SplitPlan:
-        """Return a split by its name."""
         return next(split for split in self.splits if split.name == name)
 
     def encoder(self) -> Encoder:
-        """Return what writes the samples."""
         if self.storage == "recordio":
             return RecordIOEncoder(self.kind)
         if self.storage == "tfrecord":
@@ -147,7 +143,6 @@ def draw_order(count: int, storage: str, kind: str | None) -> list[int]:
 
 
 def default_shards(dataset: str, split: str, storage: str, records: int) -> int:
-    """Return how many files a split gets where nobody said."""
     if storage in ("recordio", "folder"):
         return 1
     if dataset == "imagenet":

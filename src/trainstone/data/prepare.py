@@ -184,7 +184,6 @@ def begin(target: Path, identity: str) -> Path:
 
 
 def write_shards(plan: Plan, target: Path, work: Path, rank: Rank, workers: int) -> Iterator[Progress]:
-    """Write the shards of a rank that are not whole yet."""
     mine = plan.shards[rank.number :: rank.world]
     total = sum(shard.end - shard.start for shard in mine)
     check_space(plan, target, work, mine)
@@ -248,7 +247,6 @@ def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> 
 
 
 def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
-    """Write the manifest if every rank's shards are whole, and clear up."""
     found = {shard.file: find_done(work, target, shard) for shard in plan.shards}
     if any(facts is None for facts in found.values()):
         return
@@ -272,7 +270,6 @@ def conclude(plan: Plan, target: Path, work: Path, identity: str) -> None:
 
 
 def tell_os_error(err: OSError, target: Path) -> DataError:
-    """Return what the user can do about a file system that refuses."""
     if err.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space, then give the same command again: it resumes at the unfinished file"
         return DataError(f"the disk is full: {err.filename or target}", hint=hint)

@@ -77,7 +77,6 @@ def open_dataset(path: Path, *, classes: bool = True, damaged: bool = False) -> 
 
 
 def recognise_file(path: Path) -> str | None:
-    """Return which storage a file is of, by its first bytes."""
     head = read_head(path)
     if head.startswith(MAGIC_BYTES):
         return "recordio"
@@ -91,7 +90,6 @@ def recognise_file(path: Path) -> str | None:
 
 
 def read_head(path: Path) -> bytes:
-    """Return a file's first bytes."""
     try:
         with path.open("rb") as file:
             return file.read(512)
@@ -197,7 +195,6 @@ def read_labels_file(splits: Sequence[Split]) -> dict[int, str]:
 
 
 def open_prepared(path: Path, manifest: Manifest, source: type[RecordSource]) -> DataSet:
-    """Open a set that trainstone made."""
     classes = tuple(ClassName(name, text) for name, text in manifest.classes)
     if manifest.storage == "folder":
         folders = {split.name: split.shards[0].file for split in manifest.splits}

@@ -83,9 +83,7 @@ class Source(Protocol):
         """Return a sample's name without reading its picture where that is possible."""
         ...
 
-    def where(self, index: int) -> str:
-        """Return where it lies, for messages: a path, and the byte in it."""
-        ...
+    def where(self, index: int) -> str: ...
 
     def fingerprint(self) -> str:
         """Return what changes when the samples do: interrupted work may only go on from the same."""

@@ -73,7 +73,6 @@ class ShardWriter:
     def append(
         self, made: Sequence[Encoded], repaired: Sequence[tuple[str, str]], skipped: Sequence[tuple[str, str]]
     ) -> None:
-        """Write samples, in order."""
         for sample in made:
             size = sum(len(buffer) for buffer in sample.buffers)
             for lines, line in zip(self._lines, self._encoder.lines(sample, Span(self.bytes, size)), strict=True):
@@ -186,7 +185,6 @@ def sum_file(name: str, data: bytes) -> int:
 
 
 def sync_all(paths: Sequence[Path]) -> None:
-    """Bring files, or the names in folders, to disk."""
     for path in paths:
         sync_path(path)
 

@@ -15,8 +15,6 @@ from trainstone.formats.files import Span
 
 
 class PictureSource:
-    """Picture files without labels."""
-
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
 
@@ -44,8 +42,6 @@ class PictureSource:
 
 
 class Selection:
-    """Some samples of a source, by their numbers."""
-
     def __init__(self, source: Source, numbers: Sequence[int]) -> None:
         self._source = source
         self._numbers = numbers

@@ -17,8 +17,6 @@ DIGESTED = 32
 
 
 class OpenSplit(NamedTuple):
-    """A split and the set it is of."""
-
     dataset: DataSet
     name: str
     source: Source

@@ -22,8 +22,6 @@ CHUNK = 16
 
 
 class Bad(NamedTuple):
-    """A record that cannot be used."""
-
     file: str
     record: int | None
     """Number in its file; None where the file itself is meant."""
@@ -33,7 +31,6 @@ class Bad(NamedTuple):
     why: str
 
     def tell(self) -> str:
-        """Return one line for people."""
         at = "" if self.record is None else f", record {self.record} at byte {self.span.offset}"
         named = f" ({self.name})" if self.name and not self.file.endswith(self.name) else ""
         return f"{self.file}{at}{named}: {self.why}"
@@ -41,8 +38,6 @@ class Bad(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was seen so far."""
-
     records: int = 0
     bytes: int = 0
     bad: list[Bad] = field(default_factory=list)
@@ -50,7 +45,6 @@ class Findings:
     """Index files that do not fit their records."""
 
     def add(self, other: "Findings") -> None:
-        """Add what was seen of further records."""
         self.records += other.records
         self.bytes += other.bytes
         self.bad += other.bad
@@ -80,7 +74,6 @@ def verify(
 
 
 def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_classes: int | None) -> Iterator[Findings]:
-    """Look at record files, one after the other, each over all cores."""
     for path in source.paths:
         if not path.exists() and any(one.file == str(path) for one in findings.bad):
             continue  # the manifest told
@@ -100,7 +93,6 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
 
 
 def batch(records: Iterator[tuple[int, Span, str]]) -> Iterator[list[tuple[int, Span, str]]]:
-    """Gather records for a thread."""
     while gathered := list(islice(records, CHUNK)):
         yield gathered
 
@@ -175,7 +167,6 @@ def shorten_reason(message: str, path: Path) -> str:
 
 
 def check_sums(folder: Path, manifest: Manifest, rank: Rank = ALONE) -> Iterator[Bad]:
-    """Compare lengths and checksums of files with the manifest's."""
     for shard in manifest.shards[rank.number :: rank.world]:
         for facts in (*shard.sidecars, *([] if manifest.storage == "folder" else [shard])):
             why = ""

@@ -40,8 +40,6 @@ _ALLOWED = (
 
 
 class Devkit(NamedTuple):
-    """What ILSVRC2012's development kit says."""
-
     labels: dict[int, str]
     """Synset of each validation picture, by its number from 1."""
     texts: dict[str, str]
@@ -97,7 +95,6 @@ def read_devkit(path: Path) -> Devkit:
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """Return what people call each synset, from lines of a synset, a space or a tab, and words."""
     return {match[1]: match[2].strip() for _, line in read_lines(path) if (match := _TEXT_LINE.fullmatch(line))}
 
 

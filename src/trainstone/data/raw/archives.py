@@ -57,7 +57,6 @@ class Member(NamedTuple):
 
 
 def refuse(archive: str, name: str, problem: str) -> DataError:
-    """Return the error for a member that must not be used."""
     shown = printable(name if len(name) <= 200 else name[:200] + "...")
     hint = "get the archive from its publisher again, or unpack it by hand and give the folder"
     return DataError(f"{archive}: member '{shown}' {problem}; the archive is refused", hint=hint)
@@ -337,7 +336,6 @@ def _open_member(archive: zipfile.ZipFile, lock: threading.Lock, info: zipfile.Z
 def _unpack_members(
     path: Path, archive: zipfile.ZipFile, lock: threading.Lock, folder: Path, members: Sequence[zipfile.ZipInfo]
 ) -> int:
-    """Write some files of a zip; return how many bytes."""
     total = 0
     for info in members:
         try:

@@ -84,7 +84,6 @@ def find_annotations(folder: Path) -> dict[str, Path]:
 
 
 def find_pictures(path: Path, stem: str) -> Path | None:
-    """Return the folder of a split's pictures, if it is there."""
     names = dict.fromkeys((stem, YEAR.sub("", stem) or stem))
     folders = [path / below / name for name in names for below in ("", "images")]
     return next((folder for folder in folders if folder.is_dir()), None)
@@ -97,12 +96,10 @@ def name_split(stem: str, among: Sequence[str] | dict[str, Any]) -> str:
 
 
 def list_classes(categories: Sequence[CocoCategory]) -> list[tuple[int, str]]:
-    """Return ids and names in the order of labels."""
     return sorted((item.id, item.name) for item in categories)
 
 
 def name_set(categories: Sequence[CocoCategory]) -> str:
-    """Return coco where the categories are COCO's; others have no name."""
     return "coco" if {item.id: item.name for item in categories} == NAME_OF_ID else ""
 
 
@@ -127,7 +124,6 @@ class CocoSource:
         return len(self.names)
 
     def read(self, index: int) -> Sample:
-        """Return a picture with its boxes."""
         try:
             image = (self.pictures / self.names[index]).read_bytes()
         except OSError as err:
@@ -143,11 +139,9 @@ class CocoSource:
         return Sample(self.names[index], image, boxes=boxes, id=int(self.ids[index]))
 
     def name(self, index: int) -> str:
-        """Return the file's name."""
         return self.names[index]
 
     def where(self, index: int) -> str:
-        """Return the file's path."""
         return str(self.pictures / self.names[index])
 
     def size_bytes(self, index: int) -> int:

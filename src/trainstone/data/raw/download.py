@@ -34,8 +34,6 @@ _TEMPORARY = (408, 425, 429)  # and all from 500
 
 
 class Wanted(NamedTuple):
-    """A file to download."""
-
     name: str
     addresses: tuple[str, ...]
     """Tried in order until one exists."""
@@ -60,7 +58,6 @@ _COCO_FILES = (
 
 
 def is_address(text: str) -> bool:
-    """Say whether a text is an address and not a path."""
     return re.match("[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
 

@@ -169,7 +169,6 @@ def _list_images(path: Path) -> Iterator[Picture]:
 
 
 def _synset_of(name: str) -> str | None:
-    """Return the synset that a folder or a tar is named for."""
     stem = name.lower().removesuffix(".tar")
     return stem if SYNSET.fullmatch(stem) else None
 

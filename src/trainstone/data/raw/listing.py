@@ -123,7 +123,6 @@ def walk_folder(root: Path) -> Iterator[Folder]:
 
 
 def is_hidden(name: str) -> bool:
-    """Say whether a file or a folder it lies in is hidden, or is macOS's."""
     return name.startswith((".", "__MACOSX")) or "/." in name
 
 

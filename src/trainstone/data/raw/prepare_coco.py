@@ -52,7 +52,6 @@ class Part(NamedTuple):
 
     @property
     def is_zip(self) -> bool:
-        """Say whether it has to be unpacked."""
         return self.origin.suffix == ".zip"
 
 
@@ -164,7 +163,6 @@ def refuse_in_place(parts: Sequence[Part], target: Path) -> None:
 
 
 def clear_partial(target: Path, work: Path) -> None:
-    """Remove what a killed run had not finished."""
     for folder in (path for path in work.iterdir() if path.is_dir()):
         shutil.rmtree(folder)
     for pattern in ("*.json.????????.partial", "*.txt.????????.partial"):
@@ -191,7 +189,6 @@ def place(part: Part, target: Path, work: Path, workers: int) -> Iterator[Progre
 
 
 def compare(part: Part, final: Path) -> None:
-    """Refuse a folder that is there already but does not hold what the part does."""
     files = list_zip(part.origin) if part.is_zip else list_files(part.origin)
     prefix = f"{part.name}/"
     if part.is_zip and any(name.startswith(prefix) for name in files):
@@ -221,7 +218,6 @@ def link_all(part: Part, folder: Path) -> Iterator[Progress]:
 
 
 def list_files(folder: Path) -> dict[str, int]:
-    """Return relative names and lengths of all files below a folder."""
     files = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
@@ -305,7 +301,6 @@ def check_images(
 
 
 def look_at(folder: Path, decoded: bool, images: Sequence[CocoImage]) -> Seen:
-    """Read some images."""
     num_bytes = checksum = 0
     problems = []
     for image in images:
@@ -339,7 +334,6 @@ def read_image(folder: Path, image: CocoImage, *, decoded: bool) -> bytes:
 
 
 def write_lists(stem: str, instances: Instances, target: Path) -> tuple[str, str]:
-    """Write a split's boxes and the names of its images that have some; return the files' names."""
     boxes, images = f"annotations/bbox_only_instances_{stem}.json", f"{stem}-images.txt"
     write_atomically(target / boxes, box_only(instances))
     with_boxes = {item.image_id for item in instances.annotations}
