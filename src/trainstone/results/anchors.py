@@ -18,8 +18,7 @@ from trainstone.results.schema import ComparisonRow, Result
 from trainstone.text import printable
 from trainstone.units import count_decimals, format_percent, format_share
 
-PUBLISHED = "published"
-"""The word for all that fit."""
+PUBLISHED = "published"  # the word for all that fit
 LONGEST = 200
 # Words of a device's name that make it another device: a figure of a 3090 is none of a 3090 Ti.
 VARIANTS = frozenset({"ti", "super", "pcie", "nvl", "laptop", "mobile", "max", "ada"})
@@ -28,30 +27,18 @@ VARIANTS = frozenset({"ti", "super", "pcie", "nvl", "laptop", "mobile", "max", "
 class Anchor(Section):
     """One published figure; an absent key was not given."""
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
-    """What to type after --to."""
-    workload: Literal["classify", "detect"]
-    """What is trained."""
-    model: Literal["resnet50", "ssd300"]
-    """ResNet-50 v1.5 at 224 pixels, or SSD at 300."""
-    device: str
-    """As people call it; its words are looked for in a device's full name."""
-    devices: Annotated[int, Field(ge=1)]
-    """How many took part."""
-    images_per_second: Annotated[float, Field(gt=0)]
-    """Of all devices together."""
-    precision: str | None = None
-    """As the source calls it."""
-    batch: Annotated[int, Field(ge=1)] | None = None
-    """Images a device and step."""
-    stack: str
-    """Framework, container, machine."""
-    whole_run: bool = False
-    """Images over the time of a whole run, evaluation included, as in MLPerf."""
-    note: str | None = None
-    """What else the source says."""
-    source: str
-    """Where it stands."""
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]  # what to type after --to
+    workload: Literal["classify", "detect"]  # what is trained
+    model: Literal["resnet50", "ssd300"]  # ResNet-50 v1.5 at 224 pixels, or SSD at 300
+    device: str  # as people call it; its words are looked for in a device's full name
+    devices: Annotated[int, Field(ge=1)]  # how many took part
+    images_per_second: Annotated[float, Field(gt=0)]  # of all devices together
+    precision: str | None = None  # as the source calls it
+    batch: Annotated[int, Field(ge=1)] | None = None  # images a device and step
+    stack: str  # framework, container, machine
+    whole_run: bool = False  # images over the time of a whole run, evaluation included, as in MLPerf
+    note: str | None = None  # what else the source says
+    source: str  # where it stands
 
     @property
     def per_device(self) -> float:

@@ -35,8 +35,7 @@ BESIDE = {
 }
 """What lies across the parts."""
 
-MIN_SHARE = 0.0005
-"""A smaller part of a step is not worth a word."""
+MIN_SHARE = 0.0005  # a smaller part of a step is not worth a word
 IDLE = {
     "launch": "launch-bound (the host is not fast enough in giving out work: larger batches, engine.compile or "
     "engine.cuda_graphs help)",
@@ -46,12 +45,10 @@ IDLE = {
     "unaccounted": "not accounted for",
 }
 BETWEEN = {"host": "is Python between them", "data_wait": "is waiting for data", "unaccounted": "is not accounted for"}
-LONG_SHARE = 0.05
-"""Operators that take less of the step have no sentence."""
+LONG_SHARE = 0.05  # operators that take less of the step have no sentence
 MOST_SENTENCES = 5
 NAME_LENGTH = 40
-FAR_FROM_ROOF = 0.3
-"""What is so far below its roof is bound by neither: by threads, caches, latency, overhead."""
+FAR_FROM_ROOF = 0.3  # what is so far below its roof is bound by neither: by threads, caches, latency, overhead
 
 PLAIN_NAMES = {
     "convolution": "convolution",

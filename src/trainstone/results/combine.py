@@ -22,8 +22,7 @@ from trainstone.results.verdicts import (
 )
 from trainstone.units import format_seconds
 
-FEWEST_SCORED = 3
-"""Runs, so that one is left when the fastest and the slowest are dropped."""
+FEWEST_SCORED = 3  # runs, so that one is left when the fastest and the slowest are dropped
 
 
 class BegunRun(NamedTuple):

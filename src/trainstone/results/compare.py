@@ -53,8 +53,7 @@ class Run:
 
 class LeftOut(NamedTuple):
     told: str
-    lost: bool
-    """Whether it leaves a hole: something that should have a number has none. A gate must not pass over that."""
+    lost: bool  # whether it leaves a hole: something that should have a number has none. A gate must not pass over that
 
 
 class Difference(NamedTuple):
@@ -63,16 +62,14 @@ class Difference(NamedTuple):
     key: str
     a: str
     b: str
-    unlike: bool
-    """Whether it forbids comparing without --force."""
+    unlike: bool  # whether it forbids comparing without --force
 
     def __str__(self) -> str:
         told = f"{self.a}{ON_BOTH}" if self.a == self.b else f"{self.a} | {self.b}"
         return printable(f"{self.key}: {told}")
 
 
-Group = list[Run]
-"""Runs that executed the same."""
+Group = list[Run]  # runs that executed the same
 Groups = dict[tuple[tuple[str, str], ...], Group]
 
 
@@ -80,8 +77,7 @@ class Compared(NamedTuple):
     """A comparison, and which of its left out a gate must not pass over."""
 
     comparison: Comparison
-    lost: list[str]
-    """Runs of A without a number, and what is only in B."""
+    lost: list[str]  # runs of A without a number, and what is only in B
 
 
 def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> Compared:
@@ -276,10 +272,8 @@ def _read(result: Result, section: str, key: str) -> str:
 
 
 class Gate(NamedTuple):
-    failed: list[str]
-    """What says no: rows below the limit, and what is gone."""
-    doubtful: list[str]
-    """Rows below the limit that pass."""
+    failed: list[str]  # what says no: rows below the limit, and what is gone
+    doubtful: list[str]  # rows below the limit that pass
 
 
 def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -> Gate:

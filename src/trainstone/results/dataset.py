@@ -42,43 +42,31 @@ class LookedAt(Record):
     pictures: Count
     width: Quantiles
     height: Quantiles
-    bytes: Quantiles
-    """Of a picture as it is stored."""
-    kinds: dict[str, Count]
-    """jpeg, png ... and how many."""
+    bytes: Quantiles  # of a picture as it is stored
+    kinds: dict[str, Count]  # jpeg, png ... and how many
     colours: dict[str, Count]
-    sizes: list[SizeCount]
-    """Most frequent first."""
+    sizes: list[SizeCount]  # most frequent first
 
 
 class BoxCounts(Record):
     boxes: Count
-    pictures: Count
-    """In so many pictures they were counted."""
-    per_picture: dict[int, Count]
-    """So many pictures have so many boxes."""
+    pictures: Count  # in so many pictures they were counted
+    per_picture: dict[int, Count]  # so many pictures have so many boxes
 
 
 class SplitSummary(Record):
     name: str
     records: Count
-    bytes: Count | None = None
-    """Of its files, where they are its own."""
+    bytes: Count | None = None  # of its files, where they are its own
     shards: Count | None = None
-    class_counts: list[Count]
-    """Pictures (detection: boxes) of each class, in the order of classes."""
-    outside: Count = 0
-    """Labels that no class has."""
-    unlabelled: Count = 0
-    """Pictures (classification) without a class."""
-    counted: Count
-    """So many records were asked for their labels; fewer than `records` makes the counts a sample."""
+    class_counts: list[Count]  # pictures (detection: boxes) of each class, in the order of classes
+    outside: Count = 0  # labels that no class has
+    unlabelled: Count = 0  # pictures (classification) without a class
+    counted: Count  # so many records were asked for their labels; fewer than `records` makes the counts a sample
     boxes: BoxCounts | None = None
     looked_at: LookedAt | None = None
-    num_bad: Count = 0
-    """Seen on the way, not searched for."""
-    bad: list[BadRecord] = Field(default_factory=list)
-    """The first of them."""
+    num_bad: Count = 0  # seen on the way, not searched for
+    bad: list[BadRecord] = Field(default_factory=list)  # the first of them
 
 
 class ClassSummary(Record):
@@ -103,8 +91,7 @@ class SamplePicture(Record):
     split: str
     name: str
     label: str
-    width: Count
-    """Of the small picture, as is the height."""
+    width: Count  # of the small picture, as is the height
     height: Count
     jpeg_base64: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+={0,2}$")]
     boxes: list[SampleBox] = Field(default_factory=list)

@@ -22,14 +22,10 @@ Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-AREAS = {"all": 0, "small": 1, "medium": 2, "large": 3}
-"""Size of the true boxes -> place in the arrays of Counted."""
-RECALLS = np.linspace(0.0, 1.0, 101)
-"""Where precision is read off."""
-MATCH_OVERLAP = 0.5
-"""Of a found box with a true one, for pictures to look at."""
-MOST_FOUND = 100
-"""Found boxes of a picture and class that count, by their score."""
+AREAS = {"all": 0, "small": 1, "medium": 2, "large": 3}  # size of the true boxes -> place in the arrays of Counted
+RECALLS = np.linspace(0.0, 1.0, 101)  # where precision is read off
+MATCH_OVERLAP = 0.5  # of a found box with a true one, for pictures to look at
+MOST_FOUND = 100  # found boxes of a picture and class that count, by their score
 
 OVERLAPS = {"map50": slice(0, 1), "map75": slice(5, 6)}
 """Metric -> place among the overlaps 0.5, 0.55 ... 0.95; all others are the mean of all."""
@@ -44,8 +40,7 @@ RECALLED = {
     **{"recall_small": (2, "small"), "recall_medium": (2, "medium"), "recall_large": (2, "large")},
 }
 """Metric -> place in MOST_COUNTED, and the size of the true boxes."""
-METRICS = (*PRECISIONS, *RECALLED)
-"""In COCO's order."""
+METRICS = (*PRECISIONS, *RECALLED)  # in COCO's order
 
 
 @dataclass(frozen=True)
@@ -54,20 +49,16 @@ class Truth:
 
     picture: Integers
     label: Integers
-    edges: Numbers
-    """(n, 4): left, top, right, bottom in pixels."""
-    area: Numbers
-    """Of the thing itself where that is known, in pixels: what makes it small or large."""
-    crowd: Flags
-    """Many things in one box: nothing to find, and nothing wrong found in it."""
+    edges: Numbers  # (n, 4): left, top, right, bottom in pixels
+    area: Numbers  # of the thing itself where that is known, in pixels: what makes it small or large
+    crowd: Flags  # many things in one box: nothing to find, and nothing wrong found in it
 
 
 @dataclass(frozen=True)
 class Found:
     picture: Integers
     label: Integers
-    edges: Numbers
-    """(n, 4): left, top, right, bottom in pixels."""
+    edges: Numbers  # (n, 4): left, top, right, bottom in pixels
     score: Numbers
 
 
@@ -82,29 +73,22 @@ class ClassScore(NamedTuple):
 
 @dataclass(frozen=True)
 class BoxScores:
-    metrics: dict[str, float]
-    """Those of METRICS that are defined: without a large true box there is no map_large."""
+    metrics: dict[str, float]  # those of METRICS that are defined: without a large true box there is no map_large
     curves: dict[str, Numbers]
     """map50, map75, map -> precision at each of RECALLS, mean of the classes that have true boxes."""
-    classes: list[ClassScore]
-    """By label."""
-    sizes: dict[str, int]
-    """small, medium, large -> number of true boxes."""
+    classes: list[ClassScore]  # by label
+    sizes: dict[str, int]  # small, medium, large -> number of true boxes
     num_pictures: int
-    num_true: int
-    """Without crowds."""
+    num_true: int  # without crowds
     num_found: int
-    evaluator: str
-    """Name and version of the library that counted."""
+    evaluator: str  # name and version of the library that counted
 
 
 class Counted(NamedTuple):
     """What every evaluator gives; -1 where there is no true box."""
 
-    precision: Numbers
-    """(10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count)."""
-    recall: Numbers
-    """(10 overlaps, classes, 4 AREAS, 3 numbers of found boxes that count)."""
+    precision: Numbers  # (10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count)
+    recall: Numbers  # (10 overlaps, classes, 4 AREAS, 3 numbers of found boxes that count)
 
 
 def score_boxes(
@@ -256,8 +240,7 @@ def _count(package: str, classes: Integers, pictures: Integers, true: Numbers, f
     return Counted(np.asarray(evaluation.eval["precision"]), np.asarray(evaluation.eval["recall"]))
 
 
-MOST_CLASSES = 100
-"""More rows nobody reads."""
+MOST_CLASSES = 100  # more rows nobody reads
 DIGITS = 4
 LINES = {"map50": "overlap 0.50", "map75": "overlap 0.75", "map": "mean of 0.50 to 0.95"}
 SIZES = {"small": "small: below 32² px", "medium": "medium: 32² to 96² px", "large": "large: 96² px and more"}

@@ -23,33 +23,26 @@ Positive = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class Stage(Record):
-    name: str
-    """read, decode, crop-resize or batch."""
+    name: str  # read, decode, crop-resize or batch
     seconds_per_image: Seconds
-    share: Annotated[float, Field(ge=0, le=1)]
-    """Of the sum of all stages."""
+    share: Annotated[float, Field(ge=0, le=1)]  # of the sum of all stages
 
 
 class ThreadPoint(Record):
     threads: Positive
     images_per_second: Rate
     ci95: tuple[float, float] | None = None
-    ci_covers: str
-    """"within this run", or "not established: <why>"."""
+    ci_covers: str  # "within this run", or "not established: <why>"
     cpu_cores: Rate | None = None
     """CPU seconds that the whole process used in a second; with hardware threads more than there are cores."""
-    images_per_second_per_core: Rate
-    """By `rate_per_core`."""
+    images_per_second_per_core: Rate  # by `rate_per_core`
 
 
 class Demand(Record):
-    device: str
-    """Its name; where the CPU trains the same as `Feeding.cpu`; empty where nobody said."""
+    device: str  # its name; where the CPU trains the same as `Feeding.cpu`; empty where nobody said
     devices: Positive
-    images_per_second: Rate
-    """Of all devices."""
-    how: str
-    """How it is known: what was measured, or "given"."""
+    images_per_second: Rate  # of all devices
+    how: str  # how it is known: what was measured, or "given"
 
 
 class Feeding(Record):
@@ -57,19 +50,16 @@ class Feeding(Record):
     storage: str
     split: str
     pictures: Count
-    picture_bytes: float
-    """Mean of those read, as they are stored."""
+    picture_bytes: float  # mean of those read, as they are stored
     image_size: Positive
     batch_size: Positive
     transform: str
     decode: str
     cpu: str
-    cores: Positive
-    """Physical cores that this process may use."""
+    cores: Positive  # physical cores that this process may use
     points: Annotated[list[ThreadPoint], Field(min_length=1)]
     stages: list[Stage]
-    skipped: Count
-    """Pictures that could not be used."""
+    skipped: Count  # pictures that could not be used
     demand: Demand | None = None
 
 

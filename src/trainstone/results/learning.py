@@ -22,14 +22,10 @@ METRIC_NAMES = {
     "recall_medium": "recall medium",
     "recall_large": "recall large",
 }
-SHARES = ("top1", "top5")
-"""Metrics that are a share of the pictures and are told in percent."""
-DRAWN_TOGETHER = (SHARES, ("map", "map50"))
-"""Metrics on one scale, that say more beside each other."""
-TOLD = ("top1", "top5", "map", "map50", "map75")
-"""Metrics that a sentence has room for."""
-LEAST_SHARE = 0.005
-"""Parts of the time below it are not told in a sentence."""
+SHARES = ("top1", "top5")  # metrics that are a share of the pictures and are told in percent
+DRAWN_TOGETHER = (SHARES, ("map", "map50"))  # metrics on one scale, that say more beside each other
+TOLD = ("top1", "top5", "map", "map50", "map75")  # metrics that a sentence has room for
+LEAST_SHARE = 0.005  # parts of the time below it are not told in a sentence
 MOST_DIGITS = 4
 
 

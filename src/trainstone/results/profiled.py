@@ -23,50 +23,34 @@ class StepParts(Record):
     seconds: Seconds
     compute_seconds: Seconds
     """A kernel runs (on a CPU: an operator) that is neither communication nor a part of the optimiser."""
-    optimizer_seconds: Seconds
-    """A kernel or operator of the optimiser runs, and none of the above."""
-    communication_seconds: Seconds
-    """Communication that nothing above hides."""
-    copy_seconds: Seconds
-    """Memory is copied or set, and nothing above runs."""
-    data_wait_seconds: Seconds
-    """Nothing runs: the host waits for its batch."""
-    synchronisation_seconds: Seconds
-    """Nothing runs: the host waits for the device, so it cannot give it work."""
+    optimizer_seconds: Seconds  # a kernel or operator of the optimiser runs, and none of the above
+    communication_seconds: Seconds  # communication that nothing above hides
+    copy_seconds: Seconds  # memory is copied or set, and nothing above runs
+    data_wait_seconds: Seconds  # nothing runs: the host waits for its batch
+    synchronisation_seconds: Seconds  # nothing runs: the host waits for the device, so it cannot give it work
     launch_seconds: Seconds
     """Nothing runs: the host is on its way through operators and calls of the driver (launch-bound)."""
     host_seconds: Seconds
     """Nothing runs: the host is between operators, in Python, within forward, backward or optimiser."""
-    unaccounted_seconds: Seconds
-    """None of these."""
-    busy_seconds: Seconds
-    """Anything runs on the device."""
+    unaccounted_seconds: Seconds  # none of these
+    busy_seconds: Seconds  # anything runs on the device
     kernel_running_seconds: Seconds
     """A kernel (operator) runs, communication included: the numerator of compute utilisation."""
-    kernel_seconds: Seconds
-    """Sum of the kernels' durations; streams side by side may make it more than the step."""
-    communication_total_seconds: Seconds
-    """Communication runs, hidden or not."""
-    overlap_seconds: Seconds
-    """Communication runs while something computes."""
+    kernel_seconds: Seconds  # sum of the kernels' durations; streams side by side may make it more than the step
+    communication_total_seconds: Seconds  # communication runs, hidden or not
+    overlap_seconds: Seconds  # communication runs while something computes
     copy_total_seconds: Seconds
-    data_wait_total_seconds: Seconds
-    """The host waits for its batch, whether or not the device is busy meanwhile."""
-    optimizer_total_seconds: Seconds
-    """The host is in the optimiser."""
+    data_wait_total_seconds: Seconds  # the host waits for its batch, whether or not the device is busy meanwhile
+    optimizer_total_seconds: Seconds  # the host is in the optimiser
 
 
 class OperatorTime(Record):
     name: str
     calls: Count
-    self_seconds: Seconds
-    """On the host, without the operators it called."""
-    total_seconds: Seconds
-    """On the host, with them; recursion counted once."""
-    device_seconds: Seconds | None = None
-    """Of the kernels it launched itself; absent on a CPU."""
-    share: float
-    """Of the profiled steps: device time where there is a device, else its own time on the host."""
+    self_seconds: Seconds  # on the host, without the operators it called
+    total_seconds: Seconds  # on the host, with them; recursion counted once
+    device_seconds: Seconds | None = None  # of the kernels it launched itself; absent on a CPU
+    share: float  # of the profiled steps: device time where there is a device, else its own time on the host
 
 
 class KernelTime(Record):
@@ -87,15 +71,12 @@ class LaneTime(Record):
 class Overhead(Record):
     """What profiling itself costs: steps with the profiler on against steps of the same run without."""
 
-    plain_step_seconds: Seconds
-    """Median of the steps before and after."""
+    plain_step_seconds: Seconds  # median of the steps before and after
     profiled_step_seconds: Seconds
     plain_steps: Count
     profiled_steps: Count
-    share: float
-    """How much longer a profiled step takes; negative where noise is more than the cost."""
-    noise: float
-    """Robust spread of the unprofiled steps (1.4826 MAD / median): a smaller overhead is none."""
+    share: float  # how much longer a profiled step takes; negative where noise is more than the cost
+    noise: float  # robust spread of the unprofiled steps (1.4826 MAD / median): a smaller overhead is none
 
 
 class RooflinePoint(Record):
@@ -103,14 +84,10 @@ class RooflinePoint(Record):
 
     operator: str
     shapes: str = ""
-    calls: Count
-    """A step."""
-    seconds: Seconds
-    """A step, all calls."""
-    flops: float
-    """A step, by torch's formulas; 0 where there is none, as for batch norm."""
-    bytes_moved: float
-    """A step: each tensor read or written once."""
+    calls: Count  # per step
+    seconds: Seconds  # per step, all calls
+    flops: float  # per step, by torch's formulas; 0 where there is none, as for batch norm
+    bytes_moved: float  # per step: each tensor read or written once
     bound: Bound
     """Which of the two bounds takes longer at the measured peaks; of several shapes, which makes up most of it."""
     share_of_bound: float
@@ -121,47 +98,35 @@ class RooflineChart(Record):
     peak_flops: float
     peak_source: str
     peak_bytes_per_second: float
-    operators: list[RooflinePoint] = []
-    """By name, all shapes together; most time first."""
-    points: list[RooflinePoint] = []
-    """By name and shapes."""
-    covered_share: float
-    """How much of the profiled step these operators take."""
-    told: list[str] = []
-    """Sentences."""
+    operators: list[RooflinePoint] = []  # by name, all shapes together; most time first
+    points: list[RooflinePoint] = []  # by name and shapes
+    covered_share: float  # how much of the profiled step these operators take
+    told: list[str] = []  # sentences
 
 
 class CoreUse(Record):
     """How busy the pipes of the cores were, by ncu: percent of the peak, weighted by each kernel's cycles."""
 
-    pipes_percent: dict[str, float]
-    """Of fma, fp16, tensor, sfu those that were measured."""
+    pipes_percent: dict[str, float]  # of fma, fp16, tensor, sfu those that were measured
     kernels: Count
     processes: Count
     cycles: float
-    told: list[str] = []
-    """Which metrics were taken, and what was left out."""
-    file: str = ""
-    """ncu's table, in the run folder."""
+    told: list[str] = []  # which metrics were taken, and what was left out
+    file: str = ""  # ncu's table, in the run folder
 
 
 class Timeline(Record):
     trace: str = ""
-    device: str
-    """cpu, or the kind of device whose kernels were seen."""
+    device: str  # cpu, or the kind of device whose kernels were seen
     rank: Count | None = None
     steps: list[StepParts]
-    compute_utilisation: float
-    """Share of the steps' time with a kernel (on a CPU: an operator) running."""
-    accounted_share: float
-    """1 - unaccounted time / time."""
-    cores_used: float | None = None
-    """Processor time / time of the profiled steps: how many cores worked."""
+    compute_utilisation: float  # share of the steps' time with a kernel (on a CPU: an operator) running
+    accounted_share: float  # 1 - unaccounted time / time
+    cores_used: float | None = None  # processor time / time of the profiled steps: how many cores worked
     operators: list[OperatorTime] = []
     kernels: list[KernelTime] = []
     lanes: list[LaneTime] = []
-    told: list[str] = []
-    """What the gaps come from, in sentences."""
+    told: list[str] = []  # what the gaps come from, in sentences
     overhead: Overhead | None = None
     roofline: RooflineChart | None = None
     cores: CoreUse | None = None

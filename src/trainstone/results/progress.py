@@ -11,15 +11,10 @@ class Progress(NamedTuple):
     images_per_second: float | None = None
     half_width: float | None = None
     seconds_left: float | None = None
-    epoch: float | None = None
-    """Epochs trained so far."""
-    epochs: float | None = None
-    """Where training ends at the latest."""
+    epoch: float | None = None  # epochs trained so far
+    epochs: float | None = None  # where training ends at the latest
     loss: float | None = None
-    metric: str = "top1"
-    """What `accuracy` is."""
-    accuracy: float | None = None
-    """The best so far, or the latest."""
-    images: int | None = None
-    """Evaluation: pictures judged so far."""
+    metric: str = "top1"  # what `accuracy` is
+    accuracy: float | None = None  # the best so far, or the latest
+    images: int | None = None  # evaluation: pictures judged so far
     total_images: int | None = None

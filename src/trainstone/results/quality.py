@@ -10,31 +10,24 @@ from trainstone.results.record import Count, Record, Seconds
 class Evaluation(Record):
     """The validation pictures judged once."""
 
-    epoch: float
-    """Epochs trained before it."""
-    step: Count
-    """Steps trained before it."""
-    seconds: Seconds
-    """On the run's clock, when it was over."""
+    epoch: float  # epochs trained before it
+    step: Count  # steps trained before it
+    seconds: Seconds  # on the run's clock, when it was over
     eval_seconds: Seconds
-    metrics: dict[str, float]
-    """top1, top5, loss; or COCO's twelve: map, map50, map75, map_small ... recall_large."""
-    images: Count
-    """Pictures judged, each once."""
+    metrics: dict[str, float]  # top1, top5, loss; or COCO's twelve: map, map50, map75, map_small ... recall_large
+    images: Count  # pictures judged, each once
 
 
 class QualityTable(Record):
     """More of what an evaluation found, for a page to draw: what it means is known to who made it alone."""
 
-    name: str
-    """In files and links: precision-recall, ap-by-class."""
+    name: str  # in files and links: precision-recall, ap-by-class
     title: str
     drawn: Literal["table", "bars", "lines"]
     """table: as it is. bars: the first column names, the second is how long. lines: x, y, which line."""
     columns: list[str]
     rows: list[list[str | float | None]]
-    note: str = ""
-    """How to read it, or what is left out."""
+    note: str = ""  # how to read it, or what is left out
 
 
 class ShownBox(Record):
@@ -45,15 +38,13 @@ class ShownBox(Record):
     top: float
     right: float
     bottom: float
-    score: float | None = None
-    """How sure the network is; None: the box is the true one."""
+    score: float | None = None  # how sure the network is; None: the box is the true one
     right_one: bool | None = None
     """Found boxes: a true one of its class is there (overlap of 0.5). True boxes: it was found."""
 
 
 class QualityPicture(Record):
-    file: str
-    """In the run folder: pictures/000000000139.jpg, perhaps smaller than the picture itself."""
+    file: str  # in the run folder: pictures/000000000139.jpg, perhaps smaller than the picture itself
     title: str
     width: Count
     height: Count
@@ -69,51 +60,38 @@ class Quality(Record):
     target: float | None = None
     seconds_to_target: Seconds | None = None
     """On the run's clock, from the first touch of training data to the end of the evaluation that reached it."""
-    epochs: float
-    """Trained, until the end or the target."""
-    steps: Count | None = None
-    """The same in steps."""
+    epochs: float  # trained, until the end or the target
+    steps: Count | None = None  # the same in steps
     history: list[Evaluation] = []
-    starts: Count = 1
-    """How often the run was started: 1, and once more for each --resume."""
-    parameters: Count | None = None
-    """Trained numbers of the network."""
-    global_batch: Count | None = None
-    """Images a step, of all ranks."""
-    tables: list[QualityTable] = []
-    """Of the evaluation that `value` is of."""
-    pictures: list[QualityPicture] = []
-    """Some of that evaluation's."""
+    starts: Count = 1  # how often the run was started: 1, and once more for each --resume
+    parameters: Count | None = None  # trained numbers of the network
+    global_batch: Count | None = None  # images a step, of all ranks
+    tables: list[QualityTable] = []  # of the evaluation that `value` is of
+    pictures: list[QualityPicture] = []  # some of that evaluation's
 
 
 class TrainedRun(Record):
     seed: Annotated[int, Field(ge=0)]
-    run: str
-    """Its folder."""
+    run: str  # its folder
     status: str
-    value: float | None = None
-    """The metric at its best; where the target was reached, then."""
+    value: float | None = None  # the metric at its best; where the target was reached, then
     epochs: float | None = None
     seconds_to_target: Seconds | None = None
     reached: bool = False
-    counted: bool = False
-    """In score_seconds; the fastest and the slowest are not."""
+    counted: bool = False  # in score_seconds; the fastest and the slowest are not
     starts: Count = 1
 
 
 class Repeated(Record):
     """train --runs: the same training with seeds counted up."""
 
-    num_runs: Annotated[int, Field(ge=2, le=2**31)]
-    """Asked for."""
+    num_runs: Annotated[int, Field(ge=2, le=2**31)]  # asked for
     first_seed: Annotated[int, Field(ge=0)]
     strict: bool = False
-    runs: list[TrainedRun] = []
-    """Those that were begun, by seed."""
+    runs: list[TrainedRun] = []  # those that were begun, by seed
     score_seconds: Seconds | None = None
     """Olympic mean of the times to the target: without the fastest and the slowest run, as MLPerf scores."""
-    score_epochs: float | None = None
-    """The same of the epochs to the target."""
+    score_epochs: float | None = None  # the same of the epochs to the target
 
     @property
     def seeds(self) -> range:

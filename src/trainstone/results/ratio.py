@@ -38,8 +38,7 @@ class Estimate:
     ratio: float
     ci95: tuple[float, float] | None
     ci_covers: str
-    p_value: float | None
-    """Two-sided, of the ratio being 1; below 0.05 exactly if the interval excludes 1."""
+    p_value: float | None  # two-sided, of the ratio being 1; below 0.05 exactly if the interval excludes 1
 
 
 def estimate_ratio(a: Sequence[Throughput], b: Sequence[Throughput]) -> Estimate:
@@ -165,8 +164,7 @@ def _logs(runs: Sequence[Throughput]) -> list[float]:
 Array = NDArray[np.float64]
 
 ORDER = "ABBA"
-MIN_ROUNDS = 6
-"""Below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7."""
+MIN_ROUNDS = 6  # below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7
 OUTER, INNER = [0, 3], [1, 2]
 
 
@@ -176,8 +174,7 @@ class Paired(Estimate):
 
     noise_floor: float | None
     judgement: Judgement
-    rates: dict[str, float]
-    """Images a second of A and of B over these rounds."""
+    rates: dict[str, float]  # images a second of A and of B over these rounds
 
 
 def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:

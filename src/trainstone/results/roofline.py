@@ -27,10 +27,8 @@ MOST_SHAPES = 3
 class WorkedOp:
     """What the calls of one operator at one choice of shapes do in one step, `count` of them together."""
 
-    name: str
-    """As the dispatcher says it: aten.convolution_backward.default."""
-    shapes: Shapes
-    """Of all tensors it is given, those in lists included."""
+    name: str  # as the dispatcher says it: aten.convolution_backward.default
+    shapes: Shapes  # of all tensors it is given, those in lists included
     count: int
     flops: float
     bytes_moved: float

@@ -26,8 +26,7 @@ SECTIONS = (
 
 Kind = Literal["bench", "train", "profile", "sweep", "scale", "eval", "data", "import"]
 Status = Literal["running", "ok", "target_reached", "target_missed", "interrupted", "failed", "killed"]
-FINISHED = ("ok", "target_reached", "target_missed")
-"""Statuses of a run that came to its end."""
+FINISHED = ("ok", "target_reached", "target_missed")  # statuses of a run that came to its end
 Severity = Literal["info", "warning", "error"]
 
 
@@ -43,10 +42,8 @@ class Process(Record):
     host: str
     pid: int
     started_utc: str
-    starts: Annotated[int, Field(ge=1, le=2**31)] = 1
-    """Which start of the run this is: each --resume is one more."""
-    launch: str | None = None
-    """Name of the launch that started it."""
+    starts: Annotated[int, Field(ge=1, le=2**31)] = 1  # which start of the run this is: each --resume is one more
+    launch: str | None = None  # name of the launch that started it
 
 
 class World(Record):
@@ -57,11 +54,9 @@ class World(Record):
 class Host(Record):
     host: str
     ranks: list[Count]
-    interface: str | None = None
-    """Network interface that its traffic to other hosts takes."""
+    interface: str | None = None  # network interface that its traffic to other hosts takes
     address: str | None = None
-    devices: Count | None = None
-    """Devices that its first rank sees."""
+    devices: Count | None = None  # devices that its first rank sees
     versions: dict[str, str] = {}
 
 
@@ -69,18 +64,14 @@ class AllReduce(Record):
     """Time of an all-reduce over all ranks by size of the message."""
 
     bytes: list[Count]
-    seconds: list[Seconds]
-    """Median of each size, on the slowest rank: latency first."""
-    bytes_per_second: Rate
-    """Of the largest message: its bytes / its time."""
+    seconds: list[Seconds]  # median of each size, on the slowest rank: latency first
+    bytes_per_second: Rate  # of the largest message: its bytes / its time
 
 
 class Preflight(Record):
-    meeting: str
-    """Address and port of rank 0."""
+    meeting: str  # address and port of rank 0
     backend: str
-    seconds: Seconds
-    """How long it all took."""
+    seconds: Seconds  # how long it all took
     hosts: list[Host]
     all_reduce: AllReduce | None = None
 
@@ -174,53 +165,40 @@ class Energy(Record):
 class Communication(Record):
     """What ranks exchange each step, and what that costs."""
 
-    gradient_bytes: Count
-    """That a rank gives into the exchange, compressed where it is."""
-    bucket_bytes: Count
-    """Gradients are sent when so many are there (parallel.bucket_bytes)."""
+    gradient_bytes: Count  # that a rank gives into the exchange, compressed where it is
+    bucket_bytes: Count  # gradients are sent when so many are there (parallel.bucket_bytes)
     exposed_seconds: float | None = None
     """How much longer a step is with the exchange than without; below 0 where noise is larger."""
     exposed_ci95: tuple[float, float] | None = None
-    share: float | None = None
-    """Of a step with it."""
+    share: float | None = None  # of a step with it
 
 
 class Loader(Record):
     """How real pictures were fed, held against synthetic batches in the same run."""
 
-    images_per_second: Rate
-    """Of the loader alone, nobody training."""
+    images_per_second: Rate  # of the loader alone, nobody training
     ci95: tuple[float, float] | None = None
-    synthetic_images_per_second: Rate | None = None
-    """Training on synthetic batches."""
+    synthetic_images_per_second: Rate | None = None  # training on synthetic batches
     synthetic_ci95: tuple[float, float] | None = None
     share_of_synthetic: Rate | None = None
     """Median step on synthetic batches / median step on real pictures: 1 where real pictures cost nothing."""
-    data_bound: bool = False
-    """Waiting for data, or the loader's own work, costs more than a tenth."""
+    data_bound: bool = False  # waiting for data, or the loader's own work, costs more than a tenth
     threads: Count
     storage: str = ""
-    pictures: Count
-    """In the training set."""
-    digest: str = ""
-    """Of some of its pictures: the same set has the same, wherever it lies."""
-    skipped: Count = 0
-    """How often a damaged picture was left out and another taken in its place."""
-    skipped_pictures: Count = 0
-    """How many pictures that were."""
+    pictures: Count  # in the training set
+    digest: str = ""  # of some of its pictures: the same set has the same, wherever it lies
+    skipped: Count = 0  # how often a damaged picture was left out and another taken in its place
+    skipped_pictures: Count = 0  # how many pictures that were
     stage_seconds_per_image: dict[str, float] = {}
     """Thread time of read, decode, crop-resize, batch, measured with the loader alone."""
 
 
 class Side(Record):
-    label: str
-    """Machine or variant, as a reader would name it."""
-    runs: list[str] = []
-    """Run folders; empty for a published figure."""
+    label: str  # machine or variant, as a reader would name it
+    runs: list[str] = []  # run folders; empty for a published figure
     images_per_second: float
     """Of all devices, the geometric mean of several runs; where b is a published figure, of one device, in a and b."""
-    source: str | None = None
-    """Where a published figure stands."""
+    source: str | None = None  # where a published figure stands
 
 
 Judgement = Literal["faster", "slower", "no difference shown", "not judged"]
@@ -234,27 +212,21 @@ class ComparisonRow(Record):
     b: Side
     ratio: float
     ci95: tuple[float, float] | None = None
-    ci_covers: str
-    """"within each run", "between runs", "interleaved blocks", ... or "not established: <why>"."""
+    ci_covers: str  # "within each run", "between runs", "interleaved blocks", ... or "not established: <why>"
     p_value: float | None = None
-    p_holm: float | None = None
-    """Corrected for the number of rows (Holm 1979); the verdict goes by it."""
-    noise_floor: float | None = None
-    """Effects smaller than this share are not told from noise on this machine."""
+    p_holm: float | None = None  # corrected for the number of rows (Holm 1979); the verdict goes by it
+    noise_floor: float | None = None  # effects smaller than this share are not told from noise on this machine
     judgement: Judgement
-    differences: list[str] = []
-    """In what the two sides differ beside what is compared."""
+    differences: list[str] = []  # in what the two sides differ beside what is compared
 
 
 class Comparison(Record):
     """Rows of `compare`, or the one row of `bench --against`."""
 
     rows: list[ComparisonRow]
-    geometric_mean: float | None = None
-    """Of the ratios to runs, where there are several of them."""
+    geometric_mean: float | None = None  # of the ratios to runs, where there are several of them
     verdict: str
-    left_out: list[str] = []
-    """What was given and not compared, and why."""
+    left_out: list[str] = []  # what was given and not compared, and why
 
 
 class Point(Record):

@@ -61,10 +61,8 @@ BIN_WIDTH = math.log(1.002)
 SHORTEST_SECONDS = 1e-7
 NUM_BINS = 14_000
 NUM_POINTS = 500
-SMOOTH_SHARE = 0.03
-"""Share of the run that a smoothed loss averages over."""
-HIGHEST_LOSS = 1e30
-"""A larger loss is taken for not finite: training has diverged, and sums would overflow."""
+SMOOTH_SHARE = 0.03  # share of the run that a smoothed loss averages over
+HIGHEST_LOSS = 1e30  # a larger loss is taken for not finite: training has diverged, and sums would overflow
 SHOWN = ("clock_mhz", "mem_clock_mhz", "power_watts", "temp_celsius", "util_percent", "mem_used_bytes")
 REASONS = tuple(sorted(HINDRANCES))
 
@@ -80,13 +78,11 @@ class StepSeries:
     mean_seconds: Array
     low_seconds: Array
     high_seconds: Array
-    end_seconds: float
-    """When the last step ended, on the run's clock."""
+    end_seconds: float  # when the last step ended, on the run's clock
     bin_seconds: Array
     """Lower edges of the histogram's filled bins (each BIN_WIDTH wide), steps of the steady window only."""
     bin_count: Array
-    kept: Columns = field(default_factory=dict)
-    """The steps requested by number: step, start_seconds, step_seconds."""
+    kept: Columns = field(default_factory=dict)  # the steps requested by number: step, start_seconds, step_seconds
 
     @property
     def bucket_steps(self) -> int:
@@ -147,17 +143,12 @@ def _bin_of(seconds: Array) -> NDArray[np.int64]:
 @dataclass(frozen=True)
 class LossCurve:
     num_steps: int
-    bucket_steps: int
-    """How many steps a point stands for."""
-    step: Array
-    """Middle of the bucket."""
-    loss: Array
-    """Mean of the bucket's finite losses; nan where it has none."""
-    smooth: Array
-    """The same over some more neighbours on both sides."""
+    bucket_steps: int  # how many steps a point stands for
+    step: Array  # middle of the bucket
+    loss: Array  # mean of the bucket's finite losses; nan where it has none
+    smooth: Array  # the same over some more neighbours on both sides
     lr: Array
-    num_not_finite: int
-    """Losses that are NaN or infinite; they are not in the means."""
+    num_not_finite: int  # losses that are NaN or infinite; they are not in the means
 
 
 def read_loss(path: Path) -> LossCurve | None:

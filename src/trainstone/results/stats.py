@@ -19,10 +19,8 @@ Array = NDArray[np.float64]
 
 MIN_STEADY_STEPS = 50
 """Below this no interval: with 17 steps and blocks of 10 a nominal 95 % covered 40 to 60 % in simulation."""
-MIN_BLOCKS = 8
-"""With fewer blocks the long-run variance is a guess (Schmeiser 1982 advises 10 to 30 batches)."""
-MAX_BINS = 10_000
-"""Longer series are summed into bins first: the interval does not get better from more, only slower."""
+MIN_BLOCKS = 8  # with fewer blocks the long-run variance is a guess (Schmeiser 1982 advises 10 to 30 batches)
+MAX_BINS = 10_000  # longer series are summed into bins first: the interval does not get better from more, only slower
 TARGET_HALF_WIDTH = 0.01
 
 _NUM_RESAMPLES = 2000
@@ -36,10 +34,8 @@ _SMALL_TAIL = 5e-4
 class Throughput:
     images_per_second: float
     ci95: tuple[float, float] | None
-    ci_covers: str
-    """"within this run", "between runs" or "not established: <why>"."""
-    num_steps: int
-    """Steps averaged; runs averaged when the interval is between runs."""
+    ci_covers: str  # "within this run", "between runs" or "not established: <why>"
+    num_steps: int  # steps averaged; runs averaged when the interval is between runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +44,8 @@ class NoiseFloor:
 
     mean_difference: float
     ci95: tuple[float, float] | None
-    noise_floor: float | None
-    """Half-width of the 95 % interval of the mean difference."""
-    detectable: float | None
-    """Smallest true difference found in 80 % of such comparisons at the 5 % level."""
+    noise_floor: float | None  # half-width of the 95 % interval of the mean difference
+    detectable: float | None  # smallest true difference found in 80 % of such comparisons at the 5 % level
     num_pairs: int
 
 

@@ -14,10 +14,8 @@ from trainstone.results import stats
 
 MIN_JUDGED_STEPS = 20
 """A shorter window is not judged: with thirds of 5 steps a slope and correlated noise look the same."""
-DRIFT_LIMIT = 0.02
-"""Thirds of the window that differ by less do not matter, however sure it is (a linear drift of 3 %)."""
-DRIFT_LEVEL = 0.01
-"""Chance of calling white noise a drift. Simulated at 200 steps of AR(1) 0.8 noise: 2 to 3 %."""
+DRIFT_LIMIT = 0.02  # thirds of the window that differ by less do not matter, however sure it is (a linear drift of 3 %)
+DRIFT_LEVEL = 0.01  # chance of calling white noise a drift. Simulated at 200 steps of AR(1) 0.8 noise: 2 to 3 %
 
 _CLIP = 5.0  # robust standard deviations that a single step may pull
 _SMALLEST_SCALE = 1e-3  # 0.1 %: less scatter than this is no reason to cut anything
@@ -26,8 +24,7 @@ _NUM_BATCHES = 40
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    from_step: int
-    """First step of the steady window."""
+    from_step: int  # first step of the steady window
     steady: bool
     trend_percent: float | None
     """Change of the step time from the first to the last tenth of the window; positive = getting slower."""
@@ -36,8 +33,7 @@ class Steady:
 @dataclass(frozen=True, slots=True)
 class Outliers:
     steps: tuple[int, ...]
-    kind: str
-    """none | isolated | periodic (checkpoint, loader refill) | clustered."""
+    kind: str  # none | isolated | periodic (checkpoint, loader refill) | clustered
 
 
 def find_steady(step_seconds: ArrayLike) -> Steady:

@@ -27,10 +27,8 @@ class StepRecord(NamedTuple):
 
     step: int
     epoch: int
-    start_seconds: float
-    """Since the run's clock started, which telemetry shares."""
-    data_seconds: float
-    """The wait for the batch, part of step_seconds."""
+    start_seconds: float  # since the run's clock started, which telemetry shares
+    data_seconds: float  # the wait for the batch, part of step_seconds
     step_seconds: float
     images: int
     loss: float
@@ -38,8 +36,7 @@ class StepRecord(NamedTuple):
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     optimizer_seconds: float | None = None
-    decay_loss: float | None = None
-    """Weight decay's part of the loss, where it is one."""
+    decay_loss: float | None = None  # weight decay's part of the loss, where it is one
 
 
 PHASE_COLUMNS = ("forward_seconds", "backward_seconds", "optimizer_seconds")

@@ -26,11 +26,9 @@ class StepSummary:
     throughput: schema.Throughput
     step_seconds: schema.StepSeconds
     phases: schema.Phases
-    window: slice
-    """The steady steps."""
+    window: slice  # the steady steps
     data_share: float
-    variation_percent: float
-    """Robust spread of the steady steps: 1.4826 MAD / median."""
+    variation_percent: float  # robust spread of the steady steps: 1.4826 MAD / median
 
     @property
     def drifting(self) -> bool:

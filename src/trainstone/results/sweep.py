@@ -16,12 +16,10 @@ from trainstone.results.record import Count, Rate, Record, Seconds
 
 BATCH = "train.batch_size"
 LARGEST = 1e15
-TAKES_MEMORY = (BATCH, "data.image_size", "model.width", "model.depth")
-"""Keys of which more needs more memory."""
+TAKES_MEMORY = (BATCH, "data.image_size", "model.width", "model.depth")  # keys of which more needs more memory
 ORDERED = (*TAKES_MEMORY, "train.accumulate", "engine.threads", "loader.threads")
 """Keys of which more is more work or more means; numbers of others, a seed's, only name a choice."""
-NEAR = 0.05
-"""Rates within this share of the best count as equal: more of the key would cost memory and give little."""
+NEAR = 0.05  # rates within this share of the best count as equal: more of the key would cost memory and give little
 MIN_FIT_POINTS = 3
 POOR_FIT = 0.10
 
@@ -29,17 +27,13 @@ POOR_FIT = 0.10
 class SweepRow(Record):
     """One point. Absent is what was not measured."""
 
-    value: Any = None
-    """Of the key that is swept."""
-    curve: Any = None
-    """Of the second key, where there are two."""
+    value: Any = None  # of the key that is swept
+    curve: Any = None  # of the second key, where there are two
     order: Count
     """Which one it was, from 1: points are run in shuffled order, so that what drifts does not look like a trend."""
     status: Literal["ok", "out_of_memory", "failed", "not_tried"]
-    run: str = ""
-    """Its folder below the sweep's."""
-    note: str = ""
-    """Why there is no number, profile or core counter."""
+    run: str = ""  # its folder below the sweep's
+    note: str = ""  # why there is no number, profile or core counter
     exit_code: int | None = None
     images_per_step: Count | None = None
     images_per_second: Rate | None = None
@@ -49,14 +43,12 @@ class SweepRow(Record):
     num_steps: Count | None = None
     mfu: float | None = None
     limit: str | None = None
-    memory_bytes: Count | None = None
-    """Highest use: of the device, where it has memory of its own, else of the process."""
+    memory_bytes: Count | None = None  # highest use: of the device, where it has memory of its own, else of the process
     noise: str = ""
     profile: Literal["ok", "failed"] | None = None
     profile_run: str = ""
     compute_utilisation: float | None = None
-    cores_percent: dict[str, float] = {}
-    """Of fma, fp16, tensor, sfu those that ncu measured."""
+    cores_percent: dict[str, float] = {}  # of fma, fp16, tensor, sfu those that ncu measured
 
     @property
     def rate(self) -> float:
@@ -82,8 +74,7 @@ class Knee(Record):
     share_of_best: float
     best_value: int | float
     best_images_per_second: Rate
-    could_be: list[int | float] = []
-    """Other values that the 95 % intervals leave possible."""
+    could_be: list[int | float] = []  # other values that the 95 % intervals leave possible
 
 
 class StepFit(Record):
@@ -92,8 +83,7 @@ class StepFit(Record):
     curve: Any = None
     fixed_seconds: Seconds
     seconds_per_image: Seconds
-    error: float
-    """Root of the mean squared relative residual."""
+    error: float  # root of the mean squared relative residual
     points: Count
 
 
@@ -102,17 +92,14 @@ class Sweep(Record):
     values: Annotated[list[Any], Field(min_length=1)]
     curve_key: str | None = None
     curves: list[Any] = []
-    seed: Count = 0
-    """Of the order."""
+    seed: Count = 0  # of the order
     profile: bool = False
     cores: bool = False
     strict: bool = False
-    rows: list[SweepRow] = []
-    """By curve and value, both in the order they were given; those that are done."""
+    rows: list[SweepRow] = []  # by curve and value, both in the order they were given; those that are done
     knees: list[Knee] = []
     fits: list[StepFit] = []
-    told: list[str] = []
-    """Sentences."""
+    told: list[str] = []  # sentences
 
     @property
     def num_points(self) -> int:

@@ -31,12 +31,9 @@ class Table:
     caption: str = ""
     links: Sequence[str | None] = ()
     sortable: bool = False
-    filterable: bool = False
-    """With a box that hides the rows without the words typed; one such table a page."""
-    numeric: Sequence[bool] = ()
-    """Columns set flush right."""
-    keys: Sequence[Sequence[float | str]] = ()
-    """What the cells are sorted by, where that is not their text."""
+    filterable: bool = False  # with a box that hides the rows without the words typed; one such table a page
+    numeric: Sequence[bool] = ()  # columns set flush right
+    keys: Sequence[Sequence[float | str]] = ()  # what the cells are sorted by, where that is not their text
     kind: str = "table"
 
 

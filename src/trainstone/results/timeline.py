@@ -59,15 +59,13 @@ PROCESSOR_ORDER = ("data_wait", "compute", "optimizer", "communication", "copy",
 NS = 1e9
 
 
-Moments = dict[str, Spans]
-"""When each part holds, whatever else does; with "running", "busy" and "in_optimizer"."""
+Moments = dict[str, Spans]  # when each part holds, whatever else does; with "running", "busy" and "in_optimizer"
 
 
 @dataclass(frozen=True)
 class TraceReport:
     timeline: Timeline
-    calls: list[OperatorCalls]
-    """Of the counted operators."""
+    calls: list[OperatorCalls]  # of the counted operators
 
 
 def analyse_trace(path: Path, *, counted: Collection[str] = ()) -> TraceReport:

@@ -13,19 +13,14 @@ from typing import NamedTuple
 from trainstone.results.mlperf.logged import LoggedRun
 from trainstone.results.stats import student_t_quantile
 
-NUM_RUNS = {"resnet": 5, "ssd": 5, "retinanet": 5, "maskrcnn": 5}
-"""Runs that a result of the benchmark needs."""
+NUM_RUNS = {"resnet": 5, "ssd": 5, "retinanet": 5, "maskrcnn": 5}  # runs that a result of the benchmark needs
 
 
 class Score(NamedTuple):
-    minutes: float | None
-    """The score; None where the rules give none."""
-    note: str
-    """How it came about, or why there is none."""
-    mean_minutes: float | None
-    """Plain mean over the runs that reached their target."""
-    dropped: tuple[int, ...] = ()
-    """Positions of the runs that the score leaves out."""
+    minutes: float | None  # the score; None where the rules give none
+    note: str  # how it came about, or why there is none
+    mean_minutes: float | None  # plain mean over the runs that reached their target
+    dropped: tuple[int, ...] = ()  # positions of the runs that the score leaves out
 
 
 def score_runs(benchmark: str | None, minutes: Sequence[float | None]) -> Score:
@@ -58,8 +53,7 @@ def olympic_mean(values: Sequence[float]) -> float:
 
 
 ALPHA = 0.05
-MISSED = 1e9
-"""Epochs of a run that missed the target, as the checker counts it."""
+MISSED = 1e9  # epochs of a run that missed the target, as the checker counts it
 PICTURES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
 """What is trained on: COCO's are those with boxes. (ssd as RetinaNet, from 2.0.0 on, trains on others.)"""
 OPTIMIZERS = ("lars", "sgd")
@@ -97,18 +91,14 @@ class Expected(NamedTuple):
     batch: int
     mean: float
     stdev: float
-    least: float
-    """Fewer epochs than this on average are refused."""
-    how: str
-    """recorded, interpolated, or smallest: the batch is smaller than any that was recorded."""
-    points: tuple[int, ...]
-    """Batch sizes it was taken from."""
+    least: float  # fewer epochs than this on average are refused
+    how: str  # recorded, interpolated, or smallest: the batch is smaller than any that was recorded
+    points: tuple[int, ...]  # batch sizes it was taken from
 
 
 class Assessment(NamedTuple):
     expected: Expected
-    epochs: float
-    """Mean of the runs, without the fastest and the slowest where there are three or more."""
+    epochs: float  # mean of the runs, without the fastest and the slowest where there are three or more
     passes: bool
     factor: float
     """By which MLPerf lengthens the time of runs that needed fewer epochs than the reference; 1: not at all."""

@@ -23,18 +23,14 @@ KEYS = (
 """Of the events that are looked at."""
 IN_TIME = "eval_accuracy before run_stop"
 MOST_EVENTS = 100_000
-OWN = "trainstone/"
-"""How the file that writes our lines begins; others name none, or theirs."""
-FORMS = {"MLLOG ": "0.7", "MLL ": "0.6", "MLPv": "0.5"}
-"""Which line form: :::MLLOG came with 0.7 and stayed."""
-Events = Mapping[str, Sequence[Event]]
-"""By their key."""
+OWN = "trainstone/"  # how the file that writes our lines begins; others name none, or theirs
+FORMS = {"MLLOG ": "0.7", "MLL ": "0.6", "MLPv": "0.5"}  # which line form: :::MLLOG came with 0.7 and stayed
+Events = Mapping[str, Sequence[Event]]  # by their key
 
 
 class LoggedEvaluation(NamedTuple):
     epoch: float | None
-    seconds: float | None
-    """From eval_start to eval_stop, or to its accuracy."""
+    seconds: float | None  # from eval_start to eval_stop, or to its accuracy
     accuracy: float
 
 
@@ -42,16 +38,13 @@ class Times(NamedTuple):
     """Where the seconds of a run went; None is what the log does not say."""
 
     devices: int | None = None
-    total_seconds: float | None = None
-    """From the first init_start to run_stop."""
-    converge_seconds: float | None = None
-    """From run_start to run_stop."""
+    total_seconds: float | None = None  # from the first init_start to run_stop
+    converge_seconds: float | None = None  # from run_start to run_stop
     init_seconds: float | None = None
     first_epoch_seconds: float | None = None
     mean_epoch_seconds: float | None = None
     """Of the epochs from the second to the one before the first evaluation; where that is none, of all later."""
-    train_seconds: float | None = None
-    """All epochs together."""
+    train_seconds: float | None = None  # all epochs together
     evaluations: tuple[LoggedEvaluation, ...] = ()
 
 
@@ -63,8 +56,7 @@ class LoggedRun:
     """One run, as its log tells it; None is what the log does not say."""
 
     path: Path
-    form: str
-    """0.5, 0.6 or 0.7."""
+    form: str  # 0.5, 0.6 or 0.7
     benchmark: str | None
     division: str | None
     org: str | None
@@ -73,16 +65,13 @@ class LoggedRun:
     train_samples: int | None
     optimizer: str | None
     seeds: tuple[int, ...]
-    ended: str | None
-    """success or aborted; None: the log stops before the run did."""
+    ended: str | None  # success or aborted; None: the log stops before the run did
     start_ms: int
     stop_ms: int | None
     epochs: float | None
     """What the last evaluation before run_stop calls its epoch: to the target, where the run reached it."""
-    accuracy: float | None = None
-    """Of the same evaluation."""
-    resumed: int = 0
-    """How often trainstone resumed it: the time in between is counted."""
+    accuracy: float | None = None  # of the same evaluation
+    resumed: int = 0  # how often trainstone resumed it: the time in between is counted
     times: Times = NO_TIMES
 
     @property

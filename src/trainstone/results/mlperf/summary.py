@@ -19,8 +19,7 @@ TIME_COLUMNS = {
     "epoch: evaluation, accuracy": False,
 }
 """The columns of the original SSD's mll-status; of each whether it is flush right."""
-SHOWN_EVALUATIONS = 8
-"""Of many the last."""
+SHOWN_EVALUATIONS = 8  # of many the last
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,7 @@ class Group:
     runs: tuple[LoggedRun, ...]
     score: Score
     assessment: Assessment | None
-    reference_note: str
-    """Why there is no assessment, or what it says."""
+    reference_note: str  # why there is no assessment, or what it says
 
 
 def group_runs(runs: Sequence[LoggedRun]) -> list[Group]:
@@ -191,10 +189,8 @@ def _drop_absent(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value is not None}
 
 
-Rulesets = Mapping[str, Collection[str]]
-"""Of each ruleset the benchmarks it has rules for."""
-OLD_FORM = "0.6.0"
-"""The one ruleset that reads :::MLL lines, and reads no others."""
+Rulesets = Mapping[str, Collection[str]]  # of each ruleset the benchmarks it has rules for
+OLD_FORM = "0.6.0"  # the one ruleset that reads :::MLL lines, and reads no others
 
 
 class Choice(NamedTuple):

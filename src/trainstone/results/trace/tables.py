@@ -32,27 +32,19 @@ class OperatorCalls(NamedTuple):
     name: str
     dims: tuple[tuple[int, ...], ...]
     calls: int
-    host_seconds: float
-    """With all it called, to its end."""
-    device_seconds: float | None
-    """Of all kernels launched within it; None on a CPU."""
+    host_seconds: float  # with all it called, to its end
+    device_seconds: float | None  # of all kernels launched within it; None on a CPU
 
 
 class Calling(NamedTuple):
     """The operators of the host's process, and the calls that launched something, one below the other."""
 
-    rows: Places
-    """In the trace."""
-    leaf: Flags
-    """Calls of the driver: they call nothing."""
-    parent: Places
-    """Place of the caller in `rows`; -1 for none."""
-    outermost: Flags
-    """No caller, direct or not, has the same name."""
-    root: Places
-    """Place of the outermost counted operator that it is, or is within; -1 for none."""
-    launched: Places
-    """Kernels and copies of the device whose launch is known, rows of the trace ..."""
+    rows: Places  # in the trace
+    leaf: Flags  # calls of the driver: they call nothing
+    parent: Places  # place of the caller in `rows`; -1 for none
+    outermost: Flags  # no caller, direct or not, has the same name
+    root: Places  # place of the outermost counted operator that it is, or is within; -1 for none
+    launched: Places  # kernels and copies of the device whose launch is known, rows of the trace ...
     by: Places
     """... and for each the place in `rows` of the call that launched it, or of the operator if the call is missing."""
 

@@ -123,25 +123,17 @@ COMMUNICATION_KERNEL = re.compile(
 class View:
     """A trace with what is needed to judge each moment of its steps."""
 
-    trace: Trace
-    """Its marks are marks, in old traces too."""
+    trace: Trace  # its marks are marks, in old traces too
     steps: list[int]
-    starts: Ints
-    """Of the steps, in their order."""
+    starts: Ints  # of the steps, in their order
     ends: Ints
-    windows: Spans
-    """The steps' time."""
-    marked: bool
-    """The trace has marks of steps; else all of it is taken as one."""
-    host_lane: int
-    """The thread that holds the marks; -1 if there is no thread."""
-    of_host: Flags
-    """Of each event: on a thread of that process."""
-    device: str | None
-    """Number of the device that is judged; None on a CPU."""
+    windows: Spans  # the steps' time
+    marked: bool  # the trace has marks of steps; else all of it is taken as one
+    host_lane: int  # the thread that holds the marks; -1 if there is no thread
+    of_host: Flags  # of each event: on a thread of that process
+    device: str | None  # number of the device that is judged; None on a CPU
     of_device: Flags
-    devices: dict[str, int]
-    """Number -> nanoseconds of kernels and copies within the steps."""
+    devices: dict[str, int]  # number -> nanoseconds of kernels and copies within the steps
 
     def named(self, pattern: re.Pattern[str]) -> Flags:
         return find_named(self.trace, pattern)
