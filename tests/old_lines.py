@@ -1,17 +1,6 @@
-"""Command lines of the originals as their own scripts pass them, and the tables of flags that explain them."""
+"""Command lines of the originals as their own scripts pass them, and what its systems were."""
 
 import shlex
-
-from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
-
-TABLES = {
-    "wmlce": [("--", wmlce.FLAGS)],
-    "sc22": [("--", sc22.FLAGS)],
-    "tbd": [("--", tbd.FLAGS)],
-    "mlperf-resnet50": [("", mlperf.VARIABLES), ("--", mlperf.FLAGS)],
-    "mlperf-ssd": [("", ssd.VARIABLES), ("--", ssd.FLAGS)],
-}
-"""Flags and variables of each original, with the dashes that they are written with."""
 
 WMLCE = shlex.split(
     "--mode=train_and_evaluate --iter_unit epoch --num_iter=50 --batch_size=256 --warmup_steps=100 --use_cosine_lr "

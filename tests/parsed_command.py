@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from trainstone.cli.main import app
-from trainstone.config.old.told import Translation
+from trainstone.config.old.translate import Translation
 
 STARTED = re.compile(r"trainstone launch [^;]*")
 

@@ -73,7 +73,7 @@ def list_systems() -> dict[str, list[str]]:
 def show_old(original: str, words: list[str], *, as_json: bool) -> None:
     """--from: print the recipe that equals an old command line."""
     from trainstone.cli.output import print_json
-    from trainstone.config.old.told import translate, write_file
+    from trainstone.config.old.translate import translate, write_file
     from trainstone.text import printable_lines
 
     found = translate(original, words)
@@ -92,7 +92,7 @@ def show_recipe(name: str, *, as_json: bool) -> None:
 
     from trainstone.cli.output import print_json
     from trainstone.config.load import format_value, list_keys, load_config, read_source
-    from trainstone.config.old.told import read_key
+    from trainstone.config.old.translate import read_key
     from trainstone.text import printable, printable_lines
 
     config = load_config(name)

@@ -7,9 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainstone.config.old.flag import Flag, Given, Grammar, Parser, Request, check_counts, idle, set_data, set_out
-from trainstone.config.old.launcher import Geometry, describe_launcher, read_launcher, settle
-from trainstone.config.old.line import Line, read_line, read_script, split_text
+from trainstone.config.old.line import (
+    Geometry,
+    Given,
+    Line,
+    Parser,
+    Request,
+    check_counts,
+    read_flags,
+    read_line,
+    read_script,
+    read_variables,
+    set_data,
+    set_out,
+    settle,
+    split_text,
+)
 from trainstone.errors import ConfigError
 
 ORIGINAL = "mlperf-ssd"
@@ -45,98 +58,6 @@ SCRIPTS |= {
     )
     for shared, layout, precision in itertools.product(WARM_UPS, ("nhwc", "nchw"), ("fp16", "amp"))
 }
-FUSED = "the same mathematics; torch chooses the kernels"
-DECODED = "pictures are decoded on the CPU: `loader.threads`, `loader.cache`"
-HOROVOD = "gradients go in parcels of `parallel.bucket_bytes`"
-PROFILER = "`trainstone profile` records steps"
-
-FLAGS = (
-    Flag("mode", "text", "train_val", "", "it had no effect", ("train", "val", "train_val")),
-    Flag("backbone", "text", "resnet34_mlperf", "the same network", "", ("resnet34_mlperf",)),
-    Flag("bn-group", "integer", "1", "`parallel.bn_ranks`", "", ("1", "2", "4", "8", "16")),
-    Flag("bn-fp16", "switch", "false", "", "batch norm stays in fp32"),
-    Flag("precision", "text", "fp16", "`train.precision`", "amp: fp16, scale dynamic", ("fp32", "fp16", "amp")),
-    Flag("fp16-loss-scale", "number", "128.0", "`train.loss_scale`", "with --precision fp16"),
-    Flag("dataset", "text", "coco2017", "`--data`", "any set with boxes", ("coco2017",)),
-    Flag("synthetic", "switch", "false", "`bench`", "on synthetic batches"),
-    Flag("use-tfrecord", "switch", "false", "`--data`", "then --tfrecord-root is it"),
-    Flag("coco-root", "path", "/datasets/coco2017", "`--data`", "not given: to be told"),
-    Flag("tfrecord-root", "path", "/datasets/coco2017/tfrecord/", "`--data`", "with --use-tfrecord"),
-    Flag("input-jpg-decode", "text", "gpu", "", DECODED, ("gpu", "cpu", "cache", "hw")),
-    Flag("batch-size", "integer", "32", "`train.batch_size`", "per device"),
-    Flag("eval-batch-size", "integer", "", "`eval.batch_size`", "not given: that of training, at least 32"),
-    Flag("data-shape", "integer", "300", "`data.image_size`", "", ("300",)),
-    Flag("data-layout", "text", "NHWC", "`engine.channels_last`", "NHWC: true", ("NCHW", "NHWC")),
-    Flag("input-batch-multiplier", "integer", "1", "", "`loader.prefetch` batches are made ahead"),
-    Flag("dali-workers", "integer", "6", "`loader.threads`", "or -j; not given: auto"),
-    Flag("seed", "integer", "", "`seed`", "not given: the recipe's, where there it was drawn"),
-    Flag("pretrained-backbone", "path", "", "`model.pretrained`", "its pickle, a .pth or a .safetensors"),
-    Flag("epochs", "integer", "80", "`stop.epochs`"),
-    Flag("resume-from", "path", "", "", "`train --resume RUN` goes on with a run of trainstone; .params are not read"),
-    Flag("start-epoch", "integer", "1", "", "`train --resume RUN` knows where it was"),
-    Flag("lr", "number", "", "`optimizer.learning_rate`", "for 32 images, rounded as there; not given: 0.0025"),
-    Flag("lr-decay-factor", "number", "0.1", "`schedule.decay_factor`"),
-    Flag("lr-decay-epochs", "epochs", "44 55", "`schedule.decay_epochs`"),
-    Flag("lr-warmup-epochs", "number", "", "`schedule.warm_up_epochs`", "not given: none; --lr-warmup-epoch will do"),
-    Flag("lr-warmup-factor", "number", "0", "`schedule.warm_up_from`", "f: 1 - 2^-f of the rate"),
-    Flag("momentum", "number", "0.9", "`optimizer.momentum`"),
-    Flag("weight-decay", "number", "0.0005", "`optimizer.weight_decay`"),
-    Flag("save-interval", "integer", "", "`checkpoint.every_epochs`", "not given: the recipe's"),
-    Flag("async-val", "switch", "false", "`eval.async`"),
-    Flag("val-interval", "integer", "", "`eval.at_epochs`", "beside --val-epochs"),
-    Flag("val-epochs", "epochs", "40 50 55 60 65 70 75 80", "`eval.at_epochs`", "without epochs: none", (), True),
-    Flag("target-map", "number", "23", "`eval.target`", "or -t; in percent there, 0.23 here"),
-    Flag("cocoapi-threads", "integer", "1", "", "boxes are scored in one pass, of numpy"),
-    Flag("nms-valid-thresh", "number", "0.0", "`detect.min_score`"),
-    Flag("nms-overlap-thresh", "number", "0.5", "`detect.nms_overlap`"),
-    Flag("nms-topk", "integer", "200", "`detect.before_nms`"),
-    Flag("post-nms", "integer", "200", "`detect.max_found`", "-1: as many as enter"),
-    Flag("results", "path", "", "`--out`"),
-    Flag("log-interval", "integer", "100", "`original.every_steps`"),
-    Flag("log-level", "text", "INFO", "", "log.txt has everything"),
-    Flag("log-local-ranks", "words", "0", "", "each rank has a log of its own"),
-    Flag("test-initialization", "switch", "false", "", "tests hold the initial weights"),
-    Flag("test-anchors", "switch", "false", "", "tests hold the default boxes"),
-    *idle(FUSED, "switch", "no-fuse-bn-add-relu=false no-fuse-bn-relu=false bulk-last-wgrad=false"),
-    *idle("images are counted; opening a set reads its index alone", "integer", "dataset-size eval-dataset-size"),
-    *idle(HOROVOD, "number", "gradient-predivide-factor=1 horovod-num-groups=1"),
-    *idle(PROFILER, "integer", "profile-start profile-stop"),
-    Flag("profile-no-horovod", "switch", "false", "", PROFILER),
-    Flag("hw-decoder-load", "number", "0.0", "", DECODED),
-)
-VARIABLES = (
-    Flag("SYSTEM", "text", "", "`--system`", "config_<SYSTEM>.sh is read if it is here, else what Dell's said"),
-    Flag("EXTRA_PARAMS", "text", "", "flags of ssd_main.py", "below"),
-    Flag("DATADIR", "path", "", "`--data`", "its folder coco2017"),
-    Flag("PRETRAINED_DIR", "path", "", "`model.pretrained`", "its file resnet34-333f7ec4.pickle"),
-    Flag("LOGDIR", "path", "", "`--out`"),
-    Flag("NUMEPOCHS", "integer", "80", "`stop.epochs`"),
-    Flag("NEXP", "integer", "5", "`--runs`", "on several devices a loop over seeds is printed"),
-    Flag("CLEAR_CACHES", "integer", "1", "`mlperf.clear_caches`", "where it is given; needs root"),
-    Flag("NNODES", "integer", "", "`nodes`", "2xC4140's file says 1, which is mended"),
-    Flag("NGPU", "integer", "", "`devices_per_node`"),
-    Flag("DGXNNODES", "integer", "", "`nodes`"),
-    Flag("DGXNGPU", "integer", "", "`devices_per_node`"),
-    Flag("DGXSYSTEM", "text", "", "", "`--system` names one"),
-    Flag("CONT", "text", "", "", "no container is needed; `launch slurm --container` takes one"),
-    Flag("DATESTAMP", "text", "", "", "a run folder carries its time"),
-    Flag("WALLTIME", "text", "", "", "`launch slurm --time`; the original's 30 minutes are too short for five runs"),
-    Flag("SEED", "integer", "", "", "run.slurm did not pass it on: `--seed N`"),
-    *idle("threads follow the cores that a process may use", "text", "SOCKETCORES NSOCKET HT TOBIND"),
-    *idle("threads follow the cores that a process may use", "text", "DGXSOCKETCORES DGXNSOCKET DGXHT"),
-    Flag("CREATE_TMP_FILE_FROM", "path", "", "", "data is read where it lies: `--data`"),
-    Flag("DATASET_DIR", "path", "", "", "run_and_time.sh sets it: DATADIR"),
-    Flag("HOROVOD_*", "text", "", "", HOROVOD),
-    Flag("MXNET_*", "text", "", "", "of MXNet's engine"),
-    Flag("OMP_NUM_THREADS", "text", "", "", "`engine.threads`: auto, the physical cores"),
-    *idle("read from the environment, here too", "text", "NCCL_* CUDA_* OMPI_* SLURM_* SBATCH_*"),
-)
-GRAMMAR = Grammar(ORIGINAL, FLAGS, VARIABLES, short={"dali-workers": "-j", "target-map": "-t"})
-SPECIAL = (
-    *("precision", "fp16-loss-scale", "data-layout", "dali-workers", "lr", "lr-warmup-epochs", "lr-warmup-factor"),
-    *("val-interval", "val-epochs", "target-map", "post-nms", "log-interval"),
-)
-"""Flags whose value is not the key's."""
 
 
 def understand(words: Sequence[str]) -> Request:
@@ -144,15 +65,14 @@ def understand(words: Sequence[str]) -> Request:
     line = read_line(words, rf"{PROGRAM}|{PREPARING}|{STARTING}", SCRIPTS)
     if re.fullmatch(PREPARING, line.program):
         return read_preparing(line)
-    line.notes += describe_launcher(line.launcher)
     if re.fullmatch(PROGRAM, line.program) or line.after:
-        return read_program(line, line.after, read_launcher(line.launcher))
-    return read_variables(line)
+        return read_program(line, line.after, line.geometry)
+    return read_script_variables(line)
 
 
 def read_program(line: Line, words: Sequence[str], geometry: Geometry) -> Request:
     """Read the flags of ssd_main.py."""
-    given = GRAMMAR.read_flags(words)
+    given = read_flags(ORIGINAL, words, short={"-j": "dali-workers", "-t": "target-map"})
     values, written = given.values, given.written
     if "resume-from" in written and "pretrained-backbone" in written:
         raise ConfigError("--resume-from and --pretrained-backbone exclude each other")
@@ -170,7 +90,7 @@ def read_program(line: Line, words: Sequence[str], geometry: Geometry) -> Reques
 def list_keys(given: Given) -> dict[str, Any]:
     """Return the keys that flags set."""
     values = given.values
-    keys = given.list_keys(SPECIAL)
+    keys = given.keys
     precision = values["precision"]
     loss_scale = {"fp16": {"train.loss_scale": values["fp16-loss-scale"]}, "amp": {"train.loss_scale": "dynamic"}}
     epochs = list_evaluated(values)
@@ -201,11 +121,11 @@ def list_evaluated(values: Mapping[str, Any]) -> list[float]:
     return sorted({*values["val-epochs"], *map(float, regular)})
 
 
-def read_variables(line: Line) -> Request:
+def read_script_variables(line: Line) -> Request:
     """Read variables, given as words or in files, before a start script or alone."""
     if "SYSTEM" in line.values:
         read_script(line, [f"config_{line.values['SYSTEM']}.sh"], 0)
-    given = GRAMMAR.read_variables(line)
+    given = read_variables(ORIGINAL, line)
     check_counts(given.values, ("NNODES", "NGPU", "DGXNNODES", "DGXNGPU", "NUMEPOCHS", "NEXP"))
     geometry = find_geometry(given.values, line)
     line.notes += given.notes
@@ -232,7 +152,7 @@ def list_words(given: Given) -> list[str]:
 
 def find_geometry(values: Mapping[str, Any], line: Line) -> Geometry:
     """Return nodes and devices: of the launcher, of the variables; the number that one file has wrong is corrected."""
-    started = read_launcher(line.launcher)
+    started = line.geometry
     nodes, each = values.get("NNODES", values.get("DGXNNODES")), values.get("NGPU", values.get("DGXNGPU"))
     if nodes == 1 and any("2xC4140" in file for file in line.files):
         nodes = 2

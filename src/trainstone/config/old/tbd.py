@@ -4,58 +4,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainstone.config.old.flag import Flag, Given, Grammar, Request, Verb, idle, set_data, set_out
-from trainstone.config.old.launcher import Geometry, describe_launcher
-from trainstone.config.old.line import PROGRAM, Line, read_line
+from trainstone.config.old.line import (
+    PROGRAM,
+    Geometry,
+    Given,
+    Line,
+    Request,
+    Verb,
+    read_flags,
+    read_line,
+    set_data,
+    set_out,
+)
 from trainstone.errors import ConfigError
 
-EXECUTION = "how TensorFlow executes; torch has one way, and `engine.compile`"
-THREADS = "`loader.threads` and `engine.threads` follow the cores"
-FLAGS = (
-    Flag("data_dir", "path", "/tmp", "`--data`", "TFRecord, or any other data set; not given: none"),
-    Flag("model_dir", "path", "/tmp", "", "checkpoints lie in the run folder"),
-    Flag("clean", "switch", "false", "", "every run has a folder of its own"),
-    Flag("train_epochs", "integer", "1", "`stop.epochs`"),
-    Flag("epochs_between_evals", "integer", "1", "`eval.every_epochs`"),
-    Flag("batch_size", "integer", "32", "`train.batch_size`", "of all devices there, of one here: divided by num_gpus"),
-    Flag("num_gpus", "integer", "1", "`devices_per_node`", "0: `--device cpu`"),
-    *idle(EXECUTION, "switch", "run_eagerly=false use_tf_while_loop=true use_tf_function=true"),
-    Flag("distribution_strategy", "text", "mirrored", "", "ranks are started by trainstone launch"),
-    Flag("use_synthetic_data", "switch", "false", "`data.source`", "then it is `bench`"),
-    Flag("dtype", "text", "fp32", "`train.precision`", "", ("fp32", "fp16", "bf16")),
-    Flag("loss_scale", "text", "", "`train.loss_scale`", "a number or dynamic; fp16 without: 128"),
-    Flag("fp16_implementation", "text", "keras", "", "torch's autocast"),
-    Flag("all_reduce_alg", "text", "", "", "`parallel.backend` is found"),
-    Flag("num_packs", "integer", "1", "", "`parallel.bucket_bytes` is the size of a parcel of gradients"),
-    Flag("tf_gpu_thread_mode", "text", "", "", THREADS),
-    *idle(THREADS, "integer", "per_gpu_thread_count=0 datasets_num_private_threads"),
-    Flag("training_dataset_cache", "switch", "false", "`loader.cache`", "files"),
-    Flag("tf_data_experimental_slack", "switch", "false", "", "the loader works ahead (`loader.prefetch`)"),
-    Flag("enable_xla", "switch", "false", "`engine.compile`"),
-    Flag(
-        *("data_format", "text", "", "`engine.channels_last`", "not given: the recipe's, true"),
-        choices=("channels_first", "channels_last"),
-    ),
-    Flag("log_steps", "integer", "100", "`original.every_steps`"),
-    Flag("skip_eval", "switch", "false", "the verb", "then it is `bench`"),
-    Flag("train_steps", "integer", "", "`--iterations`", "and one epoch at most, as there"),
-    Flag("steps_per_loop", "integer", "500", "`profile --iterations`", "with profile_step; else nothing"),
-    Flag("single_l2_loss_op", "switch", "false", "", "the same sum"),
-    Flag("enable_checkpoint_and_export", "switch", "false", "", "every training run has checkpoints"),
-    Flag("enable_tensorboard", "switch", "false", "`tracking.tensorboard`"),
-    Flag("profile_step", "integer", "", "`profile --start`"),
-    Flag("batchnorm_spatial_persistent", "switch", "true", "", "cuDNN chooses (`engine.cudnn_benchmark`)"),
-    Flag("report_accuracy_metrics", "switch", "true", "", "accuracy is what evaluation reports"),
-    Flag("worker_hosts", "text", "", "`nodes`", "the number of hosts; srun or mpirun start them"),
-    Flag("task_index", "integer", "-1", "", "a launcher numbers the ranks"),
-    Flag("benchmark_log_dir", "path", "", "`--out`"),
-)
-GRAMMAR = Grammar("tbd", FLAGS, negated=True, absl=True)
-SPECIAL = (
-    *("batch_size", "use_synthetic_data", "loss_scale", "training_dataset_cache", "data_format"),
-    *("log_steps", "train_epochs"),
-)
-"""Flags whose value is not the key's."""
 BATCH_SIZES = "1,2,4,8,16,32,64,96,128"
 MOST_PROFILED = 200
 SUITE_BATCH, SUITE_DEVICES = 384, 4
@@ -106,7 +68,7 @@ def read_numbers(line: Line, words: Sequence[str], defaults: tuple[int, ...], us
 
 def read_program(line: Line) -> Request:
     """Read the program's flags."""
-    given = GRAMMAR.read_flags(line.after)
+    given = read_flags("tbd", line.after, negated=True, absl=True)
     values = given.values
     if values["num_gpus"] < 0:
         raise ConfigError(f"--num_gpus={values['num_gpus']}: must be at least 0", hint="0 is the CPU")
@@ -114,7 +76,7 @@ def read_program(line: Line) -> Request:
     verb: Verb = "bench" if values["skip_eval"] or values["use_synthetic_data"] else "train"
     verb = "profile" if "profile_step" in values else verb
     keys = list_keys(given, geometry) | read_length(values, verb)
-    notes = [*line.notes, *describe_launcher(line.launcher), *given.notes, *notes]
+    notes = [*line.notes, *given.notes, *notes]
     if values["use_synthetic_data"]:
         keys["data.source"] = "synthetic"
     elif verb == "train" or "data_dir" in given.written:
@@ -153,7 +115,7 @@ def list_keys(given: Given, geometry: Geometry) -> dict[str, Any]:
     values, devices = given.values, geometry.devices() or 1
     if values["batch_size"] % devices:
         raise ConfigError(f"--batch_size={values['batch_size']} does not divide among {devices} devices")
-    keys = given.list_keys(SPECIAL)
+    keys = given.keys
     keys["train.batch_size"] = values["batch_size"] // devices
     keys["loader.cache"] = "files" if values["training_dataset_cache"] else "off"
     if values["dtype"] == "fp16":

@@ -3,12 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainstone.config.old.flag import Flag, Given, Grammar, Request, Verb, set_data, set_out
-from trainstone.config.old.launcher import describe_launcher, read_launcher
-from trainstone.config.old.line import PROGRAM, read_line
+from trainstone.config.old.line import PROGRAM, Given, Request, Verb, read_flags, read_line, set_data, set_out
 from trainstone.errors import ConfigError
 
-MODES = ("train", "train_and_evaluate", "evaluate", "predict", "training_benchmark", "inference_benchmark")
 VERBS: dict[str, Verb] = {"training_benchmark": "bench", "train": "train", "train_and_evaluate": "train"}
 NEED_DATA = ("train", "train_and_evaluate", "evaluate")
 DECAY_EPOCHS = [30.0, 60.0, 80.0, 90.0]
@@ -21,50 +18,11 @@ DALI = {
     "augment.normalise": "wmlce_dali",
 }
 
-SPECIAL = (
-    *("precision", "loss_scale", "use_static_loss_scaling", "use_tf_amp", "use_cosine_lr"),
-    *("data_format", "display_every"),
-)
-"""Flags whose value is not the key's."""
-
-FLAGS = (
-    Flag("mode", "text", "train_and_evaluate", "the verb", "see the table of modes", MODES),
-    Flag("data_dir", "path", "", "`--data`", "none: bench is synthetic, train asks for it"),
-    Flag("data_idx_dir", "path", "", "", "an index of TFRecord files is made where it is needed"),
-    Flag("export_dir", "path", "", "", "`trainstone eval CHECKPOINT --export FILE` writes weights for other tools"),
-    Flag("to_predict", "path", "", "`eval CHECKPOINT --predict`", "mode predict"),
-    Flag("batch_size", "integer", "", "`train.batch_size`", "per device; none: `auto`. Evaluation: `eval.batch_size`"),
-    Flag("num_iter", "integer", "1", "`stop.epochs`, `--iterations`", "bench: `measure.max_epochs`, `--iterations`"),
-    Flag("iter_unit", "text", "epoch", "`stop.epochs` or `--iterations`", "", ("epoch", "batch")),
-    Flag("warmup_steps", "integer", "50", "`original.warm_up_steps`", "left out of the log's average alone"),
-    Flag("data_format", "text", "NCHW", "`engine.channels_last`", "not given: the recipe's, true", ("NCHW", "NHWC")),
-    Flag("model_dir", "path", "", "", "checkpoints lie in the run folder"),
-    Flag("results_dir", "path", "", "`--out`", "every run makes its own folder in it"),
-    Flag("display_every", "integer", "10", "`original.every_steps`"),
-    Flag("lr_init", "number", "0.1", "`optimizer.learning_rate`", "for 256 images a step, here too"),
-    Flag("lr_warmup_epochs", "number", "5", "`schedule.warm_up_epochs`"),
-    Flag("weight_decay", "number", "1e-4", "`optimizer.weight_decay`"),
-    Flag("momentum", "number", "0.9", "`optimizer.momentum`"),
-    Flag("precision", "text", "fp32", "`train.precision`", "", ("fp32", "fp16")),
-    Flag("loss_scale", "number", "256", "`train.loss_scale`", "with use_static_loss_scaling"),
-    Flag("label_smoothing", "number", "0.0", "`train.label_smoothing`"),
-    Flag("mixup", "number", "0.0", "`train.mixup`"),
-    Flag("use_static_loss_scaling", "switch", "false", "`train.loss_scale`", "false: `dynamic`"),
-    Flag("use_xla", "switch", "false", "`engine.compile`"),
-    Flag("use_dali", "switch", "false", "`augment.crop`, `augment.normalise`", "DALI's own; our loader decodes"),
-    Flag("use_tf_amp", "switch", "false", "`train.precision`", "fp16; refused beside `--precision=fp16`, as there"),
-    Flag("use_cosine_lr", "switch", "false", "`schedule.name`", "false: a tenth at epochs 30, 60, 80, 90"),
-    Flag("seed", "integer", "1", "`seed`"),
-    Flag("gpu_memory_fraction", "number", "0.7", "", "torch takes what it needs"),
-    Flag("gpu_id", "integer", "0", "`--device`"),
-)
-GRAMMAR = Grammar("wmlce", FLAGS, negated=True)
-
 
 def understand(words: Sequence[str]) -> Request:
     """Read main.py's flags, with or without what starts it."""
     line = read_line(words, PROGRAM)
-    given = GRAMMAR.read_flags(line.after)
+    given = read_flags("wmlce", line.after, negated=True)
     values, mode = given.values, given.values["mode"]
     if values["use_tf_amp"] and values["precision"] == "fp16":
         raise ConfigError(
@@ -72,7 +30,7 @@ def understand(words: Sequence[str]) -> Request:
         )
     verb: Verb = VERBS.get(mode, "eval")
     keys = list_keys(given)
-    notes = [*line.notes, *describe_launcher(line.launcher), *given.notes]
+    notes = [*line.notes, *given.notes]
     if mode in NEED_DATA or ("data_dir" in values and mode != "predict"):
         notes += set_data(keys, values.get("data_dir"), "--data_dir")
     if verb == "eval":
@@ -83,14 +41,13 @@ def understand(words: Sequence[str]) -> Request:
         keys |= list_lengths(values, verb)
         notes += ["--mode=train: here training ends with an evaluation, too"] * (mode == "train")
         notes += ["--batch_size is not given: auto, what fits this device"] * ("batch_size" not in values)
-    geometry = read_launcher(line.launcher)
-    return Request(verb, keys, list_options(values), geometry, notes)
+    return Request(verb, keys, list_options(values), line.geometry, notes)
 
 
 def list_keys(given: Given) -> dict[str, Any]:
     """Return the keys that flags of every mode set."""
     values = given.values
-    keys = {"train.batch_size": "auto", **given.list_keys(SPECIAL), "train.precision": "fp32"}
+    keys = {"train.batch_size": "auto", **given.keys, "train.precision": "fp32"}
     if values["precision"] == "fp16" or values["use_tf_amp"]:  # fp32 has no loss scale, so the recipe's stays
         scale = values["loss_scale"] if values["use_static_loss_scaling"] else "dynamic"
         keys |= {"train.precision": "fp16", "train.loss_scale": scale}

@@ -11,8 +11,7 @@ import tomli_w
 
 from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
 from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
-from trainstone.config.old.flag import Request
-from trainstone.config.old.launcher import MOST_DEVICES
+from trainstone.config.old.line import MOST_DEVICES, Request
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
 from trainstone.text import printable
