@@ -36,8 +36,6 @@ _Crowd = Annotated[int, msgspec.Meta(ge=0, le=1)] | bool
 
 # The decoder fills these: keys not named here, masks above all, are skipped without being built (gc: no cycles here).
 class CocoImage(msgspec.Struct, gc=False):
-    """An image as the annotation file describes it."""
-
     id: _Id
     file_name: str
     """Relative name with /."""
@@ -59,16 +57,12 @@ class CocoAnnotation(msgspec.Struct, gc=False):
 
 
 class CocoCategory(msgspec.Struct, gc=False):
-    """A class."""
-
     id: _Id
     name: str
     supercategory: str | None = None
 
 
 class Instances(msgspec.Struct):
-    """What an annotation file holds."""
-
     images: list[CocoImage]
     annotations: list[CocoAnnotation]
     categories: list[CocoCategory] = []

@@ -37,16 +37,12 @@ class Duration(NamedTuple):
 
 
 class RankPlace(NamedTuple):
-    """Which device a rank has."""
-
     rank: int
     world_size: int
     device: int
 
 
 class IterDur(NamedTuple):
-    """What a file says."""
-
     ranks: list[RankPlace]
     durations: list[Duration]
     """As they stand there."""
@@ -71,17 +67,14 @@ class DeviceRow(NamedTuple):
 
 
 def format_rank(place: RankPlace) -> str:
-    """Return a rank's first line."""
     return f"rank = {place.rank}, world_size = {place.world_size}, device_ids = {place.device}\n"
 
 
 def format_duration(iteration: int, device: int, seconds: float) -> str:
-    """Return an iteration's lines."""
     return f"\nIteration Duration {iteration} {device} : {seconds}\n"
 
 
 def format_training_time(seconds: float) -> str:
-    """Return the last lines."""
     return f"\nTraining time: {timedelta(seconds=seconds)}\n"
 
 
@@ -102,7 +95,6 @@ def parse_lines(lines: Iterable[str]) -> IterDur:
 
 
 def read_iterdur(path: Path) -> IterDur:
-    """Read an iteration-duration file."""
     told = parse_lines(text for _, text in read_lines(path))
     if not told.durations:
         raise DataError(
@@ -129,7 +121,6 @@ def summarise_device(seconds: Sequence[float], host: str, device: int, train_sec
 
 
 def format_devices(rows: Iterable[DeviceRow]) -> str:
-    """Return all_data.csv."""
     return _format_table(DeviceRow._fields, rows)
 
 

@@ -188,8 +188,6 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _Around(msgspec.Struct):
-    """The object around the list."""
-
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
 
 
@@ -247,7 +245,6 @@ class _EventFile:
                 yield piece
 
     def batches(self) -> Generator[_Batch, None, None]:
-        """Yield all events; raise DataError with file and byte where the file makes no sense."""
         bare = self._find_list()
         while self._list_end is None:
             batch = self._take()
@@ -268,11 +265,9 @@ class _EventFile:
         return DataError(f"{self.name}, from byte {where} on: {what}", hint=hint)
 
     def wrong_event(self, batch: _Batch, place: int, what: str) -> DataError:
-        """Return the error for an event of a batch."""
         return self.wrong(f"event {batch.first + place:,}: {what}", batch.offset, EVENT_HINT)
 
     def _invalid(self, err: Exception) -> DataError:
-        """Return the error for what cannot be decoded."""
         if "truncated" in str(err):
             return self.wrong(f"the trace is cut off; {self.num_events:,} events before are complete")
         return self.wrong(f"invalid JSON ({err})")
@@ -421,8 +416,6 @@ def _read_rank(around: _Around) -> int | None:
 
 
 class _Memo(dict[Any, int]):
-    """The number of each key, found when it is first asked for."""
-
     def __init__(self, find: Callable[[Any], int]) -> None:
         super().__init__()
         self._find = find
@@ -449,7 +442,6 @@ class _Columns:
         self._base: int | None = None
 
     def add(self, batch: _Batch) -> None:
-        """Add a batch's events."""
         kinds, names, dims, lanes = self._kinds, self.names, self._dims, self._lane_numbers
         places = []
         for place, event in enumerate(batch.events):

@@ -52,8 +52,6 @@ class _Line(msgspec.Struct):
 
 
 class Event(NamedTuple):
-    """One line of a log."""
-
     key: str
     value: Any
     kind: Kind
@@ -78,7 +76,6 @@ def format_line(event: Event) -> str:
 
 
 def scan_mllog(path: Path) -> Iterator[Event]:
-    """Yield the events of a file one by one."""
     lines = read_lines(path)
     for number, line in lines:
         try:
@@ -96,7 +93,6 @@ def scan_mllog(path: Path) -> Iterator[Event]:
 
 
 def read_mllog(path: Path) -> list[Event]:
-    """Read all events of a file."""
     events: list[Event] = []
     for event in scan_mllog(path):
         events.append(event)

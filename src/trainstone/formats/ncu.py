@@ -58,8 +58,6 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True)
 class NcuKernel:
-    """One launch of a kernel."""
-
     process: int | None
     run: int
     """Which table of the file it is in: a process id may come again in another."""
@@ -71,8 +69,6 @@ class NcuKernel:
 
 @dataclass(frozen=True)
 class NcuFile:
-    """All kernels of a file, in its order."""
-
     name: str
     kernels: tuple[NcuKernel, ...]
 
@@ -109,7 +105,6 @@ class _Reader:
         self._table = -1
 
     def take_line(self, number: int, text: str) -> None:
-        """Take a line."""
         if "ERR_NVGPUCTRPERM" in text:
             what = "ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)"
             raise MachineError(what, hint=PERMISSION_HINT)
@@ -186,7 +181,6 @@ def _weigh_output(text: str) -> tuple[bool, bool, bool]:
 
 
 def _split(text: str) -> list[str] | None:
-    """Return the fields of a line, None if it is not CSV."""
     try:
         return [field.strip() for field in next(csv.reader([text], strict=True, skipinitialspace=True))]
     except csv.Error:

@@ -53,7 +53,6 @@ class Entry(NamedTuple):
 
 
 def format_line(entry: Entry) -> str:
-    """Return the line, without its end."""
     told = "" if entry.value is None else f": {json.dumps(entry.value)}"
     head = f":::NVLOGv{entry.version} {entry.model} {entry.time_seconds:.9f} ({entry.file}:{entry.line})"
     return printable(f"{head} {entry.key}{told}")
@@ -80,7 +79,6 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
 
 
 def read_nvlog(path: Path) -> list[Entry]:
-    """Read all NVLOG lines of a log file."""
     entries = list(parse_lines(text for _, text in read_lines(path)))
     if not entries:
         raise DataError(
@@ -112,7 +110,6 @@ def _read_entry(text: str) -> Entry:
 
 
 def _read_value(text: str) -> Any:
-    """Return what JSON makes of it; None where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # thousands of digits or brackets, too

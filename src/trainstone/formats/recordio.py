@@ -165,7 +165,6 @@ class ListLine(NamedTuple):
 
 
 def index_line(key: int, offset: int) -> str:
-    """Return the line of an .idx for a record."""
     return f"{key}\t{offset}\n"
 
 
@@ -186,7 +185,6 @@ def rebuild_index(path: Path) -> list[tuple[int, int]]:
 
 
 def list_line(line: ListLine) -> str:
-    """Return the line as im2rec writes it."""
     if not line.labels or not line.path.strip() or any(char in line.path for char in "\t\r\n"):
         what = "a line of a .lst needs a label and a path without tabs and line breaks"
         raise DataError(f"{what}: {printable(line.path)!r} with {len(line.labels)} labels")
@@ -194,7 +192,6 @@ def list_line(line: ListLine) -> str:
 
 
 def read_list(path: Path) -> Iterator[ListLine]:
-    """Yield the lines of a .lst."""
     for number, line in read_lines(path):
         index, *labels, name = (field.strip() for field in line.split("\t")) if "\t" in line else (line, "")
         if not labels or not name:

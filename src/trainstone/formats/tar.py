@@ -127,7 +127,6 @@ def _resolve(file: MappedFile, before: Span, block: bytes, size: int, notes: dic
 
 
 def _is_header(block: bytes) -> bool:
-    """Say whether a block's checksum fits."""
     stated = _parse_number(block[_CHECKSUM])
     blanked = block[: _CHECKSUM.start] + b" " * 8 + block[_CHECKSUM.stop :]
     return stated == sum(blanked) or stated == sum(memoryview(blanked).cast("b"))  # old tars sum signed bytes

@@ -27,14 +27,12 @@ _ZLIB_SECOND_BYTES = (0x01, 0x5E, 0x9C, 0xDA)
 
 
 def frame(data: bytes) -> bytes:
-    """Return the data as a record."""
     length = struct.pack("<Q", len(data))
     head = struct.pack("<I", _mask(google_crc32c.value(length)))
     return b"".join((length, head, data, struct.pack("<I", _mask(google_crc32c.value(data)))))
 
 
 def index_line(span: Span) -> str:
-    """Return the line that DALI's tfrecord2idx writes for a record."""
     return f"{span.offset} {span.size}\n"
 
 
@@ -156,12 +154,10 @@ Field = tuple[int, int, int, int]
 
 
 def bytes_feature(*values: bytes) -> Feature:
-    """Return a list of byte strings."""
     return Feature("bytes", list(values))
 
 
 def int64_feature(*values: int) -> Feature:
-    """Return a list of integers."""
     return Feature("int64", list(values))
 
 
@@ -275,7 +271,6 @@ def _decode_values(view: memoryview, kind: str, field: Field) -> list[Any]:
 
 
 def _fields(view: memoryview, at: int, end: int) -> Iterator[Field]:
-    """Yield the fields of the message between two bytes."""
     while at < end:
         tag, at = _read_varint(view, at, end)
         number, wire = tag >> 3, tag & 7

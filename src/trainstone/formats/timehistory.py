@@ -76,14 +76,12 @@ class Intervals:
 
 
 def format_line(interval: Interval, when: datetime, process: int) -> str:
-    """Return the line as absl logged it at a (local) time."""
     rate = f"{interval.seconds:.2f} seconds, {interval.examples_per_second:.2f} examples/second"
     steps = f"between steps {interval.first_step} and {interval.last_step}"
     return f"{format_prefix(when, process)}TimeHistory: {rate} {steps}"
 
 
 def format_prefix(when: datetime, process: int) -> str:
-    """Return what absl writes before each message."""
     return f"I{when:%m%d %H:%M:%S.%f} {process:5d} trainstone.py:1] "
 
 
@@ -97,7 +95,6 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Interval]:
 
 
 def read_timehistory(path: Path) -> list[Interval]:
-    """Read all TimeHistory lines of a log file."""
     intervals = list(parse_lines(text for _, text in read_lines(path)))
     if not intervals:
         raise DataError(

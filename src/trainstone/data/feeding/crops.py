@@ -13,8 +13,6 @@ MAX_OPTIONS = 1000
 
 
 class Crop(NamedTuple):
-    """A rectangle in whole pixels."""
-
     left: int
     top: int
     width: int
@@ -109,7 +107,6 @@ def _edges(box: Box, width: int, height: int) -> Window:
 
 
 def _shared(one: Crop | Window, other: Window | Box) -> float:
-    """Return the area of both rectangles' intersection."""
     across = min(one.right, other.right) - max(one.left, other.left)
     down = min(one.bottom, other.bottom) - max(one.top, other.top)
     return max(0.0, across) * max(0.0, down)
@@ -145,7 +142,6 @@ def crop_overlap(
 
 
 def _overlap(part: Window, box: Box) -> float:
-    """Return intersection over union."""
     shared = _shared(part, box)
     both = (part.right - part.left) * (part.bottom - part.top) + (box.right - box.left) * (box.bottom - box.top)
     return shared / (both - shared)

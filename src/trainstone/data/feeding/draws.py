@@ -27,15 +27,12 @@ def make_key(*numbers: int) -> int:
 
 
 class Draws:
-    """An endless row of random numbers for a key."""
-
     __slots__ = ("_state",)
 
     def __init__(self, key: int) -> None:
         self._state = key
 
     def uniform(self) -> float:
-        """Return a number in [0, 1)."""
         self._state = self._state + STEP & MASK
         return (mix(self._state) >> 11) * 2.0**-53
 
@@ -49,7 +46,6 @@ class Draws:
 
 
 def shuffle(count: int, key: int) -> NDArray[np.int64]:
-    """Return 0 to count - 1 in random order."""
     values = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(key)
     values = (values ^ values >> np.uint64(30)) * np.uint64(FIRST)
     values = (values ^ values >> np.uint64(27)) * np.uint64(SECOND)

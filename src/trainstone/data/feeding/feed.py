@@ -33,8 +33,6 @@ BOX_STEP = 8
 
 
 class Boxes(NamedTuple):
-    """The boxes of one row."""
-
     edges: NDArray[np.float32]
     """Left, top, right, bottom as shares. (boxes, 4)"""
     labels: NDArray[np.int64]
@@ -44,8 +42,6 @@ class Boxes(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """One row."""
-
     label: int = IGNORED
     boxes: Boxes | None = None
     facts: tuple[int, int, int] = (IGNORED, 0, 0)
@@ -85,7 +81,6 @@ PACKED = (((4,), 0, np.float32), ((), IGNORED, np.int64), ((), 0, np.bool_), (()
 
 
 def pack(rows: Sequence[Shown], holds: Holds) -> tuple[NDArray[Any], ...]:
-    """Return what a batch holds beside its images."""
     if holds == "class":
         return (np.array([row.label for row in rows], dtype=np.int64),)
     most = max((len(row.boxes.labels) for row in rows if row.boxes is not None), default=0)
@@ -133,17 +128,14 @@ class Cache:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, index: int) -> Kept | None:
-        """Return a picture that is kept."""
         return self._kept.get(index)
 
     def clear(self) -> None:
-        """Let go of everything."""
         with self._lock:
             self._kept.clear()
             self.used_bytes = 0
 
     def wants_pixels(self, seen: Look) -> bool:
-        """Say whether this picture should be decoded whole, to be kept."""
         size = seen.width * seen.height * 3 + OVERHEAD_BYTES
         return self.keeps == "pixels" and self.used_bytes + size <= self.limit_bytes
 
@@ -166,8 +158,6 @@ class Cache:
 
 
 class Bad(NamedTuple):
-    """A picture left out."""
-
     where: str
     why: str
 
@@ -194,8 +184,6 @@ class Worker:
 
 @dataclass(frozen=True)
 class Feed:
-    """Fills rows of batches with pictures of a source."""
-
     source: Source
     transform: Transform
     seed: int
@@ -276,7 +264,6 @@ class Feed:
         return Shown(boxes=list_boxes(view.boxes, size, find_part(region, view), flip=view.flip))
 
     def check_label(self, sample: Sample) -> int:
-        """Return the class; DataError for a picture that has none the network knows."""
         if sample.label is None:
             if self.num_classes is None:
                 return IGNORED

@@ -30,8 +30,6 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Shuffled epochs without end."""
-
     count: int
     batch_size: int
     seed: int
@@ -52,7 +50,6 @@ class TrainOrder:
 
     @property
     def global_batch(self) -> int:
-        """Pictures a batch, of all ranks."""
         return self.batch_size * self.rank.world
 
     @property
@@ -75,11 +72,9 @@ class TrainOrder:
         return None
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch that a step begins in."""
         return step * self.global_batch // self.epoch_pictures
 
     def batch(self, step: int) -> list[Place]:
-        """Return this rank's pictures of a step."""
         begin = step * self.global_batch + self.rank.number * self.batch_size
         places: list[Place] = []
         while len(places) < self.batch_size:
@@ -108,11 +103,9 @@ class EvalOrder:
 
     @property
     def steps(self) -> int:
-        """Steps of each rank."""
         return math.ceil(math.ceil(self.count / self.rank.world) / self.batch_size)
 
     def batch(self, step: int) -> list[Place]:
-        """Return this rank's pictures of a step, at most batch_size."""
         share, more = divmod(self.count, self.rank.world)
         number = self.rank.number
         first = number * share + min(number, more)

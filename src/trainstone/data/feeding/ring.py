@@ -20,8 +20,6 @@ JOIN_SECONDS = 5.0
 
 @dataclass
 class Slot(Generic[Memory]):
-    """Room for one batch, and how far it is filled."""
-
     memory: Memory
     places: Sequence[Place] = ()
     rows_left: int = 0
@@ -86,13 +84,11 @@ class Ring(Generic[Memory]):
             self._paused = True
 
     def go_on(self) -> None:
-        """End a pause."""
         with self._lock:
             self._paused = False
             self._work_to_do.notify_all()
 
     def close(self) -> None:
-        """End the threads."""
         with self._lock:
             self._closed = True
             self._work_to_do.notify_all()
@@ -136,7 +132,6 @@ class Ring(Generic[Memory]):
         return None
 
     def _begin_batch(self) -> None:
-        """Plan the next batch in memory that is free."""
         slot = self._slot(self._begun)
         slot.errors, slot.bad = {}, []
         try:

@@ -32,8 +32,6 @@ STREAM = 1
 
 
 class Colours(NamedTuple):
-    """How a picture's colours are changed."""
-
     saturation: float
     hue_degrees: float
     contrast: float
@@ -44,7 +42,6 @@ PLAIN = Colours(1.0, 0.0, 1.0, 1.0)
 
 
 def may_change(augment: AugmentConfig) -> bool:
-    """Say whether a recipe changes colours at all."""
     return any(getattr(augment, name) != (plain, plain) for name, plain in PLAIN._asdict().items())
 
 
@@ -77,8 +74,6 @@ def make_table(contrast: float, brightness: float) -> Pixels:
 
 
 class View(NamedTuple):
-    """What a batch shows of a picture."""
-
     part: Crop | Window
     flip: bool
     shrink: int = 1
@@ -90,8 +85,6 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Transform:
-    """How pictures become `size` x `size` pixels."""
-
     augment: AugmentConfig
     size: int
     shorter: int
@@ -103,7 +96,6 @@ class Transform:
 
     @property
     def antialias(self) -> bool:
-        """Whether all pixels under a new one count."""
         return (self.augment.resize if self.train else self.augment.val_resize) == "antialias"
 
     def choose(self, seen: Look, boxes: tuple[Box, ...], key: int) -> View:
@@ -166,7 +158,6 @@ class Transform:
 
 
 def make_transform(augment: AugmentConfig, loader: LoaderConfig, size: int, *, train: bool) -> Transform:
-    """Return the transform that a recipe asks for."""
     shorter = size * 256 // 224 if augment.val_shorter == "auto" else augment.val_shorter
     if shorter < size:
         raise ConfigError(f"augment.val_shorter = {shorter} is below data.image_size = {size}")

@@ -74,7 +74,6 @@ SHAPES: dict[str, Callable[[], list[Points]]] = {
 
 @cache
 def outline(shape: str) -> list[Points]:
-    """Return a shape's contours."""
     return SHAPES[shape]()
 
 
@@ -176,14 +175,12 @@ class Drawn:
 
     @property
     def place(self) -> tuple[EllipsisType, slice, slice]:
-        """The patch in the picture."""
         height, width = self.mask.shape
         return ..., slice(self.top, self.top + height), slice(self.left, self.left + width)
 
 
 @cache
 def _ramp(length: int) -> Plane:
-    """Return 0 to 1 along a side."""
     ramp = np.linspace(0, 1, length, dtype=np.float32)
     ramp.setflags(write=False)
     return ramp
@@ -192,7 +189,6 @@ def _ramp(length: int) -> Plane:
 def pick_colour(
     rng: np.random.Generator, saturation: tuple[float, float] = (0.25, 0.95), value: tuple[float, float] = (0.25, 1.0)
 ) -> Colour:
-    """Return a colour of any hue."""
     hue, how_pure, how_bright = rng.random(3).tolist()
     pure = saturation[0] + (saturation[1] - saturation[0]) * how_pure
     bright = value[0] + (value[1] - value[0]) * how_bright
@@ -213,7 +209,6 @@ def pick_unlike(rng: np.random.Generator, other: Colour) -> Colour:
 
 
 def _spread(colour: Colour) -> Canvas:
-    """Make a colour fit a canvas."""
     return np.array(colour, np.float32)[:, None, None]
 
 
@@ -291,7 +286,6 @@ def paint_surface(thing: Thing, x: Plane, y: Plane, radius: float) -> Canvas:
 
 
 def rotate(angle: float) -> npt.NDArray[np.float64]:
-    """Return the matrix that turns by an angle."""
     return np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
 
 

@@ -87,11 +87,9 @@ class GeneratedSource:
         return [ClassName(name, text) for name, text, _, _ in list_classes(self.kind, self.num_classes)]
 
     def fingerprint(self) -> str:
-        """Return all that the pictures follow from."""
         return f"{self!r} of generator {GENERATOR}"
 
     def read(self, index: int) -> Sample:
-        """Draw a picture."""
         name = self.name(index)
         entropy = (self.seed, zlib.crc32(f"{self.kind} {self.split}".encode()), index)
         rng = np.random.default_rng(np.random.SeedSequence(entropy))
@@ -115,7 +113,6 @@ class GeneratedSource:
         return f"{list_classes(self.kind, self.num_classes)[index % self.num_classes][0]}/{index:07d}.jpg"
 
     def where(self, index: int) -> str:
-        """Return what makes this picture again."""
         return f"generated picture {index} of {self.split}, seed {self.seed}"
 
     def label(self, index: int) -> int | None:
@@ -166,7 +163,6 @@ def draw_one(rng: np.random.Generator, canvas: Canvas, shape: str, surface: str,
 
 
 def draw_clutter(rng: np.random.Generator, canvas: Canvas, number: int, light: tuple[float, float]) -> None:
-    """Draw things that are of no class."""
     _, height, width = canvas.shape
     for _ in range(number):
         radius = rng.uniform(0.06, 0.28) * min(height, width)
@@ -175,14 +171,12 @@ def draw_clutter(rng: np.random.Generator, canvas: Canvas, number: int, light: t
 
 
 def paint_if_seen(canvas: Canvas, thing: Thing, light: tuple[float, float]) -> None:
-    """Paint a thing unless it lies outside."""
     drawn = place_thing(thing, *canvas.shape[1:])
     if drawn is not None:
         paint_thing(canvas, thing, drawn, light)
 
 
 def pick_light(rng: np.random.Generator) -> tuple[float, float]:
-    """Return the direction in which shadows fall."""
     angle = rng.uniform(0, 2 * math.pi)
     return math.cos(angle), math.sin(angle)
 
@@ -256,7 +250,6 @@ def may_cover(owner: Owner, drawn: Drawn, areas: list[int]) -> bool:
 
 
 def box_of(owner: Owner, number: int, label: int) -> Box:
-    """Return the box around the pixels that show an object."""
     mine = owner == number
     rows, columns = np.flatnonzero(mine.any(axis=1)), np.flatnonzero(mine.any(axis=0))
     height, width = owner.shape
@@ -274,8 +267,6 @@ MARGIN = 8 / 7
 
 
 class Stored(NamedTuple):
-    """A generated set: how to make it, and where."""
-
     plan: Plan
     target: Path
 
@@ -291,7 +282,6 @@ def plan_stored(
 
 
 def find_stored(config: Config) -> Stored:
-    """Return the generated set that a recipe trains on; there or not."""
     data, num_classes = config.data, config.model.num_classes
     if num_classes == "auto":
         raise ConfigError("data.source = generated needs a number of classes", hint="--set model.num_classes=10")

@@ -73,7 +73,6 @@ def _decode_jpeg(data: Bytes, *, strict: bool) -> Pixels:
 
 
 def bad_jpeg(err: ValueError) -> DataError:
-    """Return the error for what simplejpeg says."""
     if "Premature end" in str(err):
         return DataError("truncated JPEG: the data ends before the picture does")
     return DataError(f"corrupt JPEG: {err}")
@@ -169,7 +168,6 @@ class Scratch:
         self._memory = np.empty(0, np.uint8)
 
     def take(self, height: int, width: int) -> Pixels:
-        """Return room for so many pixels."""
         size = height * width * 3
         if size > MAX_KEPT_BYTES:
             return np.empty((height, width, 3), np.uint8)
@@ -230,7 +228,6 @@ def choose_shrink(width: int, height: int, size: int) -> int:
 
 
 def with_height(data: Bytes, frame_at: int, height: int) -> bytearray:
-    """Return a JPEG whose head says another height."""
     changed = bytearray(data)
     changed[frame_at + 5 : frame_at + 7] = height.to_bytes(2)
     return changed

@@ -70,7 +70,6 @@ SIGNATURES = {
 
 
 def find_kind(head: bytes) -> str:
-    """Return jpeg, png, ... by the first bytes."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
     for kind, starts in SIGNATURES.items():
@@ -110,7 +109,6 @@ def look_jpeg(data: Bytes) -> Look:
 
 
 def look_by_pillow(data: Bytes, kind: str) -> Look:
-    """Look at a picture that is no JPEG; Pillow reads its head only."""
     from PIL import Image, UnidentifiedImageError  # seldom needed
 
     Image.MAX_IMAGE_PIXELS = None  # look_sized has the limit, whoever decodes

@@ -34,7 +34,6 @@ def _tell(edge: float) -> str:
 
 
 def make_key(name: str) -> str:
-    """Return a picture's name without its extension."""
     folder, slash, base = name.rpartition("/")
     return f"{folder}{slash}{base.rpartition('.')[0] or base}"
 

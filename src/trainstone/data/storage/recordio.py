@@ -93,7 +93,6 @@ class RecordIOShard(ShardReader):
         return next(self.file.spans(int(offsets[-1]))).end == self.file.size
 
     def _record(self, offset: int) -> tuple[recordio.ImageRecord, tuple[Box, ...] | None]:
-        """Return a record and its boxes; None where it is no detection."""
         where = f"{self.path}, record at byte {offset}"
         record = recordio.unpack_image(self.file.read(offset), where)
         if record.vector and is_detection(record.labels):
@@ -134,12 +133,10 @@ class RecordIOShard(ShardReader):
         yield index, "".join(recordio.index_line(key, offset) for key, offset in actual)
 
     def check_beside(self) -> None:
-        """Read the list and the boxes."""
         _ = self._names, self._boxes
 
 
 def find_label(record: recordio.ImageRecord) -> int | None:
-    """Return the class of a record that has one number, if it is a class."""
     label = record.labels[0]
     return int(label) if not record.vector and label.is_integer() and label >= 0 else None
 
@@ -153,7 +150,6 @@ def is_detection(labels: tuple[float, ...]) -> bool:
 
 
 def read_boxes(labels: tuple[float, ...], where: str) -> tuple[Box, ...]:
-    """Return the boxes of a detection's labels."""
     head, width = int(labels[0]), int(labels[1])
     found = []
     for start in range(head, len(labels), width):

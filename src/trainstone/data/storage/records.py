@@ -34,8 +34,6 @@ class Shard(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A sample in a storage's form."""
-
     name: str
     buffers: Sequence[bytes | memoryview]
     """What is appended, in pieces: joining them would copy every picture once more."""
@@ -122,7 +120,6 @@ class ShardReader(abc.ABC):
         """Raise DataError where a file beside it, on which all its samples depend, cannot be read."""
 
     def close(self) -> None:
-        """Let go of the file."""
         self.file.close()
 
 
@@ -147,7 +144,6 @@ class RecordSource:
         return self._ends[-1] if self._ends else 0
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return a sample's shard and the byte it begins at."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = bisect_right(self._ends, index)
@@ -159,7 +155,6 @@ class RecordSource:
         return self._shard(shard).read(offset)
 
     def glance(self, index: int) -> Glance:
-        """Return what a record states, without reading its image."""
         shard, offset = self.locate(index)
         return self._shard(shard).glance(offset)
 

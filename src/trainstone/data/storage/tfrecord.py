@@ -140,7 +140,6 @@ class TFRecordShard(ShardReader):
         return super().offsets()
 
     def features(self, offset: int) -> dict[str, Feature]:
-        """Return a record's features as they are."""
         return decode_example(self.file.read(offset), self._where(offset))
 
     def _where(self, offset: int) -> str:
@@ -184,7 +183,6 @@ class TFRecordShard(ShardReader):
 
 
 def encode_text(text: str) -> bytes:
-    """Return a name's bytes, whatever they were."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -234,12 +232,10 @@ class Record(NamedTuple):
         return label
 
     def find_text(self, name: str) -> str:
-        """Return a feature that is one text; empty where it is none."""
         texts = self.find_texts(name)
         return texts[0] if len(texts) == 1 else ""
 
     def find_texts(self, name: str) -> list[str]:
-        """Return a feature's texts; none where it is something else."""
         feature = self.features.get(name)
         if feature is None or feature.kind != "bytes":
             return []

@@ -23,8 +23,6 @@ DOTS_AND_SPACES = re.compile(r"[%.\s]")
 
 
 class WdsEncoder(Encoder):
-    """Writes tars and, beside them, DALI's index."""
-
     tail = END
 
     def __init__(self, kind: str) -> None:
@@ -74,7 +72,6 @@ def make_key(name: str) -> str:
 
 
 def escape(match: re.Match[str]) -> str:
-    """Return %2e for a dot."""
     return "".join(f"%{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
 
 
@@ -91,7 +88,6 @@ def describe(sample: Sample, kind: str) -> bytes:
 
 
 def read_boxes(about: Mapping[str, Any]) -> tuple[Box, ...]:
-    """Return the boxes that a JSON tells."""
     return tuple(make_box(b[0], b[1:5], *b[5:7]) for b in about.get("boxes", ()))
 
 
@@ -105,14 +101,11 @@ def convert_errors(where: str) -> Iterator[None]:
 
 
 class WdsShard(ShardReader):
-    """Reads a WebDataset tar."""
-
     # An index tells where the data of members begin, not their headers; walking the headers is as quick.
     kind = WdsFile
     file: WdsFile
 
     def _sample(self, offset: int) -> tuple[TarSample, str]:
-        """Return the sample that begins here, and where that is for messages."""
         found = self.file.first_sample(offset)
         return found, f"{self.path}, {found.key} at byte {offset}"
 
@@ -158,7 +151,6 @@ class WdsShard(ShardReader):
         return int(text)
 
     def _about(self, found: TarSample, where: str) -> dict[str, Any]:
-        """Return what the sample's JSON says; nothing where it has none."""
         if "json" not in found.members:
             return {}
         try:
