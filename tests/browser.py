@@ -44,7 +44,6 @@ class BrowserError(Exception):
 
 
 def find_chromium() -> str | None:
-    """Return the browser's path, or None where there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -122,7 +121,6 @@ class Browser:
         return answer.get("result", {})
 
     def send(self, method: str, session: str | None = None, **parameters: Any) -> int:
-        """Send a command; return its number."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         data = json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
@@ -134,7 +132,6 @@ class Browser:
         return self._number
 
     def receive(self, deadline: float, waiting_for: str) -> None:
-        """Wait for more from the browser and sort it."""
         ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise BrowserError(f"no answer to {waiting_for} within {LIMIT:.0f} s; {self._tell_end()}")
@@ -156,8 +153,6 @@ class Browser:
 
 
 class Page:
-    """One tab. Made by Browser.open."""
-
     def __init__(self, browser: Browser, session: str, target: str, url: str) -> None:
         self._browser, self._session, self._target, self._url = browser, session, target, url
         self._errors: list[str] = []
@@ -165,7 +160,6 @@ class Page:
         self._loaded = False
 
     def prepare(self, width: int, height: int, *, dark: bool) -> None:
-        """Listen to everything, then set size and theme."""
         for domain in ("Runtime", "Log", "Network", "Page"):
             self._call(f"{domain}.enable")
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -185,7 +179,6 @@ class Page:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for two frames: what scripts changed is then drawn."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
 
     @property
@@ -214,7 +207,6 @@ class Page:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
-        """Close the tab; nothing of it is heard any more."""
         self._browser.call("Target.closeTarget", targetId=self._target)
 
     def take_event(self, method: str, told: dict[str, Any]) -> None:

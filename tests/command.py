@@ -48,7 +48,6 @@ def find_free_port() -> int:
 
 
 def find_run(folder: Path) -> Path:
-    """The only run below a folder, or below its folder `runs`."""
     runs = folder / "runs" if (folder / "runs").is_dir() else folder
     (run,) = (path for path in runs.iterdir() if path.is_dir())
     return run

@@ -17,8 +17,6 @@ quick = settings(
 
 
 class Call:
-    """A pickle of it calls the function when it is opened."""
-
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
 
@@ -28,7 +26,6 @@ class Call:
 
 @st.composite
 def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
-    """The file with some bytes changed, put in, taken out or cut off."""
     data = bytearray(sound)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
@@ -58,13 +55,11 @@ def read_damaged(path: Path, content: bytes, read: Callable[[Path], Any], place:
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Write a file and return its path."""
     path.write_bytes(content)
     return path
 
 
 def real_data(name: str) -> Path:
-    """A file of the real data sets, where they are."""
     folder = os.environ.get("TRAINSTONE_REAL_DATA")
     if not folder:
         pytest.skip("needs TRAINSTONE_REAL_DATA")

@@ -24,7 +24,6 @@ def follow(
 
 
 def drain(running: Generator[Any, None, Any]) -> tuple[list[Any], Any]:
-    """Return what a generator yields, and what it returns."""
     yielded = []
     while True:
         try:

@@ -10,5 +10,4 @@ EVIL_NAME = EVIL.replace("\0", "").replace("/", "")
 
 
 def hidden(text: str) -> set[str]:
-    """Characters in it that cannot be seen, line ends and spaces apart."""
     return {char for char in text if not char.isprintable() and unicodedata.category(char) != "Zs"} - {"\n"}

@@ -21,7 +21,6 @@ def make_jpeg(shade: int = 0) -> bytes:
 
 
 def make_tar(files: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
-    """A tar of plain files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         for name, content in files.items():
@@ -48,7 +47,6 @@ def make_zip(
 
 
 def write_files(root: Path, files: dict[str, bytes]) -> Path:
-    """Write files by their relative names."""
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
@@ -56,12 +54,10 @@ def write_files(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """All files below a folder by their relative names."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def list_everything(folder: Path) -> set[str]:
-    """Relative names of all files and folders below one."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
@@ -80,7 +76,6 @@ def expect_refusal(
 
 
 def members_or_error(list_members: Callable[[Path], Iterable[Any]], path: Path) -> list[Any]:
-    """The members; none where a DataError names the file. Anything else fails the test."""
     try:
         return list(list_members(path))
     except DataError as err:

@@ -35,7 +35,6 @@ def draw_boxes(
 
 
 def ask_pycocotools(truth: Truth, found: Found, num_pictures: int, num_classes: int, added_pixels: int = 0) -> Any:
-    """Return its COCOeval, summarised."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 

@@ -23,7 +23,6 @@ def make_instances(num_images: int) -> Instances:
 
 
 def make_set(root: Path, **splits: Instances) -> Path:
-    """Write a folder in COCO's layout."""
     (root / "annotations").mkdir(parents=True)
     for stem, instances in splits.items():
         (root / stem).mkdir()
@@ -34,7 +33,6 @@ def make_set(root: Path, **splits: Instances) -> Path:
 
 
 def make_zips(folder: Path, target: Path) -> Path:
-    """Zip a folder's parts as they are published."""
     target.mkdir()
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
         name = "annotations_trainval2017" if part.name == "annotations" else part.name

@@ -31,7 +31,6 @@ def make_steps() -> list[StepRecord]:
 
 
 def make_evaluations(values: tuple[float, ...] = TOP1) -> list[Evaluation]:
-    """One after each epoch."""
     return [
         Evaluation(
             epoch=epoch,
@@ -46,7 +45,6 @@ def make_evaluations(values: tuple[float, ...] = TOP1) -> list[Evaluation]:
 
 
 def make_quality(**changes: Any) -> Quality:
-    """The target of 90 % reached by the last evaluation."""
     history = changes.pop("history", make_evaluations())
     values: dict[str, Any] = {
         "metric": "top1",
@@ -74,7 +72,6 @@ def make_phases() -> Phases:
 
 
 def make_training(run_id: str = "train0", quality: Quality | None = None, **changes: Any) -> Result:
-    """A training of resnet50's recipe that reached its target, unless told otherwise."""
     quality = quality or make_quality()
     status = changes.get("status", "target_reached")
     given = {
@@ -89,7 +86,6 @@ def make_training(run_id: str = "train0", quality: Quality | None = None, **chan
 
 
 def write_training(folder: Path, result: Result | None = None, steps: list[StepRecord] | None = None) -> Path:
-    """Write it as a run folder with its steps."""
     path = write_run(folder, result or make_training())
     with StepWriter(path / "steps-rank0000.csv", split_phases=False) as writer:
         for step in make_steps() if steps is None else steps:

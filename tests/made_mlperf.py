@@ -37,8 +37,6 @@ RULESETS = ("0.7.0", "1.0.0", "2.0.0", "4.0.0")
 
 
 class Clock:
-    """A clock that a test sets."""
-
     def __init__(self, seconds: float = BEGAN) -> None:
         self.seconds = seconds
 
@@ -145,14 +143,12 @@ def write_closed_log(
 
 
 def make_logged(path: str = "log", **changes: Any) -> LoggedRun:
-    """A run of ResNet-50 whose log says little else."""
     absent = dict.fromkeys(("division", "org", "platform", "global_batch", "train_samples", "optimizer", "ended"))
     given = {"form": "0.7", "benchmark": "resnet", "seeds": (), "start_ms": 0, "stop_ms": None}
     return LoggedRun(**(absent | given | {"path": Path(path), "epochs": None} | changes))
 
 
 def check_log(path: Path, ruleset: str) -> tuple[bool, str]:
-    """Return whether MLPerf's own checker takes a log, and what it says."""
     said = path.with_name(f"{path.name}.{ruleset}.said")
     module = "mlperf_logging.compliance_checker"
     arguments = ["--usage", "training", "--ruleset", ruleset, "--log_output", str(said), str(path)]
@@ -174,7 +170,6 @@ def load_ssd(*, seed: int = 1, batch: int = 1024, ranks: int = 8, **changes: Any
 
 @functools.cache
 def build_empty() -> nn.Module:
-    """SSD300 without values."""
     with torch.device("meta"):
         return build_ssd(34, num_classes=80, image_size=300)
 
@@ -229,7 +224,6 @@ def closed_log(seed: int = 1, minutes: float = 28.0, **changes: Any) -> str:
 
 
 def write_mlperf_run(folder: Path, seed: int, minutes: float = 28.0, **changes: Any) -> Path:
-    """A run folder of one training, named run-<seed>."""
     path = write_run(folder, make_training(f"run-{seed}", settings=(f"seed={seed}",)))
     (path / "mlperf.log").write_text(closed_log(seed, minutes, **changes))
     return path

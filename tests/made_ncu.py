@@ -48,7 +48,6 @@ def make_long(
     columns: Sequence[str] = LONG_COLUMNS,
     units: Mapping[str, str] = {},
 ) -> str:
-    """One CSV table, a metric a row."""
     lines = [quote(columns)]
     for kernel_id, (name, metrics) in kernels.items():
         for metric, value in metrics.items():
@@ -59,7 +58,6 @@ def make_long(
 
 
 def make_wide(kernels: Mapping[int, tuple[str, Mapping[str, str]]] = KERNELS, *, process: int = 7) -> str:
-    """One CSV table, a metric a column, units in the second row."""
     metrics = list(dict.fromkeys(metric for _, values in kernels.values() for metric in values))
     lines = [
         quote([*WIDE_COLUMNS, *metrics]),

@@ -45,13 +45,11 @@ def make_step(step: int, evaluations: Sequence[int] = (), **changes: Any) -> Ste
 
 
 def make_evaluation(step: int, evaluations: Sequence[int] = ()) -> Evaluation:
-    """An evaluation of 512 images that took 4 seconds."""
     over = make_step(step - 1, evaluations).start_seconds + STEP_SECONDS + EVAL_SECONDS
     return Evaluation(epoch=step / 10, step=step, seconds=over, eval_seconds=EVAL_SECONDS, metrics=METRICS, images=512)
 
 
 def resume(facts: Facts, first: int, evaluations: Sequence[int] = ()) -> Facts:
-    """The same after a resume from a checkpoint behind so many steps."""
     history = tuple(make_evaluation(step, evaluations) for step in evaluations if step <= first)
     return replace(facts, first_step=first, history=history)
 
@@ -81,6 +79,5 @@ def play(
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """What is in original/."""
     files = [path for path in (folder / "original").rglob("*") if path.is_file()]
     return {str(path.relative_to(folder / "original")): path.read_bytes() for path in files}

@@ -48,7 +48,6 @@ def copy_golden(folder: Path, case: str) -> Path:
 
 
 def write_sweep(folder: Path, sweep: Sweep, **changes: Any) -> Path:
-    """Write a sweep's folder with the runs of its points."""
     path = folder / "swept"
     children, rows = [], []
     for place, row in enumerate(sweep.rows):
@@ -68,13 +67,11 @@ def write_sweep(folder: Path, sweep: Sweep, **changes: Any) -> Path:
 
 
 def write_data_bench(folder: Path, feeding: Feeding) -> Path:
-    """Write the run of a data bench."""
     told = {"kind": "data", "status": "ok", "grade": None, "verdict": write_data_verdict(feeding, "ResNet-50")}
     return write_run(folder, make_result("set", None, data_bench=feeding, **told))
 
 
 def write_compared(folder: Path) -> Path:
-    """Write a run that has a comparison, with a row against runs and one against a published figure."""
     a = write_runs(folder, "a", [100.0, 101.0, 103.0])
     b = write_runs(folder, "b", [90.0, 91.0, 93.0], host="there", grade="C")
     found = compare([str(path) for path in a], [*map(str, b), "a10-lambda-amp"]).comparison
@@ -82,7 +79,6 @@ def write_compared(folder: Path) -> Path:
 
 
 def write_fed(folder: Path) -> Path:
-    """Write a bench with real pictures."""
     measured = {"images_per_second": 400.0, "ci95": (390.0, 410.0), "data_bound": False}
     synthetic = {"synthetic_images_per_second": 100.0, "synthetic_ci95": (99.0, 101.0)}
     stored = {"threads": 2, "engine": "threads", "pictures": 1000, "storage": "RecordIO", "digest": "x"}
@@ -115,7 +111,6 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 
 
 def make_view(kind: str, folder: Path, *, hostile: bool = False) -> RunView:
-    """Write a run of this kind and read it as pages do."""
     view = read_view(KINDS[kind](folder))
     return RunView(view.path, poison(view.result), view.page_folder) if hostile else view
 

@@ -32,7 +32,6 @@ def busy(width: int, height: int, seed: int = 0) -> Pixels:
 
 
 def save(pixels: Pixels, kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
-    """A picture as Pillow writes it."""
     file = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(file, kind, **options)
     return file.getvalue()
@@ -73,7 +72,6 @@ def make_samples(count: int, num_classes: int = 10) -> list[Sample]:
 
 
 def make_picture(number: int) -> bytes:
-    """The picture of that number."""
     pixels = busy(*SIZES[number % len(SIZES)], seed=number)
     if number % 7 == 3:
         return save(pixels, "PNG")
@@ -83,5 +81,4 @@ def make_picture(number: int) -> bytes:
 
 
 def mean_difference(one: Pixels, other: Pixels) -> float:
-    """Grey levels by which pixels differ, on average."""
     return float(np.abs(one.astype(np.int16) - other).mean())

@@ -20,7 +20,6 @@ def make_timeline(kind: str = "cpu", **changes: Any) -> Timeline:
 
 
 def make_profile(run_id: str = "profile0", timeline: Timeline | None = None, **changes: Any) -> Result:
-    """A profile of resnet50's recipe, on a CPU unless told otherwise."""
     timeline = timeline or make_timeline()
     running, device = ("operators", "Intel Xeon") if timeline.device == "cpu" else ("kernels", "NVIDIA A100")
     given = {
@@ -34,7 +33,6 @@ def make_profile(run_id: str = "profile0", timeline: Timeline | None = None, **c
 
 
 def write_profile(folder: Path, result: Result | None = None) -> Path:
-    """Write it as a run folder with a trace in it."""
     path = write_run(folder, result or make_profile())
     (path / "trace").mkdir()
     (path / TRACE).write_bytes(gzip.compress(b'{"traceEvents": []}', mtime=0))

@@ -91,7 +91,6 @@ def make_pictures() -> list[QualityPicture]:
 
 
 def write_found(folder: Path, quality: Quality | None = None, **changes: Any) -> Path:
-    """Write the run with its pictures."""
     path = write_training(folder, make_training(quality=quality or make_found(), **changes))
     (path / "pictures").mkdir()
     for number in range(len(SIZES)):

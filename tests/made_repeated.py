@@ -32,12 +32,10 @@ def make_child(seed: int, seconds: float | None, **changes: Any) -> BegunRun:
 
 
 def make_children(times: Sequence[float | None]) -> list[BegunRun]:
-    """One a time, with seeds counted up."""
     return [make_child(FIRST_SEED + place, seconds) for place, seconds in enumerate(times)]
 
 
 def make_repeated(children: Sequence[BegunRun], num_runs: int | None = None, **changes: Any) -> Result:
-    """The combined result."""
     asked = Repeated(num_runs=num_runs or len(children), first_seed=FIRST_SEED)
     parent = make_training(
         "parent", quality=None, throughput=None, repeated=asked, status="running", settings=(f"seed={FIRST_SEED}",)
@@ -50,7 +48,6 @@ def make_repeated(children: Sequence[BegunRun], num_runs: int | None = None, **c
 
 
 def write_repeated(folder: Path, times: Sequence[float | None], **changes: Any) -> Path:
-    """Write a parent and its children as run folders."""
     children = make_children(times)
     path = write_run(folder, make_repeated(children, **changes))
     (path / "config.toml").write_text(tomli_w.dumps(read_result(path).config))

@@ -55,7 +55,6 @@ def make_result(
 
 
 def write_run(folder: Path, result: Result) -> Path:
-    """Write it as a run folder named by its id."""
     path = folder / result.run_id
     path.mkdir(parents=True)
     (path / "result.json").write_text(dump_json(result.model_dump(mode="json", exclude_none=True)))
@@ -63,12 +62,10 @@ def write_run(folder: Path, result: Result) -> Path:
 
 
 def write_runs(folder: Path, name: str, rates: list[float], **features: Any) -> list[Path]:
-    """Write a run folder for each rate."""
     return [write_run(folder, make_result(f"{name}{i}", rate, **features)) for i, rate in enumerate(rates)]
 
 
 def write_repeated(folder: Path, name: str, rates: list[float], **features: Any) -> Path:
-    """Write what --runs writes: a folder with its runs under points/."""
     path = folder / name
     children = [make_result(f"{name}-child{i}", rate, **features) for i, rate in enumerate(rates)]
     for child in children:
@@ -80,6 +77,5 @@ def write_repeated(folder: Path, name: str, rates: list[float], **features: Any)
 
 
 def change_result(path: Path, **changes: object) -> None:
-    """Replace keys of a run's result.json."""
     document = json.loads((path / "result.json").read_text())
     (path / "result.json").write_text(json.dumps(document | changes))

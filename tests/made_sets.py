@@ -71,7 +71,6 @@ def make_oddities(root: Path, imagenet: Path) -> None:
 
 
 def draw_scenes(split: str) -> GeneratedSource:
-    """What `scenes` holds, without any file."""
     return GeneratedSource("detect", split, {"train": 41, "val": 12}[split], 120, 90, 5)
 
 
@@ -81,7 +80,6 @@ def draw(split: str, number: int) -> bytes:
 
 
 def encode(kind: str, mode: str = "RGB", **options: Image.Exif) -> bytes:
-    """A picture in another form."""
     file = io.BytesIO()
     with Image.open(io.BytesIO(draw("train", 0))) as picture:
         picture.convert(mode).save(file, kind, **options)
@@ -95,17 +93,14 @@ def with_magic(jpeg: bytes) -> bytes:
 
 
 def pack_payload(payload: bytes) -> bytes:
-    """A RecordIO record."""
     return b"".join(pack_parts(b"", payload))
 
 
 def pack_image(record: ImageRecord) -> bytes:
-    """A RecordIO record that holds an image."""
     return b"".join(pack_parts(pack_labels(record), bytes(record.image)))
 
 
 def read_all(path: Path) -> dict[str, list[Sample]]:
-    """Our reader's view of a set, by split."""
     return {split.name: [split.source.read(n) for n in range(len(split.source))] for split in open_dataset(path).splits}
 
 

@@ -25,7 +25,6 @@ FAKE = (sys.executable, "-I", "-S", str(ROOT / "tests/fake_point.py"))
 
 
 def make_row(value: Any, rate: float | None = None, half_width: float | None = 0.01, **changes: Any) -> SweepRow:
-    """A point with this speed; no half_width means no interval."""
     measured = {} if rate is None else {"images_per_second": rate, "images_per_step": value, "mfu": 0.5}
     measured |= {"limit": "compute", "memory_bytes": 2**30, "run": f"points/{value}"} if rate else {}
     if rate is not None and half_width is not None:
@@ -37,7 +36,6 @@ def make_row(value: Any, rate: float | None = None, half_width: float | None = 0
 
 
 def make_sweep(*rows: SweepRow, key: str = BATCH, **changes: Any) -> Sweep:
-    """A sweep that is done, and judged."""
     values = {
         "key": key,
         "values": list({repr(row.value): row.value for row in rows}.values()),
@@ -53,12 +51,10 @@ def steps_of(fixed: float, per_image: float, *batches: int) -> list[SweepRow]:
 
 
 def plan_small(batch_sizes: str | None = "1,2,4", over: str | None = None, **asked: Any) -> Plan:
-    """A plan of a few points."""
     return make_plan(load_config("resnet50", settings=["device=cpu"]), batch_sizes, over, **asked)
 
 
 def write_fake_result(folder: Path) -> Path:
-    """Write what the runs of fake points are like."""
     file = folder / "fake-result.json"
     result = make_result("fake", software=read_software())
     file.write_text(dump_json(result.model_dump(mode="json", exclude_none=True)))
@@ -80,11 +76,9 @@ def run_fake(
 
 
 def statuses(result: Result) -> dict[Any, str]:
-    """What became of which value."""
     assert result.sweep is not None
     return {row.value: row.status for row in result.sweep.rows}
 
 
 def count_points(path: Path) -> int:
-    """How many runs a sweep has begun."""
     return len(list((path / "points").iterdir()))

@@ -65,13 +65,11 @@ def thread_name(tid: int, name: str) -> dict[str, Any]:
 
 
 def document(events: list[dict[str, Any]], **around: Any) -> dict[str, Any]:
-    """What Kineto writes around them."""
     head = {"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}], "distributedInfo": {"rank": 3}}
     return {**head, **around, "traceEvents": events, "traceName": "made.json"}
 
 
 def write_trace(path: Path, events: list[dict[str, Any]], *, packed: bool = False, **layout: Any) -> Path:
-    """Write a trace; `layout` is json.dumps'."""
     text = json.dumps(document(events), **layout).encode()
     path.write_bytes(gzip.compress(text) if packed else text)
     return path

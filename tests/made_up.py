@@ -6,7 +6,6 @@ from typing import Any
 
 
 def make_tree(root: Path, files: dict[str, str]) -> Path:
-    """Write the files under root; return root."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +70,6 @@ class NotSupported(Exception):
 
 
 def refuse(*_: Any) -> Any:
-    """Answer as a driver that cannot."""
     raise NotSupported("Not Supported")
 
 

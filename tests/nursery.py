@@ -214,7 +214,6 @@ def start_process(command: Sequence[str], **options: Any) -> ForkedRun | subproc
 
 
 def leave_out() -> None:
-    """Measure no peak, draw no page, fork child runs."""
     import trainstone.cli.execute
     import trainstone.launch.supervisor
     from trainstone.measure.peaks import Peaks

@@ -32,7 +32,6 @@ def ask_peer(name: str, **jobs: Any) -> Any:
 
 
 def run_peer(name: str, *arguments: Path | str, text: str = "") -> str:
-    """Run a program of an environment with its interpreter and return what it prints."""
     python = find_peer(name) / "bin/python"
     quiet = {
         **os.environ,

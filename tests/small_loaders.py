@@ -12,7 +12,6 @@ Batch = tuple[torch.Tensor, ...]
 
 
 def make_loader(source: Source, **wishes: Any) -> Loader:
-    """A loader; wishes of the recipe's sections go there."""
     told = {name: wishes.pop(name) for name in list(wishes) if name in LoaderConfig.model_fields}
     augment = {name: wishes.pop(name) for name in list(wishes) if name in AugmentConfig.model_fields}
     return open_loader(
@@ -24,7 +23,6 @@ def make_loader(source: Source, **wishes: Any) -> Loader:
 
 
 def take(loader: Loader, count: int | None = None) -> list[Batch]:
-    """Copies of the next batches, or of all."""
     with loader:
         taken = loader if count is None else (next(loader) for _ in range(count))
         return [tuple(part.clone() for part in batch) for batch in taken]

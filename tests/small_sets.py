@@ -40,15 +40,12 @@ READERS: dict[str, Any] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard,
 
 
 def make_png(width: int = 5, height: int = 3) -> bytes:
-    """A green PNG."""
     out = io.BytesIO()
     Image.new("RGB", (width, height), (0, 200, 0)).save(out, "PNG")
     return out.getvalue()
 
 
 class Listed:
-    """A source of given samples."""
-
     def __init__(self, samples: Sequence[Any]) -> None:
         self.samples = list(samples)
 
@@ -82,7 +79,6 @@ class Counting(Listed):
 
 
 def to_classify(count: int, first: int = 0) -> list[Sample]:
-    """Pictures of two classes."""
     return [
         Sample(f"{'ab'[number % 2]}/{number:04d}.jpg", JPEGS[number % 6], number % 2)
         for number in range(first, first + count)
@@ -90,7 +86,6 @@ def to_classify(count: int, first: int = 0) -> list[Sample]:
 
 
 def to_detect(count: int, first: int = 0) -> list[Sample]:
-    """Pictures with no, one or two boxes."""
     return [
         Sample(f"{number:04d}.jpg", JPEGS[number % 6], boxes=IN_PIXELS[: number % 3], id=100 + number)
         for number in range(first, first + count)
@@ -107,14 +102,12 @@ def make_set(root: Path, storage: Any, kind: str = "classify", count: int = 8, v
 
 
 def write_set(root: Path, found: DataSet, storage: Any, **wishes: Any) -> Path:
-    """Write this set."""
     for _ in prepare(make_plan(found, storage, shuffle=False, **wishes), root, Rank(), 2):
         pass
     return root
 
 
 def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list[Span]:
-    """Write samples into one file, with the files beside it; return where they lie."""
     spans, told = list[Span](), list[tuple[str, ...]]()
     with path.open("wb") as file:
         for number, sample in enumerate(samples):
@@ -134,13 +127,11 @@ def write_shard(path: Path, encoder: Encoder, samples: Iterable[Sample]) -> list
 
 
 def check(path: Path) -> Findings:
-    """All that `trainstone data verify` finds."""
     manifest = read_manifest(path) if path.is_dir() else None
     return list(verify(open_dataset(path, classes=False), 2, manifest, path))[-1]
 
 
 def locate(path: Path, storage: str) -> list[Span]:
-    """Where the records of a file lie."""
     shard = READERS[storage](path)
     spans = list(shard.file.spans())
     shard.close()
@@ -148,13 +139,11 @@ def locate(path: Path, storage: str) -> list[Span]:
 
 
 def read_shard(shard: Any, method: str = "read") -> list[Any]:
-    """What `read` or `glance` gives for each record of a shard."""
     with contextlib.closing(shard):
         return [getattr(shard, method)(int(offset)) for offset in shard.offsets()]
 
 
 def flip(path: Path, at: int) -> None:
-    """Change every bit of one byte."""
     data = bytearray(path.read_bytes())
     data[at] ^= 0xFF
     path.write_bytes(data)

@@ -40,7 +40,6 @@ def list_settings(**changes: Any) -> list[str]:
 
 
 def set_arguments(**changes: Any) -> list[str]:
-    """The small run as arguments of the command line."""
     return [part for setting in list_settings(**changes) for part in ("--set", setting)]
 
 
@@ -69,8 +68,6 @@ def train_here(
 
 @dataclass(frozen=True)
 class Learned:
-    """What a run has learned so far."""
-
     result: Result
     tensors: dict[str, Any]
     """Of its last checkpoint, under their names there, random states left out."""
@@ -80,7 +77,6 @@ class Learned:
 
     @property
     def judged(self) -> list[tuple[Any, ...]]:
-        """All evaluations without their times."""
         history = self.result.quality.history if self.result.quality else []
         return [(one.epoch, one.step, one.images, one.metrics) for one in history]
 
@@ -115,6 +111,5 @@ def assert_trained_alike(one: Learned, other: Learned) -> None:
 
 
 def furthest(one: Learned, other: Learned) -> float:
-    """The largest difference of any number learned."""
     assert one.tensors.keys() == other.tensors.keys()
     return max(float((t.double() - other.tensors[name].double()).abs().max()) for name, t in one.tensors.items())

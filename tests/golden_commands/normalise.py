@@ -127,7 +127,6 @@ def list_phases(text: str) -> str:
 
 
 def list_keys(document: Any) -> list[str]:
-    """Return the keys of a JSON document, those of one object in one line; items of lists are merged as []."""
     below: dict[str, set[str]] = {}
     for key in sorted(set(_walk(document, ""))):
         if not VARYING_KEYS.fullmatch(key):

@@ -38,7 +38,6 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def train_rank(folder: str) -> str:
-    """What each rank of the NCCL test does."""
     from trainstone.machine.ranks import read_rank
     from trainstone.results.store import create_run
     from trainstone.train.to_target import run_train

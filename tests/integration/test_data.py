@@ -35,7 +35,6 @@ STORAGES = ("recordio", "tfrecord", "folder", "wds")
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Class folders: 600 for training, 60 for validation, six classes."""
     root = tmp_path_factory.mktemp("pictures")
     for split, count in (("train", 600), ("val", 60)):
         drawn = [GeneratedSource("classify", split, 12, 48, 48, 6).read(number) for number in range(12)]

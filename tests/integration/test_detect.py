@@ -34,7 +34,6 @@ def set_all(settings: dict[str, object]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(nursery: Nursery) -> tuple[Path, Result]:
-    """A detector that has learned drawn scenes."""
     out = nursery.folder / "detector"
     ended = nursery.run("train", "demo-detect", *set_all(EASY), "--require-target", "--out", str(out), "--json")
     assert ended.code == 0, ended.err

@@ -19,7 +19,6 @@ SGD = {"optimizer__name": "sgd", "optimizer__learning_rate": 0.8, "optimizer__ra
 
 
 def read_log(run: Path) -> dict[str, Event]:
-    """The last event of each key."""
     return {event.key: event for event in read_mllog(run / "mlperf.log")}
 
 
@@ -39,7 +38,6 @@ def test_a_closed_run_passes(tmp_path: Path, ruleset: str, changes: dict[str, ob
 
 @pytest.fixture(scope="module")
 def reached(nursery: Nursery) -> Path:
-    """A run that reached its target after an epoch."""
     out = nursery.folder / "mlperf-reached"
     arguments = set_arguments(eval__target=0.01, mlperf__org="a lab", mlperf__platform="a laptop")
     ended = nursery.run("train", "demo-classify", *arguments, "--out", str(out))

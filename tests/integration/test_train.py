@@ -21,7 +21,6 @@ def train(nursery: Nursery, out: Path, *arguments: str, **changes: object) -> Fi
 
 @pytest.fixture(scope="module")
 def missed(nursery: Nursery) -> tuple[Path, Finished]:
-    """A run of five steps that did not reach its target, which was required."""
     out = nursery.folder / "missed"
     ended = train(nursery, out, "--iterations", "5", "--require-target")
     return find_run(out), ended

@@ -26,7 +26,6 @@ def run_all(nursery: Nursery, ranks: int, name: str, **changes: object) -> list[
 
 
 def mean_losses(learned: Learned) -> list[float]:
-    """Of each step, over ranks."""
     return [sum(losses) / len(losses) for losses in zip(*(c["loss"].tolist() for c in learned.steps), strict=True)]
 
 
@@ -37,7 +36,6 @@ def grouped(nursery: Nursery) -> Learned:
 
 @pytest.fixture(scope="module")
 def both(nursery: Nursery) -> tuple[Learned, list[Finished]]:
-    """Two ranks, and what each of them said."""
     ended = run_all(nursery, 2, "two-group", model__norm="group", train__batch_size=8, stop__epochs=1.0)
     return read_learned(find_run(nursery.folder / "two-group"), 2), ended
 

@@ -21,7 +21,6 @@ LONG = set_arguments(stop__epochs=20.0, eval__every_epochs=5, checkpoint__every_
 
 
 def find_children(run: Path) -> dict[int, Path]:
-    """Folders by seed."""
     return {read_result(path.parent).config["seed"]: path.parent for path in run.glob("points/*/result.json")}
 
 
@@ -38,7 +37,6 @@ def wait_for_checkpoint(out: Path, num_children: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def whole(nursery: Nursery) -> tuple[Path, Finished]:
-    """Two runs that nobody stopped and that missed their target, which was required."""
     out = nursery.folder / "whole-runs"
     ended = start(nursery, out, "--json", "--require-target").wait()
     return find_run(out), ended

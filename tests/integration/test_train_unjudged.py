@@ -26,7 +26,6 @@ VERDICT = "ResNet-18: trained 12 steps, 2.4 epochs; not evaluated"
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten pictures, one split."""
     return make_set(tmp_path_factory.mktemp("alone") / "set", "folder", count=10)
 
 

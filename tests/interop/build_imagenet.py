@@ -20,7 +20,6 @@ CMYK = "n01739381_1309.JPEG"
 
 
 def list_pictures(folder, synsets):
-    """Paths and labels, shuffled."""
     found = [
         (path, label)
         for label, synset in enumerate(synsets, start=1)

@@ -36,19 +36,16 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def shapes(make: Callable[..., Path]) -> Path:
-    """Class folders of generated pictures without any fault, all of one size."""
     return make("make", "classify", "--count", "131", "--val", "35", "--classes", "6", "--size", "56x48")
 
 
 @pytest.fixture(scope="session")
 def scenes(make: Callable[..., Path]) -> Path:
-    """Generated pictures with boxes, in COCO's layout."""
     return make("make", "detect", *SCENES)
 
 
 @pytest.fixture(scope="session")
 def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ImageNet in small."""
     root = tmp_path_factory.mktemp("imagenet")
     make_imagenet(root)
     return root

@@ -34,7 +34,6 @@ COLOURS = [
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, np.ndarray]:
-    """DALI's crops in shares: left, top, width, height, boxes kept."""
     jobs = {
         name: ("box_crops", {
             "boxes": [box[1:5] for box in boxes], "overlaps": OVERLAPS, "attempts": ATTEMPTS, "count": DRAWS, "seed": 7,

@@ -46,7 +46,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, np.ndarray]:
-    """TensorFlow's crops: left, top, width, height."""
     jobs: dict[str, Any] = {}
     for name, case in CASES.items():
         boxes = [[box.top, box.left, box.bottom, box.right] for box in case.boxes]

@@ -30,13 +30,11 @@ DETECT = {
 
 @pytest.fixture(scope="session", autouse=True)
 def peer() -> Path:
-    """Where DALI is; without it no set is made."""
     return find_peer("dali")
 
 
 @pytest.fixture(scope="module")
 def sets(make: Make, imagenet: Path, oddities: Path) -> dict[str, Path]:
-    """Our sets of pictures with classes, by storage."""
     boxed = ("--from", imagenet, "--shards", "8,2")
     return {
         "tfrecord": make("imagenet", *boxed, "--format", "tfrecord"),
@@ -71,7 +69,6 @@ def list_coco(folders: dict[str, Path]) -> dict[str, tuple[Path, Path]]:
 
 @pytest.fixture(scope="module")
 def dali(sets: dict[str, Path], folders: dict[str, Path], make: Make) -> dict[str, Any]:
-    """What DALI's readers make of all of them."""
     jobs: dict[str, Any] = {}
     detect = {form: make("make", "detect", *SCENES, "--format", form) for form in ("tfrecord", "recordio")}
     for split, place in (("train", "train"), ("val", "validation")):
@@ -94,7 +91,6 @@ def dali(sets: dict[str, Path], folders: dict[str, Path], make: Make) -> dict[st
 
 
 def say(reader: str, paths: Sequence[Path], indexes: Sequence[Path], count: int, **more: Any) -> tuple[str, Any]:
-    """A job for peer_dali.py."""
     assert all(path.is_file() for path in (*paths, *indexes))
     return reader, {"path": [*map(str, paths)], "index": [*map(str, indexes)], "count": count, **more}
 

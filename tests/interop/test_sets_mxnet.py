@@ -24,7 +24,6 @@ ONE_FILE = {"train": 1, "val": 1}
 
 @pytest.fixture(scope="session", autouse=True)
 def peer() -> Path:
-    """Where MXNet is; without it no set is made."""
     return find_peer("mxnet")
 
 
@@ -48,7 +47,6 @@ def make_theirs(root: Path, target: Path, chunks: Mapping[str, int] = ONE_FILE) 
 
 @pytest.fixture(scope="module", params=["shapes", "oddities", "tiny-imagenet-20"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Make) -> tuple[Path, ...]:
-    """Class folders, our set of them, and im2rec's."""
     name = request.param
     root = real_data(f"classification/{name}") if "-" in name else request.getfixturevalue(name)
     repair = ("--no-repair",) if name == "oddities" else ()  # im2rec knows no repair
@@ -58,7 +56,6 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def mxnet(make: Make, shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What MXNet's iterators make of our sets."""
     pixels = tmp_path_factory.mktemp("mxnet") / "pixels.npy"
     train = make("imagenet", "--from", shapes, *FOLDERS) / "train.rec"
     boxed = make("make", "detect", *SCENES, "--format", "recordio")

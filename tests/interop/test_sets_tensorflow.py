@@ -25,7 +25,6 @@ EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 @pytest.fixture(scope="session", autouse=True)
 def peer() -> Path:
-    """Where TensorFlow is; without it no set is made."""
     return find_peer("tensorflow")
 
 
@@ -51,7 +50,6 @@ def theirs(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="module")
 def tensorflow(make: Make, ours: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What TensorFlow makes of our sets."""
     root = tmp_path_factory.mktemp("pixels")
     folder = ours[DEFAULT]
     scenes = make("make", "detect", *SCENES, "--format", "tfrecord", "--shards", "3,1")

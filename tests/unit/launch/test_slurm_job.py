@@ -61,7 +61,6 @@ esac
 
 @pytest.fixture(autouse=True)
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs instead of Slurm's, and where they note their words."""
     note = '#!/bin/bash\necho "${0##*/} $*" >> "${0%/*}/said"\n'
     programs = {"sinfo": SINFO, "scontrol": SCONTROL, "sbatch": f"{note}echo 7", "scancel": note}
     for name, text in programs.items():
