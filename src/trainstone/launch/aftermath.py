@@ -36,8 +36,6 @@ SLOTS_HINT = "name hosts with enough slots (--host a:4,b:4), or share cores: --m
 
 
 class Death(NamedTuple):
-    """A rank that ended badly."""
-
     rank: int
     host: str
     code: int  # exit code, or minus the signal that ended it

@@ -30,15 +30,12 @@ _RULESET = re.compile(r"training_([0-9]+\.[0-9]+\.[0-9]+)")
 
 
 class Checked(NamedTuple):
-    """What the checker said of a log."""
-
     passed: bool
     complaints: tuple[str, ...]  # the lines it printed beside its notes and its verdict, as they are
     fault: str = ""  # why it crashed, where it did
 
 
 def list_rulesets() -> dict[str, frozenset[str]]:
-    """Return the rulesets of the installed checker and the benchmarks of each."""
     rules = {}
     folder = _find_checkers() / "compliance_checker"
     for path in folder.glob("training_*"):

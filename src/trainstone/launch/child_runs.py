@@ -44,7 +44,6 @@ class ChildEnd(NamedTuple):
     error: TrainstoneError | None = None  # why it failed, of its class and with its hint; None: it did not
 
     def check(self, label: str) -> None:
-        """Raise the failure of the child, with its label."""
         if self.error:
             raise type(self.error)(f"{label}: {self.error.message}", hint=self.error.hint)
 
@@ -130,7 +129,6 @@ def repeat_bench(life: Lifecycle, num_runs: int, *, strict: bool) -> Generator[P
 
 
 def repeat_training(life: Lifecycle, repeated: Repeated) -> Generator[Progress | str, None, Status]:
-    """Train what is left of --runs and write the combined result."""
     run = life.run
     run.begin()
     run.update(repeated=run.result.repeated or repeated)
@@ -178,7 +176,6 @@ def list_due(folder: Path, repeated: Repeated) -> list[int]:
 
 
 def plan_child(folder: Path, repeated: Repeated, seed: int, recipe: str, label: str = "") -> ChildRun:
-    """Return the run of a seed: it is resumed where it was begun."""
     begun, points = read_children(folder).get(seed), folder / "points"
     if begun is None:
         command = child_command("train", folder / "config.toml", points, strict=repeated.strict, seed=seed)

@@ -19,7 +19,6 @@ RANK_MEMORY_BYTES = 1300 * 2**20
 
 
 def count_cuda_devices() -> int:
-    """Return how many CUDA devices ranks started here would see."""
     found: int = sum(device.get("kind") == "cuda" for device in read_facts()["devices"])
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
@@ -36,7 +35,6 @@ def count_used_devices(verb: Verb) -> int:
 
 
 def choose_ranks(requested: int | None) -> int:
-    """Return the number of ranks: as requested, otherwise one per CUDA device."""
     ranks = requested or count_cuda_devices()
     if not ranks:
         raise ConfigError(

@@ -22,8 +22,6 @@ Hosts = list[tuple[str, int | None]]
 
 
 class Options(NamedTuple):
-    """Options of the command line."""
-
     ranks: int | None = None
     host: str | None = None
     hostfile: Path | None = None
@@ -121,7 +119,6 @@ def check_programs(plan: Plan) -> None:
 
 
 def read_hosts(text: str) -> Hosts:
-    """Read a:4,b:4."""
     hosts: Hosts = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([^\s:,-][^\s:,]*)(?::(\d+))?\s*", part)

@@ -95,7 +95,6 @@ def run_under_ncu(
 
 
 def find_ncu(root: Path = Path("/")) -> str:
-    """Return the path of ncu: on PATH, else where NVIDIA's installers put it."""
     if found := shutil.which("ncu"):
         return found
     for pattern in USUAL_PLACES:
@@ -158,7 +157,6 @@ def ncu_command(ncu: str, path: Path, start: int, iterations: int, metrics: Iter
 
 
 def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
-    """Return why a run under ncu failed: no permission, what bench left, what ncu said."""
     if "ERR_NVGPUCTRPERM" in printed:
         return MachineError("ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
     complaints = [line for line in _list_complaints(printed) if "application returned an error code" not in line]

@@ -41,7 +41,6 @@ class Plan:
 
     @property
     def labels(self) -> list[str]:
-        """Of all points, by curve and value, in the order they were given."""
         return [label for _, _, label in list_grid(self.sweep)]
 
 
@@ -69,7 +68,6 @@ def make_plan(
 
 
 def read_lists(batch_sizes: str | None, over: str | None) -> tuple[str, list[Any], str | None, list[Any]]:
-    """Return the key that is swept with its values, and the second key with its own, where both flags are given."""
     sizes: list[Any] = list(BATCH_SIZES) if batch_sizes is None else parse_batch_sizes(batch_sizes)
     if over is None:
         return BATCH, sizes, None, []

@@ -51,8 +51,6 @@ class RefusedError(LaunchError):
 
 
 class Job(NamedTuple):
-    """What Slurm reports about a job or one task of an array."""
-
     number: str
     state: str
     reason: str = ""
@@ -114,12 +112,10 @@ def explain_refusal(text: str) -> LaunchError:
 
 
 def list_partitions() -> list[str]:
-    """Return the names of all partitions; the default one ends with a star."""
     return run_slurm("sinfo", "-h", "-o", "%P").stdout.split()
 
 
 def read_jobs(number: str) -> list[Job]:
-    """Return a job in a list of one, or all tasks of an array."""
     done = run_slurm("scontrol", "show", "job", "-o", number)
     if done.returncode == 0 and "JobState=" in done.stdout:
         return [read_job(line) for line in done.stdout.splitlines() if "JobState=" in line]
@@ -205,8 +201,6 @@ def has_ended(run: Path) -> bool:
 
 
 class Member(NamedTuple):
-    """What happened on one node."""
-
     node: str
     status: str
     images_per_second: float | None

@@ -135,8 +135,6 @@ def read_since(path: Path, place: int) -> bytes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launcher runs."""
-
     engine: str  # local or mpi
     command: tuple[str, ...]
     environment: Mapping[str, str]  # what is added to that of the launcher

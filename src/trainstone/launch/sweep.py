@@ -67,7 +67,6 @@ class Work:
                 yield self.plan_child("profile", point, f"profile of point {done} of {total}")
 
     def plan_child(self, verb: str, point: PlannedPoint, place: str) -> ChildRun:
-        """Write the point's configuration; return the run of a verb on it."""
         file, points = self.run.path / "launch" / f"{point.name}.toml", self.run.path / "points"
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, write_toml(configure(self.config, self.sweep, point)))
@@ -76,7 +75,6 @@ class Work:
         return ChildRun(f"{place}: {point.label}", command, points / name_run(self.config.name))
 
     def conclude(self, child: ChildRun, ended: ChildEnd) -> None:
-        """Write the row of the run that has ended."""
         folder = f"points/{child.folder.name}" if (child.folder / "result.json").is_file() else ""
         point = self.point
         if self.verb == "profile":
@@ -149,7 +147,6 @@ class Work:
         return row.model_copy(update={"profile": "ok", **describe_profiled(child, cores=self.sweep.cores)})
 
     def write(self, **changes: Any) -> None:
-        """Judge the rows so far and write the result."""
         rows = [self.rows[label] for label in self.plan.labels if label in self.rows]
         sweep = self.sweep.model_copy(update={"rows": rows})
         children = [read_result(self.run.path / row.run) for row in rows if row.status == "ok"]
@@ -186,7 +183,6 @@ def keep_rows(folder: Path, sweep: Sweep) -> dict[str, SweepRow]:
 
 
 def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> list[str]:
-    """Return the verbs that are still to be run for a point."""
     row = rows.get(point.label)
     profile = ["profile"] if plan.sweep.profile else []
     if row is None:
@@ -195,7 +191,6 @@ def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> l
 
 
 def find_due(path: Path, result: Result, plan: Plan) -> dict[str, list[str]]:
-    """Return the verbs still to be run, by the label of their point."""
     rows = keep_rows(path, result.sweep) if result.sweep else {}
     due = {point.label: list_due(plan, rows, point) for point in plan.points}
     return {label: verbs for label, verbs in due.items() if verbs}

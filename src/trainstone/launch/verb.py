@@ -24,8 +24,6 @@ IMAGE_PYTHON = "python3"  # inside an Apptainer image; the interpreter outside i
 
 @dataclass(frozen=True)
 class Verb:
-    """What every rank runs."""
-
     name: str
     arguments: tuple[str, ...]  # as ranks get them: what only concerns the launcher is taken out
     config: Config
@@ -37,7 +35,6 @@ class Verb:
     dry_run: bool
 
     def command(self, python: str = TRAINSTONE[0]) -> list[str]:
-        """Return the command line of a rank."""
         return [python, *TRAINSTONE[1:], self.name, *self.arguments]
 
     def wrap(self, command: Sequence[str], image: str, binds: Sequence[Path], *, gpus: bool, program: str) -> list[str]:
@@ -140,5 +137,4 @@ def prepare_folder(verb: Verb, suffix: str = "") -> Path:
 
 
 def rank_environment(run: Path, launch: str, *, ranks: int, bind: bool) -> dict[str, str]:
-    """Return the variables that every rank gets."""
     return {RUN: str(run), LAUNCH: launch, RANKS: str(ranks)} | ({BIND: "cores"} if bind else {})

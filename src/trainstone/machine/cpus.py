@@ -222,7 +222,6 @@ def _read_memory_groups(root: Path) -> Iterator[tuple[int, int | None]]:
 
 
 def read_keyed_int(path: Path, key: str) -> int | None:
-    """Return the count after `key` in a file of "key value" lines, such as cpu.stat."""
     found = re.search(rf"^{key} (\d+)$", read_text(path) or "", re.ASCII | re.MULTILINE)
     return int(found[1]) if found else None
 

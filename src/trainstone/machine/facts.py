@@ -155,7 +155,6 @@ def _read_scheduler() -> dict[str, Any]:
 
 
 def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:
-    """Return the NVIDIA devices, or why there are none."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:

@@ -29,8 +29,6 @@ MIN_WINDOW_SECONDS = 0.5  # /proc/stat counts in hundredths of a second: a short
 
 @dataclass(frozen=True)
 class Pressure:
-    """The counters of one moment."""
-
     monotonic_seconds: float
     num_cpus: int | None = None
     loadavg_1min: float | None = None

@@ -39,8 +39,6 @@ ORDERLY = (0, EXIT_TARGET, EXIT_RESUMABLE, EXIT_INTERRUPTED)
 
 
 class Failure(NamedTuple):
-    """Why a rank could not go on."""
-
     rank: int
     host: str
     exit_code: int
@@ -51,7 +49,6 @@ class Failure(NamedTuple):
 
 
 def launched_run() -> Path | None:
-    """Return the run folder that a launcher has chosen."""
     path = os.environ.get(RUN)
     return Path(path) if path else None
 
@@ -66,7 +63,6 @@ def name_host() -> str:
 
 
 def without_launch(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child that makes a run of its own."""
     return {name: value for name, value in environ.items() if name not in OWN}
 
 
@@ -119,7 +115,6 @@ def settle_code(code: int, verb: str = "train") -> int:
 
 
 def read_code(run: Path) -> int | None:
-    """Return the code of an orderly end; None: there was none."""
     try:
         return int((run / FOLDER / CODE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,7 +122,6 @@ def read_code(run: Path) -> int | None:
 
 
 def leave_failure(err: Exception) -> None:
-    """Write for the launcher, if there is one, why this rank cannot continue."""
     run = launched_run()
     if run is None:
         return
@@ -161,6 +155,5 @@ def read_failures(run: Path) -> list[Failure]:
 
 
 def forget_attempt(run: Path) -> None:
-    """Remove what an earlier attempt left, before the next one starts."""
     for path in [*(run / FOLDER).glob("failed-rank*.json"), run / FOLDER / CODE, run / FOLDER / CAUSE]:
         path.unlink(missing_ok=True)

@@ -15,8 +15,6 @@ from trainstone.machine.cpus import read_affinity, read_siblings, remember_affin
 
 
 class Variables(NamedTuple):
-    """What one launcher calls things."""
-
     rank: str
     world: str
     local: str
@@ -82,7 +80,6 @@ def read_rank() -> Rank:
 
 
 def find_launcher() -> Variables | None:
-    """Return the names of the first launcher that set its two; None: this is a single process."""
     return next((names for names in VARIABLES if names.rank in os.environ and names.world in os.environ), None)
 
 
@@ -145,7 +142,6 @@ def list_step_hosts(variables: Sequence[str] = NODE_LISTS) -> list[str]:
 
 
 def expand_ranges(text: str) -> list[str]:
-    """Return 01, 02, 03, 7 of 01-03,7."""
     found = []
     for part in text.split(","):
         first, _, last = part.partition("-")
