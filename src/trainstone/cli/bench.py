@@ -115,7 +115,6 @@ def load_other(
 
 
 def list_commands(config: "Config", runs: int, *, strict: bool) -> list[str]:
-    """Return the command lines of --runs."""
     from trainstone.launch.child_runs import child_command
 
     file, points = Path("RUN/config.toml"), Path("RUN/points")

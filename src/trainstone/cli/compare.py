@@ -61,7 +61,6 @@ class CompareCommand(TyperCommand):
     """Gives --to every word up to the next option, so that a shell pattern can stand after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write --to before each of its words."""
         return super().parse_args(ctx, spread_to(args))
 
 
@@ -112,7 +111,6 @@ def compare(
 
 
 def check_limit(limit: float | None) -> None:
-    """Refuse what is no ratio."""
     if limit is None:
         return
     if not math.isfinite(limit) or limit <= 0:
@@ -124,7 +122,6 @@ def check_limit(limit: float | None) -> None:
 
 
 def print_table(comparison: "Comparison", page: Path | None) -> None:
-    """Print on stdout; no colour when it is not a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -164,5 +161,4 @@ def leave_by_gate(comparison: "Comparison", limit: float, lost: list[str]) -> No
 
 
 def warn(told: str) -> None:
-    """Say it on stderr, on one line."""
     print(f"warning: {printable(told)}", file=sys.stderr)

@@ -69,7 +69,6 @@ def bench(
 
 
 def parse_threads(text: str | None) -> list[int] | None:
-    """Return numbers of threads: 1,2,4."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

@@ -27,7 +27,6 @@ FORMATS = {"TFRecord": "tfrecord", "WebDataset": "wds", "class folders": "folder
 
 
 def tell_manifest(manifest: "Manifest", target: Path, *, as_json: bool, worked: bool) -> None:
-    """Print what was made, and what to do next."""
     if as_json:
         print_json({"path": str(target), "manifest": manifest.model_dump(mode="json")})
         return
@@ -50,12 +49,10 @@ def tell_manifest(manifest: "Manifest", target: Path, *, as_json: bool, worked: 
 
 
 def count_classes(number: int) -> str:
-    """Return 1 class, 10 classes."""
     return f"{number:,} class{'' if number == 1 else 'es'}"
 
 
 def print_findings(path: Path, storage: str, findings: "Findings", *, as_json: bool) -> None:
-    """Print every bad record and index, the count, and what to do next."""
     stale = [str(index) for index in findings.stale]
     if as_json:
         bad = [
@@ -82,7 +79,6 @@ def print_findings(path: Path, storage: str, findings: "Findings", *, as_json: b
 
 
 def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
-    """Print what a data set is."""
     from trainstone.cli.summary import print_rows
 
     console = Console(file=sys.stdout, highlight=False)
@@ -110,7 +106,6 @@ def describe_classes(summary: "DatasetSummary") -> str:
 
 
 def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator[tuple[str, str]]:
-    """Yield rows about a split: how many, how evenly, how large."""
     shards = "" if split.shards is None else f" in {format_count(split.shards, 'file')}"
     size = "" if split.bytes is None else f", {format_bytes(split.bytes)}"
     yield split.name, f"{format_count(split.records, 'picture')}{shards}{size}"
@@ -138,7 +133,6 @@ def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator
 
 
 def describe_pictures(seen: "LookedAt", records: int) -> str:
-    """Return sizes and kinds of the pictures looked at."""
     kinds = ", ".join(f"{format_share(n / seen.pictures)} {kind}" for kind, n in seen.kinds.items())
     if seen.width.minimum == seen.width.maximum and seen.height.minimum == seen.height.maximum:
         size = f"all {seen.width.median:.0f} x {seen.height.median:.0f}"

@@ -62,7 +62,6 @@ def doctor(
 
 
 def print_checks(out: Path, *, as_json: bool) -> None:
-    """Examine and print line by line."""
     from rich.console import Console
     from rich.text import Text
 
@@ -86,7 +85,6 @@ def print_checks(out: Path, *, as_json: bool) -> None:
 
 
 def print_floor(floor: dict[str, Any], *, as_json: bool) -> None:
-    """Print the noise floor and what it means."""
     from trainstone.cli.output import print_json
     from trainstone.units import format_percent
 

@@ -27,7 +27,6 @@ class EvalCommand(TyperCommand):
     """Gives --predict every word up to the next option, so that a shell pattern can stand after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write --predict before each of its words."""
         return super().parse_args(ctx, spread_to(args, "--predict"))
 
 
@@ -121,7 +120,6 @@ def refuse_repeated(path: Path) -> None:
 def open_asked(
     checkpoint: Path, recipe: str | None, settings: list[str], flags: dict[str, Any], *, quiet: bool
 ) -> "tuple[Saved, Config]":
-    """Read the weights, and the configuration that they or the recipe bring."""
     from trainstone.cli.progress import ProgressLine
 
     with ProgressLine(quiet=quiet) as line:
@@ -136,7 +134,6 @@ def open_asked(
 
 
 def print_eval_plan(config: "Config", mode: str, out: Path, *, as_json: bool) -> None:
-    """--dry-run: the configuration, and what would be written."""
     from trainstone.config.load import write_toml
 
     if as_json:
@@ -148,7 +145,6 @@ def print_eval_plan(config: "Config", mode: str, out: Path, *, as_json: bool) ->
 
 
 def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> None:
-    """Evaluate the weights, or measure inference, into a run folder."""
     from trainstone.machine.allocator import restart_keeping_memory
 
     if mode == "bench":
@@ -198,7 +194,6 @@ def describe_guess(guess: dict[str, Any]) -> str:
 
 
 def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool) -> None:
-    """Write weights for other tools and report it."""
     from trainstone.train.predict import export_weights
     from trainstone.units import format_bytes
 

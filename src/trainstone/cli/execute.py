@@ -154,7 +154,6 @@ def clear_attempt(run: Path) -> None:
 
 
 def format_command() -> str:
-    """Return the command line as the user gave it."""
     return shlex.join(["trainstone", *sys.argv[1:]])
 
 
@@ -197,7 +196,6 @@ def show_run(run: "RunFolder", *, as_json: bool) -> None:
 
 
 def print_run(result: "Result", path: Path, *, as_json: bool) -> None:
-    """Print a result for a reader or a program."""
     from trainstone.cli.summary import print_result
 
     if as_json:

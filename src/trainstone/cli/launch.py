@@ -195,7 +195,6 @@ def slurm(
 
 
 def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
-    """Return the nodes of a fleet; print those that are skipped."""
     from trainstone.launch.slurm import add_system, read_directives
     from trainstone.launch.slurm_job import list_nodes
 
@@ -209,7 +208,6 @@ def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
 
 
 def run_job(verb: "Verb", run: Path, *, detach: bool) -> NoReturn:
-    """Submit one job over all nodes and follow it."""
     from trainstone.launch.slurm import SCRIPT
     from trainstone.launch.slurm_job import conclude_job, follow_job
 
@@ -221,7 +219,6 @@ def run_job(verb: "Verb", run: Path, *, detach: bool) -> NoReturn:
 
 
 def run_fleet(verb: "Verb", run: Path, nodes: list[str], *, detach: bool) -> NoReturn:
-    """Submit an array with one task per node and follow it."""
     from trainstone.launch.slurm_job import SUBMIT, follow_fleet, gather_members, write_submit
 
     script = run / FOLDER / SUBMIT
@@ -271,7 +268,6 @@ def submit_and_follow(
 
 
 def print_product(verb: "Verb", document: dict[str, Any], text: str) -> None:
-    """Print the output of --dry-run and --detach."""
     if verb.as_json:
         print_json(document)
     else:
@@ -279,7 +275,6 @@ def print_product(verb: "Verb", document: dict[str, Any], text: str) -> None:
 
 
 def show_fleet(members: "list[Member]", folder: Path, *, as_json: bool) -> None:
-    """Print one line per node."""
     from trainstone.units import format_rate
 
     if as_json:
@@ -294,7 +289,6 @@ def show_fleet(members: "list[Member]", folder: Path, *, as_json: bool) -> None:
 
 
 def print_plan(plan: "Plan", verb: "Verb") -> None:
-    """--dry-run."""
     from trainstone.launch.supervisor import write_script
 
     config = verb.config.model_dump(mode="json", exclude_none=True)
@@ -339,7 +333,6 @@ def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[
 
 
 def show_result(run: Path, *, as_json: bool) -> None:
-    """Print the product; the first rank has written the page."""
     from trainstone.results.store import read_result
 
     if not (run / "result.json").is_file():

@@ -50,7 +50,6 @@ app.add_typer(weights)
 
 
 def print_version(asked: bool) -> None:
-    """--version."""
     if asked:
         print(f"trainstone {__version__}")
         raise typer.Exit

@@ -17,7 +17,6 @@ WIDEST = 10_000
 
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
-    """Two lines per log, and below them what the checker printed."""
     console = Console(file=sys.stdout, highlight=False, width=WIDEST)
     for verdict in verdicts:
         if "error" in verdict:
@@ -41,7 +40,6 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_groups(groups: Sequence[summary.Group]) -> None:
-    """Tables of each group, its score between them."""
     console = Console(file=sys.stdout, highlight=False, width=WIDEST)
     for number, group in enumerate(groups):
         if number:

@@ -42,7 +42,6 @@ def count_workers(asked: int | None) -> int:
 
 
 def parse_shards(text: str | None, storage: str) -> dict[str, int]:
-    """Return how many files train and val get: 1024,128 or 16."""
     if text is None:
         return {}
     if storage == "folder":
@@ -54,7 +53,6 @@ def parse_shards(text: str | None, storage: str) -> dict[str, int]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Return width and height of 96 or 300x200."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isdecimal() and 16 <= int(part) <= 4096 for part in parts):
         raise ConfigError(f"--size {text}: pixels from 16 to 4096, once or as WIDTHxHEIGHT", hint="--size 300x200")
@@ -69,7 +67,6 @@ def refuse_inside(source: Path, target: Path) -> None:
 
 
 def run_plan(plan: "Plan", target: Path, workers: int | None, *, as_json: bool, quiet: int) -> None:
-    """Write a planned data set and tell what is there."""
     from trainstone.cli.progress import ProgressLine
     from trainstone.data.prepare import prepare
     from trainstone.machine.ranks import read_rank

@@ -83,7 +83,6 @@ def profile(
 
 
 def check_asked(config: "Config", *, cores: bool) -> None:
-    """Refuse what cannot be done, before any work."""
     if cores and config.engine.nvtx:
         raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")
     if cores:

@@ -134,7 +134,6 @@ def describe_progress(progress: Progress) -> str:
 
 
 def _describe_place(progress: Progress) -> Iterator[str]:
-    """How far it is: epochs, steps, pictures."""
     if progress.epoch is not None:
         end = "" if progress.epochs is None else f" of {format_epoch(progress.epochs)}"
         yield f"epoch {progress.epoch:.1f}{end}"

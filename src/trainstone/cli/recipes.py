@@ -71,7 +71,6 @@ def list_systems() -> dict[str, list[str]]:
 
 
 def show_old(original: str, words: list[str], *, as_json: bool) -> None:
-    """--from: print the recipe that equals an old command line."""
     from trainstone.cli.output import print_json
     from trainstone.config.old.translate import translate, write_file
     from trainstone.text import printable_lines

@@ -39,7 +39,6 @@ def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool,
 
 
 def tell_commands(repeated: "Repeated", config: "Config", resume: Path | None) -> list[str]:
-    """Return the commands that are left to run, for --dry-run."""
     from trainstone.launch.child_runs import list_due, plan_child
 
     folder = resume or Path("RUN")

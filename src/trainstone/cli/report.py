@@ -59,7 +59,6 @@ def holds_result(folder: Path) -> bool:
 
 
 def write_many(given: list[Path], page: Path | None) -> Path:
-    """Write the index of folders and runs."""
     from trainstone.report.index import write_index
     from trainstone.results.store import find_runs
 

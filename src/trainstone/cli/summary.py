@@ -64,7 +64,6 @@ def print_result(result: Result, path: Path) -> None:
 
 
 def print_rows(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
-    """Names beside their values; above them where it is narrow."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -167,7 +166,6 @@ def _machine_rows(result: Result) -> Rows:
 
 
 def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
-    """Name and text of each line; nothing for a run that was no training."""
     quality = result.quality
     if quality is None:
         return
@@ -209,7 +207,6 @@ def describe_quality(quality: Quality, value: float) -> str:
 
 
 def draw_evaluations(quality: Quality, width: int, encoding: str | None) -> str | None:
-    """A sparkline of the metric, with its first and its best."""
     values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
     if len(values) < 2:
         return None
@@ -219,7 +216,6 @@ def draw_evaluations(quality: Quality, width: int, encoding: str | None) -> str 
 
 
 def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
-    """Name and text of each line about a profiled step; nothing for a run that was not profiled."""
     timeline = result.timeline
     if timeline is None:
         return
@@ -266,7 +262,6 @@ def draw_operators(operators: list[OperatorTime], width: int, encoding: str | No
 
 
 def print_findings(console: Console, findings: list[Finding]) -> None:
-    """List findings, gravest first, each with what to do."""
     if findings:
         console.print()
     for found in sorted(findings, key=lambda f: SEVERITIES.index(f.severity)):

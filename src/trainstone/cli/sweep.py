@@ -121,7 +121,6 @@ def find_begun_sweep() -> Path | None:
 
 
 def check_unfinished(path: Path, result: "Result") -> None:
-    """Refuse to resume what is not a sweep, is still running or has come to its end."""
     from trainstone.results.summary import describe_repeat
 
     if result.kind != "sweep":
@@ -137,7 +136,6 @@ def check_unfinished(path: Path, result: "Result") -> None:
 
 
 def take_one(over: list[str]) -> str | None:
-    """Return the one --over there may be."""
     if len(over) > 1:
         raise ConfigError(
             f"--over is given {len(over)} times: {' and '.join(over)}",
@@ -147,7 +145,6 @@ def take_one(over: list[str]) -> str | None:
 
 
 def refuse_changes(path: Path, changes: list[Any]) -> None:
-    """A sweep that is resumed keeps its plan and its place."""
     if any(change is not None and change is not False for change in changes):
         raise ConfigError(
             f"--resume {path} keeps its recipe, plan and folder: only --json, --quiet and --dry-run go with it",

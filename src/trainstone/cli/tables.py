@@ -28,12 +28,10 @@ NARROW_WIDTH = 60
 
 
 def print_indented(console: Console, shown: RichTable | Text) -> None:
-    """Print with some room on the left."""
     console.print(Padding(shown, (0, 0, 0, INDENT), expand=False))
 
 
 def print_dim(console: Console, lines: Iterable[str]) -> None:
-    """Print lines that explain."""
     for line in lines:
         console.print(Text(printable(line), style="dim"))
 
@@ -90,7 +88,6 @@ def _shorten(text: str, longest: int) -> str:
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print shares of published figures, ratios to runs, and what else is to be known of them."""
     published = [row for row in comparison.rows if is_published(row)]
     judged = [row for row in comparison.rows if not is_published(row)]
     if published:

@@ -45,24 +45,18 @@ class Code:
 
 @dataclass(frozen=True)
 class Links:
-    """Files beside the page: address relative to it, and what is in it."""
-
     rows: Sequence[tuple[str, str]]
     kind: str = "links"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Findings, gravest first."""
-
     rows: Sequence[Finding]
     kind: str = "findings"
 
 
 @dataclass(frozen=True)
 class Prose:
-    """A paragraph."""
-
     text: str
     kind: str = "prose"
 
@@ -107,8 +101,6 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures side by side."""
-
     rows: Sequence[Picture]
     min_score: float | None = None
     """Larger pictures of true, right and wrong boxes, of which the less sure are hidden; the reader can move it."""
@@ -120,8 +112,6 @@ Block = Facts | Table | Figure | Code | Links | Findings | Prose | Gallery
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a page."""
-
     id: str
     title: str
     blocks: Sequence[Block]

@@ -64,7 +64,6 @@ CONFIG: dict[str, Any] = {
 
 
 def values(rows: Rows) -> alt.Data:
-    """Return rows as inline data."""
     return alt.Data(values=rows)  # type: ignore[no-untyped-call]
 
 
@@ -115,7 +114,6 @@ def show(cell: Any) -> str:
 
 
 def is_number(cell: Any) -> bool:
-    """Say whether a value is set flush right."""
     return isinstance(cell, int | float)
 
 
@@ -145,17 +143,14 @@ def choose_unit(seconds: float) -> tuple[str, float]:
 
 
 def height_of(num_rows: int, step: int) -> int:
-    """Return the height of a chart of rows, in pixels; a step in the chart itself would make Vega-Lite complain."""
     return max(1, num_rows) * step
 
 
 def layered(layers: Layers, height: float) -> Any:
-    """Put layers on top of each other, the first at the bottom."""
     return alt.layer(*layers).properties(width="container", height=height)
 
 
 def panels(stacked_panels: Sequence[Any]) -> Any:
-    """Put charts below each other, over the same horizontal axis."""
     return alt.vconcat(*stacked_panels, spacing=10).resolve_scale(x="shared", color="independent")
 
 
@@ -166,7 +161,6 @@ def across(title: str | None, field: str = "x", **options: Any) -> alt.X:
 
 
 def up(title: str | None, field: str = "y", **options: Any) -> alt.Y:
-    """Return a vertical axis; options as for `across`."""
     axis: alt.Y = _make_axis(alt.Y, title, field, options)
     return axis
 
@@ -218,7 +212,6 @@ def mark(kind: str, rows: Rows, look: Mapping[str, Any] | None = None, **channel
 
 
 def points(rows: Rows, size: float = 30, look: Mapping[str, Any] | None = None, **channels: Any) -> Any:
-    """Filled points."""
     return mark("point", rows, {"filled": True, "size": size, "opacity": 1, **(look or {})}, **channels)
 
 

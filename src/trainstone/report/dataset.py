@@ -21,7 +21,6 @@ MAX_SIZES = 400
 
 
 def write_dataset_page(summary: DatasetSummary, target: Path) -> Page:
-    """Write the page; return what is on it."""
     page = build_dataset_page(summary)
     write_page(page, target)
     return page
@@ -51,7 +50,6 @@ def build_dataset_page(summary: DatasetSummary) -> Page:
 
 
 def build_overview(summary: DatasetSummary) -> Section:
-    """Tiles, and a row for each split."""
     looked = sum(split.looked_at.pictures for split in summary.splits if split.looked_at)
     tiles = [
         ("pictures", f"{sum(split.records for split in summary.splits):,}"),
@@ -72,7 +70,6 @@ def build_overview(summary: DatasetSummary) -> Section:
 
 
 def describe_split(split: SplitSummary) -> list[str]:
-    """Return a split's cells."""
     seen = split.looked_at
     size = ""
     if split.bytes is not None:
@@ -99,7 +96,6 @@ def describe_shares(counts: dict[str, int], total: int) -> str:
 
 
 def build_samples(summary: DatasetSummary) -> Section | None:
-    """Some pictures, with their boxes."""
     if not summary.samples:
         return None
     lead = "Evenly spaced over the split." if summary.kind == "detect" else "Evenly spaced over the classes."
@@ -156,7 +152,6 @@ def describe_balance(summary: DatasetSummary, what: str) -> str:
 
 
 def build_boxes(summary: DatasetSummary) -> Section | None:
-    """How many boxes a picture has."""
     blocks: list[Block] = [
         draw_boxes(f"boxes-{number}", split) for number, split in enumerate(summary.splits) if split.boxes
     ]
@@ -196,7 +191,6 @@ def build_sizes(summary: DatasetSummary) -> Section | None:
 
 
 def build_bad(summary: DatasetSummary) -> Section | None:
-    """The bad ones that were met."""
     rows = [[bad.where, bad.why] for split in summary.splits for bad in split.bad]
     if not rows:
         return None
@@ -213,7 +207,6 @@ def name_classes(classes: Sequence[ClassSummary]) -> list[str]:
 
 
 def draw_classes(name: str, split: SplitSummary, names: Sequence[str], what: str) -> Figure:
-    """One bar per class, the most frequent on top."""
     pairs = sorted(zip(names, split.class_counts, strict=True), key=lambda pair: -pair[1])
     title = f"{split.name}: {what} of each class"
     told = f"{title}, from {pairs[-1][1]:,} ({pairs[-1][0]}) to {pairs[0][1]:,} ({pairs[0][0]})."

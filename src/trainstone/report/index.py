@@ -136,7 +136,6 @@ def name_devices(result: Result) -> str:
 
 
 def address(path: Path, base: Path) -> str:
-    """Return the run's page relative to the index, or its result where it has no page."""
     file = path / PAGE_NAME if (path / PAGE_NAME).is_file() else path / "result.json"
     return relative_address(file, base)
 

@@ -79,8 +79,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Page:
-    """What the template draws."""
-
     title: str
     about: str
     verdict: str
@@ -91,7 +89,6 @@ class Page:
 
     @property
     def figures(self) -> list[Figure]:
-        """All charts, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
 
@@ -104,7 +101,6 @@ def write_report(path: Path, page_file: Path | None = None) -> tuple[Path, Page]
 
 
 def build_page(view: RunView) -> Page:
-    """Let every section look at the run."""
     result, built = view.result, []
     for build in SECTIONS:
         try:
@@ -127,7 +123,6 @@ def build_page(view: RunView) -> Page:
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:
-    """Write the page of `trainstone compare`: ratios, intervals and verdicts."""
     lead = "How many times as fast A is as B, with the 95 % interval."
     page = Page(
         title="trainstone: comparison",
@@ -139,7 +134,6 @@ def write_comparison_page(comparison: Comparison, path: Path) -> None:
 
 
 def write_page(page: Page, target: Path) -> None:
-    """Render a page and write it atomically."""
     html = render(page, load_scripts() if page.figures else "")
     try:
         write_atomically(target, html)
@@ -167,7 +161,6 @@ def render(page: Page, scripts: str) -> str:
 
 
 def read_template(name: str) -> str:
-    """Return a file of report/templates."""
     return (resources.files("trainstone.report") / "templates" / name).read_text(encoding="utf-8")
 
 

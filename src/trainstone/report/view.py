@@ -23,8 +23,6 @@ class Child:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as pages see it."""
-
     path: Path
     result: Result
     page_folder: Path
@@ -38,7 +36,6 @@ class RunView:
 
     @cached_property
     def steps(self) -> StepSeries | None:
-        """The first rank's steps, sampled down."""
         return self.steps_of("steps-rank0000.csv")
 
     def steps_of(self, name: str) -> StepSeries | None:
@@ -69,7 +66,6 @@ class RunView:
 
     @cached_property
     def children(self) -> list[Child]:
-        """The points, read."""
         return [Child(point.label, point.run, self._read(point.run)) for point in self.result.points]
 
     def _read(self, run: str) -> Result | None:

@@ -18,7 +18,6 @@ def build(view: RunView) -> Section | None:
 
 
 def describe(comparison: Comparison, lead: str) -> Section:
-    """Chart, table, and in what the sides differ."""
     blocks: list[Block] = [draw_ratios(comparison.rows), comparison_table(comparison.rows, full=True)]
     differing = [(row.label, "; ".join(row.differences)) for row in comparison.rows if row.differences]
     if differing:
@@ -30,7 +29,6 @@ def describe(comparison: Comparison, lead: str) -> Section:
 
 
 def draw_ratios(rows: list[ComparisonRow]) -> Figure:
-    """Ratios on a logarithmic axis around 1."""
     drawn: Rows = []
     for row in rows:
         item = {"what": row.label, "x": row.ratio, "told": row.judgement, "colour": COLOURS[row.judgement]}

@@ -69,7 +69,6 @@ def tabulate(points: list[Expected], counted: list[Expected], expected: Expected
 
 
 def draw_convergence(runs: list[LoggedRun], points: list[Expected], counted: list[Expected], text: str) -> Figure:
-    """The reference's mean as a line over its least as a band; runs as points."""
     batch, num_runs = runs[0].global_batch or 0, NUM_RUNS[runs[0].benchmark or ""]
     curve = trace(counted, num_runs)
     reference = [make_row(point.batch, point.mean, MEAN if point in counted else LEFT_OUT) for point in points]
@@ -104,5 +103,4 @@ def trace(counted: list[Expected], num_runs: int) -> list[dict[str, Any]]:
 
 
 def make_row(batch: int, epochs: float, what: str) -> dict[str, Any]:
-    """Return one point."""
     return {"batch": batch, "epochs": charts.round_sensibly(epochs), "what": what}

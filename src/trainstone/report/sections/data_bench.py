@@ -25,13 +25,11 @@ FARTHEST_DEMAND = 2.0
 
 
 def of_data_bench(build: Callable[[Feeding], Section | None]) -> Callable[[RunView], Section | None]:
-    """Make a section of a data bench; other kinds of runs have none."""
     return lambda view: None if view.result.data_bench is None else build(view.result.data_bench)
 
 
 @of_data_bench
 def build_overview(feeding: Feeding) -> Section:
-    """Tiles of what people ask first."""
     best, stage, needed = loading.best_point(feeding), loading.largest_stage(feeding), loading.cores_needed(feeding)
     tiles = [
         (f"images/s, {format_count(best.threads, 'thread')}", format_rate(best.images_per_second)),
@@ -50,7 +48,6 @@ def build_overview(feeding: Feeding) -> Section:
 
 @of_data_bench
 def build_threads(feeding: Feeding) -> Section:
-    """Chart and table of all points; one alone needs no chart."""
     best = loading.best_point(feeding)
     fastest = f"{format_rate(best.images_per_second)} images/s with {format_count(best.threads, 'thread')}"
     lead = f"{fastest}; {'; '.join(loading.describe_covers(feeding))}."
@@ -59,7 +56,6 @@ def build_threads(feeding: Feeding) -> Section:
 
 
 def draw_threads(feeding: Feeding) -> Figure:
-    """A line through the points, with their intervals, and a rule at the demand where it is near them."""
     rows: list[dict[str, Any]] = []
     for point in sorted(feeding.points, key=lambda point: point.threads):
         interval = f" ({format_interval(point.ci95)})" if point.ci95 else ""
@@ -81,7 +77,6 @@ def draw_threads(feeding: Feeding) -> Figure:
 
 @of_data_bench
 def build_stages(feeding: Feeding) -> Section | None:
-    """Chart and table of a picture's way; left out where it was not taken apart."""
     stage = loading.largest_stage(feeding)
     if stage is None:
         return None
@@ -91,7 +86,6 @@ def build_stages(feeding: Feeding) -> Section | None:
 
 
 def draw_stages(feeding: Feeding) -> Figure:
-    """A bar for each stage, in the order of an image's way, with its share."""
     rows: list[dict[str, Any]] = []
     for stage in feeding.stages:
         spent, share = loading.format_microseconds(stage.seconds_per_image), format_percent(stage.share, 0)
@@ -112,7 +106,6 @@ def build_cores(feeding: Feeding) -> Section:
 
 @of_data_bench
 def build_method(feeding: Feeding) -> Section:
-    """What was fed, on what, and what the numbers mean."""
     facts = [
         ("data", feeding.path),
         ("stored as", feeding.storage),

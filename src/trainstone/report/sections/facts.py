@@ -23,7 +23,6 @@ SEVERITIES = ("error", "warning", "info")
 
 
 def build_findings(view: RunView) -> Section | None:
-    """Gravest first; a finished run without any says so."""
     rows = sorted(view.result.findings, key=lambda found: SEVERITIES.index(found.severity))
     if rows:
         return Section("findings", "Findings", [Findings(rows)])
@@ -33,7 +32,6 @@ def build_findings(view: RunView) -> Section | None:
 
 
 def build_memory(view: RunView) -> Section | None:
-    """Memory used at most, and energy."""
     memory, energy = view.result.memory or Memory(), view.result.energy
     faults = memory.page_faults_per_step
     facts = {
@@ -78,7 +76,6 @@ def list_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def build_ranks(view: RunView) -> Section | None:
-    """Where several ranks ran, and how long an all-reduce between them takes."""
     preflight = view.result.preflight
     if preflight is None:
         return None
@@ -107,7 +104,6 @@ def build_ranks(view: RunView) -> Section | None:
 
 
 def build_points(view: RunView) -> Section | None:
-    """Child runs: a row each, with its number and its own page."""
     if not view.children or view.result.sweep or view.result.repeated:  # those list them in sections of their own
         return None
     rows = []
@@ -132,7 +128,6 @@ def address(view: RunView, child: Child) -> str | None:
 
 
 def build_repeat(view: RunView) -> Section | None:
-    """How to repeat it, how it was got, and the raw data."""
     result = view.result
     facts = [
         ("run", result.run_id),

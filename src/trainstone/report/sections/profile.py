@@ -49,7 +49,6 @@ Cells = list[tuple[str, float | str]]
 
 
 def build_breakdown(view: RunView) -> Section | None:
-    """Where a step goes: bars, sentences, tables and the way to the trace."""
     timeline = view.result.timeline
     if timeline is None or not timeline.steps:
         return None
@@ -80,7 +79,6 @@ def build_breakdown(view: RunView) -> Section | None:
 
 
 def list_facts(timeline: Timeline) -> list[tuple[str, str]]:
-    """The numbers beside the parts."""
     running = "an operator runs" if timeline.device == "cpu" else "a kernel runs"
     rows = [
         ("compute utilisation", f"{format_percent(timeline.compute_utilisation)}: {running}"),
@@ -115,7 +113,6 @@ def tabulate(columns: dict[str, bool], found: Sequence[Any], fill: Callable[[Any
 
 
 def build_operators(view: RunView) -> Section | None:
-    """Operators: bars, and a table that sorts."""
     timeline = view.result.timeline
     if timeline is None or not timeline.operators:
         return None
@@ -141,7 +138,6 @@ def build_operators(view: RunView) -> Section | None:
 
 
 def build_kernels(view: RunView) -> Section | None:
-    """Kernels of a device, where there is one, coloured by what they do."""
     timeline = view.result.timeline
     if timeline is None or not timeline.kernels:
         return None
@@ -160,7 +156,6 @@ def build_kernels(view: RunView) -> Section | None:
 
 
 def build_lanes(view: RunView) -> Section | None:
-    """Threads of the host and streams of the device."""
     timeline = view.result.timeline
     if timeline is None or not timeline.lanes:
         return None
@@ -177,7 +172,6 @@ def build_lanes(view: RunView) -> Section | None:
 
 
 def build_cores(view: RunView) -> Section | None:
-    """How busy the pipes of the device's cores were, by ncu: a bar for each pipe."""
     cores = view.result.timeline.cores if view.result.timeline else None
     if cores is None or not cores.pipes_percent:
         return None

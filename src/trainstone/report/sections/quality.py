@@ -31,7 +31,6 @@ JPEG_START = b"\xff\xd8\xff"
 
 
 def build(view: RunView) -> Section | None:
-    """Everything in the order of the result; a run without any has no such section."""
     quality = view.result.quality
     if quality is None or not (quality.tables or quality.pictures):
         return None
@@ -44,7 +43,6 @@ def build(view: RunView) -> Section | None:
 
 
 def describe_evaluation(quality: Quality) -> str:
-    """Say which evaluation this is."""
     if find_best(quality) is None or quality.value is None:
         return ""
     after = next((found.epoch for found in quality.history if found.metrics.get(quality.metric) == quality.value), None)
@@ -155,7 +153,6 @@ def draw_picture(picture: QualityPicture, data: bytes) -> Picture:
 
 
 def name_look(box: ShownBox) -> str:
-    """Return how a box is drawn."""
     if box.score is None:
         return "true"
     return "wrong" if box.right_one is False else "right"

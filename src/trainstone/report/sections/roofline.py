@@ -25,7 +25,6 @@ BOUNDS = {"compute": BLUE, "memory": TEAL}
 
 
 def build(view: RunView) -> Section | None:
-    """Sentences, both charts, and the numbers."""
     timeline = view.result.timeline
     roofs = timeline.roofline if timeline else None
     if timeline is None or roofs is None or not roofs.operators:

@@ -26,7 +26,6 @@ TELEMETRY = {"clock_mhz": "clock (MHz)", "power_watts": "power (W)", "temp_celsi
 
 
 def build_headline(view: RunView) -> Section | None:
-    """Tiles, and the interval drawn; of a training its quality first."""
     result, quality = view.result, view.result.quality
     if result.throughput is None and quality is None:
         return None
@@ -72,7 +71,6 @@ def _list_tiles(result: Result) -> list[tuple[str, str]]:
 
 
 def draw_interval(view: RunView) -> Figure | None:
-    """Draw the interval, and for repeated runs each run's own beside it."""
     children = [(child.label, child.result) for child in view.children if child.result is not None]
     rows = [
         rate_row(label, result.throughput.images_per_second, result.throughput.ci95)
@@ -86,13 +84,11 @@ def draw_interval(view: RunView) -> Figure | None:
 
 
 def rate_row(label: str, rate: float, ci95: tuple[float, float] | None, colour: str = BLUE) -> dict[str, Any]:
-    """Return a speed as charts draw it."""
     row = {"what": label, "x": rate, "told": describe_rate(rate, ci95), "colour": colour}
     return row | ({"low": ci95[0], "high": ci95[1]} if ci95 else {})
 
 
 def build_distribution(view: RunView) -> Section | None:
-    """A histogram with median and tails."""
     steps, found = view.steps, view.result.step_seconds
     if steps is None or found is None or not len(steps.bin_count):
         return None
@@ -148,7 +144,6 @@ def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
 
 
 def build_phases(view: RunView) -> Section | None:
-    """A bar of parts that sum up."""
     parts = split_phases(view.result.phases) if view.result.phases else {}
     if not parts:
         return None
@@ -180,7 +175,6 @@ def split_phases(phases: Phases) -> dict[str, float]:
 
 
 def build_limits(view: RunView) -> Section | None:
-    """The step against its two bounds, and the numbers behind it."""
     used, steps = view.result.utilisation, view.result.step_seconds
     if used is None:
         return None
@@ -201,7 +195,6 @@ def build_limits(view: RunView) -> Section | None:
 
 
 def list_peaks(used: Utilisation) -> list[tuple[str, str]]:
-    """Numbers behind it, with their source."""
     rows = []
     if used.mfu is not None:
         rows.append(("model FLOPs utilisation", format_percent(used.mfu)))
@@ -217,7 +210,6 @@ def list_peaks(used: Utilisation) -> list[tuple[str, str]]:
 
 
 def build_published(view: RunView) -> Section | None:
-    """Published figures beside this run, only where it is of a model that has some."""
     result = view.result
     anchors = sorted(anchors_for(result), key=lambda anchor: anchor.per_device, reverse=True)
     if result.throughput is None or not anchors:
@@ -247,7 +239,6 @@ def draw_published(rate: float, anchors: list[Anchor], same: list[Anchor]) -> Fi
 
 
 def build_feeding(view: RunView) -> Section | None:
-    """Synthetic batches, the loader alone and real pictures, and what a picture's time in the loader goes into."""
     result, loader = view.result, view.result.loader
     if loader is None or result.throughput is None or loader.synthetic_images_per_second is None:
         return None
@@ -272,7 +263,6 @@ def build_feeding(view: RunView) -> Section | None:
 
 
 def tabulate_stages(loader: Loader) -> Table:
-    """What a thread's time a picture goes into."""
     stages = loader.stage_seconds_per_image
     total = sum(stages.values()) or 1.0
     rows = [[name, format_seconds(spent), format_percent(spent / total, 0)] for name, spent in stages.items()]
@@ -281,7 +271,6 @@ def tabulate_stages(loader: Loader) -> Table:
 
 
 def build_devices(view: RunView) -> Section | None:
-    """Each device's step time against the median device, where there are several."""
     devices = view.result.devices
     if len(devices) < 2:
         return None
@@ -311,7 +300,6 @@ def draw_devices(medians: dict[str, float]) -> Figure:
 
 
 def tabulate_devices(devices: list[Device]) -> Table:
-    """All that was measured of each."""
     extra = {key: title for key, title in TELEMETRY.items() if any(key in device.telemetry for device in devices)}
     rows = [
         [

@@ -28,7 +28,6 @@ SERIES: tuple[tuple[str, str, str, float, Read, Format], ...] = (
 
 
 def build(view: RunView) -> Section | None:
-    """Charts of what there is, sentences, table."""
     sweep = view.result.sweep
     if sweep is None:
         return None
@@ -42,7 +41,6 @@ def build(view: RunView) -> Section | None:
 
 
 def describe_progress(view: RunView, sweep: Sweep) -> str:
-    """Say how many points there are, and whether that is all."""
     done = len(sweep.rows)
     told = format_count(sweep.num_points, "point")
     if view.result.status not in FINISHED:
@@ -53,12 +51,10 @@ def describe_progress(view: RunView, sweep: Sweep) -> str:
 
 
 def name_curve(sweep: Sweep, curve: Any) -> str:
-    """Return a curve's name in the legend."""
     return "all" if sweep.curve_key is None else f"{name_key(sweep.curve_key)} {format_setting(curve)}"
 
 
 def swept_axis(sweep: Sweep) -> alt.X:
-    """The swept numbers: by doublings, ticks where the points are."""
     known = [value for value in sweep.values if is_numeric([value])]
     doubling = all(value > 0 for value in known)
     scale: dict[str, Any] = {"type": "log", "base": 2, "nice": False} if doubling else {"zero": False}
@@ -76,7 +72,6 @@ def curve_colour(sweep: Sweep) -> Any:
 
 
 def draw_rates(sweep: Sweep) -> Figure | None:
-    """Images per second with intervals: a curve where values have an order, else bars."""
     rows = list_points(sweep, lambda row: row.images_per_second, format_rate)
     if not rows:
         return None
@@ -92,7 +87,6 @@ def draw_rates(sweep: Sweep) -> Figure | None:
 
 
 def draw_curves(sweep: Sweep, rows: charts.Rows, tooltip: list[Any]) -> Any:
-    """Lines through the points, their intervals, and a rule at each knee."""
     x, color = swept_axis(sweep), curve_colour(sweep)
     top = 1.12 * max(row["high"] for row in rows)
     y = charts.up("images/s", domain=[0, top], nice=False, tickCount=5, **charts.LEFT)
@@ -102,7 +96,6 @@ def draw_curves(sweep: Sweep, rows: charts.Rows, tooltip: list[Any]) -> Any:
 
 
 def mark_knees(sweep: Sweep, x: alt.X, y: alt.Y, top: float) -> charts.Layers:
-    """A dashed rule, and its name above the curve."""
     last = max((value for value in sweep.values if is_numeric([value])), default=0)
     layers: charts.Layers = []
     for place, value in enumerate(dict.fromkeys(knee.value for knee in sweep.knees)):
@@ -115,7 +108,6 @@ def mark_knees(sweep: Sweep, x: alt.X, y: alt.Y, top: float) -> charts.Layers:
 
 
 def list_points(sweep: Sweep, read: Read, form: Format, divisor: float = 1.0) -> charts.Rows:
-    """Return one number of each point that has it, and the interval of the speed."""
     found = [(row, read(row)) for row in sweep.rows]
     return [
         {
@@ -138,7 +130,6 @@ def tell_points(rows: charts.Rows) -> str:
 
 
 def draw_step_times(sweep: Sweep) -> Figure | None:
-    """Time of a step over its images, and the straight line fitted to it."""
 
     def read(row: SweepRow) -> float | None:
         if not row.images_per_second or not row.images_per_step:
@@ -165,7 +156,6 @@ def draw_step_times(sweep: Sweep) -> Figure | None:
 
 
 def list_fitted(sweep: Sweep) -> charts.Rows:
-    """Return points of the fitted lines, where the fit is good."""
     rows: charts.Rows = []
     for fit in sweep.fits:
         curve = name_curve(sweep, fit.curve)

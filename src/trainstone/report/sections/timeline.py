@@ -60,7 +60,6 @@ def build(view: RunView) -> Section | None:
 
 
 def explain(view: RunView, steps: StepSeries) -> str:
-    """Say what is drawn, and what is not."""
     told = "Time runs from the start of the measurement."
     if steps.bucket_steps > 1:
         told += f" The line is the mean of {steps.bucket_steps} steps at a time, the band their fastest and slowest."
@@ -84,7 +83,6 @@ def describe_steps(view: RunView, steps: StepSeries) -> str:
 
 
 def name_start(view: RunView) -> str:
-    """Say what the steps before the window are."""
     return "warm-up" if view.result.throughput and view.result.throughput.steady else "not judged"
 
 
@@ -140,7 +138,6 @@ def name_buckets(steps: StepSeries) -> list[str]:
 
 
 def shade_start(view: RunView, steps: StepSeries, x: alt.X) -> Layers:
-    """The steps before the window that counts."""
     throughput = view.result.throughput
     if throughput is None or throughput.steady_from_step == 0:
         return []
@@ -194,7 +191,6 @@ def name_devices(measured: dict[str, Rows]) -> dict[str, str]:
 
 
 def draw_quantity(rows: Rows, title: str, shown: dict[str, str], x: alt.X, *, legend: bool) -> Any:
-    """A line for each device."""
     scale: dict[str, Any] = {"domain": [0, 100]} if title.endswith("(%)") else {"zero": False}
     named: Rows = [{**row, "shown": shown[row["device"]]} for row in rows]
     labels = sorted(set(shown.values()), key=lambda label: (label == OTHERS, label))
@@ -218,7 +214,6 @@ def list_throttled(telemetry: dict[str, list[TelemetryPoint]]) -> Rows:
 
 
 def draw_throttling(rows: Rows, x: alt.X) -> Any:
-    """A tick at each sample, one line for each reason."""
     reasons = sorted({row["reason"] for row in rows})
     y = alt.Y("reason:N", title="throttled", axis=alt.Axis(**LEFT, labels=False, ticks=False))
     color = charts.colours(dict(zip(reasons, PALETTE, strict=False)), "reason", columns=2, labelLimit=200)

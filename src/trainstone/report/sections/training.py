@@ -39,11 +39,9 @@ class Span(NamedTuple):
     end: float
 
     def place(self, value: float) -> float:
-        """Return where a value stands."""
         return charts.round_sensibly(value * self.factor)
 
     def locate(self, found: Evaluation) -> float:
-        """Return where an evaluation stands."""
         return self.place(found.epoch if self.title == "epochs" else found.seconds)
 
     def encode(self, *, labelled: bool = True) -> alt.X:
@@ -53,7 +51,6 @@ class Span(NamedTuple):
 
 
 def build(view: RunView) -> Section | None:
-    """Charts of what there is; a run that was no training has none."""
     result, quality = view.result, view.result.quality
     if result.kind != "train" or result.repeated:  # build_runs draws those
         return None
@@ -87,7 +84,6 @@ def read_curve(view: RunView) -> LossCurve | None:
 
 
 def describe_training(quality: Quality) -> str:
-    """Say how good it got, when, and by how many starts."""
     best = learning.find_best(quality)
     starts = f", in {quality.starts} starts" if quality.starts > 1 else ""
     trained = f"Trained for {format_epochs(quality.epochs)}{starts}"
@@ -131,7 +127,6 @@ def capitalise(metric: str) -> str:
 
 
 def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str]) -> Layers:
-    """A line for each of `kinds`, and the target as a dashed one."""
     title = "% of the pictures" if quality.metric in learning.SHARES else name_metric(quality.metric)
     y = charts.up(title, zero=True, nice=True, tickCount=5)
     target: Rows = []
@@ -146,12 +141,10 @@ def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str])
 
 
 def scale_metric(metric: str, value: float) -> float:
-    """Return where a value of the metric stands: shares in percent."""
     return charts.round_sensibly((100 if metric in learning.SHARES else 1) * value)
 
 
 def list_metric(shown: Iterable[Evaluation], metric: str, span: Span, name: str) -> Rows:
-    """Return a metric's points."""
     return [
         {
             "x": span.locate(found),
@@ -185,7 +178,6 @@ def mark_reached(quality: Quality, span: Span) -> Layers:
 
 
 def draw_loss(curve: LossCurve, quality: Quality | None) -> Figure:
-    """Two panels, aligned: the loss, and in small the learning rate."""
     num_steps = float(curve.step[-1]) + (1 + curve.bucket_steps) / 2
     epochs = find_epochs_per_step(quality, num_steps)
     span = Span("epochs" if epochs else "steps", epochs or 1.0, num_steps)
@@ -271,7 +263,6 @@ def build_runs(view: RunView) -> Section | None:
 
 
 def draw_runs(curves: dict[str, Quality], together: Quality) -> Figure | None:
-    """The metric over epochs, a line for each run, and the target."""
     span = Span("epochs", 1.0, max((q.history[-1].epoch for q in curves.values()), default=0.0) or 1.0)
     rows: Rows = []
     for name, quality in curves.items():
