@@ -57,7 +57,6 @@ Timer = HostTimer
 
 
 def choose_timer(device: torch.device) -> Timer:
-    """Events where the device has them, the synchronised host clock otherwise."""
     if device.type == "cuda":
         return CudaTimer()
     return HostTimer(synchronize=None if device.type == "cpu" else torch.accelerator.synchronize)

@@ -18,7 +18,6 @@ CPU_SIXTEEN_BIT = {
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the asked device, or for auto the accelerator torch finds, else the CPU."""
     present = list_devices()
     if name == "auto":
         return torch.device(present[0])
@@ -36,7 +35,6 @@ def choose_device(name: str) -> torch.device:
 
 
 def list_devices() -> list[str]:
-    """Accelerators first, then the CPU."""
     if not torch.accelerator.is_available():
         return ["cpu"]
     kind = torch.accelerator.current_accelerator()
@@ -45,7 +43,6 @@ def list_devices() -> list[str]:
 
 
 def name_device(device: torch.device) -> str:
-    """Return the marketing name where there is one."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
@@ -94,7 +91,6 @@ def is_out_of_memory(err: RuntimeError) -> bool:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

@@ -22,8 +22,6 @@ MIN_BATCHES = 6
 
 @dataclass
 class Turns:
-    """All turns of one number of threads."""
-
     threads: int
     batch_seconds: list[float] = field(default_factory=list)
     wall_seconds: float = 0.0
@@ -86,7 +84,6 @@ def take_turn(
 
 
 def summarise_turns(turns: Turns, batch_size: int, cores: int) -> feeding.ThreadPoint:
-    """Return the point of a number of threads."""
     seconds = np.asarray(turns.batch_seconds)
     rate = stats.throughput_within(seconds, np.full(len(seconds), float(batch_size)))
     busy = turns.cpu_seconds / turns.wall_seconds if turns.cpu_seconds else None
@@ -101,7 +98,6 @@ def summarise_turns(turns: Turns, batch_size: int, cores: int) -> feeding.Thread
 
 
 def split_stages(turns: Turns) -> list[feeding.Stage]:
-    """Return what a picture's time was spent on."""
     total = sum(turns.stage_seconds.values())
     return [
         feeding.Stage(name=name, seconds_per_image=spent / turns.pictures, share=spent / total)

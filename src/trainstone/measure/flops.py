@@ -109,7 +109,6 @@ def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> Work
 
 
 def list_ops(counter: "CallCounter") -> tuple[Op, ...]:
-    """Return what was called, with what all calls of it did."""
     return tuple(
         Op(name, shapes, count, flops * count, moved * count)
         for (name, shapes, flops, moved), count in counter.calls.items()

@@ -89,13 +89,11 @@ class OuterCapture:
 
 
 def start_profiler() -> None:
-    """Wait for the device, so that no work given before is looked at, and start."""
-    torch.cuda.synchronize()
+    torch.cuda.synchronize()  # no work given out before belongs to the range
     torch.cuda.profiler.start()
 
 
 def stop_profiler() -> None:
-    """Wait for all work of the range, and stop."""
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
 

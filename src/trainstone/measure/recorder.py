@@ -85,7 +85,6 @@ class StepRecorder(Sink):
         return len(self._page_faults)
 
     def step(self, record: StepRecord) -> None:
-        """Take one record."""
         self._writer.add(record)
         self._values.extend(self._pick(record))
         faults = _count_page_faults()
@@ -101,7 +100,6 @@ class StepRecorder(Sink):
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
     def current_step(self) -> int:
@@ -109,7 +107,6 @@ class StepRecorder(Sink):
         return self._first + len(self._page_faults)
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """Return one field of all steps so far."""
         return self.columns()[name]
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
@@ -118,7 +115,6 @@ class StepRecorder(Sink):
         return dict(zip(self._columns, table, strict=True))
 
     def page_faults(self) -> NDArray[np.float64]:
-        """Minor page faults of this process during each step."""
         return np.array(self._page_faults, dtype=np.float64)
 
 

@@ -217,7 +217,6 @@ class CpuReader(Reader):
         self._ticks = self._read_ticks()
 
     def read(self) -> Reading:
-        """Look once."""
         joules, watts = self._rapl.read(self._now())
         millidegrees = [value for file in self._sensors if (value := file.read_int()) is not None]
         pages = [cpus.parse_int(number) for file in self._memory for number in file.read().split()[1:2]]
@@ -232,7 +231,6 @@ class CpuReader(Reader):
         )
 
     def close(self) -> None:
-        """Close the files."""
         for files in (self._rapl.files, self._clocks, self._throttles, self._sensors, self._stat, self._memory):
             _close_all(files)
 
@@ -337,7 +335,6 @@ class NvmlReader(Reader):
         return Reading(**values)
 
     def close(self) -> None:
-        """Let go of NVML."""
         self._queries = {}
         with contextlib.suppress(*self._errors):
             self._nvml.nvmlShutdown()

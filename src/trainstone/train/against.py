@@ -90,7 +90,6 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
 
 
 def create_points(run: RunFolder, fitted: Mapping[str, Fitted]) -> dict[str, RunFolder]:
-    """Make points/a and points/b, and name them in the parent's result."""
     folders = {}
     for name, one in fitted.items():
         short = name.lower()
@@ -117,7 +116,6 @@ def build_variant(
     loaders: dict[str, Loader],
     clock_start: float,
 ) -> Variant:
-    """Build one variant's model and loop, and open its step file."""
     config = fitted.config
     with naming(name):
         task = files.enter_context(closing(build_task(config, fitted.device, opened)))
@@ -267,7 +265,6 @@ def check_both_fit(first: Fitted, second: Fitted) -> None:
 
 
 def list_differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
-    """Every key in which two configurations differ in what they run, with both values."""
     left, right = (dict(flatten(config.model_dump(exclude=set(NOT_COMPARED)))) for config in (a, b))
     return [(key, left[key], right[key]) for key in left if left[key] != right[key]]
 

@@ -72,7 +72,6 @@ def check_hardware(facts: dict[str, Any], out: Path) -> Iterator[Check]:
 
 
 def check_precision() -> Check:
-    """Which precision auto takes, by trial."""
     device = devices.choose_device("auto")
     candidates = devices.candidate_precisions(device)
     if candidates == ["fp32"]:
@@ -91,7 +90,6 @@ def check_precision() -> Check:
 
 
 def check_software() -> Iterator[Check]:
-    """The allocator, a compiler for torch.compile, optional packages."""
     libc, version = platform.libc_ver()
     if libc == "glibc":
         yield Check("allocator", "ok", f"glibc {version}: bench restarts itself once, keeping freed memory")

@@ -130,7 +130,6 @@ def summarise_own(
 
 
 def describe_memory(seen: Observed, page_faults: NDArray[np.float64] | None = None) -> schema.Memory:
-    """Highest use of this rank's device and process, and the page faults of its steady steps."""
     return schema.Memory(
         peak_device_bytes=seen.peak_bytes[0],
         peak_host_bytes=seen.peak_bytes[1],
@@ -209,7 +208,6 @@ def sum_energy(devices: list[schema.Device], images_per_second: float) -> schema
 def describe_device(
     fitted: Fitted, reader: Reader, telemetry: dict[str, Any], summary: StepSummary | None = None
 ) -> schema.Device:
-    """This rank's device in `devices[]`; with its speed where it has one of its own."""
     return schema.Device(
         host=name_host(),
         name=name_device(fitted.device),
@@ -240,7 +238,6 @@ def tell_feeding_left_out(loader: Loader | None, ranks: int) -> list[schema.Find
 
 
 def tell_skipped(loader: Loader | None) -> list[schema.Finding]:
-    """A finding where damaged images were skipped."""
     if loader is None or not loader.skipped:
         return []
     told = f"damaged images skipped since the last start: {len(loader.bad_pictures)}, {loader.skipped} times in all"
@@ -248,5 +245,4 @@ def tell_skipped(loader: Loader | None) -> list[schema.Finding]:
 
 
 def tell_interruption(signal_name: str | None, num_steps: int) -> list[schema.Finding]:
-    """A finding where a signal stopped the run."""
     return [finding("interrupted", f"stopped by {signal_name} after {num_steps} steps")] if signal_name else []

@@ -59,7 +59,6 @@ class Course:
         return self.seconds_before + time.perf_counter() - self.began
 
     def add_step(self, record: StepRecord) -> None:
-        """Take in a step."""
         self.done = record.step + 1
         self.train_seconds += record.step_seconds
         self.data_wait_seconds += record.data_seconds
@@ -70,7 +69,6 @@ class Course:
         self.seconds_per_step += (1.0 if slow else MOVES) * (record.step_seconds - self.seconds_per_step)
 
     def best(self, metric: str) -> Evaluation | None:
-        """Return the first of the best evaluations."""
         return max(self.history, key=lambda one: one.metrics[metric], default=None)
 
     @property
@@ -110,7 +108,6 @@ class Course:
         )
 
     def phases(self) -> Phases:
-        """Where the time went so far."""
         return Phases(**{name: getattr(self, name) for name in TIMES})
 
     def document(self) -> dict[str, Any]:

@@ -50,15 +50,12 @@ class Cadence:
         return sorted(due)
 
     def epochs_after(self, done: int) -> float:
-        """Return the epochs of so many steps, with their fraction."""
         return done * self.global_batch / self.pictures
 
     def whole_epochs_after(self, done: int) -> int:
-        """Return how many epochs are complete after so many steps."""
         return done * self.global_batch // self.pictures
 
     def evaluates_after(self, done: int) -> bool:
-        """Return whether an evaluation is due after so many steps."""
         return min(done, self.last_step) in self.evaluations
 
     def next_evaluation(self, epochs: int) -> int:
@@ -67,7 +64,6 @@ class Cadence:
         return min(next(later, self.last_step), self.last_step)
 
     def checkpoints_after(self, done: int) -> bool:
-        """Return whether a checkpoint is due after so many steps."""
         return done == self.last_step or done == min(self._next_checkpoints(done - 1), default=None)
 
     def next_event(self, done: int) -> int:

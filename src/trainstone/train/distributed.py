@@ -42,8 +42,6 @@ PEER_SIGNS = (
 
 @dataclass(frozen=True)
 class World:
-    """This rank among the others."""
-
     rank: Rank
     device: torch.device
     control: Any = None
@@ -56,7 +54,6 @@ class World:
 
     @property
     def alone(self) -> bool:
-        """No other ranks: nobody to ask."""
         return self.control is None
 
 
@@ -148,7 +145,6 @@ class Agreement:
         self._posted: tuple[Any, Tensor] | None = None
 
     def post(self, values: list[int]) -> None:
-        """Send this rank's values on their way."""
         assert len(values) == self._size, "all ranks must post as many values"
         assert self._posted is None, "take what was posted before"
         tensor = torch.tensor(values, dtype=torch.int64)
@@ -239,7 +235,6 @@ def _to_bytes(text: bytes) -> Tensor:
 
 
 def barrier(world: World) -> None:
-    """Wait until all ranks are here."""
     if not world.alone:
         dist.barrier(group=world.control)
 

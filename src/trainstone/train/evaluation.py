@@ -87,7 +87,6 @@ def conclude_eval(
     phases: schema.Phases,
     parameters: int,
 ) -> None:
-    """Write the final result; every rank names its device."""
     device = schema.Device(host=name_host(), name=name_device(world.device), label=str(world.device))
     devices = gather_devices(world, device)
     evaluation = Evaluation(

@@ -54,7 +54,6 @@ class Alone:
 
 
 def open_alone(opened: OpenSplit, folder: Path, config: Config, files: ExitStack) -> Alone:
-    """Open the file of synthetic steps in a run folder; `files` closes it."""
     return Alone(opened, files.enter_context(StepRecorder(folder / FILE_NAME, split_phases=config.engine.split_phases)))
 
 
@@ -76,7 +75,6 @@ def measure_after(task: Task, fitted: Fitted, alone: Alone, signals: StopSignals
 
 
 def measure_synthetic(task: Task, measure: MeasureConfig, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
-    """Train on synthetic batches for a share of the run's time or steps."""
     timer = choose_timer(task.device)
     origin, num_steps = timer.now() - alone.synthetic_seconds, count_share(measure.iterations, SYNTHETIC_SHARE)
     first, begin = len(alone.recorder), math.inf
@@ -107,7 +105,6 @@ def measure_loader(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterat
 
 
 def count_share(iterations: int | None, share: float) -> int | None:
-    """Return how many steps a half has where steps are counted."""
     return None if iterations is None else max(MIN_STEPS, round(iterations * share))
 
 

@@ -42,8 +42,6 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Fitted:
-    """A configuration that this machine can run as it stands."""
-
     config: Config
     device: torch.device
     work: Work
@@ -84,7 +82,6 @@ def derive_rate(asked: Config, fitted: Config, world: Rank) -> list[Finding]:
 
 
 def name_place(config: Config) -> str:
-    """Say whose geometry a configuration has."""
     return f"system {config.system}" if config.system else f"recipe {config.name}"
 
 
@@ -128,7 +125,6 @@ def choose_rank_device(asked: str, world: Rank) -> torch.device:
 
 
 def refuse_contradictions(config: Config) -> None:
-    """Refuse wishes that exclude each other."""
     engine, train = config.engine, config.train
     apart = [
         (engine.cuda_graphs and engine.split_phases, "engine.split_phases", "a replayed graph has no phases"),
@@ -248,7 +244,6 @@ def check_memory(config: Config, device: torch.device, batch: int) -> None:
 
 
 def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
-    """Estimate the memory of training at this batch."""
     in_heap = math.inf if keeps_memory() else GLIBC_HEAP_BLOCK_BYTES
     return estimate_training_bytes(count_step_work(config, batch), in_heap if device.type == "cpu" else 0.0)
 

@@ -38,7 +38,6 @@ from trainstone.workloads.workload import Batch, choose_eval_batch
 
 
 def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
-    """Measure how fast the network evaluates images, on one device."""
     yield from life.join()
     config, run = life.config, life.run
     yield from provide_for_all(config, life)

@@ -85,11 +85,9 @@ class Interleaving:
     blocks: list[Block] = field(default_factory=list)
 
     def whole_rounds(self) -> list[Block]:
-        """Blocks of complete rounds only."""
         return self.blocks[: len(self.blocks) // len(ORDER) * len(ORDER)]
 
     def sum_blocks(self, blocks: Sequence[Block]) -> tuple[list[float], list[float]]:
-        """Return images and seconds of each block."""
         parts = [
             (self.arms[block.arm], slice(block.first_step, block.first_step + block.num_steps)) for block in blocks
         ]

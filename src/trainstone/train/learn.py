@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setting:
-    """What a run learns with; nothing of it changes on the way."""
-
     config: Config
     run: RunFolder
     world: World
@@ -54,7 +52,6 @@ class Setting:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the run's checkpoints."""
         return self.run.path / CHECKPOINTS
 
 
@@ -118,7 +115,6 @@ def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progr
 
 
 def merge(agreed: Agreed, agreement: Agreement) -> Agreed:
-    """Add the outcome of an agreement to what was agreed on before."""
     return Agreed(*map(max, agreed, agreement.take()))
 
 
@@ -170,7 +166,6 @@ def save(setting: Setting, course: Course) -> None:
 
 
 def diverged(setting: Setting, step: int) -> RunError:
-    """Say where it went wrong, with what, and from where to go on."""
     scale = setting.task.scale.value
     scaled = f", loss scale {scale:g}" if scale is not None else ""
     saved = [path for path in checkpoint.list_checkpoints(setting.checkpoints) if path.exists()]
@@ -185,7 +180,6 @@ def diverged(setting: Setting, step: int) -> RunError:
 
 
 def tell_progress(setting: Setting, course: Course, record: StepRecord) -> Progress:
-    """Where the run is, and how long it will last at most."""
     left = (setting.cadence.last_step - course.done) * course.seconds_per_step
     limit = setting.config.stop.seconds
     if limit:

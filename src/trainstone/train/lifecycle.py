@@ -92,7 +92,6 @@ class Lifecycle:
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far."""
         return time.perf_counter() - self.started
 
 
@@ -158,7 +157,6 @@ def _write_failure(run: RunFolder, err: BaseException) -> None:
 
 
 def describe_stop(run: RunFolder, signal: str, completed: str | None) -> Finding:
-    """Return a finding for a run that a signal stopped before it was complete."""
     kind = run.result.kind
     hint = f"go on with: trainstone {kind} --resume {shlex.quote(str(run.path))}" if kind in RESUMABLE_VERBS else None
     text = f"stopped by {signal or 'Ctrl-C'} after {completed}" if completed else STOPPED_EARLY

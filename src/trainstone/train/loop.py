@@ -135,7 +135,6 @@ def add_gradients(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> T
 
 
 def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: list[Tensor | None]) -> StepRecord:
-    """Wait for the step's end and turn its marks into seconds."""
     timer.wait(marks.end)
     loss, decay = (None if part is None else part.item() for part in losses)
     split = marks.forward is not None

@@ -39,7 +39,6 @@ class Lars(torch.optim.Optimizer):
         start_momentum(self)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Update all parameters that have a gradient."""
         assert closure is None  # the loop computes gradients
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
@@ -70,7 +69,6 @@ class Lars(torch.optim.Optimizer):
 def trust(
     weights: list[nn.Parameter], gradients: list[Tensor], decay: float, eta: float, epsilon: float
 ) -> list[Tensor]:
-    """Return the local rate of each tensor, on the device."""
     weight_norms = torch.stack(torch._foreach_norm(weights))
     gradient_norms = torch.stack(torch._foreach_norm(gradients))
     local = eta * weight_norms / (gradient_norms + decay * weight_norms + epsilon)
@@ -78,7 +76,6 @@ def trust(
 
 
 def is_torchs(config: OptimizerConfig) -> bool:
-    """Say whether torch's own SGD does what is asked for."""
     return config.name == "sgd" and config.momentum_correction
 
 
@@ -135,7 +132,6 @@ def normalises(module: nn.Module) -> bool:
 
 
 def start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Begin with zeros."""
     # torch would make them without content in the first step; if a loss scale skips that step, what lay in memory
     # stays as momentum. From zeros the first update is the same.
     for group in optimizer.param_groups:
@@ -144,7 +140,6 @@ def start_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give all groups a rate."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

@@ -10,7 +10,6 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """Return the context in which the forward pass runs."""
     dtype = AUTOCAST_DTYPES.get(precision)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
@@ -30,7 +29,6 @@ class LossScale:
         self._dynamic = torch.amp.GradScaler(device.type, enabled=precision == "fp16" and scale == "dynamic")
 
     def backward(self, loss: Tensor) -> None:
-        """Back-propagate the scaled loss."""
         if self._fixed is not None:
             (loss * self._fixed).backward()
         else:
@@ -56,6 +54,5 @@ class LossScale:
         return dict(self._dynamic.state_dict())
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
         if self._dynamic.is_enabled() and state:
             self._dynamic.load_state_dict(state)

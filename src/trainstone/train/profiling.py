@@ -248,7 +248,6 @@ def judge_overhead(step_seconds: NDArray[np.float64], window: Window) -> Overhea
 
 
 def describe_profiled(timeline: Timeline | None, window: Window) -> Finding:
-    """The finding of every profile."""
     which = f"steps {window.first} to {window.end - 1}"
     if timeline is None or timeline.overhead is None:
         return finding("profiled", f"{which} were given to an outer profiler (cudaProfilerStart to Stop)")

@@ -143,7 +143,6 @@ def measure_exchange(
 
 
 def count_gradient_bytes(task: Task, parallel: ParallelConfig) -> int:
-    """Return what a rank gives into each exchange."""
     sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
     learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
     return sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
@@ -162,7 +161,6 @@ def plan_rounds(recorder: StepRecorder, world: World) -> int:
 
 
 def time_block(task: Task, first_step: int, *, exchanged: bool) -> float:
-    """Return the median of a block's steps that count."""
     still = replace(task, rate=lambda _step: 0.0)
     timer = choose_timer(task.device)
     with nullcontext() if exchanged else task.without_exchange():

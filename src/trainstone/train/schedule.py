@@ -60,7 +60,6 @@ def build_rate(
 
 
 def count_warm_up(schedule: ScheduleConfig, steps_per_epoch: float, unfilled_steps: float | None = None) -> int:
-    """Return the whole steps of the warm-up, as build_rate takes them."""
     if schedule.warm_up_by == "pictures" and unfilled_steps is not None:
         steps_per_epoch = unfilled_steps
     return math.floor(steps_per_epoch * schedule.warm_up_epochs + ROUNDING)

@@ -72,7 +72,6 @@ class Pictures(NamedTuple):
 
     @property
     def num_validation(self) -> int:
-        """Return how many there are to validate with."""
         return len(self.validation.source) if self.validation else 0
 
 
@@ -124,7 +123,6 @@ def fit_all(
 
 
 def start_measurement(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, tuple[Fitted, OpenSplit | None]]:
-    """Join the other ranks, open the data and fit the recipe: how bench and profile begin."""
     yield from life.join()
     config = life.config
     if config.data.source != "synthetic":
@@ -232,7 +230,6 @@ def settle_gradients(task: Task, config: Config) -> None:
 
 
 def check_learning_rate(config: Config, global_batch: int, rank: Rank) -> list[schema.Finding]:
-    """A finding where the learning rate does not fit the batch."""
     peak = peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * config.train.accumulate)
     told = check_rate(config.optimizer, peak=peak, global_batch=global_batch)
     return [finding("learning-rate", told)] if told else []

@@ -43,13 +43,11 @@ class StopRule:
     _next_check: int = stats.MIN_STEADY_STEPS
 
     def count(self) -> None:
-        """A step was recorded."""
         now = self.timer.now()
         self._begin = min(self._begin, now)
         self.seconds_left = self.measure.seconds - (now - self._begin) if self.measure.iterations is None else None
 
     def is_enough(self) -> bool:
-        """Say whether to end after the step that was counted last."""
         if self.seconds_left is None:
             return False
         if self.seconds_left <= 0:
@@ -115,7 +113,6 @@ class Pact:
 
     @property
     def pause(self) -> bool:
-        """Something ends the steps."""
         return bool(self.bad_step or self.stopped or self.enough)
 
     def refuse_bad_loss(self) -> None:
@@ -163,7 +160,6 @@ def check_loss(record: StepRecord) -> None:
 
 
 def bad_loss(step: int, told: str) -> RunError:
-    """Return the error."""
     return RunError(
         f"the loss of step {step} is {told}", hint="lower optimizer.learning_rate, or take train.precision=fp32"
     )

@@ -77,8 +77,6 @@ class WeightAverage:
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to train on one device."""
-
     device: torch.device
     model: nn.Module
     """What is called: the network, compiled or shared among ranks where asked for."""
@@ -115,7 +113,6 @@ class Task:
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def close(self) -> None:
-        """End the loader's threads."""
         if self.loader:
             self.loader.close()
 
@@ -132,7 +129,6 @@ def open_data(config: Config, split: str = "train") -> OpenSplit | None:
 
 
 def provide_data(config: Config) -> Iterator[Progress]:
-    """Make the recipe's generated pictures where they are missing."""
     if config.data.source == "generated":
         for made in provide_stored(config, len(read_affinity()) or 1):
             yield Progress("drawing pictures", images=made.done, total_images=made.total)
@@ -149,7 +145,6 @@ def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
 
 
 def find_data(config: Config) -> Path:
-    """Return where a recipe's pictures lie."""
     if config.data.source == "generated":
         return find_stored(config).target
     if config.data.root is None:
@@ -202,13 +197,11 @@ def build_task(
 
 
 def order_pictures(config: Config, count: int, rank: Rank) -> TrainOrder:
-    """Return the order of so many training pictures."""
     train = config.train
     return TrainOrder(count, train.batch_size, config.seed, rank, last=config.loader.last, parts=train.accumulate)
 
 
 def plan_rate(config: Config, pictures: int, rank: Rank) -> Rate:
-    """Return the rate of each step of a run on so many training pictures."""
     order = order_pictures(config, config.schedule.pictures or pictures, rank)
     global_batch = order.global_batch * config.train.accumulate
     return build_rate(
@@ -222,8 +215,6 @@ def plan_rate(config: Config, pictures: int, rank: Rank) -> Rate:
 
 
 class DecayedLoss:
-    """A loss with weight decay as a term of it."""
-
     def __init__(self, loss: Loss, model: nn.Module, config: OptimizerConfig) -> None:
         self._loss = loss
         self._decayed = [parameter for _, parameter in split_parameters(model, config.decay)[0]]
@@ -296,7 +287,6 @@ def seed_network(config: Config, device: torch.device, world: World | None = Non
 
 
 def build_network(config: Config, device: torch.device, world: World | None = None) -> nn.Module:
-    """Return the network on its device, in its memory format."""
     model = WORKLOADS[config.workload].build_model(config).to(device).train()
     if config.engine.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -325,5 +315,4 @@ def compile_model(model: nn.Module) -> nn.Module:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return how many numbers are trained."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -140,7 +140,6 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
 
 
 def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Observed, program_seconds: float) -> None:
-    """Judge the speed as well; every rank describes its device, the first writes."""
     run, world, recorder = setting.run, setting.world, setting.recorder
     summary, telemetry = None, {}
     if len(recorder):  # or stopped before its first step
