@@ -46,12 +46,10 @@ class Anchor(Section):
 
     @property
     def kind(self) -> str:
-        """Name what ran, without how: 8 × A100-80."""
         return f"{self.devices} × {self.device}" if self.devices > 1 else self.device
 
     @property
     def title(self) -> str:
-        """Name it as a reader would: 8 × A100-80, AMP, MXNet."""
         return ", ".join(part for part in (self.kind, self.precision, self.stack) if part)
 
 
@@ -78,7 +76,6 @@ def matching_device(result: Result) -> list[Anchor]:
 
 
 def choose_anchors(name: str, result: Result) -> list[Anchor]:
-    """Return the figures that a word after --to names, or say why this result has none."""
     known = anchors_for(result)
     if not known:
         model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
@@ -101,7 +98,6 @@ def is_anchor(name: str) -> bool:
 
 
 def refuse_name(name: str) -> ResultError:
-    """Return the error for a word after --to that is neither a path nor a published figure."""
     known = [PUBLISHED, *(anchor.id for anchor in load_anchors())]
     message = f"there is no run and no published figure {printable(name[:LONGEST])!r}{did_you_mean(name, known)}"
     return ResultError(message, hint=f"give a run folder, or one of: {', '.join(known)}")

@@ -84,7 +84,6 @@ class Part(NamedTuple):
 
 
 def mean_step(timeline: Timeline) -> float:
-    """Return the mean length of the profiled steps; 0 where there are none."""
     return _mean(timeline.steps, "seconds")
 
 
@@ -119,7 +118,6 @@ def shorten(text: str, most: int) -> str:
 
 
 def describe_steps(steps: Sequence[StepParts], *, on_device: bool) -> list[str]:
-    """Say what the time goes into in which nothing runs, and how much of communication is hidden."""
     runs = f"Operators run for {format_percent(share_of(steps, 'kernel_running'))} of the step"
     busy = share_of(steps, "busy")
     causes = [
@@ -170,7 +168,6 @@ def _describe_operator(point: RooflinePoint, share_of_step: float) -> str:
 
 
 def name_plainly(name: str) -> str:
-    """Return what people call an operator of a trace; its own name where there is no such word."""
     space, _, bare = name.partition("::")
     return PLAIN_NAMES.get(bare, name) if space == "aten" else name
 

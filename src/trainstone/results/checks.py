@@ -86,7 +86,6 @@ MANY_PAGE_FAULTS = 8000
 def finding(
     code: str, message: str, *, hint: str | None = None, severity: schema.Severity | None = None
 ) -> schema.Finding:
-    """Make a finding; severity and hint are the code's unless given."""
     known = CODES[code]
     return schema.Finding(code=code, severity=severity or known.severity, message=message, hint=hint or known.hint)
 
@@ -109,7 +108,6 @@ def check_throughput(throughput: schema.Throughput, steps: schema.StepSeconds) -
 def check_limits(
     utilisation: schema.Utilisation, data_share: float | None, throttled: str | None
 ) -> list[schema.Finding]:
-    """Does something outside the device hold it back, or contradict itself?"""
     findings = []
     if data_share is not None and data_share > DATA_BOUND_SHARE:
         findings.append(finding("data-bound", f"{format_percent(data_share)} of the time the device waits for data"))

@@ -26,8 +26,6 @@ FEWEST_SCORED = 3  # runs, so that one is left when the fastest and the slowest 
 
 
 class BegunRun(NamedTuple):
-    """A run and its folder, as its parent names it."""
-
     folder: str
     result: Result
 
@@ -37,7 +35,6 @@ class BegunRun(NamedTuple):
 
 
 def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
-    """Return the keys of the combined result; runs without a number are left out and named."""
     measured = [child for child in children if child.throughput is not None]
     findings = gather_findings([child.findings for child in children], "runs")
     if not measured:
@@ -92,7 +89,6 @@ def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str,
 
 
 def describe_run(child: BegunRun) -> TrainedRun:
-    """Return a run's row; its quality only if it was evaluated."""
     result, quality = child.result, child.result.quality
     row = TrainedRun(seed=result.config["seed"], run=child.folder, status=result.status, starts=result.process.starts)
     if quality is None:
@@ -221,7 +217,6 @@ def list_points(sweep: Sweep) -> list[Point]:
 
 
 def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[Result] = ()) -> dict[str, Any]:
-    """Return the keys of the sweep's result, from its rows, their runs that have a number, and their profiles."""
     sweep = judge_sweep(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
     return {
@@ -254,7 +249,6 @@ def find_faults(sweep: Sweep) -> list[Finding]:
 
 
 def _gather(children: Sequence[Result], profiles: Sequence[Result]) -> list[Finding]:
-    """Findings of the points, and warnings of profiles about what they alone can say."""
     of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
     of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
     gathered = [*gather_findings(of_points, "points"), *gather_findings(of_profiles, "profiles")]
@@ -262,5 +256,4 @@ def _gather(children: Sequence[Result], profiles: Sequence[Result]) -> list[Find
 
 
 def strip_devices(devices: Sequence[Device]) -> list[Device]:
-    """Return who took part, without the numbers of one point."""
     return [Device(host=device.host, name=device.name, label=device.label, rank=device.rank) for device in devices]

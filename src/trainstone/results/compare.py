@@ -47,7 +47,6 @@ class Run:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """The same for a copy of the folder."""
         return self.result.run_id, self.result.process.host, self.result.process.started_utc
 
 
@@ -57,8 +56,6 @@ class LeftOut(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A key and what each side has there; as text `key: a | b`."""
-
     key: str
     a: str
     b: str
@@ -74,8 +71,6 @@ Groups = dict[tuple[tuple[str, str], ...], Group]
 
 
 class Compared(NamedTuple):
-    """A comparison, and which of its left out a gate must not pass over."""
-
     comparison: Comparison
     lost: list[str]  # runs of A without a number, and what is only in B
 
@@ -300,7 +295,6 @@ def _describe_low(row: ComparisonRow, limit: float) -> str:
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
-    """Return the runs in run folders, result files and folders of run folders, and what was left out and why."""
     runs: dict[tuple[str, str, str], Run] = {}
     left_out: list[LeftOut] = []
     for path in paths:
@@ -346,7 +340,6 @@ def find_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
 
 
 def find_doubts(runs: Sequence[Run]) -> dict[str, str]:
-    """Return what is doubtful about one side: steps that never became steady, a run that did not come to its end."""
     return {difference.key: difference.a for difference in _differ(runs, runs, read_state, unlike=False)}
 
 
@@ -414,7 +407,6 @@ def read_surroundings(result: Result) -> dict[str, str]:
 
 
 def read_state(result: Result) -> dict[str, str]:
-    """Return how the run ended, and whether its steps became steady; without a trend they were too few to tell."""
     facts, measured = {"status": str(result.status)}, result.throughput
     if measured is not None:
         lacking = "too few steps to tell" if measured.trend_percent is None else "no"
@@ -468,7 +460,6 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _checked(throughput: Throughput, path: Path) -> Throughput:
-    """Refuse what is no throughput, whatever read_result lets pass."""
     low, high = throughput.ci95 or (throughput.images_per_second, throughput.images_per_second)
     numbers = (low, throughput.images_per_second, high)
     plausible = all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in numbers)

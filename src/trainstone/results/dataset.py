@@ -13,8 +13,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Quantiles(Record):
-    """How a number is spread over the pictures looked at."""
-
     minimum: float
     p5: float
     median: float
@@ -30,8 +28,6 @@ class SizeCount(Record):
 
 
 class BadRecord(Record):
-    """A picture that cannot be used: where it lies, and why."""
-
     where: str
     why: str
 
@@ -70,8 +66,6 @@ class SplitSummary(Record):
 
 
 class ClassSummary(Record):
-    """A class: the name in files, and what people call it."""
-
     name: str
     text: str = ""
 

@@ -85,8 +85,6 @@ class BoxScores:
 
 
 class Counted(NamedTuple):
-    """What every evaluator gives; -1 where there is no true box."""
-
     precision: Numbers  # (10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count)
     recall: Numbers  # (10 overlaps, classes, 4 AREAS, 3 numbers of found boxes that count)
 
@@ -145,7 +143,6 @@ def _list_metrics(counted: Counted) -> dict[str, float]:
 
 
 def _precision(counted: Counted, metric: str, size: str = "all") -> Numbers:
-    """Return the precision at (overlaps, recalls, classes)."""
     return counted.precision[OVERLAPS.get(metric, slice(None)), :, :, AREAS[size], -1]
 
 
@@ -250,7 +247,6 @@ Row = list[str | float | None]
 
 
 def list_tables(scores: BoxScores, class_names: Sequence[str]) -> list[QualityTable]:
-    """Return the tables in the order in which they are read; class k is called class_names[k]."""
     return [_tell_twelve(scores), _tell_curves(scores), _tell_sizes(scores), _tell_classes(scores, class_names)]
 
 

@@ -126,5 +126,4 @@ def format_cores(cores: float) -> str:
 
 
 def format_microseconds(seconds: float) -> str:
-    """Return 1,311, 34.2 or 0.51: microseconds without their unit, for a column."""
     return f"{seconds * 1e6:,.0f}" if seconds >= 99.95e-6 else f"{seconds * 1e6:.3g}"

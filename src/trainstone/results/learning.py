@@ -48,7 +48,6 @@ def describe_metric(metric: str, value: float, target: float | None = None) -> s
 
 
 def format_target(metric: str, target: float) -> str:
-    """Return 90 % or 75.9 %: as it was given."""
     return f"{100 * target:.6g} %" if metric in SHARES else f"{target:.6g}"
 
 
@@ -84,7 +83,6 @@ def check_speed(throughput: Throughput, steps: StepSeconds) -> list[Finding]:
 
 
 def scale_throughput(one: Throughput, ranks: int) -> Throughput:
-    """All ranks' images a second: they take every step together."""
     ci95 = (one.ci95[0] * ranks, one.ci95[1] * ranks) if one.ci95 else None
     return one.model_copy(update={"images_per_second": one.images_per_second * ranks, "ci95": ci95})
 
@@ -98,7 +96,6 @@ def total_time(quality: Quality, phases: Phases) -> float:
 
 
 def describe_split(phases: Phases, total_seconds: float) -> str:
-    """Return training 84 %, evaluation 9 %, other 7 %; parts that hardly count are left out."""
     parts = split_time(phases, total_seconds)
     total = sum(parts.values())
     if total <= 0:

@@ -69,8 +69,6 @@ class LaneTime(Record):
 
 
 class Overhead(Record):
-    """What profiling itself costs: steps with the profiler on against steps of the same run without."""
-
     plain_step_seconds: Seconds  # median of the steps before and after
     profiled_step_seconds: Seconds
     plain_steps: Count

@@ -8,8 +8,6 @@ from trainstone.results.record import Count, Record, Seconds
 
 
 class Evaluation(Record):
-    """The validation pictures judged once."""
-
     epoch: float  # epochs trained before it
     step: Count  # steps trained before it
     seconds: Seconds  # on the run's clock, when it was over
@@ -19,8 +17,6 @@ class Evaluation(Record):
 
 
 class QualityTable(Record):
-    """More of what an evaluation found, for a page to draw: what it means is known to who made it alone."""
-
     name: str  # in files and links: precision-recall, ap-by-class
     title: str
     drawn: Literal["table", "bars", "lines"]
@@ -52,8 +48,6 @@ class QualityPicture(Record):
 
 
 class Quality(Record):
-    """Whether it learned: the metric at its best, and how it came there."""
-
     metric: str
     value: float | None = None
     """The best so far; the one that reached the target, where one did. None: a run that is never evaluated."""

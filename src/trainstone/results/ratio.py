@@ -33,8 +33,6 @@ _WITHIN_DF = math.floor(1.5 * (MIN_BLOCKS - 1))
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How many times as fast a is as b."""
-
     ratio: float
     ci95: tuple[float, float] | None
     ci_covers: str
@@ -170,8 +168,6 @@ OUTER, INNER = [0, 3], [1, 2]
 
 @dataclass(frozen=True, slots=True)
 class Paired(Estimate):
-    """What the rounds say."""
-
     noise_floor: float | None
     judgement: Judgement
     rates: dict[str, float]  # images a second of A and of B over these rounds
@@ -209,7 +205,6 @@ def compare_blocks(images: ArrayLike, seconds: ArrayLike) -> Paired:
 def write_comparison(
     paired: Paired, name: str, labels: Mapping[str, str], runs: Mapping[str, str], differences: Sequence[str]
 ) -> Comparison:
-    """Make the one row of `bench --against`; labels and runs are those of A and B."""
     a, b = (Side(label=labels[arm], runs=[runs[arm]], images_per_second=paired.rates[arm]) for arm in "AB")
     row = ComparisonRow(
         label=name,

@@ -35,15 +35,11 @@ class WorkedOp:
 
 
 class _Time(NamedTuple):
-    """Of some calls, per step."""
-
     calls: float
     seconds: float
 
 
 class _Group(NamedTuple):
-    """An operator at one choice of shapes: counted and traced."""
-
     ops: list[WorkedOp]
     times: list[_Time]
 
@@ -104,7 +100,6 @@ def name_in_trace(name: str) -> str:
 def _judge(
     name: str, shapes: str, group: _Group, peak_flops: float, peak_bytes_per_second: float
 ) -> RooflinePoint | None:
-    """Return a point, unless the two sides are not the same calls, or took no time, or did no work."""
     counted = sum(op.count for op in group.ops)
     seconds = math.fsum(time.seconds for time in group.times)
     if abs(math.fsum(time.calls for time in group.times) - counted) > MOST_CALLS_APART * counted:

@@ -35,8 +35,6 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Reading):
-    """A line of the file: a reading, when it was taken and which step was running."""
-
     time_seconds: float
     step: int | None
 
@@ -47,7 +45,6 @@ HEADER = ",".join(("time_seconds", "step", *NAMES))
 
 
 def format_sample(sample: Sample) -> str:
-    """Return the sample's line; an empty cell is a value that was not measured."""
     cells = [f"{sample.time_seconds:.3f}", _format_cell(sample.step)]
     return ",".join(cells + [_format_cell(getattr(sample, name)) for name in NAMES]) + "\n"
 
@@ -69,7 +66,6 @@ def iterate_samples(path: Path) -> Iterator[Sample]:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Read a whole telemetry file."""
     return list(iterate_samples(path))
 
 

@@ -61,8 +61,6 @@ class Host(Record):
 
 
 class AllReduce(Record):
-    """Time of an all-reduce over all ranks by size of the message."""
-
     bytes: list[Count]
     seconds: list[Seconds]  # median of each size, on the slowest rank: latency first
     bytes_per_second: Rate  # of the largest message: its bytes / its time
@@ -132,8 +130,6 @@ class Phases(Record):
 
 
 class Utilisation(Record):
-    """Speed against what this device was measured to be able to do in this run."""
-
     mfu: float | None = None
     flops_per_image: Count | None = None
     bytes_per_image: Count | None = None
@@ -146,8 +142,6 @@ class Utilisation(Record):
 
 
 class Memory(Record):
-    """Highest use, and what the allocator setting did."""
-
     peak_device_bytes: Count | None = None
     peak_host_bytes: Count | None = None
     allocator: str | None = None
@@ -155,16 +149,12 @@ class Memory(Record):
 
 
 class Energy(Record):
-    """From a counter, with its meter named."""
-
     joules_per_image: float
     average_watts: float
     meter: str
 
 
 class Communication(Record):
-    """What ranks exchange each step, and what that costs."""
-
     gradient_bytes: Count  # that a rank gives into the exchange, compressed where it is
     bucket_bytes: Count  # gradients are sent when so many are there (parallel.bucket_bytes)
     exposed_seconds: float | None = None
@@ -221,8 +211,6 @@ class ComparisonRow(Record):
 
 
 class Comparison(Record):
-    """Rows of `compare`, or the one row of `bench --against`."""
-
     rows: list[ComparisonRow]
     geometric_mean: float | None = None  # of the ratios to runs, where there are several of them
     verdict: str
@@ -244,8 +232,6 @@ class Finding(Record):
 
 
 class Result(Record):
-    """One run."""
-
     format: int = FORMAT
     kind: Kind
     source: str = "trainstone"

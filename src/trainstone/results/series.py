@@ -187,15 +187,12 @@ def _average(sums: Array, counts: Array, half: int) -> Array:
 
 @dataclass(frozen=True)
 class TelemetryPoint:
-    """A stretch of time: when it begins, means of what was measured, what hindered the device in it."""
-
     time_seconds: float
     means: dict[str, float]
     throttle: tuple[str, ...]
 
 
 def sample_telemetry(path: Path, num_buckets: int = NUM_POINTS) -> list[TelemetryPoint]:
-    """Read a telemetry file into at most twice num_buckets points of equally many samples each."""
     rows = (
         (
             sample.time_seconds,

@@ -61,7 +61,6 @@ def checked_seconds(step_seconds: ArrayLike) -> Array:
 
 
 def sum_bins(x: Array, size: int) -> Array:
-    """Sum `size` neighbours at a time; a shorter tail is left out."""
     return x if size == 1 else x[: x.size // size * size].reshape(-1, size).sum(axis=1)
 
 
@@ -237,7 +236,6 @@ def spread(step_seconds: ArrayLike) -> dict[str, float]:
 
 
 def minimum_detectable(differences: Sequence[float]) -> NoiseFloor:
-    """Judge an A/A test from log(A_i / B_i) of paired, interleaved blocks of the same thing."""
     mean, pairs = float(np.mean(differences)), len(differences)
     if pairs < 2:
         return NoiseFloor(mean, None, None, None, pairs)

@@ -37,7 +37,6 @@ class Outliers:
 
 
 def find_steady(step_seconds: ArrayLike) -> Steady:
-    """Find the first step of the steady window and confirm that what follows is steady."""
     seconds = stats.checked_seconds(step_seconds)
     n = seconds.size
     if n < 2:
@@ -126,7 +125,6 @@ def _is_plateau(level: stats.Array, start: int) -> bool:
 
 
 def _extend_line(level: stats.Array, start: int) -> stats.Array:
-    """Fit a line to level[start:] and return it over the whole series."""
     steps = np.arange(level.size) - (start + level.size - 1) / 2
     inside = steps[start:]
     return np.asarray(steps * (float(inside @ level[start:]) / float(inside @ inside)))

@@ -86,7 +86,6 @@ class StepWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Let nothing be unwritten."""
         self._file.flush()
         self._flushed_at = self._now()
 
@@ -153,7 +152,6 @@ def read_records(path: Path) -> Iterator[StepRecord]:
 
 
 def as_stored(record: StepRecord) -> StepRecord:
-    """Return a record with the digits that its file keeps."""
     values = record._asdict().items()
     rounded: dict[str, Any] = {name: float(f"{value:.9g}") for name, value in values if isinstance(value, float)}
     return record._replace(**rounded)

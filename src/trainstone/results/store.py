@@ -59,7 +59,6 @@ class RunFolder:
         self._before: Before | None = None
 
     def update(self, **changes: Any) -> None:
-        """Change top-level keys of the result and rewrite result.json atomically."""
         self.result = self.result.model_copy(update=changes)
         if not self._writes:
             return
@@ -100,7 +99,6 @@ class RunFolder:
 
 
 def name_run(recipe: str) -> str:
-    """Return a new name for a run: <date>-<time>-<recipe>-<four hex digits>."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.") or "run"
     return f"{datetime.now():%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
 
@@ -259,7 +257,6 @@ def _refuse_constant(name: str) -> None:
 
 
 def is_alive(process: Process, folder: Path) -> bool:
-    """Say whether a run's writer still lives; on another host, whether its files still move."""
     if process.host != socket.gethostname():
         newest = max((p.lstat().st_mtime for p in folder.iterdir()), default=0.0)
         return datetime.now().timestamp() - newest < STALE_SECONDS

@@ -32,12 +32,10 @@ class StepSummary:
 
     @property
     def drifting(self) -> bool:
-        """Whether the steps were judged not steady; without a trend they were only too few to judge."""
         return not self.throughput.steady and self.throughput.trend_percent is not None
 
 
 def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummary:
-    """Summarise at least one step; columns are those of steps-rank0000.csv."""
     seconds, images, waits = columns["step_seconds"], columns["images"], columns["data_seconds"]
     steady = find_steady(seconds)
     window = slice(steady.from_step, len(seconds))
@@ -115,7 +113,6 @@ def describe_setting(result: schema.Result) -> str:
 
 
 def describe_repeat(result: schema.Result, path: Path) -> str:
-    """Return the command that does the same again, from where this one was given."""
     config = shlex.quote(str(path / "config.toml"))
     if result.kind == "train":
         unfinished = result.status in ("interrupted", "killed", "failed")

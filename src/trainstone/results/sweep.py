@@ -57,7 +57,6 @@ class SweepRow(Record):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The interval; without one the rate is all there is."""
         return self.ci95 or (self.rate, self.rate)
 
     @property
@@ -66,8 +65,6 @@ class SweepRow(Record):
 
 
 class Knee(Record):
-    """The smallest value whose speed is nearly the best of its curve."""
-
     curve: Any = None
     value: int | float
     images_per_second: Rate
@@ -148,12 +145,10 @@ def is_numeric(values: Sequence[Any]) -> bool:
 
 
 def has_order(sweep: Sweep) -> bool:
-    """Say whether its values are more and less of something, so that there can be a knee."""
     return sweep.key in ORDERED and is_numeric([*sweep.values, *(row.value for row in sweep.rows)])
 
 
 def split_curves(sweep: Sweep) -> list[tuple[Any, list[SweepRow]]]:
-    """Return the rows of each curve; a sweep of one key is one curve."""
     if sweep.curve_key is None:
         return [(None, sweep.rows)]
     # By their text, since True == 1 in Python
@@ -174,7 +169,6 @@ def find_fastest(rows: Sequence[SweepRow]) -> SweepRow:
 
 
 def is_behind(slow: SweepRow, fast: SweepRow) -> bool:
-    """Say whether a point is more than 5 % slower, and their intervals do not overlap."""
     return slow.rate < (1 - NEAR) * fast.rate and slow.ends[1] < fast.ends[0]
 
 

@@ -73,7 +73,6 @@ def sweep_table(sweep: Sweep, links: Sequence[str | None] = (), *, full: bool = 
 
 
 def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, tuple[str, float | str]]:
-    """Return the cells by column, each with what it is sorted by; empty is what was not measured."""
     cells = {
         "images/s": _cell(row.images_per_second, units.format_rate),
         "±": _cell(row.half_width, units.format_percent),
@@ -138,7 +137,6 @@ def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Ta
 
 
 def share_table(rows: Sequence[ComparisonRow]) -> Table:
-    """What share of each published figure was reached, device by device; fastest figures first."""
     cells = [
         [
             row.label,
@@ -197,7 +195,6 @@ def thread_table(feeding: Feeding) -> Table:
 
 
 def stage_table(feeding: Feeding) -> Table:
-    """One row a stage, in the order of a picture's way, and their sum."""
     rows = [
         [stage.name, format_microseconds(stage.seconds_per_image), units.format_percent(stage.share)]
         for stage in feeding.stages
@@ -283,7 +280,6 @@ def _describe_run(run: TrainedRun, quality: Quality | None, result: Result | Non
 
 
 def quality_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = "") -> Table:
-    """A table that an evaluation brought along, as it is; numbers flush right."""
     numeric = [any(is_number(row[place]) for row in rows) for place in range(len(columns))]
     return Table(columns, format_rows(rows), caption=caption, numeric=numeric)
 

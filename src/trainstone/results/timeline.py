@@ -190,7 +190,6 @@ def judge_processor(view: View) -> tuple[Moments, Spans]:
 
 
 def split_steps(view: View, moments: Moments, kernels: Spans) -> list[StepParts]:
-    """Give each moment of each step to the first part that holds."""
     starts, ends = view.starts, view.ends
 
     def within(spans: Spans) -> Ints:

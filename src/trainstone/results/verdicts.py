@@ -219,7 +219,6 @@ def judge_sweep(sweep: Sweep) -> Sweep:
 
 
 def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
-    """One sentence that can be quoted; None without any number."""
     if not swept.list_measured(sweep.rows):
         return None
     curves = [(curve, swept.list_measured(rows)) for curve, rows in swept.split_curves(sweep)]
@@ -240,12 +239,10 @@ def _name(key: str, value: Any) -> str:
 
 
 def _describe_rate(row: SweepRow) -> str:
-    """Return 4.7 ± 1.0 % images/s, or that the ± is not known."""
     return f"{describe_rate(row.rate, row.ci95)} images/s" + ("" if row.ci95 else " (no interval)")
 
 
 def _describe_knee(sweep: Sweep, points: Sequence[SweepRow], knee: Knee | None) -> str:
-    """Return the clause about a curve that verdict and sentences share."""
     if knee is None:
         return f"no knee up to {_name(sweep.key, points[-1].value)}: {_describe_rate(points[-1])}, still rising"
     at = next(point for point in points if point.value == knee.value)

@@ -117,7 +117,6 @@ def least_mean(mean: float, stdev: float, num_reference: int, num_runs: int) -> 
 
 
 def interpolate(batch: int, low: Expected, high: Expected, num_runs: int) -> Expected:
-    """Return what a batch between two points is expected to need: mean and scatter on the straight line."""
     share = (batch - low.batch) / (high.batch - low.batch)
     mean = low.mean + share * (high.mean - low.mean)
     stdev = low.stdev + share * (high.stdev - low.stdev)
@@ -168,7 +167,6 @@ def assess(expected: Expected, epochs: Sequence[float | None]) -> Assessment | N
 
 
 def find_reason(runs: Sequence[LoggedRun]) -> str | None:
-    """Return why the reference is no measure for runs of the same thing; None where it is."""
     first = runs[0]
     benchmark, batch, samples, optimizer = first.benchmark, first.global_batch, first.train_samples, first.optimizer
     if benchmark not in REFERENCES:
@@ -189,7 +187,6 @@ def find_reason(runs: Sequence[LoggedRun]) -> str | None:
 
 
 def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
-    """Compare the epochs of runs of the same thing with the reference, and say what it means; or why not."""
     reason = find_reason(runs)
     if reason is not None:
         return None, reason

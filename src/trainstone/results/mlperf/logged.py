@@ -109,7 +109,6 @@ def find_logs(given: Sequence[Path]) -> tuple[list[Path], dict[Path, DataError]]
 
 
 def find_run_logs(run: Path) -> list[Path]:
-    """Return the log of a run folder, or those of its points; none where it has none."""
     if (run / LOG_NAME).is_file():
         return [run / LOG_NAME]
     return sorted((run / "points").glob(f"*/{LOG_NAME}"), key=_order)
@@ -126,7 +125,6 @@ def read_logs(paths: Sequence[Path]) -> tuple[list[LoggedRun], list[DataError]]:
 
 
 def read_logged(path: Path) -> LoggedRun:
-    """Read a log; refuse one that is none, that never started a run or that holds several."""
     form = _read_form(path)
     events, namespace = _gather(path)
     name = printable(str(path))
@@ -203,7 +201,6 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _order(path: Path) -> list[tuple[int, str]]:
-    """Sort result_10 after result_2."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]{1,9})", str(path))]
 
 

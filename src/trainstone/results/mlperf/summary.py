@@ -32,7 +32,6 @@ class Group:
 
 
 def group_runs(runs: Sequence[LoggedRun]) -> list[Group]:
-    """Put together what is in one folder and of one benchmark, submitter, division, platform and batch."""
     places: dict[tuple[Any, ...], list[LoggedRun]] = {}
     for run in runs:
         key = (find_place(run.path), run.benchmark, run.org, run.division, run.platform, run.global_batch)
@@ -54,7 +53,6 @@ def make_group(runs: tuple[LoggedRun, ...]) -> Group:
 
 
 def find_repetition(runs: Sequence[LoggedRun]) -> str | None:
-    """Return which logs are copies of one run, or of one seed; None where every run is one of its own."""
     seen: dict[Any, LoggedRun] = {}
     for run in runs:
         for mark in (replace(run, path=Path()), ("seed", run.seeds) if run.seeds else object()):
@@ -147,7 +145,6 @@ def _format_evaluations(evaluations: Sequence[LoggedEvaluation]) -> str:
 
 
 def document_group(group: Group) -> dict[str, Any]:
-    """Return a group as JSON; absent is what the logs do not say."""
     first, score, assessment = group.runs[0], group.score, group.assessment
     reference: dict[str, Any] | None = None
     if assessment is not None:
@@ -205,7 +202,6 @@ CHOSEN = {
 
 
 def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None) -> Choice:
-    """Return the ruleset to check a log by; refuse one that cannot read it."""
     name, rulesets = printable(str(run.path)), sorted(known, key=order)
     if run.form == "0.5":
         raise DataError(
@@ -237,5 +233,4 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
 
 
 def order(ruleset: str) -> tuple[int, ...]:
-    """Sort 1.10.0 after 1.9.0."""
     return tuple(int(part) for part in ruleset.split(".") if part.isdecimal())

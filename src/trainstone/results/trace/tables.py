@@ -97,7 +97,6 @@ def _slice_rows(order: Places, *columns: npt.NDArray[Any]) -> Iterator[tuple[Any
 
 
 def _walk(rows: Iterator[tuple[Any, ...]], counted: list[bool]) -> Iterator[tuple[int, bool, int]]:
-    """Yield place of the caller, outermost, counted root for rows sorted by lane and start."""
     stack: list[tuple[float, int, int, int]] = [(float("inf"), -1, -1, -1)]  # end, place, name, root
     times_open = [0] * len(counted)
     current = None
@@ -152,7 +151,6 @@ def list_operators(view: View, calling: Calling, total_ns: float) -> list[Operat
 
 
 def count_calls(view: View, calling: Calling) -> list[OperatorCalls]:
-    """Return the outermost counted operators by name and sizes of inputs, most host time first."""
     trace, rows, root = view.trace, calling.rows, calling.root
     begun = contains(view.windows, trace.start_ns[rows]) & ~calling.leaf
     chosen = np.flatnonzero((root == np.arange(len(rows))) & begun)
@@ -199,7 +197,6 @@ def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
 
 
 def list_lanes(view: View) -> list[LaneTime]:
-    """Return all threads with operators, calls or communication and all streams, the busiest first."""
     trace, kind = view.trace, view.trace.kind
     wanted = (kind == Kind.OPERATOR) | (kind == Kind.CALL) | (kind >= Kind.KERNEL)
     wanted |= (kind == Kind.MARK) & view.named(COMMUNICATION)

@@ -27,7 +27,6 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(starts: Ints, ends: Ints) -> Spans:
-    """Return what any of the intervals covers; they may overlap and stand in any order."""
     there = ends > starts
     order = np.argsort(starts[there], kind="stable")
     starts, ends = starts[there][order], ends[there][order]
@@ -121,8 +120,6 @@ COMMUNICATION_KERNEL = re.compile(
 
 @dataclass(frozen=True)
 class View:
-    """A trace with what is needed to judge each moment of its steps."""
-
     trace: Trace  # its marks are marks, in old traces too
     steps: list[int]
     starts: Ints  # of the steps, in their order
@@ -142,12 +139,10 @@ class View:
         return union(self.trace.start_ns[wanted], self.trace.end_ns[wanted])
 
     def marks(self, pattern: re.Pattern[str]) -> Spans:
-        """Return what marks of the host's thread with such names cover."""
         on_host = (self.trace.kind == Kind.MARK) & (self.trace.lane == self.host_lane)
         return self.spans(on_host & self.named(pattern))
 
     def within(self, rows: Places) -> Ints:
-        """Return how much of each event lies within the steps."""
         return lengths(self.windows, self.trace.start_ns[rows], self.trace.end_ns[rows])
 
     def touching(self, rows: Places) -> Flags:
@@ -156,7 +151,6 @@ class View:
         return lengths(self.windows, starts, np.maximum(self.trace.end_ns[rows], starts + 1)) > 0
 
     def by_lane(self, rows: Places) -> Iterator[tuple[int, Places]]:
-        """Yield each lane that has some of the events, with these."""
         order = rows[np.argsort(self.trace.lane[rows], kind="stable")]
         lanes, firsts = np.unique(self.trace.lane[order], return_index=True)
         yield from zip(lanes.tolist(), np.split(order, firsts[1:]), strict=False)
@@ -219,7 +213,6 @@ def _find_steps(trace: Trace) -> tuple[int, list[int], Ints, Ints]:
 
 
 def _find_host(trace: Trace) -> int:
-    """Return the thread with most operators' time, or most calls'."""
     for wanted in (Kind.OPERATOR, Kind.CALL, Kind.MARK):
         there = trace.kind == wanted
         if there.any():
