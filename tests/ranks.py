@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nursery import share_nursery
 
 if TYPE_CHECKING:
-    from trainstone.config.learning import ParallelConfig
+    from trainstone.config.schema import ParallelConfig
     from trainstone.train.distributed import World
 
 CALL = """

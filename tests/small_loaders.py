@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.loader import Loader, open_loader
 from trainstone.data.sample import Source
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from turns import serve
 
 from trainstone import __version__
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.loader import open_loader
 from trainstone.data.recognise import open_dataset
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from made_pictures import busy
 from peers import ask_peer
-from trainstone.config.pictures import AugmentConfig
+from trainstone.config.schema import AugmentConfig
 from trainstone.data.feeding.crops import crop_overlap
 from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.feeding.transform import Colours, change_colours

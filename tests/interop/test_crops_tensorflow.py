@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from peers import ask_peer
-from trainstone.config.pictures import AugmentConfig
+from trainstone.config.schema import AugmentConfig
 from trainstone.data.feeding.crops import crop_boxes
 from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.sample import Box

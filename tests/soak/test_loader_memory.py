@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from small_sets import make_set
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.loader import open_loader
 from trainstone.data.splits import open_split
 

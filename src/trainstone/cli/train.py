@@ -15,8 +15,7 @@ from trainstone.results.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from trainstone.config.learning import StopConfig
-    from trainstone.config.schema import Config
+    from trainstone.config.schema import Config, StopConfig
     from trainstone.results.quality import Repeated
     from trainstone.results.schema import Result, Status
     from trainstone.train.lifecycle import Lifecycle

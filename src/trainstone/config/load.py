@@ -19,8 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainstone.config.schema import Config
-from trainstone.config.section import Section
+from trainstone.config.schema import Config, Section
 from trainstone.config.system import System
 from trainstone.errors import ConfigError
 

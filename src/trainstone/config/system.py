@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trainstone.config.section import Section
+from trainstone.config.schema import Section
 
 
 class LaunchConfig(Section):

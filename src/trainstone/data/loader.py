@@ -12,7 +12,7 @@ import cv2
 import torch
 from torch import Tensor
 
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.feed import NOTHING, Bad, Cache, Feed, Holds, Worker, pack
 from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
 from trainstone.data.feeding.ring import Ring

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainstone.config.load import did_you_mean
-from trainstone.config.section import Section
+from trainstone.config.schema import Section
 from trainstone.errors import ResultError
 from trainstone.results.schema import ComparisonRow, Result
 from trainstone.text import printable

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainstone.config.learning import EvalConfig
+from trainstone.config.schema import EvalConfig
 from trainstone.errors import ResultError
 from trainstone.results.quality import Evaluation, Quality, QualityPicture, QualityTable
 from trainstone.results.schema import Phases

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from trainstone.config.learning import CheckpointConfig, EvalConfig, StopConfig
+from trainstone.config.schema import CheckpointConfig, EvalConfig, StopConfig
 
 Action = Literal["train", "evaluate", "collect", "checkpoint", "fail", "end"]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainstone.config.learning import ParallelConfig
+from trainstone.config.schema import ParallelConfig
 from trainstone.errors import MachineError, OutOfMemoryError, PeerLostError, TrainstoneError
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import is_out_of_memory

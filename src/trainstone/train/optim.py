@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainstone.config.learning import OptimizerConfig
+from trainstone.config.schema import OptimizerConfig
 
 Named = list[tuple[str, nn.Parameter]]
 Decay = Literal["all", "not_norm", "weights"]

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainstone.config.learning import ParallelConfig
-from trainstone.config.schema import MeasureConfig
+from trainstone.config.schema import MeasureConfig, ParallelConfig
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.profiler import ProfilerRange
 from trainstone.measure.recorder import Sink, StepRecorder, watch

@@ -6,7 +6,7 @@ Also the peak that a recipe's rate means for a batch, and whether that peak is a
 import math
 from collections.abc import Callable
 
-from trainstone.config.learning import OptimizerConfig, ScheduleConfig
+from trainstone.config.schema import OptimizerConfig, ScheduleConfig
 from trainstone.units import format_count
 
 Rate = Callable[[int], float]

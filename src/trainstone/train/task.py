@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainstone.config.learning import OptimizerConfig
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, OptimizerConfig
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.source import find_stored, provide_stored

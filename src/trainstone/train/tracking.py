@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trainstone.config.learning import TrackingConfig
 from trainstone.config.load import flatten
+from trainstone.config.schema import TrackingConfig
 from trainstone.errors import MachineError
 from trainstone.files import dump_json, write_atomically
 from trainstone.measure.recorder import Sink

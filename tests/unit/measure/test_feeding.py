@@ -3,7 +3,7 @@
 import pytest
 
 from small_sets import Listed, to_classify
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.loader import STAGES, Loader, open_loader
 from trainstone.machine.cpus import Cores
 from trainstone.measure.feeding import Turns, choose_threads, measure_threads, split_stages, summarise_turns

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from trainstone.config.learning import EvalConfig
+from trainstone.config.schema import EvalConfig
 from trainstone.errors import ResultError
 from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord

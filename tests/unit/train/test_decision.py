@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainstone.config.learning import CheckpointConfig, EvalConfig, StopConfig
+from trainstone.config.schema import CheckpointConfig, EvalConfig, StopConfig
 from trainstone.train.decision import Action, Agreed, Cadence, State, decide
 
 STOP, TIME, SECONDS, NAN = Agreed(stop=1), Agreed(time_over=1), Agreed(checkpoint=1), Agreed(nan_step=8)

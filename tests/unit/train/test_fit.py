@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from trainstone.config.learning import OptimizerConfig
 from trainstone.config.load import load_config
+from trainstone.config.schema import OptimizerConfig
 from trainstone.errors import ConfigError, MachineError, RunError
 from trainstone.train import fit, trial
 from trainstone.train.fit import fit_to_machine

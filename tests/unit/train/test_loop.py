@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flows import LateTimer
-from trainstone.config.learning import OptimizerConfig
+from trainstone.config.schema import OptimizerConfig
 from trainstone.measure.clock import HostTimer
 from trainstone.train.loop import train_steps
 from trainstone.train.precision import LossScale

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainstone.config.learning import OptimizerConfig
+from trainstone.config.schema import OptimizerConfig
 from trainstone.train.optim import build_optimizer, decay_term, set_rate, split_parameters
 from trainstone.train.precision import LossScale
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainstone.config.learning import OptimizerConfig, ScheduleConfig
+from trainstone.config.schema import OptimizerConfig, ScheduleConfig
 from trainstone.train.schedule import build_rate, check_rate, peak_rate
 
 STEPS, FILLED = {"name": "steps", "decay_epochs": (30, 60, 80)}, {"steps_per_epoch": 230, "epochs": 80}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ranks import join_world, run_ranks
-from trainstone.config.learning import ParallelConfig
+from trainstone.config.schema import ParallelConfig
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet

@@ -14,7 +14,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from made_learning import make_evaluations, make_steps
-from trainstone.config.learning import TrackingConfig
+from trainstone.config.schema import TrackingConfig
 from trainstone.errors import MachineError
 from trainstone.results.steps import StepRecord
 from trainstone.train import tracking

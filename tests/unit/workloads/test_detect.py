@@ -17,8 +17,7 @@ from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE
 from trainstone.models.boxes import default_boxes, match
 from trainstone.train.task import provide_data
-from trainstone.workloads.detect import DETECT, list_rows
-from trainstone.workloads.gallery import FOUND, split_rows
+from trainstone.workloads.detect import DETECT, FOUND, list_rows, split_rows
 
 CPU = torch.device("cpu")
 SMALL = (

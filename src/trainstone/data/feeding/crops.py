@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainstone.config.pictures import AugmentConfig
+from trainstone.config.schema import AugmentConfig
 from trainstone.data.feeding.draws import Draws
 from trainstone.data.sample import Box
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop, Window, crop_area, crop_boxes, crop_overlap, window_centre
 from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.picture.decode import Pixels, Region, choose_shrink, resize_shorter

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
-from trainstone.config.learning import OptimizerConfig
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, OptimizerConfig
 from trainstone.errors import ResultError
 from trainstone.files import write_atomically
 from trainstone.measure.recorder import Sink

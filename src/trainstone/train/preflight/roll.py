@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from trainstone import __version__, errors
-from trainstone.config.learning import ParallelConfig
 from trainstone.config.load import flatten
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, ParallelConfig
 from trainstone.errors import LaunchError, TrainstoneError
 from trainstone.machine.interfaces import Interface, find_requested, find_route, list_interfaces, name_network
 from trainstone.machine.launched import name_host

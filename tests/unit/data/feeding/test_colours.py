@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from made_pictures import busy
-from trainstone.config.pictures import AugmentConfig
+from trainstone.config.schema import AugmentConfig
 from trainstone.data.feeding.transform import PLAIN, Colours, change_colours, draw_colours, may_change
 
 SSD = AugmentConfig(saturation=(0.5, 1.5), hue_degrees=(-0.5, 0.5), contrast=(0.5, 1.5), brightness=(0.875, 1.125))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from trainstone.config.pictures import AugmentConfig
+from trainstone.config.schema import AugmentConfig
 from trainstone.data.feeding.crops import MAX_OPTIONS, Crop, crop_area, crop_boxes, crop_overlap
 from trainstone.data.feeding.draws import Draws, make_key
 from trainstone.data.sample import Box

@@ -11,7 +11,7 @@ import pytest
 
 from made_pictures import busy, make_samples, save
 from small_sets import SHARDS, Counting, Listed, flip, locate, make_set
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.feed import IGNORED, OVERHEAD_BYTES, SUBSTITUTES, Bad, Cache, Feed, Worker
 from trainstone.data.feeding.order import Place
 from trainstone.data.feeding.transform import make_transform

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from made_pictures import save, save_sampled
 from small_sets import Listed
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop, Window
 from trainstone.data.feeding.feed import IGNORED, NOTHING, Feed, Shown, Worker, list_boxes, pack
 from trainstone.data.feeding.order import Place

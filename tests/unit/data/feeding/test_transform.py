@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from made_pictures import busy, mean_difference, save, smooth
-from trainstone.config.pictures import AugmentConfig, LoaderConfig
+from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop
 from trainstone.data.feeding.draws import make_key
 from trainstone.data.feeding.transform import Transform, View, find_part, make_transform, scale_edges

@@ -8,7 +8,7 @@ import pytest
 
 from command import find_free_port
 from ranks import run_ranks
-from trainstone.config.learning import ParallelConfig
+from trainstone.config.schema import ParallelConfig
 from trainstone.errors import LaunchError
 from trainstone.machine.ranks import Meeting, Rank, read_rank
 from trainstone.train.preflight import store
