@@ -10,22 +10,19 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from trainstone.data.manifest import WORK, Manifest, SplitFacts, check_files, read_manifest, write_manifest
 from trainstone.data.parallel import Pool, Progress, map_in_order, open_pool
 from trainstone.data.picture.look import Look, look
 from trainstone.data.plan import Plan, Treatment
 from trainstone.data.sample import Sample, Source
-from trainstone.data.shardfile import ShardWriter, find_done
-from trainstone.data.storage.records import Encoded, Encoder, Shard
+from trainstone.data.shardfile import Outcome, ShardWriter, find_done
+from trainstone.data.storage.records import Encoder, Shard
 from trainstone.errors import DataError
 from trainstone.files import write_atomically
 from trainstone.machine.ranks import Rank
 from trainstone.units import format_bytes
 
-CHUNK = 16
-"""Pictures that a thread takes at once: fewer hand-overs between threads."""
 SIZES_ASKED = 500
 """Files of a shard that are asked for their size before anything is written: all would take minutes."""
 DEFAULT_QUALITY = 95
@@ -33,14 +30,6 @@ DEFAULT_QUALITY = 95
 REPAIR_QUALITY = 100
 """As TensorFlow's build_imagenet_data.py did."""
 JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe")
-
-
-class Chunk(NamedTuple):
-    """What a thread made of some images."""
-
-    made: list[Encoded]
-    repaired: list[tuple[str, str]]
-    skipped: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -52,24 +41,20 @@ class Maker:
     treatment: Treatment
     num_classes: int
 
-    def __call__(self, numbers: Sequence[int]) -> Chunk:
-        chunk = Chunk([], [], [])
-        for number in numbers:
-            try:
-                sample, seen, why = treat(self.source.read(number), self.treatment, self.num_classes)
-                made = self.encoder.encode(sample, number, seen)
-            except DataError as err:
-                where = self.source.where(number)
-                if not self.treatment.skip_bad:
-                    named = where.split(",", 1)[0] in err.message
-                    told = err.message if named else f"{where}: {err.message}"
-                    raise DataError(told, hint="drop what is damaged with --on-bad skip, into a new folder") from err
-                chunk.skipped.append((find_name(self.source, number), err.message))
-                continue
-            chunk.made.append(made)
-            if why:
-                chunk.repaired.append((sample.name, why))
-        return chunk
+    def __call__(self, numbers: Sequence[int]) -> list[Outcome]:
+        return [self.make(number) for number in numbers]
+
+    def make(self, number: int) -> Outcome:
+        try:
+            sample, seen, why = treat(self.source.read(number), self.treatment, self.num_classes)
+            return Outcome(sample.name, self.encoder.encode(sample, number, seen), why)
+        except DataError as err:
+            where = self.source.where(number)
+            if not self.treatment.skip_bad:
+                named = where.split(",", 1)[0] in err.message
+                told = err.message if named else f"{where}: {err.message}"
+                raise DataError(told, hint="drop what is damaged with --on-bad skip, into a new folder") from err
+            return Outcome(find_name(self.source, number), None, err.message)
 
 
 def find_name(source: Source, number: int) -> str:
@@ -202,29 +187,26 @@ def write_shards(plan: Plan, target: Path, work: Path, rank: Rank, workers: int)
 def write_shard(plan: Plan, shard: Shard, target: Path, work: Path, pool: Pool) -> Iterator[tuple[int, int]]:
     """Write one shard; yields places done and bytes written."""
     split, encoder = plan.split(shard.split), plan.encoder()
-    maker = Maker(split.source, encoder, plan.treatment, len(plan.classes))
+    maker, keys = Maker(split.source, encoder, plan.treatment, len(plan.classes)), set[str]()
     with ShardWriter(work, target, shard, encoder, folder=plan.storage == "folder") as writer:
-        numbers = split.order[shard.start : shard.end]
-        chunks = (numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK))
-        for chunk in map_in_order(maker, chunks, pool):
-            writer.append(*leave_out_twins(chunk, writer, plan.treatment))
+        for outcomes in map_in_order(maker, split.order[shard.start : shard.end], pool):
+            writer.append([find_twin(outcome, keys, plan.treatment) for outcome in outcomes])
             yield writer.places, writer.bytes
         writer.finish()
         yield writer.places, writer.bytes
 
 
-def leave_out_twins(chunk: Chunk, writer: ShardWriter, treatment: Treatment) -> Chunk:
-    """Refuse, or leave out, samples that have another's name where a storage finds them by name."""
-    made, skipped = [], list(chunk.skipped)
-    for sample in chunk.made:
-        if not writer.is_taken(sample.key):
-            made.append(sample)
-        elif treatment.skip_bad:
-            skipped.append((sample.name, "another picture has the same name"))
-        else:
+def find_twin(outcome: Outcome, keys: set[str], treatment: Treatment) -> Outcome:
+    """Refuse, or skip, a sample with the key of one before it, where a storage finds samples by key."""
+    key = outcome.made.key if outcome.made else ""
+    if key in keys:
+        if not treatment.skip_bad:
             hint = "drop the second with --on-bad skip, or take recordio or tfrecord, which need no names"
-            raise DataError(f"two images are named {sample.key}", hint=hint)
-    return Chunk(made, chunk.repaired, skipped)
+            raise DataError(f"two images are named {key}", hint=hint)
+        return Outcome(outcome.name, None, "another picture has the same name")
+    if key:
+        keys.add(key)
+    return outcome
 
 
 def check_space(plan: Plan, target: Path, work: Path, mine: Sequence[Shard]) -> None:

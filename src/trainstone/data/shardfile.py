@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 import google_crc32c
 
@@ -25,6 +25,14 @@ SYNC_BYTES = 64 << 20
 TEXT = ("utf-8", "surrogateescape")
 MAX_BUFFERS = 1024
 """The system's limit of buffers a call."""
+
+
+class Outcome(NamedTuple):
+    """What became of a sample: encoded as it was or repaired, and why; or skipped, and why."""
+
+    name: str
+    made: Encoded | None
+    why: str | None
 
 
 class ShardWriter:
@@ -44,7 +52,6 @@ class ShardWriter:
         self._synced_bytes = 0
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self._syncing: Future[None] | None = None
-        self._keys: set[str] = set()
         self._crc = 0
         self._records = 0
         self._repaired: list[tuple[str, str]] = []
@@ -70,9 +77,8 @@ class ShardWriter:
         """How many samples are done, skipped ones included."""
         return self._records + len(self._skipped)
 
-    def append(
-        self, made: Sequence[Encoded], repaired: Sequence[tuple[str, str]], skipped: Sequence[tuple[str, str]]
-    ) -> None:
+    def append(self, outcomes: Sequence[Outcome]) -> None:
+        made = [outcome.made for outcome in outcomes if outcome.made is not None]
         for sample in made:
             size = sum(len(buffer) for buffer in sample.buffers)
             for lines, line in zip(self._lines, self._encoder.lines(sample, Span(self.bytes, size)), strict=True):
@@ -84,17 +90,11 @@ class ShardWriter:
             for sample in made:
                 self._write_picture(self._folder / sample.name, sample)
         self._records += len(made)
-        self._repaired += repaired
-        self._skipped += skipped
+        for outcome in outcomes:
+            if outcome.why is not None:
+                (self._skipped if outcome.made is None else self._repaired).append((outcome.name, outcome.why))
         if self.bytes - self._synced_bytes >= SYNC_BYTES:
             self._sync()
-
-    def is_taken(self, key: str) -> bool:
-        """Say whether a sample of this shard has the key already; if not, it is taken now."""
-        if not key or key not in self._keys:
-            self._keys.add(key)
-            return False
-        return True
 
     def finish(self) -> ShardFacts:
         """End the shard: everything on disk, then its facts, then its name."""

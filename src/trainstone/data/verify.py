@@ -1,9 +1,8 @@
 """Decodes every record of a data set and names each bad one by file, record and byte."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +12,10 @@ from trainstone.data.picture.decode import decode_strict
 from trainstone.data.sample import DataSet, Sample, Source
 from trainstone.data.shardfile import TEXT, sum_file
 from trainstone.data.sources import Selection, walk
-from trainstone.data.storage.records import RecordSource, ShardReader
+from trainstone.data.storage.records import RecordSource
 from trainstone.errors import DataError
 from trainstone.formats.files import Span
 from trainstone.machine.ranks import ALONE, Rank
-
-CHUNK = 16
 
 
 class Bad(NamedTuple):
@@ -84,7 +81,11 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
             findings.bad.append(Bad(str(path), None, Span(0, 0), "", err.message))
             continue
         before = len(findings.bad)
-        for seen in map_in_order(partial(look_at, shard, num_classes), batch(walk(shard)), pool):
+        records = (
+            (span.offset, Bad(str(path), number, span, "", shorten_reason(why, path)))
+            for number, span, why in walk(shard)
+        )
+        for seen, _ in map_in_order(partial(look_at, shard.read, num_classes), records, pool):
             findings.add(seen)
             yield findings
         if len(findings.bad) == before:
@@ -92,35 +93,13 @@ def verify_shards(source: RecordSource, findings: Findings, pool: Pool, num_clas
         shard.close()
 
 
-def batch(records: Iterator[tuple[int, Span, str]]) -> Iterator[list[tuple[int, Span, str]]]:
-    while gathered := list(islice(records, CHUNK)):
-        yield gathered
-
-
-def look_at(shard: ShardReader, num_classes: int | None, records: Sequence[tuple[int, Span, str]]) -> Findings:
-    """Decode some records. A damaged place has its reason with it."""
-    found = Findings(len(records), sum(span.size for _, span, _ in records))
-    for number, span, why in records:
-        name = ""
-        if not why:
-            try:
-                sample = shard.read(span.offset)
-                name = sample.name
-                check_sample(sample, num_classes)
-            except DataError as err:
-                why = err.message
-        if why:
-            found.bad.append(Bad(str(shard.path), number, span, name, shorten_reason(why, shard.path)))
-    return found
-
-
 def verify_files(
     source: Source, findings: Findings, pool: Pool, num_classes: int | None, folder: ShardFacts | None
 ) -> Iterator[Findings]:
     """Look at pictures that are files; those of a folder that a manifest describes must have its checksum, too."""
-    chunks = (range(start, min(start + CHUNK, len(source))) for start in range(0, len(source), CHUNK))
+    files = ((n, Bad(source.where(n), None, Span(0, 0), source.name(n), "")) for n in range(len(source)))
     crc = 0
-    for seen, checksum in map_in_order(partial(look_at_files, source, num_classes), chunks, pool):
+    for seen, checksum in map_in_order(partial(look_at, source.read, num_classes), files, pool):
         findings.add(seen)
         crc = (crc + checksum) % (1 << 32)
         yield findings
@@ -131,19 +110,28 @@ def verify_files(
         yield findings
 
 
-def look_at_files(source: Source, num_classes: int | None, numbers: range) -> tuple[Findings, int]:
-    """Decode some images that are files; return what was found and their checksum."""
-    found, crc = Findings(len(numbers)), 0
-    for number in numbers:
-        where = source.where(number)
-        try:
-            sample = source.read(number)
-            found.bytes += len(sample.image)
-            crc += sum_file(sample.name, sample.image)
-            check_sample(sample, num_classes)
-        except DataError as err:
-            why = shorten_reason(err.message, Path(where))
-            found.bad.append(Bad(where, None, Span(0, 0), source.name(number), why))
+def look_at(
+    read: Callable[[int], Sample], num_classes: int | None, records: Sequence[tuple[int, Bad]]
+) -> tuple[Findings, int]:
+    """Decode some records; return what was found and the checksum of those that are files.
+
+    Each comes with how it is listed where it is bad; a damaged place has its reason already.
+    """
+    found, crc = Findings(len(records)), 0
+    for key, record in records:
+        found.bytes += record.span.size
+        if not record.why:
+            try:
+                sample = read(key)
+                record = record._replace(name=sample.name)
+                if record.record is None:
+                    found.bytes += len(sample.image)
+                    crc += sum_file(sample.name, sample.image)
+                check_sample(sample, num_classes)
+            except DataError as err:
+                record = record._replace(why=shorten_reason(err.message, Path(record.file)))
+        if record.why:
+            found.bad.append(record)
     return found, crc
 
 

@@ -35,8 +35,6 @@ from trainstone.units import format_bytes
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 2**20
-CHUNK = 64
-"""Files that a thread takes at once."""
 # What `read_tar` returns whole: annotations and lists, and a class's packed annotations. Images are not read so.
 MAX_READ_BYTES = 64 * 2**20
 # What an archive may unpack to: text packs about 10 times, tars of many small XML files 50 times, a bomb 1000 times.
@@ -180,10 +178,9 @@ def extract_zip(path: Path, target: Path, workers: int = 1) -> Iterator[Progress
         for name in {info.filename.rpartition("/")[0] for info in members}:
             (folder / name).mkdir(parents=True, exist_ok=True)
         files = [info for info in members if not info.is_dir()]
-        chunks = (files[start : start + CHUNK] for start in range(0, len(files), CHUNK))
         with open_pool(workers) as pool:
             unpack = partial(_unpack_members, path, archive, threading.Lock(), folder)
-            for size in map_in_order(unpack, chunks, pool):
+            for size in map_in_order(unpack, files, pool):
                 done += size
                 yield Progress(f"unpack {path.name}", done, total, "bytes")
 

@@ -38,8 +38,6 @@ from trainstone.units import format_bytes, format_count
 
 log = logging.getLogger(__name__)
 
-CHUNK = 16
-"""Images that a thread takes at once."""
 # Images, and those with at least one annotation, where that is known; https://cocodataset.org
 OFFICIAL = {"train2017": (118_287, 117_266), "val2017": (5_000, None)}
 
@@ -283,9 +281,8 @@ def check_images(
 ) -> Generator[Progress, None, Seen]:
     """Read every image once: compare its head with the annotations, sum it up, and decode it with `skip_bad`."""
     images = instances.images
-    chunks = (images[start : start + CHUNK] for start in range(0, len(images), CHUNK))
     total = Seen(0, 0, 0, [])
-    for seen in map_in_order(partial(look_at, folder, skip_bad), chunks, pool):
+    for seen in map_in_order(partial(look_at, folder, skip_bad), images, pool):
         done, checksum = total.num_images + seen.num_images, (total.checksum + seen.checksum) % (1 << 32)
         total = Seen(done, total.num_bytes + seen.num_bytes, checksum, total.problems + seen.problems)
         yield Progress(f"check {folder.name}", done, len(images), "files")
