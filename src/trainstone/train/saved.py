@@ -17,11 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainstone.config.load import change_config, load_config
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.models.weights import load_weights, read_weights
+from trainstone.models.weights import load_weights, read_weights, refuse_not_finite
 from trainstone.train.checkpoint import AVERAGE, BEST, MODEL, Checkpoint, find_latest, read_checkpoint
 from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.task import build_network
-from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 
@@ -49,22 +48,21 @@ class Saved:
 
 def open_saved(path: Path) -> Saved:
     """Read a checkpoint, the best (else the latest) of a run folder, or weights of other tools."""
-    file, doubts = find_file(path)
-    metadata = read_metadata(file)
+    if path.is_dir():
+        return describe_checkpoint(*find_checkpoint(path))
+    metadata = read_metadata(path)
     if "trainstone" in metadata:
-        return describe_checkpoint(read_checkpoint(file), doubts)
-    return Saved(file, read_weights(file), recipe=metadata.get("recipe"))
+        return describe_checkpoint(read_checkpoint(path))
+    return Saved(path, read_weights(path), recipe=metadata.get("recipe"))
 
 
-def find_file(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """Return the file that is meant, and a sentence for each damaged one that was passed over."""
-    if not path.is_dir():
-        return path, ()
+def find_checkpoint(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Return the best or else the latest of a folder, and a sentence for each damaged one that was passed over."""
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     damaged = []
     if (folder / BEST).is_file():
         try:
-            return read_checkpoint(folder / BEST).path, ()
+            return read_checkpoint(folder / BEST), ()
         except ResultError as err:
             damaged.append(f"{err.message}; passed over")
     latest, doubts = find_latest(folder)
@@ -73,7 +71,7 @@ def find_file(path: Path) -> tuple[Path, tuple[str, ...]]:
             f"{path} holds no whole checkpoint{''.join(f'; {doubt}' for doubt in (*damaged, *doubts))}",
             hint="give a checkpoint, a file of weights, or the folder of a run of trainstone train",
         )
-    return latest.path, (*damaged, *doubts)
+    return latest, (*damaged, *doubts)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -156,12 +154,9 @@ def check_weights(config: Config, saved: Saved) -> None:
 
     So a file whose configuration asks for a far larger network than it holds does not get the memory.
     """
-    where = str(saved.path)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        load_weights(WORKLOADS[config.workload].build_model(config), saved.weights, where)
-    bad = [name for name, tensor in saved.weights.items() if not tensor.isfinite().all()]
-    if bad:
-        raise DataError(f"{where}: {format_count(len(bad), 'tensor')} not of finite numbers, first {bad[0]}")
+        load_weights(WORKLOADS[config.workload].build_model(config), saved.weights, str(saved.path))
+    refuse_not_finite(saved.weights, str(saved.path))
 
 
 def load_network(config: Config, device: torch.device, saved: Saved) -> nn.Module:

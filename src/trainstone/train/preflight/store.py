@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, Self, TypeVar
@@ -51,26 +52,20 @@ def call_within(seconds: float, function: Callable[[], Answer], *, interruptible
 
     The function is not stopped then: what hangs in C++ or in a file system cannot be.
     """
-    results: list[Answer] = []
-    errors: list[BaseException] = []
+    future: Future[Answer] = Future()
 
     def call() -> None:
         try:
-            results.append(function())
+            future.set_result(function())
         except BaseException as err:  # noqa: BLE001 -- raised again below, in the thread of the caller
-            errors.append(err)
+            future.set_exception(err)
 
-    deadline, worker = Deadline.after(seconds), threading.Thread(target=call, daemon=True)
-    worker.start()
-    while worker.is_alive() and deadline.left:
-        worker.join(min(0.1, deadline.left))
-        if interruptible and worker.is_alive() and find_stop_signal():  # the other ranks may have ended already
+    deadline = Deadline.after(seconds)
+    threading.Thread(target=call, daemon=True).start()  # the process would wait for those of an executor at its end
+    while not wait([future], min(0.1, deadline.left)).done and deadline.left:
+        if interruptible and find_stop_signal():  # the other ranks may have ended already
             raise KeyboardInterrupt(find_stop_signal())
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError
-    return results[0]
+    return future.result(timeout=0)
 
 
 @dataclass(frozen=True)
