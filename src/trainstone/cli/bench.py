@@ -26,7 +26,6 @@ Against = Annotated[
         "--against",
         metavar="RECIPE|KEY=VALUE",
         help="Compare with another recipe, or with this one and a key changed (repeatable), run in turn.",
-        show_default=False,
     ),
 ]
 
@@ -42,7 +41,7 @@ def bench(
     seconds: options.Seconds = None,
     iterations: Annotated[
         int | None,
-        typer.Option("--iterations", help="Run exactly so many steps instead of a time.", show_default=False),
+        typer.Option("--iterations", help="Run exactly so many steps instead of a time."),
     ] = None,
     against: Against = [],  # noqa: B006
     runs: options.Runs = 1,

@@ -24,9 +24,7 @@ MANY_RUNS = 3
 
 Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN", help="Side A: run folders, result.json files, or folders of runs.", show_default=False
-    ),
+    typer.Argument(metavar="RUN", help="Side A: run folders, result.json files, or folders of runs."),
 ]
 To = Annotated[
     list[str],
@@ -34,7 +32,6 @@ To = Annotated[
         "--to",
         metavar="RUN...",
         help="Side B, the baseline: the same, or published figures: published for all that fit, or one's name.",
-        show_default=False,
     ),
 ]
 Force = Annotated[
@@ -48,12 +45,11 @@ FailBelow = Annotated[
         help="Leave with exit code 9 if a row's ratio is below this, such as 0.95, and it is judged slower, has no "
         "interval or stands against a published figure (for a RATIO above 1 also: its whole interval is below); or if "
         "a run of A has no number, or B has what A lacks.",
-        show_default=False,
     ),
 ]
 PageFile = Annotated[
     Path | None,
-    typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison.", show_default=False),
+    typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison."),
 ]
 
 

@@ -34,8 +34,7 @@ def evaluate(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A checkpoint, a run folder (its best one), or weights of other tools: .safetensors, .pth, .pt.",
-            show_default=False,
+            help="A checkpoint, a run folder (its best one), or weights of other tools: .safetensors, .pth, .pt."
         ),
     ],
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
@@ -50,7 +49,7 @@ def evaluate(
     out: options.Out = Path("runs"),
     images: Annotated[
         list[Path],
-        typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show.", show_default=False),
+        typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show."),
     ] = [],  # noqa: B006
     top: Annotated[int, typer.Option("--top", min=1, help="How many guesses for each picture of --predict.")] = 5,
     bench: Annotated[bool, typer.Option("--bench", help="Measure inference speed (synthetic unless --data).")] = False,
@@ -60,7 +59,7 @@ def evaluate(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option("--export", metavar="FILE", help="Write plain safetensors for other tools.", show_default=False),
+        typer.Option("--export", metavar="FILE", help="Write plain safetensors for other tools."),
     ] = None,
     device: options.DeviceName = None,
     dry_run: options.DryRun = False,

@@ -43,7 +43,7 @@ app = typer.Typer(
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run; run nothing, make nothing.")]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- VERB ...", help="The verb that all ranks run, with its arguments.", show_default=False),
+    typer.Argument(metavar="-- VERB ...", help="The verb that all ranks run, with its arguments."),
 ]
 NumNodes = Annotated[
     int | None, typer.Option("--nodes", min=1, help="Number of nodes.", show_default=f"{SYSTEM}, else 1")
@@ -64,13 +64,11 @@ Requeue = Annotated[
     bool,
     typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit."),
 ]
-Prologue = Annotated[
-    list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).", show_default=False)
-]
+Prologue = Annotated[list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).")]
 Fleet = Annotated[bool, typer.Option("--fleet", help="Run on every node of the partition, one run per node.")]
 Sbatch = Annotated[
     list[str],
-    typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable).", show_default=False),
+    typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable)."),
 ]
 Restarts = Annotated[
     int, typer.Option("--max-restarts", min=0, help="How often to restart from the last checkpoint if a rank dies.")

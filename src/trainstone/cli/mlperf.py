@@ -17,9 +17,7 @@ app = typer.Typer(name="mlperf", help="Check and sum up MLPerf training logs.", 
 Logs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE|RUN|DIR",
-        help="Logs; runs of train, which hold mlperf.log; folders with result_*.txt.",
-        show_default=False,
+        metavar="FILE|RUN|DIR", help="Logs; runs of train, which hold mlperf.log; folders with result_*.txt."
     ),
 ]
 Ruleset = Annotated[
@@ -36,7 +34,7 @@ def check(
     ruleset: Ruleset = None,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder.", show_default=False),
+        typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from trainstone.errors import ConfigError
 
 Settings = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable.", show_default=False),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable."),
 ]
 SystemName = Annotated[str | None, typer.Option("--system", help="Fit the recipe to this system: a name or a file.")]
 Data = Annotated[

@@ -11,9 +11,7 @@ from trainstone.errors import ConfigError
 Names = Annotated[
     list[str],
     typer.Argument(
-        metavar="NAME|OLD FLAGS",
-        help="Show this one; after --from ORIGINAL -- the old command line, pasted.",
-        show_default=False,
+        metavar="NAME|OLD FLAGS", help="Show this one; after --from ORIGINAL -- the old command line, pasted."
     ),
 ]
 Original = Annotated[
@@ -22,7 +20,6 @@ Original = Annotated[
         "--from",
         metavar="ORIGINAL",
         help="Print the recipe that equals an old command: mlperf-resnet50, mlperf-ssd, tbd, sc22 or wmlce.",
-        show_default=False,
     ),
 ]
 

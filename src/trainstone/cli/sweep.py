@@ -32,7 +32,6 @@ Over = Annotated[
         "--over",
         metavar="KEY=V,V",
         help="Run over the values of a recipe key instead; with --batch-sizes one curve a value.",
-        show_default=False,
     ),
 ]
 Profile = Annotated[bool, typer.Option("--profile", help="Profile each point, too: how busy the device is.")]

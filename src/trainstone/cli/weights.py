@@ -28,7 +28,6 @@ def convert(
         typer.Argument(
             metavar="SRC",
             help="Weights of a ResNet, of whichever kind: a file, or an address (http, https) to fetch it from first.",
-            show_default=False,
         ),
     ],
     target: Annotated[
@@ -36,7 +35,6 @@ def convert(
         typer.Argument(
             metavar="DST",
             help="File to make: .pth (torchvision), .safetensors, or .pickle (the backbone of MLPerf's SSD in MXNet).",
-            show_default=False,
         ),
     ],
     sha256: Annotated[
