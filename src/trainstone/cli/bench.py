@@ -40,8 +40,7 @@ def bench(
     out: options.Out = Path("runs"),
     seconds: options.Seconds = None,
     iterations: Annotated[
-        int | None,
-        typer.Option("--iterations", help="Run exactly so many steps instead of a time."),
+        int | None, typer.Option("--iterations", help="Run exactly so many steps instead of a time.")
     ] = None,
     against: Against = [],  # noqa: B006
     runs: options.Runs = 1,

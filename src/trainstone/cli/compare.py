@@ -23,8 +23,7 @@ MANY_RUNS = 3
 
 
 Runs = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN", help="Side A: run folders, result.json files, or folders of runs."),
+    list[str], typer.Argument(metavar="RUN", help="Side A: run folders, result.json files, or folders of runs.")
 ]
 To = Annotated[
     list[str],
@@ -48,8 +47,7 @@ FailBelow = Annotated[
     ),
 ]
 PageFile = Annotated[
-    Path | None,
-    typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison."),
+    Path | None, typer.Option("--page", metavar="FILE", help="Write an HTML page with the comparison.")
 ]
 
 

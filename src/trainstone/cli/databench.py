@@ -25,8 +25,7 @@ def bench(
     ] = "resnet50",
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     threads: Annotated[
-        str | None,
-        typer.Option("--threads", metavar="N,N...", help="How many to try.", show_default="1, 2, 4 ... all"),
+        str | None, typer.Option("--threads", metavar="N,N...", help="How many to try.", show_default="1, 2, 4 ... all")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for all numbers of threads.")] = 20.0,
     demand: Annotated[

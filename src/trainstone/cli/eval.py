@@ -48,18 +48,15 @@ def evaluate(
     ] = None,
     out: options.Out = Path("runs"),
     images: Annotated[
-        list[Path],
-        typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show."),
+        list[Path], typer.Option("--predict", metavar="IMAGE...", help="Say what these pictures show.")
     ] = [],  # noqa: B006
     top: Annotated[int, typer.Option("--top", min=1, help="How many guesses for each picture of --predict.")] = 5,
     bench: Annotated[bool, typer.Option("--bench", help="Measure inference speed (synthetic unless --data).")] = False,
     seconds: Annotated[
-        float | None,
-        typer.Option("--seconds", help="Time budget of --bench.", show_default="the recipe's: 60"),
+        float | None, typer.Option("--seconds", help="Time budget of --bench.", show_default="the recipe's: 60")
     ] = None,
     export: Annotated[
-        Path | None,
-        typer.Option("--export", metavar="FILE", help="Write plain safetensors for other tools."),
+        Path | None, typer.Option("--export", metavar="FILE", help="Write plain safetensors for other tools.")
     ] = None,
     device: options.DeviceName = None,
     dry_run: options.DryRun = False,

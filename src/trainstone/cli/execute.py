@@ -44,11 +44,7 @@ class Options:
 
 
 def execute(
-    kind: "Kind | None",
-    config: "Config",
-    flow: Flow,
-    options: Options,
-    show: "Callable[[], None] | None" = None,
+    kind: "Kind | None", config: "Config", flow: Flow, options: Options, show: "Callable[[], None] | None" = None
 ) -> NoReturn:
     """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
     from trainstone.cli.progress import ProgressLine
@@ -61,10 +57,7 @@ def execute(
         if kind and first:
             run = stack.enter_context(open_run(kind, config, options))
         try:
-            with (
-                ProgressLine(quiet=bool(options.quiet) or not first) as line,
-                lifecycle(config, run, signals) as life,
-            ):
+            with ProgressLine(quiet=bool(options.quiet) or not first) as line, lifecycle(config, run, signals) as life:
                 status = line.follow(flow(life))
         except KeyboardInterrupt as err:
             if run and run.result.points:

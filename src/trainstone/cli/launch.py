@@ -42,8 +42,7 @@ app = typer.Typer(
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run; run nothing, make nothing.")]
 Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="-- VERB ...", help="The verb that all ranks run, with its arguments."),
+    list[str] | None, typer.Argument(metavar="-- VERB ...", help="The verb that all ranks run, with its arguments.")
 ]
 NumNodes = Annotated[
     int | None, typer.Option("--nodes", min=1, help="Number of nodes.", show_default=f"{SYSTEM}, else 1")
@@ -61,14 +60,12 @@ Container = Annotated[
     str | None, typer.Option("--container", help="Apptainer image that ranks run in.", show_default=SYSTEM)
 ]
 Requeue = Annotated[
-    bool,
-    typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit."),
+    bool, typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit.")
 ]
 Prologue = Annotated[list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).")]
 Fleet = Annotated[bool, typer.Option("--fleet", help="Run on every node of the partition, one run per node.")]
 Sbatch = Annotated[
-    list[str],
-    typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable)."),
+    list[str], typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable).")
 ]
 Restarts = Annotated[
     int, typer.Option("--max-restarts", min=0, help="How often to restart from the last checkpoint if a rank dies.")
@@ -80,8 +77,7 @@ Detach = Annotated[bool, typer.Option("--detach", help="Print job number and run
 def local(
     words: Words = None,
     ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", "-np", min=1, help="How many.", show_default="one for each CUDA device"),
+        int | None, typer.Option("--ranks", "-np", min=1, help="How many.", show_default="one for each CUDA device")
     ] = None,
     oversubscribe: Annotated[
         bool, typer.Option("--oversubscribe", help="Start more ranks than cores or memory have room for.")

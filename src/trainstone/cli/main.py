@@ -58,8 +58,7 @@ def print_version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end."),
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """How fast this machine trains vision models, with an error bar, and what limits it."""

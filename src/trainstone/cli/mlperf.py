@@ -33,8 +33,7 @@ def check(
     paths: Logs,
     ruleset: Ruleset = None,
     keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder."),
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:

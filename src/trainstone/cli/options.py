@@ -7,10 +7,7 @@ import typer
 
 from trainstone.errors import ConfigError
 
-Settings = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable."),
-]
+Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable.")]
 SystemName = Annotated[str | None, typer.Option("--system", help="Fit the recipe to this system: a name or a file.")]
 Data = Annotated[
     Path | None,
@@ -18,14 +15,12 @@ Data = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder that run folders are made in.")]
 Seconds = Annotated[
-    float | None,
-    typer.Option("--seconds", help="Time budget of the measured steps.", show_default="the recipe's: 60"),
+    float | None, typer.Option("--seconds", help="Time budget of the measured steps.", show_default="the recipe's: 60")
 ]
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Repeat with new seeds; the interval is then between runs.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of weights and data.", show_default="the recipe's")]
 DeviceName = Annotated[
-    str | None,
-    typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps ...", show_default="the recipe's: auto"),
+    str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps ...", show_default="the recipe's: auto")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse what would otherwise be adapted with a finding.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and commands; run nothing.")]

@@ -22,8 +22,7 @@ MAX_ITERATIONS = 200
 
 
 Start = Annotated[
-    int | None,
-    typer.Option("--start", min=0, help="First step to profile.", show_default="when the steps are steady"),
+    int | None, typer.Option("--start", min=0, help="First step to profile.", show_default="when the steps are steady")
 ]
 Iterations = Annotated[int, typer.Option("--iterations", min=1, max=MAX_ITERATIONS, help="How many steps to profile.")]
 Cores = Annotated[bool, typer.Option("--cores", help="Then also read how busy the cores' pipes are, by NVIDIA's ncu.")]
