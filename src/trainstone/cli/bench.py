@@ -9,31 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, execute, print_plan
+from trainstone.cli.execute import Options, ProgressStream, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from trainstone.config.schema import Config
-    from trainstone.results.schema import Status
     from trainstone.train.lifecycle import Lifecycle
-
-Against = Annotated[
-    list[str],
-    typer.Option(
-        "--against",
-        metavar="RECIPE|KEY=VALUE",
-        help="Compare with another recipe, or with this one and a key changed (repeatable), run in turn.",
-    ),
-]
 
 
 def bench(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe's name, a .toml file, or the config.toml of a run.")
-    ] = "resnet50",
+    recipe: options.Recipe = "resnet50",
     settings: options.Settings = [],  # noqa: B006  (Typer reads it, nobody changes it)
     system: options.SystemName = None,
     data: options.Data = None,
@@ -42,7 +30,14 @@ def bench(
     iterations: Annotated[
         int | None, typer.Option("--iterations", help="Run exactly so many steps instead of a time.")
     ] = None,
-    against: Against = [],  # noqa: B006
+    against: Annotated[
+        list[str],
+        typer.Option(
+            "--against",
+            metavar="RECIPE|KEY=VALUE",
+            help="Compare with another recipe, or with this one and a key changed (repeatable), run in turn.",
+        ),
+    ] = [],  # noqa: B006
     runs: options.Runs = 1,
     seed: options.Seed = None,
     device: options.DeviceName = None,
@@ -54,8 +49,6 @@ def bench(
 ) -> None:
     """Measure how fast this machine trains, with an error bar, and say what limits it."""
     from trainstone.config.load import load_config
-    from trainstone.log import configure_terminal
-    from trainstone.machine.allocator import restart_keeping_memory
 
     flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations, data=data)
     load = partial(load_config, system=system, flags=flags)
@@ -68,11 +61,9 @@ def bench(
         options.refuse_ranks("bench --against")
     if runs > 1:
         options.refuse_ranks("bench --runs")
-    if config.engine.keep_memory and runs == 1:
-        restart_keeping_memory()
-    configure_terminal(verbose=verbose, quiet=quiet)
+    options.prepare_process(config if runs == 1 else None, verbose=verbose, quiet=quiet)
 
-    def flow(life: "Lifecycle") -> "Generator[Progress | str, None, Status]":
+    def flow(life: "Lifecycle") -> ProgressStream:
         if runs > 1:
             from trainstone.launch.child_runs import repeat_bench
 

@@ -51,18 +51,20 @@ PageFile = Annotated[
 ]
 
 
-class CompareCommand(TyperCommand):
-    """Gives --to every word up to the next option, so that a shell pattern can stand after it."""
+class ManyWordsCommand(TyperCommand):
+    """Gives an option WORD... every word up to the next option, so that a shell pattern can stand after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_to(args))
+        for parameter in self.params:
+            if (parameter.metavar or "").endswith("..."):
+                args = spread_to(args, parameter.opts[0])
+        return super().parse_args(ctx, args)
 
 
-def spread_to(args: list[str], option: str = "--to") -> list[str]:
+def spread_to(args: list[str], option: str) -> list[str]:
     """Turn `--to B1 B2 --json` into `--to B1 --to B2 --json`; after -- nothing is an option."""
     spread: list[str] = []
-    words = 0
-    inside = False
+    words, inside = 0, False
     for position, word in enumerate(args):
         if word == "--":
             return spread + args[position:]

@@ -9,10 +9,10 @@ import typer
 
 from trainstone import __version__
 from trainstone.cli.bench import bench
-from trainstone.cli.compare import CompareCommand, compare
+from trainstone.cli.compare import ManyWordsCommand, compare
 from trainstone.cli.data import app as data
 from trainstone.cli.doctor import doctor
-from trainstone.cli.eval import EvalCommand, evaluate
+from trainstone.cli.eval import evaluate
 from trainstone.cli.execute import print_error
 from trainstone.cli.launch import app as launch
 from trainstone.cli.mlperf import app as mlperf
@@ -35,9 +35,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(bench)
-app.command(cls=CompareCommand)(compare)
+app.command(cls=ManyWordsCommand)(compare)
 app.command()(doctor)
-app.command("eval", cls=EvalCommand)(evaluate)
+app.command("eval", cls=ManyWordsCommand)(evaluate)
 app.command()(profile)
 app.command()(recipes)
 app.command()(report)

@@ -1,12 +1,16 @@
 """Flags that mean the same in every verb that runs work."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainstone.errors import ConfigError
 
+if TYPE_CHECKING:
+    from trainstone.config.schema import Config
+
+Recipe = Annotated[str, typer.Argument(help="A recipe's name, a .toml file, or the config.toml of a run.")]
 Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe key; repeatable.")]
 SystemName = Annotated[str | None, typer.Option("--system", help="Fit the recipe to this system: a name or a file.")]
 Data = Annotated[
@@ -38,6 +42,16 @@ def refuse_ranks(verb: str) -> None:
             f"{verb} measures one process; here {read_rank().world} ranks would each make a run of its own",
             hint="start it without a launcher; of many ranks bench, profile, train and eval make one run together",
         )
+
+
+def prepare_process(config: "Config | None" = None, *, verbose: int = 0, quiet: int = 0) -> None:
+    """Restart with freed memory kept if the configuration of what runs in this process says so; log to stderr."""
+    from trainstone.log import configure_terminal
+    from trainstone.machine.allocator import restart_keeping_memory
+
+    if config and config.engine.keep_memory:
+        restart_keeping_memory()
+    configure_terminal(verbose=verbose, quiet=quiet)
 
 
 def collect_flags(

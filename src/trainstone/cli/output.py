@@ -10,10 +10,17 @@ from trainstone.text import printable
 
 
 def print_json(document: Any) -> None:
-    """Print it as files hold it, but escape what cannot be seen and what is not in stdout's encoding."""
+    """Print it as files hold it, but escape what cannot be seen and what is not in stdout's encoding.
+
+    Models in it are printed without their absent fields.
+    """
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False)
+    text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False, default=_dump_model)
     print(re.sub(r"[^ -~\n]", _escape_hidden, text))
+
+
+def _dump_model(model: Any) -> Any:
+    return model.model_dump(mode="json", exclude_none=True)
 
 
 def print_stderr(text: str) -> bool:
