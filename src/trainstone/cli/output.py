@@ -1,11 +1,16 @@
-"""Output: JSON on stdout in characters that it can carry and a terminal does not obey; stderr that may be gone."""
+"""JSON on stdout in characters that it can carry and a terminal does not obey; stderr that may be gone; Ctrl-C."""
 
 import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import typer
+
+from trainstone.errors import EXIT_INTERRUPTED
 from trainstone.text import printable
 
 
@@ -31,6 +36,16 @@ def print_stderr(text: str) -> bool:
         silence(2)
         return False
     return True
+
+
+@contextmanager
+def interruptible(told: str = "; give the same command again to resume") -> Iterator[None]:
+    """Ctrl-C ends the work with a word, not with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted{told}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def silence(descriptor: int) -> None:

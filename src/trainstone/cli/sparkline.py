@@ -26,7 +26,9 @@ def draw_sparkline(
     series = np.where(np.isfinite(series), series, np.nan)
     cut = min(max(0, steady_from), series.size)
     num_cells = min(max(0, width), series.size)
-    num_before = _share_cells(cut, series.size, num_cells)
+    num_before = num_cells if cut == series.size else 0
+    if 0 < cut < series.size and num_cells >= 2:  # as the values are divided; each part that has some gets a cell
+        num_before = min(max(1, round(num_cells * cut / series.size)), num_cells - 1)
     cells = np.concatenate((_average(series[:cut], num_before), _average(series[cut:], num_cells - num_before)))
     low, span = _find_scale(series[cut:] if np.isfinite(series[cut:]).any() else series)
     bars = _choose(BLOCKS, ASCII, encoding)
@@ -54,13 +56,6 @@ def draw_bars(values: ArrayLike, width: int, *, encoding: str | None = "utf-8") 
         whole, rest = divmod(length, len(pieces))
         drawn.append(pieces[-1] * whole + (pieces[rest - 1] if rest else ""))
     return drawn
-
-
-def _share_cells(num_before: int, num_values: int, num_cells: int) -> int:
-    """Divide the cells as the values are divided; each part that has values gets a cell, if there are two."""
-    if num_before in (0, num_values) or num_cells < 2:
-        return num_cells if num_before and num_before == num_values else 0
-    return min(max(1, round(num_cells * num_before / num_values)), num_cells - 1)
 
 
 def _average(values: Array, num_cells: int) -> Array:

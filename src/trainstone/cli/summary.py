@@ -1,36 +1,48 @@
-"""The terminal summary of a result: the verdict, how it was got, the findings. It draws and judges nothing."""
+"""The terminal summary of a result: the verdict, how it was got, the findings. It draws and judges nothing.
+
+The tables are those of results/tables.py, with bars where there is room, and as lines where it is narrow.
+"""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from trainstone import __version__, units
-from trainstone.cli import tables
 from trainstone.cli.sparkline import draw_bars, draw_sparkline
 from trainstone.errors import ResultError
-from trainstone.results import learning
+from trainstone.results import learning, tables
+from trainstone.results.anchors import is_published
 from trainstone.results.breakdown import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.combine import list_repeated_facts
-from trainstone.results.profiled import OperatorTime, Timeline
+from trainstone.results.feeding import Feeding, describe_cores, describe_covers
 from trainstone.results.quality import Quality
 from trainstone.results.ratio import tell_exchange
-from trainstone.results.schema import Finding, Result
+from trainstone.results.schema import Comparison, Result
 from trainstone.results.series import sample_steps
 from trainstone.results.summary import describe_interval, describe_rate, describe_repeat, describe_setting
-from trainstone.results.tables import training_table
+from trainstone.results.sweep import Sweep
 from trainstone.results.verdicts import describe_goal
 from trainstone.text import printable, printable_lines
 
-STYLES = {"info": "cyan", "warning": "yellow", "error": "red bold"}
-SEVERITIES = ("error", "warning", "info")
+SEVERITIES = {"error": "red bold", "warning": "yellow", "info": "cyan"}
+"""In the order of printing, with their styles."""
+JUDGEMENTS = {"faster": "green", "slower": "red", "no difference shown": "dim", "not judged": "dim"}
+MAX_NOTED = 5
+"""With more published figures than this, their sources and differences are left to --json and --page."""
 SPARKLINE_WIDTH = 36
-MOST_OPERATORS, BAR_WIDTH = 6, 8
+MOST_OPERATORS, OPERATOR_BAR_WIDTH = 6, 8
+BAR_WIDTH = 16
+LONGEST_NOTE, LONGEST_CELL = 32, 200
+INDENT = 2
+NARROW_WIDTH = 60
 
 Rows = Iterator[tuple[str, str | Text]]
 
@@ -38,29 +50,37 @@ Rows = Iterator[tuple[str, str | Text]]
 def print_result(result: Result, path: Path) -> None:
     """Print a result on stdout; no colour when it is not a terminal."""
     console = Console(file=sys.stdout, highlight=False)
-    console.print(Text(printable(f"trainstone {__version__} · {describe_setting(result)}"), style="dim"))
+    print_lines(console, [f"trainstone {__version__} · {describe_setting(result)}"], "dim")
     console.print()
-    console.print(Text(printable(result.verdict or f"no number: {result.status}"), style="bold"))
+    print_lines(console, [result.verdict or f"no number: {result.status}"], "bold")
     console.print()
     width = min(SPARKLINE_WIDTH, console.width - 2)
     drawn = draw_steps(result, path, width, console.encoding)
     trained, profiled = (list_rows(result, width, console.encoding) for list_rows in (training_rows, profile_rows))
-    steps = [*_step_rows(result), *([("steps", drawn)] if drawn else [])]
-    print_rows(console, [*trained, *profiled, *_rate_rows(result), *steps, *_machine_rows(result)])
+    steps = [("steps", drawn)] if drawn else []
+    print_rows(console, [*trained, *profiled, *_rate_rows(result), *_step_rows(result), *steps, *_machine_rows(result)])
     if result.repeated:
         console.print()
-        tables.print_table(console, training_table(result.repeated, result.quality))
+        print_table(console, tables.training_table(result.repeated, result.quality))
     if result.data_bench:
-        tables.print_feeding(console, result.data_bench)
+        print_feeding(console, result.data_bench)
     if result.sweep:
         console.print()
-        tables.print_sweep(console, result.sweep)
+        print_sweep(console, result.sweep)
     if result.comparison:
         console.print()
-        tables.print_comparison(console, result.comparison)
-    print_findings(console, result.findings)
+        print_comparison(console, result.comparison)
+    if result.findings:
+        console.print()
+    for found in sorted(result.findings, key=lambda f: list(SEVERITIES).index(f.severity)):
+        message = printable_lines(found.message).replace("\n", "\n    ")
+        severity = (f"{found.severity}: ", SEVERITIES[found.severity])
+        console.print(Text.assemble(severity, f"{message} [{printable(found.code)}]"))
+        console.print(Padding(Text(printable_lines(found.hint), style="dim"), (0, 0, 0, 4), expand=False))
     console.print()
-    print_paths(console, result, path)
+    report = [f"report  {path / 'report.html'}"] if (path / "report.html").exists() else []
+    named = [f"result  {path / 'result.json'}", *report, f"repeat  {describe_repeat(result, path)}"]
+    print_lines(console, named, wrap=False)  # so that they can be copied
 
 
 def print_rows(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
@@ -69,12 +89,12 @@ def print_rows(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None
     table.add_column(overflow="fold")
     for name, value in rows:
         shown = value if isinstance(value, Text) else Text(printable(value))
-        if console.width < tables.NARROW_WIDTH:
+        if console.width < NARROW_WIDTH:
             console.print(Text(printable(name), style="dim"))
-            tables.print_indented(console, shown)
+            print_indented(console, shown)
         table.add_row(Text(printable(name)), shown)
-    if console.width >= tables.NARROW_WIDTH:
-        tables.print_indented(console, table)
+    if console.width >= NARROW_WIDTH:
+        print_indented(console, table)
 
 
 def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | None:
@@ -93,16 +113,6 @@ def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | 
     ends = (series.low_seconds.min(), series.high_seconds.max())
     low, high = (units.format_seconds(float(seconds)) for seconds in ends)
     return Text.assemble((warm_up + mark, "dim"), steady, f"  min {low}, max {high}")
-
-
-def print_paths(console: Console, result: Result, path: Path) -> None:
-    """Name the files and the next command; never wrapped, so that they can be copied."""
-    named = [("result", str(path / "result.json"))]
-    if (path / "report.html").exists():
-        named.append(("report", str(path / "report.html")))
-    named.append(("repeat", describe_repeat(result, path)))
-    for name, told in named:
-        console.print(Text(f"{name}  {printable(told)}"), soft_wrap=True)
 
 
 def _rate_rows(result: Result) -> Rows:
@@ -174,8 +184,11 @@ def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
         return
     if quality.history and quality.value is not None:
         yield "quality", describe_quality(quality, quality.value)
-    if drawn := draw_evaluations(quality, width, encoding):
-        yield "over epochs", drawn
+    values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
+    if len(values) >= 2:
+        _, bars = draw_sparkline(values, width, encoding=encoding)
+        ends = (learning.format_metric(quality.metric, value, quality.target) for value in (values[0], max(values)))
+        yield "over epochs", "{}  first {}, best {}".format(bars, *ends)
     if quality.target is not None:
         seconds = quality.seconds_to_target
         reached = "not reached" if seconds is None else f"reached in {units.format_seconds(seconds)}"
@@ -197,35 +210,19 @@ def describe_quality(quality: Quality, value: float) -> str:
     if best is None:
         return told
     found = quality.history[best]
-    beside = [
+    after = f" after epoch {learning.format_epoch(found.epoch)}" if found.step else ""
+    others = ", ".join(
         f"{learning.name_metric(name)} {learning.format_metric(name, value)}"
         for name, value in found.metrics.items()
         if name != quality.metric
-    ]
-    after = f" after epoch {learning.format_epoch(found.epoch)}" if found.step else ""
-    return "; ".join([f"{told}{after}", *([", ".join(beside)] if beside else [])])
-
-
-def draw_evaluations(quality: Quality, width: int, encoding: str | None) -> str | None:
-    values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
-    if len(values) < 2:
-        return None
-    _, bars = draw_sparkline(values, width, encoding=encoding)
-    first, best = (learning.format_metric(quality.metric, value, quality.target) for value in (values[0], max(values)))
-    return f"{bars}  first {first}, best {best}"
+    )
+    return f"{told}{after}; {others}" if others else f"{told}{after}"
 
 
 def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
     timeline = result.timeline
     if timeline is None:
         return
-    yield from _part_rows(timeline)
-    if timeline.operators:
-        yield "operators", draw_operators(timeline.operators, width, encoding)
-    yield from _device_rows(timeline)
-
-
-def _part_rows(timeline: Timeline) -> Rows:
     parts = sorted(average_parts(timeline), key=lambda part: -part.share)
     named = [f"{part.name} {units.format_percent(part.share)}" for part in parts if part.share >= MIN_SHARE]
     if named:
@@ -237,9 +234,15 @@ def _part_rows(timeline: Timeline) -> Rows:
     yield "busy", f"{running} for {units.format_percent(timeline.compute_utilisation)} of the time{cores}"
     if timeline.overhead is not None:
         yield "profiler", tell_overhead(timeline.overhead)
-
-
-def _device_rows(timeline: Timeline) -> Rows:
+    if shown := timeline.operators[:MOST_OPERATORS]:
+        bars = draw_bars([operator.share for operator in shown], OPERATOR_BAR_WIDTH, encoding=encoding)
+        lines = [
+            f"{bar:<{OPERATOR_BAR_WIDTH}} {units.format_percent(operator.share):>6}  "
+            + shorten(operator.name, max(12, width))
+            for bar, operator in zip(bars, shown, strict=True)
+        ]
+        # Never wrapped: what does not fit is cut off at the end of the name.
+        yield "operators", Text("\n".join(lines), no_wrap=True, overflow="crop")
     if timeline.roofline is not None and timeline.roofline.told:
         yield "roofline", " ".join(timeline.roofline.told)
     if timeline.cores is not None and timeline.cores.pipes_percent:
@@ -249,23 +252,111 @@ def _device_rows(timeline: Timeline) -> Rows:
         yield "trace", f"{timeline.trace}, for https://ui.perfetto.dev"
 
 
-def draw_operators(operators: list[OperatorTime], width: int, encoding: str | None) -> Text:
-    """A line an operator: bar, share, name. Never wrapped: what does not fit is cut off at the end of the name."""
-    shown = operators[:MOST_OPERATORS]
-    bars = draw_bars([operator.share for operator in shown], BAR_WIDTH, encoding=encoding)
-    longest = max(12, width)
-    lines = [
-        f"{bar:<{BAR_WIDTH}} {units.format_percent(operator.share):>6}  {shorten(operator.name, longest)}"
-        for bar, operator in zip(bars, shown, strict=True)
-    ]
-    return Text("\n".join(lines), no_wrap=True, overflow="crop")
+def print_indented(console: Console, shown: Table | Text) -> None:
+    console.print(Padding(shown, (0, 0, 0, INDENT), expand=False))
 
 
-def print_findings(console: Console, findings: list[Finding]) -> None:
-    if findings:
+def print_lines(console: Console, lines: Iterable[str], style: str = "", *, wrap: bool = True) -> None:
+    for line in lines:
+        console.print(Text(printable(line), style=style), soft_wrap=not wrap)
+
+
+def lay_out(
+    table: tables.Table,
+    *,
+    bars: Sequence[str] = (),
+    styles: Sequence[str] = (),
+    longest: int = LONGEST_CELL,
+    pad_edge: bool = True,
+) -> Table:
+    """Return a table without lines, numbers flush right, with a bar after each row; `styles` are those of the rows."""
+    laid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=pad_edge)
+    for head, numeric in zip(table.columns, table.numeric, strict=True):
+        laid.add_column(Text(printable(head)), justify="right" if numeric else "left")
+    for row, style, bar in zip_longest(table.rows, styles, bars, fillvalue=""):
+        cells = [_shorten(cell, longest) for cell in row]
+        drawn = [Text(bar, style="cyan")] if bars else []
+        laid.add_row(*(Text(cell, style=JUDGEMENTS.get(cell, style)) for cell in cells), *drawn)
+    return laid
+
+
+def print_table(
+    console: Console,
+    table: tables.Table,
+    *,
+    lengths: Sequence[float] = (),
+    styles: Sequence[str] = (),
+    longest: int = LONGEST_CELL,
+) -> None:
+    """Print a table, with a bar of each row's length; without bars, and then as lines, where it is too wide.
+
+    `styles` are those of the rows; cells longer than `longest` are cut.
+    """
+    unlimited = console.options.update(max_width=10_000)
+    for bars in (draw_bars(lengths, BAR_WIDTH, encoding=console.encoding), []):
+        laid = lay_out(table, bars=bars, styles=styles, longest=longest)
+        if Measurement.get(console, unlimited, laid).maximum + INDENT <= console.width:
+            print_indented(console, laid)
+            return
+    for row, style in zip_longest(table.rows, styles, fillvalue=""):
+        first, *cells = (_shorten(cell, longest) for cell in row)
+        console.print(Text(f"{printable(table.columns[0])} {first}".strip(), style=style or "bold"))
+        for head, cell in zip(table.columns[1:], cells, strict=True):
+            if cell:
+                named = Text.assemble((f"{printable(head)}  ", "dim"), (cell, JUDGEMENTS.get(cell, "")))
+                print_indented(console, named)
+
+
+def _shorten(text: str, longest: int) -> str:
+    """Cut what is too long for a table; the whole text is in the findings."""
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    published = [row for row in comparison.rows if is_published(row)]
+    judged = [row for row in comparison.rows if not is_published(row)]
+    if published:
+        print_table(console, tables.share_table(published))
+        few = len(published) <= MAX_NOTED
+        more = "sources and differences of each: --json, --page, or --to with its name"
+        print_lines(console, tables.list_comparison_notes(published) if few else [more], "dim")
+    if judged:
+        print_table(console, tables.comparison_table(judged))
+        print_lines(console, tables.list_comparison_notes(judged), "dim")
+    if comparison.geometric_mean is not None:
+        print_lines(console, [f"geometric mean of A / B: {units.format_ratio(comparison.geometric_mean)}"], "dim")
+
+
+def print_sweep(console: Console, sweep: Sweep) -> None:
+    """Print the points so far, the knee in bold, then what they mean."""
+    if sweep.rows:
+        styles = ["bold" if tables.is_knee(sweep, row) else "" for row in sweep.rows]
+        lengths = [row.rate for row in sweep.rows]
+        print_table(console, tables.sweep_table(sweep), lengths=lengths, styles=styles, longest=LONGEST_NOTE)
+    if sweep.told:
         console.print()
-    for found in sorted(findings, key=lambda f: SEVERITIES.index(f.severity)):
-        message = printable_lines(found.message).replace("\n", "\n    ")
-        severity = (f"{found.severity}: ", STYLES[found.severity])
-        console.print(Text.assemble(severity, f"{message} [{printable(found.code)}]"))
-        console.print(Padding(Text(printable_lines(found.hint), style="dim"), (0, 0, 0, 4), expand=False))
+    print_lines(console, sweep.told)
+
+
+def print_feeding(console: Console, feeding: Feeding) -> None:
+    """Print what `data bench` measured: what was loaded, threads, stages, the cores that a training needs."""
+    pictures = f"{units.format_count(feeding.pictures, 'picture')} in {feeding.split}"
+    print_lines(console, [f"{feeding.path}: {pictures}, {feeding.storage}"], "bold")
+    made = f"{feeding.image_size} x {feeding.image_size}, batches of {feeding.batch_size:,}"
+    told = [
+        f"{units.format_bytes(feeding.picture_bytes)} a picture; {feeding.transform}; to {made}",
+        f"decoder: {feeding.decode}; {feeding.cpu}, {units.format_count(feeding.cores, 'core')}",
+    ]
+    if feeding.skipped:
+        told.append(f"passed over: {units.format_count(feeding.skipped, 'picture')} that could not be used")
+    print_lines(console, told, "dim")
+    console.print()
+    print_table(console, tables.thread_table(feeding), lengths=[point.images_per_second for point in feeding.points])
+    print_lines(console, describe_covers(feeding), "dim")
+    if feeding.stages:
+        console.print()
+        lengths = [*(stage.seconds_per_image for stage in feeding.stages), 0.0]
+        print_table(console, tables.stage_table(feeding), lengths=lengths)
+    console.print()
+    print_lines(console, [describe_cores(feeding)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.preparing import interruptible
+from trainstone.cli.output import interruptible
 from trainstone.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from made_results import make_result, write_run, write_runs
 from trainstone.cli.compare import check_limit, spread_to, suggest_next
-from trainstone.cli.tables import print_comparison
+from trainstone.cli.summary import print_comparison
 from trainstone.errors import ConfigError
 from trainstone.results import compare as module
 from trainstone.results.schema import Comparison, ComparisonRow, Side

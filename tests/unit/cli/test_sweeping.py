@@ -7,7 +7,7 @@ from rich.console import Console
 
 from made_results import make_result
 from made_sweep import make_row, make_sweep, steps_of
-from trainstone.cli.tables import print_sweep
+from trainstone.cli.summary import print_sweep
 from trainstone.results.summary import describe_repeat, describe_setting
 from trainstone.results.sweep import Sweep
 
