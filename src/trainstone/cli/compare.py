@@ -23,14 +23,6 @@ MANY_RUNS = 3
 """With fewer on a side, more runs are what tells more."""
 
 
-To = Annotated[
-    list[str],
-    typer.Option(
-        "--to",
-        metavar="RUN...",
-        help="Side B, the baseline: the same, or published figures: published for all that fit, or one's name.",
-    ),
-]
 FailBelow = Annotated[
     float | None,
     typer.Option(
@@ -74,7 +66,14 @@ def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN", help="Side A: run folders, result.json files, or folders of runs.")
     ],
-    to: To,
+    to: Annotated[
+        list[str],
+        typer.Option(
+            "--to",
+            metavar="RUN...",
+            help="Side B, the baseline: the same, or published figures: published for all that fit, or one's name.",
+        ),
+    ],
     force: Annotated[
         bool, typer.Option("--force", help="Compare unlike runs, too, and judge drifting ones; it is listed.")
     ] = False,

@@ -34,7 +34,6 @@ FORMATS = {"TFRecord": "tfrecord", "WebDataset": "wds", "class folders": "folder
 """--format of `data convert` for what a set is stored as; recordio for all else."""
 
 Storage = Literal["recordio", "tfrecord", "folder", "wds"]
-From = Annotated[Path, typer.Option("--from", help="Where the data lie: archives as downloaded, or folders.")]
 To = Annotated[Path, typer.Option("--to", help="Folder to make; interrupted work in it goes on.")]
 Format = Annotated[Storage, typer.Option("--format", help="How to store it.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many pictures of each split.")]
@@ -112,7 +111,7 @@ def bench(
 
 @app.command()
 def imagenet(
-    source: From,
+    source: Annotated[Path, typer.Option("--from", help="Where the data lie: archives as downloaded, or folders.")],
     target: To,
     storage: Format = "recordio",
     dataset: Annotated[

@@ -28,18 +28,17 @@ Logs = Annotated[
         metavar="FILE|RUN|DIR", help="Logs; runs of train, which hold mlperf.log; folders with result_*.txt."
     ),
 ]
-Ruleset = Annotated[
-    str | None,
-    typer.Option(
-        "--ruleset", metavar="X.Y.0", help="Rules of this round of MLPerf.", show_default="resnet 4.0.0, ssd 1.0.0"
-    ),
-]
 
 
 @app.command()
 def check(
     paths: Logs,
-    ruleset: Ruleset = None,
+    ruleset: Annotated[
+        str | None,
+        typer.Option(
+            "--ruleset", metavar="X.Y.0", help="Rules of this round of MLPerf.", show_default="resnet 4.0.0, ssd 1.0.0"
+        ),
+    ] = None,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep the checker's own logs in this folder.")
     ] = None,

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from trainstone.results.schema import Result
 
 RUNS = Path("runs")
-BatchSizes = Annotated[
-    str | None,
-    typer.Option("--batch-sizes", metavar="N,N", help="Batches to run.", show_default="1,2,4,8,16,32,64,96,128"),
-]
 Over = Annotated[
     list[str],
     typer.Option(
@@ -45,7 +41,10 @@ def sweep(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe's name or a .toml file.", show_default="resnet50")
     ] = None,
-    batch_sizes: BatchSizes = None,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option("--batch-sizes", metavar="N,N", help="Batches to run.", show_default="1,2,4,8,16,32,64,96,128"),
+    ] = None,
     over: Over = [],  # noqa: B006
     profile: Profile = False,
     cores: Cores = False,

@@ -35,7 +35,7 @@ def compare(runs, to) -> Comparison:
     ],
 )
 def test_to_takes_every_word_up_to_the_next_option(given, spread):
-    assert spread_to(given.split()) == spread.split()
+    assert spread_to(given.split(), "--to") == spread.split()
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf"), 95.0])

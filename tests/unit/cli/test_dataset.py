@@ -6,7 +6,8 @@ import pytest
 
 from hostile import EVIL, EVIL_NAME, hidden
 from small_sets import CLASSES, Listed, to_detect
-from trainstone.cli.dataset import SHOWN_BAD, print_findings, tell_dataset, tell_manifest
+from trainstone.cli.data import SHOWN_BAD, print_findings, tell_dataset, tell_made
+from trainstone.data import manifest
 from trainstone.data.info import summarise
 from trainstone.data.manifest import Manifest, ShardFacts, SplitFacts
 from trainstone.data.sample import DataSet, Sample, Split
@@ -14,11 +15,13 @@ from trainstone.data.verify import Bad, Findings
 from trainstone.formats.files import Span
 
 
-def make_manifest(storage="recordio", repaired=(), skipped=(), name: str = "train") -> Manifest:
+def print_made(
+    monkeypatch: pytest.MonkeyPatch, target: Path, storage="recordio", repaired=(), skipped=(), *, worked: bool = True
+) -> None:
     shard = ShardFacts(
         file="train.rec", bytes=2048, crc32c="00000000", records=1200, repaired=tuple(repaired), skipped=tuple(skipped)
     )
-    return Manifest(
+    made = Manifest(
         dataset="x",
         kind="classify",
         storage=storage,
@@ -26,12 +29,14 @@ def make_manifest(storage="recordio", repaired=(), skipped=(), name: str = "trai
         classes=(("a", ""),),
         treatment={},
         plan="p",
-        splits=(SplitFacts(name=name, records=1200, bytes=2048, shards=(shard,)),),
+        splits=(SplitFacts(name="train", records=1200, bytes=2048, shards=(shard,)),),
     )
+    monkeypatch.setattr(manifest, "read_manifest", lambda _: made)
+    tell_made(target, as_json=False, worked=worked)
 
 
-def test_a_set_that_was_made(capsys):
-    tell_manifest(make_manifest(), Path("set"), as_json=False, worked=True)
+def test_a_set_that_was_made(capsys, monkeypatch: pytest.MonkeyPatch):
+    print_made(monkeypatch, Path("set"))
     assert capsys.readouterr().out.splitlines() == [
         "data set  set",
         "          recordio: 1,200 train; 1 class, 1 file, 2 KiB",
@@ -39,10 +44,10 @@ def test_a_set_that_was_made(capsys):
     ]
 
 
-def test_what_was_mended_and_left_out_is_told(capsys):
+def test_what_was_mended_and_left_out_is_told(capsys, monkeypatch: pytest.MonkeyPatch):
     skipped = [(f"{n}.jpg", "no picture") for n in range(SHOWN_BAD + 7)]
-    manifest = make_manifest("folder", [("a", "CMYK"), ("b", "CMYK"), ("c", "PNG")], skipped)
-    tell_manifest(manifest, Path("set"), as_json=False, worked=False)
+    repaired = [("a", "CMYK"), ("b", "CMYK"), ("c", "PNG")]
+    print_made(monkeypatch, Path("set"), "folder", repaired, skipped, worked=False)
     lines = capsys.readouterr().out.splitlines()
     assert "file" not in lines[1]
     assert lines[2] == "          it was whole already; nothing was written"
@@ -89,9 +94,9 @@ def test_findings(capsys, findings: Findings, lines: list[str]):
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_names_are_not_obeyed(capsys):
+def test_names_are_not_obeyed(capsys, monkeypatch: pytest.MonkeyPatch):
     evil = Path(EVIL_NAME)
-    tell_manifest(make_manifest("wds", [("a", EVIL)], [(EVIL, EVIL)]), evil, as_json=False, worked=True)
+    print_made(monkeypatch, evil, "wds", [("a", EVIL)], [(EVIL, EVIL)])
     findings = Findings(1, 1, [Bad(EVIL, 0, Span(0, 1), EVIL, EVIL)], [evil])
     print_findings(evil, EVIL, findings, as_json=False)
     out = capsys.readouterr().out

@@ -6,7 +6,8 @@ import pytest
 import typer
 
 from small_sets import make_set
-from trainstone.cli.preparing import interruptible, parse_shards, parse_size, refuse_inside, tell_made
+from trainstone.cli.data import parse_shards, parse_size, refuse_inside, tell_made
+from trainstone.cli.output import interruptible
 from trainstone.errors import ConfigError
 
 
