@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, ProgressStream, execute, print_plan
+from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainstone.config.schema import Config
-    from trainstone.train.lifecycle import Lifecycle
 
 
 def bench(
@@ -63,7 +62,7 @@ def bench(
         options.refuse_ranks("bench --runs")
     options.prepare_process(config if runs == 1 else None, verbose=verbose, quiet=quiet)
 
-    def flow(life: "Lifecycle") -> ProgressStream:
+    def flow(life: Life) -> ProgressStream:
         if runs > 1:
             from trainstone.launch.child_runs import repeat_bench
 

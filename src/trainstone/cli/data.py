@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, ProgressStream, execute
+from trainstone.cli.execute import Life, Options, ProgressStream, execute
 from trainstone.cli.output import interruptible, print_json
 from trainstone.errors import EXIT_GATE, ConfigError
+from trainstone.machine.allocator import keep_small_memory
+from trainstone.machine.cpus import read_affinity
+from trainstone.machine.ranks import read_rank
 from trainstone.results.progress import Progress
 from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_share
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from trainstone.data.plan import Plan
     from trainstone.data.verify import Findings
     from trainstone.results.dataset import DatasetSummary, SplitSummary
-    from trainstone.train.lifecycle import Lifecycle
 
 app = typer.Typer(name="data", help="Prepare, convert, check, show and generate data sets.", no_args_is_help=True)
 
@@ -98,7 +100,7 @@ def bench(
     if demand is not None and not math.isfinite(demand):
         raise ConfigError(f"--demand {demand}: it takes a number of images a second")
 
-    def flow(life: "Lifecycle") -> ProgressStream:
+    def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
         from trainstone.results.feeding import Demand
         from trainstone.train.databench import run_data_bench
@@ -254,7 +256,6 @@ def coco(
     from trainstone.cli.progress import ProgressLine
     from trainstone.data.raw.download import fetch, list_coco_files
     from trainstone.data.raw.prepare_coco import prepare_coco
-    from trainstone.machine.ranks import read_rank
 
     start_work(quiet)
     if source is None and download is None:
@@ -285,7 +286,6 @@ def verify(
     from trainstone.data.recognise import open_dataset
     from trainstone.data.verify import Findings
     from trainstone.data.verify import verify as look_at_all
-    from trainstone.machine.ranks import read_rank
 
     start_work(quiet)
     rank = read_rank()
@@ -310,7 +310,6 @@ def info(
     """Say what a data set is: how many, which classes, which sizes; with pictures on a page."""
     from trainstone.data.info import summarise
     from trainstone.data.recognise import open_dataset
-    from trainstone.machine.ranks import read_rank
 
     start_work(quiet)
     if read_rank().number > 0:
@@ -329,16 +328,12 @@ def info(
 
 def start_work(quiet: int) -> None:
     """Warnings to stderr; memory of pictures that were written is kept for the next ones."""
-    from trainstone.machine.allocator import keep_small_memory
-
     keep_small_memory()
     options.prepare_process(quiet=quiet)
 
 
 def count_workers(asked: int | None) -> int:
     """Return how many threads to use: as asked, else one for each core we may use."""
-    from trainstone.machine.cpus import read_affinity
-
     return asked or len(read_affinity()) or os.cpu_count() or 1
 
 
@@ -370,7 +365,6 @@ def refuse_inside(source: Path, target: Path) -> None:
 def run_plan(plan: "Plan", target: Path, workers: int | None, *, as_json: bool, quiet: int) -> None:
     from trainstone.cli.progress import ProgressLine
     from trainstone.data.prepare import prepare
-    from trainstone.machine.ranks import read_rank
 
     rank = read_rank()
     worked = False
@@ -384,7 +378,6 @@ def run_plan(plan: "Plan", target: Path, workers: int | None, *, as_json: bool, 
 def tell_made(target: Path, *, as_json: bool, worked: bool) -> None:
     """Print what lies in the target now; of many ranks only the first does."""
     from trainstone.data.manifest import read_manifest
-    from trainstone.machine.ranks import read_rank
 
     number, world, _ = read_rank()
     if number > 0:

@@ -2,19 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, ProgressStream, execute
+from trainstone.cli.execute import Life, Options, ProgressStream, execute
 from trainstone.cli.output import print_json
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
 from trainstone.text import printable
-
-if TYPE_CHECKING:
-    from trainstone.train.lifecycle import Lifecycle
 
 COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
 
@@ -46,7 +43,7 @@ def doctor(
     options.refuse_ranks("doctor --aa")
     outcome: dict[str, Any] = {}
 
-    def flow(life: "Lifecycle") -> ProgressStream:
+    def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
         from trainstone.train.interleave import run_same_twice
 

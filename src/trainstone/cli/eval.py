@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, ProgressStream, execute, print_resolved
+from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_resolved
 from trainstone.cli.output import print_json, print_stderr
 from trainstone.errors import ConfigError, DataError
+from trainstone.machine.allocator import restart_keeping_memory
+from trainstone.machine.ranks import read_rank
 from trainstone.results.progress import Progress
 from trainstone.text import printable
+from trainstone.units import format_bytes
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
-    from trainstone.train.lifecycle import Lifecycle
     from trainstone.train.saved import Saved
 
 
@@ -53,7 +55,6 @@ def evaluate(
     quiet: options.Quiet = 0,
 ) -> None:
     """Judge saved weights by the validation pictures; or predict, measure inference, export."""
-    from trainstone.machine.ranks import read_rank
 
     mode = choose_mode(predict=bool(images), bench=bench, export=export is not None, seconds=seconds)
     flags = options.collect_flags(seconds=seconds, device=device, data=data)
@@ -118,14 +119,12 @@ def open_requested(
 
 
 def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> None:
-    from trainstone.machine.allocator import restart_keeping_memory
-
     if mode == "bench":
         options.refuse_ranks("eval --bench")
         if config.engine.keep_memory:
             restart_keeping_memory()
 
-    def flow(life: "Lifecycle") -> ProgressStream:
+    def flow(life: Life) -> ProgressStream:
         from trainstone.train.evaluation import run_eval
         from trainstone.train.inference import run_inference
 
@@ -165,7 +164,6 @@ def describe_guess(guess: dict[str, Any]) -> str:
 
 def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool) -> None:
     from trainstone.train.predict import export_weights
-    from trainstone.units import format_bytes
 
     made = export_weights(config, saved, target)
     if as_json:

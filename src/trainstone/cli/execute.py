@@ -16,6 +16,8 @@ import typer
 from trainstone.cli.output import print_json, print_stderr, silence
 from trainstone.errors import EXIT_INTERRUPTED, EXIT_RESUMABLE, EXIT_TARGET, ResultError, TrainstoneError
 from trainstone.machine.launched import RESUMABLE_VERBS, launch_name, launched_run, leave_failure
+from trainstone.machine.ranks import read_rank
+from trainstone.machine.signals import StopSignals
 from trainstone.text import format_error
 
 if TYPE_CHECKING:
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Life: TypeAlias = "Lifecycle"
 ProgressStream: TypeAlias = "Generator[Progress | str, None, Status]"
 """The progress of a run, which ends with its status."""
-Flow = Callable[["Lifecycle"], "ProgressStream | Generator[str, None, int]"]
+Flow = Callable[[Life], "ProgressStream | Generator[str, None, int]"]
 """What makes the stream; it may also end with an exit code of its own."""
 
 
@@ -50,8 +53,6 @@ def execute(
 ) -> NoReturn:
     """Run a flow from its run folder to its exit code. Without a kind there is no run folder, and `show` prints."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.machine.ranks import read_rank
-    from trainstone.machine.signals import StopSignals
     from trainstone.train.lifecycle import lifecycle
 
     first, run = read_rank().number == 0, None
@@ -89,7 +90,6 @@ def exit_code(kind: "Kind | None", status: "Status", signal: str | None, *, requ
 @contextmanager
 def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunFolder]":
     """Create or reopen the run folder and hold its lock. Under a launcher it is the folder that the launcher chose."""
-    from trainstone.machine.ranks import read_rank
     from trainstone.results.store import create_run, lock_run, read_result, reopen_run
 
     command, there = shlex.join(["trainstone", *sys.argv[1:]]), options.resume or launched_run()

@@ -34,19 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(bench)
-app.command(cls=ManyWordsCommand)(compare)
-app.command()(doctor)
-app.command("eval", cls=ManyWordsCommand)(evaluate)
-app.command()(profile)
-app.command()(recipes)
-app.command()(report)
-app.command()(sweep)
-app.command()(train)
-app.add_typer(data)
-app.add_typer(launch)
-app.add_typer(mlperf)
-app.add_typer(weights)
+for verb in (bench, compare, doctor, evaluate, profile, recipes, report, sweep, train):
+    app.command("eval" if verb is evaluate else None, cls=ManyWordsCommand)(verb)
+for verbs in (data, launch, mlperf, weights):
+    app.add_typer(verbs)
 
 
 def print_version(asked: bool) -> None:

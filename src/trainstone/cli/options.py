@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.errors import ConfigError
+from trainstone.log import configure_terminal
+from trainstone.machine.allocator import restart_keeping_memory
+from trainstone.machine.ranks import read_rank
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
@@ -35,7 +38,6 @@ Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="No progre
 
 def refuse_ranks(verb: str) -> None:
     """End where a launcher has started several: each would do the whole work by itself."""
-    from trainstone.machine.ranks import read_rank
 
     if read_rank().world > 1:
         raise ConfigError(
@@ -46,9 +48,6 @@ def refuse_ranks(verb: str) -> None:
 
 def prepare_process(config: "Config | None" = None, *, verbose: int = 0, quiet: int = 0) -> None:
     """Restart with freed memory kept if the configuration of what runs in this process says so; log to stderr."""
-    from trainstone.log import configure_terminal
-    from trainstone.machine.allocator import restart_keeping_memory
-
     if config and config.engine.keep_memory:
         restart_keeping_memory()
     configure_terminal(verbose=verbose, quiet=quiet)

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
 import typer
@@ -19,13 +20,10 @@ def print_json(document: Any) -> None:
 
     Models in it are printed without their absent fields.
     """
+    dump_model = methodcaller("model_dump", mode="json", exclude_none=True)
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False, default=_dump_model)
+    text = json.dumps(document, indent=2, ensure_ascii=not unicode, allow_nan=False, default=dump_model)
     print(re.sub(r"[^ -~\n]", _escape_hidden, text))
-
-
-def _dump_model(model: Any) -> Any:
-    return model.model_dump(mode="json", exclude_none=True)
 
 
 def print_stderr(text: str) -> bool:

@@ -1,17 +1,14 @@
 """trainstone profile: where the time of a step goes. Arguments -> config -> profiled steps -> analysis -> page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, ProgressStream, execute, print_plan
+from trainstone.cli.execute import Life, Options, ProgressStream, execute, print_plan
 from trainstone.errors import ConfigError
 from trainstone.results.progress import Progress
-
-if TYPE_CHECKING:
-    from trainstone.train.lifecycle import Lifecycle
 
 # A trace grows by 1 to 10 MB a step; nobody reads more of them.
 MAX_ITERATIONS = 200
@@ -65,7 +62,7 @@ def profile(
         return
     options.prepare_process(config, verbose=verbose, quiet=quiet)
 
-    def flow(life: "Lifecycle") -> ProgressStream:
+    def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
         from trainstone.train.profiling import run_profile
 

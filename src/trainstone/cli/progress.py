@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from types import TracebackType
 from typing import Self, TypeVar
 
 from rich.console import Console
@@ -48,9 +47,7 @@ class ProgressLine:
                 self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             with self._surviving():
                 self._status.stop()
@@ -118,7 +115,15 @@ def describe_progress(progress: Progress) -> str:
 
     Or training · epoch 3.2 of 12 · step 1,250 · 143 images/s · loss 1.83 · top-1 61.2 % · 4 min 10 s left.
     """
-    parts = [progress.phase, *_describe_place(progress)]
+    parts = [progress.phase]
+    if progress.epoch is not None:
+        end = "" if progress.epochs is None else f" of {format_epoch(progress.epochs)}"
+        parts.append(f"epoch {progress.epoch:.1f}{end}")
+    if progress.step is not None:
+        parts.append(f"step {progress.step:,}")
+    if progress.images is not None:
+        total = "" if progress.total_images is None else f" of {progress.total_images:,}"
+        parts.append(f"{progress.images:,}{total} images")
     if progress.images_per_second is not None:
         narrow = "" if progress.half_width is None else f" ± {format_percent(progress.half_width)}"
         parts.append(f"{format_rate(progress.images_per_second)} images/s{narrow}")
@@ -131,17 +136,6 @@ def describe_progress(progress: Progress) -> str:
         limit = "at most " if progress.epochs is None else ""
         parts.append(f"{limit}{format_seconds(max(0.0, progress.seconds_left))} left")
     return printable(" · ".join(parts))
-
-
-def _describe_place(progress: Progress) -> Iterator[str]:
-    if progress.epoch is not None:
-        end = "" if progress.epochs is None else f" of {format_epoch(progress.epochs)}"
-        yield f"epoch {progress.epoch:.1f}{end}"
-    if progress.step is not None:
-        yield f"step {progress.step:,}"
-    if progress.images is not None:
-        total = "" if progress.total_images is None else f" of {progress.total_images:,}"
-        yield f"{progress.images:,}{total} images"
 
 
 def describe_work(

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.cli.output import print_json
 from trainstone.errors import ConfigError
+from trainstone.text import printable, printable_lines
 
 Names = Annotated[
     list[str],
@@ -26,12 +28,17 @@ Original = Annotated[
 
 def recipes(name: Names = [], original: Original = None, as_json: options.Json = False) -> None:  # noqa: B006
     """List the recipes, show one with its documentation, or turn an old command line into one."""
-    from trainstone.cli.output import print_json
     from trainstone.config.load import list_shipped, load_config
-    from trainstone.text import printable
 
     if original is not None:
-        show_old(original, name, as_json=as_json)
+        from trainstone.config.old.translate import translate, write_file
+
+        found = translate(original, name)
+        if as_json:
+            resolved = {"config": found.config} if found.config else {}
+            print_json({"verb": found.verb, "command": found.command, **resolved, "notes": found.notes})
+        else:
+            print(printable_lines(write_file(found)))
         return
     if len(name) > 1:
         raise ConfigError(
@@ -67,33 +74,18 @@ def list_systems() -> dict[str, list[str]]:
     return found
 
 
-def show_old(original: str, words: list[str], *, as_json: bool) -> None:
-    from trainstone.cli.output import print_json
-    from trainstone.config.old.translate import translate, write_file
-    from trainstone.text import printable_lines
-
-    found = translate(original, words)
-    if as_json:
-        config = {"config": found.config.model_dump(mode="json", exclude_none=True)} if found.config else {}
-        print_json({"verb": found.verb, "command": found.command, **config, "notes": found.notes})
-    else:
-        print(printable_lines(write_file(found)))
-
-
 def show_recipe(name: str, *, as_json: bool) -> None:
     """Print a recipe's file, then every key with its value here, what is allowed, and what it means."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
-    from trainstone.cli.output import print_json
     from trainstone.config.load import format_value, list_keys, load_config, read_source
     from trainstone.config.old.translate import read_key
-    from trainstone.text import printable, printable_lines
 
     config = load_config(name)
     if as_json:
-        print_json(config.model_dump(mode="json", exclude_none=True))
+        print_json(config)
         return
     text, _ = read_source("recipes", name)
     print(printable_lines(text))

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from trainstone.cli import options
+from trainstone.cli.output import print_json
 from trainstone.errors import ConfigError, ResultError
+from trainstone.text import printable
 
 
 def report(
@@ -25,12 +27,9 @@ def report(
     as_json: options.Json = False,
 ) -> None:
     """Write a self-contained HTML page of a run, or an index of many."""
-    from trainstone.cli.output import print_json
     from trainstone.results.store import find_runs
-    from trainstone.text import printable
 
-    formats = {"png": png, "svg": svg, "pdf": pdf}
-    folders = {kind: folder for kind, folder in formats.items() if folder is not None}
+    folders = {kind: folder for kind, folder in (("png", png), ("svg", svg), ("pdf", pdf)) if folder is not None}
     run = runs[0].parent if runs[0].name == "result.json" else runs[0]
     figures: list[Path] = []
     if len(runs) == 1 and (holds_result(run) or not find_runs(run)):

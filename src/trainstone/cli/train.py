@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainstone.cli import options
-from trainstone.cli.execute import Options, ProgressStream, execute, exit_code, find_begun, print_plan, show_run
+from trainstone.cli.execute import Life, Options, ProgressStream, execute, exit_code, find_begun, print_plan, show_run
 from trainstone.cli.output import print_stderr
 from trainstone.errors import ConfigError
+from trainstone.machine.ranks import read_rank
 from trainstone.results.progress import Progress
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config, StopConfig
     from trainstone.results.quality import Repeated
-    from trainstone.train.lifecycle import Lifecycle
 
 FIXED = ("workload", "seed", "data", "model")
 """What a run keeps to its end, however often it is resumed."""
@@ -76,7 +76,7 @@ def train(
     execute("train", config, flow, Options(out, as_json, quiet, resume, require_target))
 
 
-def run_flow(life: "Lifecycle", *, repeated: "Repeated | None", strict: bool, resume: bool) -> ProgressStream:
+def run_flow(life: Life, *, repeated: "Repeated | None", strict: bool, resume: bool) -> ProgressStream:
     """Train once in this process, or several times in child processes."""
     if repeated:
         from trainstone.launch.child_runs import repeat_training
@@ -113,7 +113,6 @@ def load_asked(
 def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool, changed: bool) -> "Repeated | None":
     """Return what --runs asks for, or the run that is resumed was asked for; None: a single run."""
     from trainstone.launch.points import check_settled
-    from trainstone.machine.ranks import read_rank
     from trainstone.results.quality import Repeated
     from trainstone.results.store import read_result
 
@@ -147,7 +146,6 @@ def list_commands(repeated: "Repeated", config: "Config", resume: Path | None) -
 
 def show_if_over(resume: Path, stop: "StopConfig", *, as_json: bool, require_target: bool) -> None:
     """Say so where a run has come to its end, and exit: there is nothing to resume."""
-    from trainstone.machine.ranks import read_rank
     from trainstone.results.store import RunFolder, read_result
 
     result = read_result(resume)
