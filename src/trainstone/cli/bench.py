@@ -49,7 +49,8 @@ def bench(
     """Measure how fast this machine trains, with an error bar, and say what limits it."""
     from trainstone.config.load import load_config
 
-    flags = options.collect_flags(seconds=seconds, seed=seed, device=device, iterations=iterations, data=data)
+    values = {"measure.seconds": seconds, "seed": seed, "device": device, "measure.iterations": iterations}
+    flags = options.collect_flags(values, data)
     load = partial(load_config, system=system, flags=flags)
     config = load(recipe, settings=settings)
     other, same_recipe = load_other(load, recipe, settings, against, config, runs)

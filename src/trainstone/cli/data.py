@@ -89,8 +89,7 @@ def bench(
 
     start_work(quiet)
     options.refuse_ranks("data bench")  # others would take the cores of the one that measures
-    flags = options.collect_flags(seed=seed, device=device, data=path)
-    config = load_config(recipe, settings=settings, flags=flags)
+    config = load_config(recipe, settings=settings, flags=options.collect_flags({"seed": seed, "device": device}, path))
     counts = None
     if threads is not None:
         parts = [part.strip() for part in threads.split(",")]
@@ -189,14 +188,9 @@ def convert(
     if skip_empty:
         found = without_empty(found)
     treatment = Treatment(not no_repair, resize, quality, skip_bad=on_bad == "skip")
+    files = parse_shards(shards, storage)
     plan = make_plan(
-        found,
-        storage,
-        shuffle=shuffle,
-        limit=limit,
-        shards=parse_shards(shards, storage),
-        first_label=first_label,
-        treatment=treatment,
+        found, storage, shuffle=shuffle, limit=limit, shards=files, first_label=first_label, treatment=treatment
     )
     run_plan(plan, target, workers, as_json=as_json, quiet=quiet)
 
@@ -455,7 +449,7 @@ def tell_dataset(summary: "DatasetSummary", page: Path | None) -> None:
 
 
 def describe_split(split: "SplitSummary", summary: "DatasetSummary") -> Iterator[tuple[str, str]]:
-    from trainstone.cli.sparkline import draw_histogram
+    from trainstone.cli.summary import draw_histogram
 
     shards = "" if split.shards is None else f" in {format_count(split.shards, 'file')}"
     size = "" if split.bytes is None else f", {format_bytes(split.bytes)}"

@@ -38,7 +38,8 @@ def doctor(
         options.prepare_process(verbose=verbose, quiet=quiet)
         print_checks(out, as_json=as_json)
         return
-    config = load_config(recipe, settings=settings, flags=options.collect_flags(seconds=seconds, device=device))
+    flags = options.collect_flags({"measure.seconds": seconds, "device": device})
+    config = load_config(recipe, settings=settings, flags=flags)
     options.prepare_process(config, verbose=verbose, quiet=quiet)
     options.refuse_ranks("doctor --aa")
     outcome: dict[str, Any] = {}

@@ -55,9 +55,8 @@ def evaluate(
     quiet: options.Quiet = 0,
 ) -> None:
     """Judge saved weights by the validation pictures; or predict, measure inference, export."""
-
     mode = choose_mode(predict=bool(images), bench=bench, export=export is not None, seconds=seconds)
-    flags = options.collect_flags(seconds=seconds, device=device, data=data)
+    flags = options.collect_flags({"measure.seconds": seconds, "device": device}, data)
     if data is not None or mode == "bench":
         flags["data.source"] = "files" if data is not None else "synthetic"
     options.prepare_process(verbose=verbose, quiet=quiet)

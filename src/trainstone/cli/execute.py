@@ -173,8 +173,7 @@ def print_resolved(config: "Config", lines: Iterable[str], *, as_json: bool, **m
 def show_run(run: "RunFolder", *, as_json: bool) -> None:
     """Write the page and print the result. A terminal or pipe that is gone is not the run's problem."""
     write_page(run)
-    show = partial(print_run, run.result, run.path, as_json=as_json)
-    print_guarded(show, hint=f"the result is in {run.path}")
+    print_guarded(partial(print_run, run.result, run.path, as_json=as_json), f"the result is in {run.path}")
 
 
 def print_run(result: "Result", path: Path, *, as_json: bool) -> None:

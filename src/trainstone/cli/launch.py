@@ -139,7 +139,7 @@ def slurm(
         str | None, typer.Option("--container", help="Apptainer image that ranks run in.", show_default=SYSTEM)
     ] = None,
     requeue: Requeue = False,
-    prologue: Annotated[list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).")] = [],  # noqa: B006  (Typer reads it, nobody changes it)
+    prologue: Annotated[list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).")] = [],  # noqa: B006
     fleet: Fleet = False,
     sbatch: Annotated[
         list[str], typer.Option("--sbatch", metavar="KEY[=VALUE]", help="Another option of sbatch (repeatable).")

@@ -53,24 +53,12 @@ def prepare_process(config: "Config | None" = None, *, verbose: int = 0, quiet: 
     configure_terminal(verbose=verbose, quiet=quiet)
 
 
-def collect_flags(
-    *,
-    seconds: float | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    iterations: int | None = None,
-    data: Path | None = None,
-) -> dict[str, Any]:
-    """Flags that are short for recipe keys, as dotted keys; None takes a key away."""
-    flags = {
-        "data.root": str(data.absolute()) if data is not None else None,
-        "data.source": "files" if data is not None else None,  # a recipe may name another
-        "measure.seconds": seconds,
-        "seed": seed,
-        "device": device,
-        "measure.iterations": iterations,
-    }
-    given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
-    if seconds is not None and iterations is None:
-        given["measure.iterations"] = None  # a recipe may count steps: whoever names a time means the time
+def collect_flags(values: dict[str, Any], data: Path | None = None) -> dict[str, Any]:
+    """Return the recipe keys that flags are short for, where they are given; None takes a key away."""
+    given: dict[str, Any] = {}
+    if data is not None:
+        given = {"data.root": str(data.absolute()), "data.source": "files"}  # a recipe may name another
+    given |= {key: value for key, value in values.items() if value is not None}
+    if "measure.seconds" in given:  # a recipe may count steps: whoever names a time means the time
+        given.setdefault("measure.iterations", None)
     return given

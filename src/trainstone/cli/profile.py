@@ -47,7 +47,7 @@ def profile(
     """Record a few steps and say where their time goes: operators, gaps, roofline, utilisation."""
     from trainstone.config.load import load_config
 
-    flags = options.collect_flags(seed=seed, device=device, data=data) | ({"engine.nvtx": True} if nvtx else {})
+    flags = options.collect_flags({"seed": seed, "device": device, "engine.nvtx": nvtx or None}, data)
     config = load_config(recipe, settings=settings, system=system, flags=flags)
     if cores and config.engine.nvtx:
         raise ConfigError("--cores starts an ncu, --nvtx is for one around this command", hint="give one of them")

@@ -28,7 +28,7 @@ Original = Annotated[
 
 def recipes(name: Names = [], original: Original = None, as_json: options.Json = False) -> None:  # noqa: B006
     """List the recipes, show one with its documentation, or turn an old command line into one."""
-    from trainstone.config.load import list_shipped, load_config
+    from trainstone.config.load import list_shipped, load_config, load_system
 
     if original is not None:
         from trainstone.config.old.translate import translate, write_file
@@ -49,7 +49,10 @@ def recipes(name: Names = [], original: Original = None, as_json: options.Json =
         show_recipe(name[0], as_json=as_json)
         return
     configs = [load_config(shipped) for shipped in list_shipped("recipes")]
-    places = list_systems()
+    places: dict[str, list[str]] = {}  # the shipped systems that change something of a recipe, by its name
+    for system in list_shipped("systems"):
+        for recipe in load_system(system).recipe:
+            places.setdefault(recipe, []).append(system)
     if as_json:
         told = [{"name": c.name, "version": c.version, "summary": c.summary} for c in configs]
         print_json([one | {"systems": places.get(str(one["name"]), [])} for one in told])
@@ -61,17 +64,6 @@ def recipes(name: Names = [], original: Original = None, as_json: options.Json =
             print(f"{'':<{width}}      systems: {', '.join(places[config.name])}")
     print("\nShow one: trainstone recipes NAME      Run one: trainstone bench|train NAME [--system SYSTEM]")
     print("From an old command: trainstone recipes --from ORIGINAL -- OLD FLAGS > FILE.toml")
-
-
-def list_systems() -> dict[str, list[str]]:
-    """Return the shipped systems that change something of a recipe, by its name."""
-    from trainstone.config.load import list_shipped, load_system
-
-    found: dict[str, list[str]] = {}
-    for name in list_shipped("systems"):
-        for recipe in load_system(name).recipe:
-            found.setdefault(recipe, []).append(name)
-    return found
 
 
 def show_recipe(name: str, *, as_json: bool) -> None:

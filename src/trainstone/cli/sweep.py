@@ -15,7 +15,6 @@ from trainstone.machine.launched import launch_name
 
 if TYPE_CHECKING:
     from trainstone.launch.points import Plan
-    from trainstone.results.schema import Result
 
 RUNS = Path("runs")
 Over = Annotated[
@@ -67,11 +66,10 @@ def sweep(
     from trainstone.launch.sweep import find_due, run_sweep
     from trainstone.results.store import read_result
 
-    flags = options.collect_flags(seconds=seconds, seed=seed, device=device, data=data)
+    flags = options.collect_flags({"measure.seconds": seconds, "seed": seed, "device": device}, data)
     if resume:
         changes = [recipe, *settings, *flags, *over, batch_sizes, system, profile or cores or strict, out != RUNS]
-        refuse_changes(resume, changes)
-        check_unfinished(resume, read_result(resume))
+        check_resumed(resume, changes)
     else:
         resume = find_begun_sweep()
     if resume:
@@ -111,9 +109,17 @@ def find_begun_sweep() -> Path | None:
     return begun if here and result.sweep is not None and result.status != "ok" else None
 
 
-def check_unfinished(path: Path, result: "Result") -> None:
+def check_resumed(path: Path, changes: list[Any]) -> None:
+    """Refuse flags that --resume does not go with, and a run that is no stopped sweep."""
+    from trainstone.results.store import read_result
     from trainstone.results.summary import describe_repeat
 
+    if any(change is not None and change is not False for change in changes):
+        raise ConfigError(
+            f"--resume {path} keeps its recipe, plan and folder: only --json, --quiet and --dry-run go with it",
+            hint=f"for another sweep of the same recipe give {path / 'config.toml'}",
+        )
+    result = read_result(path)
     if result.kind != "sweep":
         raise ResultError(f"{path} is a {result.kind} run, not a sweep", hint="trainstone sweep --resume RUN")
     if result.status == "running":
@@ -126,14 +132,6 @@ def check_unfinished(path: Path, result: "Result") -> None:
         )
 
 
-def refuse_changes(path: Path, changes: list[Any]) -> None:
-    if any(change is not None and change is not False for change in changes):
-        raise ConfigError(
-            f"--resume {path} keeps its recipe, plan and folder: only --json, --quiet and --dry-run go with it",
-            hint=f"for another sweep of the same recipe give {path / 'config.toml'}",
-        )
-
-
 def print_plan(plan: "Plan", path: Path | None, out: Path, *, as_json: bool) -> None:
     """--dry-run: what is to be run, in its order and by which commands; of a resumed sweep only the rest."""
     from trainstone.launch.sweep import find_due, list_due, make_command
@@ -142,17 +140,16 @@ def print_plan(plan: "Plan", path: Path | None, out: Path, *, as_json: bool) -> 
     run = path or Path("RUN")
     every = {point.label: list_due(plan, {}, point) for point in plan.points}
     due = find_due(path, read_result(path), plan) if path else every
-    rows: list[dict[str, Any]] = []
+    rows, lines = [], []
     for point in plan.points:
         if verbs := due.get(point.label):
             file = run / "launch" / f"{point.name}.toml"
             commands = [shlex.join(make_command(verb, file, run / "points", plan)) for verb in verbs]
             rows.append({"order": point.order, "label": point.label, "commands": commands})
-    where, of = (
-        (f"resume {path}", f" of {len(plan.points)}") if path else (f"write a sweep's folder RUN under {out}/", "")
-    )
-    lines = [f"# would {where}, and run {len(rows)}{of} points, in this order:"]
-    for row in rows:
-        lines += [f"# {row['order']}: {row['label']}", *(f"#   {command}" for command in row["commands"])]
+            lines += [f"# {point.order}: {point.label}", *(f"#   {command}" for command in commands)]
+    where = f"resume {path}, and run {len(rows)} of {len(plan.points)}"
+    if not path:
+        where = f"write a sweep's folder RUN under {out}/, and run {len(rows)}"
+    lines.insert(0, f"# would {where} points, in this order:")
     place = {"out": str(path.parent), "run": str(path)} if path else {"out": str(out)}
     print_resolved(plan.config, lines, as_json=as_json, **place, points=rows)

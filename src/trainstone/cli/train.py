@@ -59,8 +59,8 @@ def train(
     quiet: options.Quiet = 0,
 ) -> None:
     """Train to the target and stop there; say how long it took and where the time went."""
-    flags = options.collect_flags(seed=seed, device=device, data=data)
-    flags |= {key: value for key, value in (("stop.seconds", seconds), ("stop.steps", iterations)) if value is not None}
+    values = {"seed": seed, "device": device, "stop.seconds": seconds, "stop.steps": iterations}
+    flags = options.collect_flags(values, data)
     begun = find_begun() if resume is None else None
     if begun:  # what it has settled stays settled
         recipe, resume, system, settings = None, begun, None, [one for one in settings if not one.endswith("auto")]

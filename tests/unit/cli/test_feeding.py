@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from made_feeding import A100, make_feeding, make_point
-from trainstone.cli.sparkline import ACROSS, draw_bars
-from trainstone.cli.summary import print_feeding
+from trainstone.cli.summary import ACROSS, draw_bars, print_feeding
 from trainstone.results.feeding import Feeding, Stage
 
 

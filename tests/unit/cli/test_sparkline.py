@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainstone.cli.sparkline import ASCII, BLOCKS, draw_histogram, draw_sparkline
+from trainstone.cli.summary import ASCII, BLOCKS, draw_histogram, draw_sparkline
 
 
 @pytest.mark.parametrize(
