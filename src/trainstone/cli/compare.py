@@ -123,9 +123,8 @@ def check_limit(limit: float) -> None:
     if not math.isfinite(limit) or limit <= 0:
         raise ConfigError(f"--fail-below {limit:g}: a ratio is above 0", hint="for example --fail-below 0.95")
     if limit >= LARGEST_GATE:
-        raise ConfigError(
-            f"--fail-below {limit:g} is a ratio, not a percentage", hint=f"did you mean --fail-below {limit / 100:g}?"
-        )
+        hint = f"did you mean --fail-below {limit / 100:g}?"
+        raise ConfigError(f"--fail-below {limit:g} is a ratio, not a percentage", hint=hint)
 
 
 def suggest_next(comparison: "Comparison") -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trainstone.machine.signals import StopSignals
 
 End = TypeVar("End")
+Follow = Callable[[str], Generator[str, None, End]]
 # Options after the verb's name are the verb's, with or without -- before it.
 VERB_FOLLOWS = {"allow_interspersed_args": False}
 # Another start would end the same way: the recipe, the data, the machine or the disk must be repaired first.
@@ -216,12 +217,7 @@ def run_fleet(verb: "Verb", run: Path, nodes: list[str], *, detach: bool) -> NoR
 
 
 def submit_and_follow(
-    verb: "Verb",
-    run: Path,
-    command: tuple[str, ...],
-    follow: Callable[[str], Generator[str, None, End]],
-    *,
-    detach: bool,
+    verb: "Verb", run: Path, command: tuple[str, ...], follow: Follow[End], *, detach: bool
 ) -> tuple[str, End]:
     """Submit and follow to the end; return the job's number and end. Ctrl-C leaves the job running."""
     from trainstone.cli.progress import ProgressLine

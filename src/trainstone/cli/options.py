@@ -38,7 +38,6 @@ Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="No progre
 
 def refuse_ranks(verb: str) -> None:
     """End where a launcher has started several: each would do the whole work by itself."""
-
     if read_rank().world > 1:
         raise ConfigError(
             f"{verb} measures one process; here {read_rank().world} ranks would each make a run of its own",

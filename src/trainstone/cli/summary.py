@@ -7,6 +7,7 @@ rows of small bars for a series, eight heights, one character each; and bars acr
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,6 @@ from trainstone.results.anchors import is_published
 from trainstone.results.breakdown import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.combine import list_repeated_facts
 from trainstone.results.feeding import Feeding, describe_cores, describe_covers
-from trainstone.results.quality import Quality
 from trainstone.results.ratio import tell_exchange
 from trainstone.results.schema import Comparison, Result
 from trainstone.results.series import sample_steps
@@ -190,7 +190,15 @@ def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
         yield from list_repeated_facts(result.repeated, quality)
         return
     if quality.history and quality.value is not None:
-        yield "quality", describe_quality(quality, quality.value)
+        # 92.4 % top-1 after epoch 8; 99.7 % top-5, loss 0.382
+        told = learning.describe_metric(quality.metric, quality.value, quality.target)
+        if (best := learning.find_best(quality)) is not None:
+            found = quality.history[best]
+            others = [name for name in found.metrics if name != quality.metric]
+            beside = (f"{learning.name_metric(n)} {learning.format_metric(n, found.metrics[n])}" for n in others)
+            told += f" after epoch {learning.format_epoch(found.epoch)}" if found.step else ""
+            told += f"; {', '.join(beside)}" if others else ""
+        yield "quality", told
     values = [found.metrics[quality.metric] for found in quality.history if quality.metric in found.metrics]
     if len(values) >= 2:
         _, bars = draw_sparkline(values, width, encoding=encoding)
@@ -208,22 +216,6 @@ def training_rows(result: Result, width: int, encoding: str | None) -> Rows:
         total = learning.total_time(quality, result.phases)
         if split := learning.describe_split(result.phases, total):
             yield "time", f"{units.format_seconds(total)}: {split}"
-
-
-def describe_quality(quality: Quality, value: float) -> str:
-    """Return 92.4 % top-1 after epoch 8; 99.7 % top-5, loss 0.382."""
-    best = learning.find_best(quality)
-    told = learning.describe_metric(quality.metric, value, quality.target)
-    if best is None:
-        return told
-    found = quality.history[best]
-    after = f" after epoch {learning.format_epoch(found.epoch)}" if found.step else ""
-    others = ", ".join(
-        f"{learning.name_metric(name)} {learning.format_metric(name, value)}"
-        for name, value in found.metrics.items()
-        if name != quality.metric
-    )
-    return f"{told}{after}; {others}" if others else f"{told}{after}"
 
 
 def profile_rows(result: Result, width: int, encoding: str | None) -> Rows:
@@ -269,44 +261,31 @@ def print_lines(console: Console, lines: Iterable[str], style: str = "", *, wrap
 
 
 def lay_out(
-    table: tables.Table,
-    *,
-    bars: Sequence[str] = (),
-    styles: Sequence[str] = (),
-    longest: int = LONGEST_CELL,
-    pad_edge: bool = True,
+    table: tables.Table, *, bars: Sequence[str] = (), styles: Sequence[str] = (), pad_edge: bool = True
 ) -> Table:
     """Return a table without lines, numbers flush right, with a bar after each row; `styles` are those of the rows."""
     laid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=pad_edge)
     for head, numeric in zip(table.columns, table.numeric, strict=True):
         laid.add_column(Text(printable(head)), justify="right" if numeric else "left")
     for row, style, bar in itertools.zip_longest(table.rows, styles, bars, fillvalue=""):
-        cells = [_shorten(cell, longest) for cell in row]
+        cells = [_shorten(cell) for cell in row]
         drawn = [Text(bar, style="cyan")] if bars else []
         laid.add_row(*(Text(cell, style=JUDGEMENTS.get(cell, style)) for cell in cells), *drawn)
     return laid
 
 
 def print_table(
-    console: Console,
-    table: tables.Table,
-    *,
-    lengths: Sequence[float] = (),
-    styles: Sequence[str] = (),
-    longest: int = LONGEST_CELL,
+    console: Console, table: tables.Table, *, lengths: Sequence[float] = (), styles: Sequence[str] = ()
 ) -> None:
-    """Print a table, with a bar of each row's length; without bars, and then as lines, where it is too wide.
-
-    `styles` are those of the rows; cells longer than `longest` are cut.
-    """
+    """Print a table, with a bar of each row's length; without bars, and then as lines, where it is too wide."""
     unlimited = console.options.update(max_width=10_000)
     for bars in (draw_bars(lengths, BAR_WIDTH, encoding=console.encoding), []):
-        laid = lay_out(table, bars=bars, styles=styles, longest=longest)
+        laid = lay_out(table, bars=bars, styles=styles)
         if Measurement.get(console, unlimited, laid).maximum + INDENT <= console.width:
             print_indented(console, laid)
             return
     for row, style in itertools.zip_longest(table.rows, styles, fillvalue=""):
-        first, *cells = (_shorten(cell, longest) for cell in row)
+        first, *cells = (_shorten(cell) for cell in row)
         console.print(Text(f"{printable(table.columns[0])} {first}".strip(), style=style or "bold"))
         for head, cell in zip(table.columns[1:], cells, strict=True):
             if cell:
@@ -314,7 +293,7 @@ def print_table(
                 print_indented(console, named)
 
 
-def _shorten(text: str, longest: int) -> str:
+def _shorten(text: str, longest: int = LONGEST_CELL) -> str:
     """Cut what is too long for a table; the whole text is in the findings."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
@@ -340,7 +319,9 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
     if sweep.rows:
         styles = ["bold" if tables.is_knee(sweep, row) else "" for row in sweep.rows]
         lengths = [row.rate for row in sweep.rows]
-        print_table(console, tables.sweep_table(sweep), lengths=lengths, styles=styles, longest=LONGEST_NOTE)
+        table = tables.sweep_table(sweep)
+        table = replace(table, rows=[[_shorten(cell, LONGEST_NOTE) for cell in row] for row in table.rows])
+        print_table(console, table, lengths=lengths, styles=styles)
     if sweep.told:
         console.print()
     print_lines(console, sweep.told)
