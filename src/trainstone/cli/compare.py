@@ -22,7 +22,6 @@ LARGEST_GATE = 50
 MANY_RUNS = 3
 """With fewer on a side, more runs are what tells more."""
 
-
 FailBelow = Annotated[
     float | None,
     typer.Option(

@@ -35,9 +35,8 @@ HISTOGRAM_WIDTH = 40
 FORMATS = {"TFRecord": "tfrecord", "WebDataset": "wds", "class folders": "folder", "COCO": "folder"}
 """--format of `data convert` for what a set is stored as; recordio for all else."""
 
-Storage = Literal["recordio", "tfrecord", "folder", "wds"]
 To = Annotated[Path, typer.Option("--to", help="Folder to make; interrupted work in it goes on.")]
-Format = Annotated[Storage, typer.Option("--format", help="How to store it.")]
+Format = Annotated[Literal["recordio", "tfrecord", "folder", "wds"], typer.Option("--format", help="How to store it.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many pictures of each split.")]
 Resize = Annotated[int | None, typer.Option("--resize", min=1, help="Shorter side in pixels; pictures are re-encoded.")]
 Quality = Annotated[int | None, typer.Option("--quality", min=1, max=100, help="Re-encode as JPEG of this quality.")]
@@ -276,18 +275,17 @@ def verify(
 ) -> None:
     """Decode every record; name each bad one by file, record and byte. Exit 9 if there is one."""
     from trainstone.cli.progress import ProgressLine
+    from trainstone.data import verify as checks
     from trainstone.data.manifest import read_manifest
     from trainstone.data.recognise import open_dataset
-    from trainstone.data.verify import Findings
-    from trainstone.data.verify import verify as look_at_all
 
     start_work(quiet)
     rank = read_rank()
     manifest = read_manifest(path) if path.is_dir() else None
     found = open_dataset(path, classes=False)
-    findings = Findings()
+    findings = checks.Findings()
     with ProgressLine(quiet=bool(quiet) or rank.number > 0) as line, interruptible(""):
-        for findings in look_at_all(found, count_workers(workers), manifest, path, rank):
+        for findings in checks.verify(found, count_workers(workers), manifest, path, rank):
             line.show_work("checking", findings.records, None, "pictures", findings.bytes)
     print_findings(path, found.storage, findings, as_json=as_json)
     if findings.bad or findings.stale:

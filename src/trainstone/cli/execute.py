@@ -156,8 +156,8 @@ def print_plan(
     lines.append(f"# would write a run folder RUN under {out}/")
     if commands:
         lines += ["# would start, one after the other:", *(f"#   {command}" for command in commands)]
-    against = {"against": other} if other else {}
-    print_resolved(config, lines, as_json=as_json, out=str(out), commands=list(commands), **against)
+    more = {"against": other} if other else {}
+    print_resolved(config, lines, as_json=as_json, out=str(out), commands=list(commands), **more)
 
 
 def print_resolved(config: "Config", lines: Iterable[str], *, as_json: bool, **more: object) -> None:

@@ -48,9 +48,6 @@ Words = Annotated[
 Limit = Annotated[str | None, typer.Option("--time", help="Time limit, such as 4:20:00.", show_default=SYSTEM)]
 Account = Annotated[str | None, typer.Option("--account", help="Slurm account to charge.", show_default=SYSTEM)]
 Gres = Annotated[str | None, typer.Option("--gres", help="Devices per node, such as gpu:4.", show_default=SYSTEM)]
-Requeue = Annotated[
-    bool, typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit.")
-]
 Fleet = Annotated[bool, typer.Option("--fleet", help="Run on every node of the partition, one run per node.")]
 Restarts = Annotated[
     int, typer.Option("--max-restarts", min=0, help="How often to restart from the last checkpoint if a rank dies.")
@@ -139,7 +136,9 @@ def slurm(
     container: Annotated[
         str | None, typer.Option("--container", help="Apptainer image that ranks run in.", show_default=SYSTEM)
     ] = None,
-    requeue: Requeue = False,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Requeue and resume the job when it is preempted or hits its time limit.")
+    ] = False,
     prologue: Annotated[list[str], typer.Option("--prologue", help="Shell line to run first (repeatable).")] = [],  # noqa: B006
     fleet: Fleet = False,
     sbatch: Annotated[
@@ -151,25 +150,24 @@ def slurm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit and write nothing.")] = False,
 ) -> None:
     """Run ranks as a Slurm job: a readable batch script, submitted and followed."""
-    from trainstone.launch.slurm import SCRIPT, write_script
-    from trainstone.launch.slurm import Options as SlurmOptions
+    from trainstone.launch import slurm as engine
     from trainstone.launch.slurm_job import conclude_job, follow_job, require_slurm
     from trainstone.launch.verb import prepare_folder, read_verb
 
     lines, more = tuple(prologue), tuple(sbatch)
-    options = SlurmOptions(
+    options = engine.Options(
         nodes, ranks_per_node, partition, limit, account, gres, container, requeue, lines, more, max_restarts
     )
     verb = read_verb(words or [], system=system, ranks=1 if words and words[0] in ALONE_VERBS else None)
     names = choose_nodes(verb, options) if fleet else []
-    script = write_script(verb, options, (verb.resume or verb.out / "RUN").absolute(), Path.cwd(), names)
+    script = engine.write_script(verb, options, (verb.resume or verb.out / "RUN").absolute(), Path.cwd(), names)
     if dry_run or verb.dry_run:
         print_product(verb, {"script": script}, script)
         return
     require_slurm()
     run = prepare_folder(verb, "-fleet" if fleet else "")
-    file = run / FOLDER / SCRIPT
-    write_atomically(file, write_script(verb, options, run, Path.cwd(), names))
+    file = run / FOLDER / engine.SCRIPT
+    write_atomically(file, engine.write_script(verb, options, run, Path.cwd(), names))
     if fleet:
         run_fleet(verb, run, names, detach=detach)
     command = ("sbatch", "--parsable", str(file))

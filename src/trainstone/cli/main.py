@@ -29,7 +29,6 @@ from trainstone.machine.signals import StopSignals
 
 app = typer.Typer(
     name="trainstone",
-    help="How fast this machine trains vision models, with an error bar, and what limits it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

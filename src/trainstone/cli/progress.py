@@ -82,8 +82,7 @@ class ProgressLine:
         if self._quiet:
             return False
         now = time.monotonic()
-        interval = PLAIN_SECONDS if self._status is None else LIVE_SECONDS
-        interval = interval if self._relay is None else RELAY_SECONDS
+        interval = RELAY_SECONDS if self._relay else PLAIN_SECONDS if self._status is None else LIVE_SECONDS
         if phase == self._phase and now - self._shown_at < interval:
             return False
         self._shown_at, self._phase = now, phase

@@ -62,9 +62,8 @@ def print_result(result: Result, path: Path) -> None:
     print_lines(console, [result.verdict or f"no number: {result.status}"], "bold")
     console.print()
     width = min(SPARKLINE_WIDTH, console.width - 2)
-    drawn = draw_steps(result, path, width, console.encoding)
     trained, profiled = (list_rows(result, width, console.encoding) for list_rows in (training_rows, profile_rows))
-    steps = [("steps", drawn)] if drawn else []
+    steps = draw_steps(result, path, width, console.encoding)
     print_rows(console, [*trained, *profiled, *_rate_rows(result), *_step_rows(result), *steps, *_machine_rows(result)])
     if result.repeated:
         console.print()
@@ -104,7 +103,7 @@ def print_rows(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None
         print_indented(console, table)
 
 
-def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | None:
+def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Rows:
     """A sparkline of the step times, warm-up dim and left of a bar, with the shortest and the longest."""
     file = min(path.glob("steps-rank*.csv"), default=None)
     try:
@@ -112,14 +111,13 @@ def draw_steps(result: Result, path: Path, width: int, encoding: str) -> Text | 
     except ResultError:  # a damaged file is no reason to hide the result
         series = None
     if series is None:
-        return None
+        return
     steady_from = result.throughput.steady_from_step if result.throughput else 0
     cut = int(np.searchsorted(series.first_step, steady_from))
     warm_up, steady = draw_sparkline(series.mean_seconds, width - 1 if cut else width, cut, encoding=encoding)
     mark = "|" if warm_up and steady else ""
-    ends = (series.low_seconds.min(), series.high_seconds.max())
-    low, high = (units.format_seconds(float(seconds)) for seconds in ends)
-    return Text.assemble((warm_up + mark, "dim"), steady, f"  min {low}, max {high}")
+    low, high = (units.format_seconds(float(end)) for end in (series.low_seconds.min(), series.high_seconds.max()))
+    yield "steps", Text.assemble((warm_up + mark, "dim"), steady, f"  min {low}, max {high}")
 
 
 def _rate_rows(result: Result) -> Rows:
