@@ -86,14 +86,13 @@ def compare(
     from rich.console import Console
 
     from trainstone.cli.summary import print_comparison, print_lines
-    from trainstone.results.compare import check_gate
-    from trainstone.results.compare import compare as compare_results
+    from trainstone.results import compare as results
 
     if fail_below is not None:
         check_limit(fail_below)
-    comparison, lost = compare_results(runs, to, force=force)
+    comparison, lost = results.compare(runs, to, force=force)
     for told in comparison.left_out:
-        warn(f"not compared: {told}")
+        print(f"warning: not compared: {printable(told)}", file=sys.stderr)
     if page is not None:
         from trainstone.report.page import write_comparison_page
 
@@ -109,9 +108,10 @@ def compare(
         written = [f"page  {page}"] if page is not None else []
         print_lines(console, [*written, f"next  {suggest_next(comparison)}"], wrap=False)
     if fail_below is not None:
-        gate = check_gate(comparison, fail_below, lost)
+        gate = results.check_gate(comparison, fail_below, lost)
         for told in gate.doubtful:
-            warn(f"{told}: not established, so it passes; measure both sides with --runs 5")
+            passes = "not established, so it passes; measure both sides with --runs 5"
+            print(f"warning: {printable(told)}: {passes}", file=sys.stderr)
         for told in gate.failed:
             print(f"gate:    {printable(told)}", file=sys.stderr)
         if gate.failed:
@@ -134,7 +134,3 @@ def suggest_next(comparison: "Comparison") -> str:
         config = shlex.quote(str(Path(few[0]) / "config.toml"))
         return f"trainstone bench {config} --runs 5, and compare its folder: that interval covers run-to-run changes"
     return f"trainstone report {shlex.quote(row.a.runs[0])}, to see what limits it"
-
-
-def warn(told: str) -> None:
-    print(f"warning: {printable(told)}", file=sys.stderr)

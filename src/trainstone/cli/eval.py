@@ -61,7 +61,6 @@ def evaluate(
         flags["data.source"] = "files" if data is not None else "synthetic"
     options.prepare_process(verbose=verbose, quiet=quiet)
     first = read_rank().number == 0
-    refuse_repeated(checkpoint)
     saved, config = open_requested(checkpoint, recipe, settings, flags, quiet=bool(quiet) or not first)
     if dry_run:
         lines = [f"# would write a run folder RUN under {out}/"] if mode in ("quality", "bench") else []
@@ -69,7 +68,15 @@ def evaluate(
     elif mode in ("predict", "export") and not first:
         return
     elif export is not None:
-        export_here(config, saved, export, as_json=as_json)
+        from trainstone.train.predict import export_weights
+
+        made = export_weights(config, saved, export)
+        if as_json:
+            print_json({"file": str(export), "checkpoint": str(saved.path), "from": saved.origin, **made})
+            return
+        kind = "averaged weights" if made["averaged"] else "weights"
+        size = f"{made['tensors']} tensors, {format_bytes(made['bytes'])}"
+        print(printable(f"wrote {kind} of {saved.origin} to {export}: {size}, plain safetensors"))
     elif mode == "predict":
         predict_here(config, saved, images, top, as_json=as_json)
     else:
@@ -106,6 +113,7 @@ def open_requested(
 ) -> "tuple[Saved, Config]":
     from trainstone.cli.progress import ProgressLine
 
+    refuse_repeated(checkpoint)
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
         from trainstone.train.saved import check_weights, open_saved, resolve_config
@@ -159,15 +167,3 @@ def describe_guess(guess: dict[str, Any]) -> str:
         return text
     left, top, right, bottom = (f"{100 * guess['box'][edge]:.0f}" for edge in ("left", "top", "right", "bottom"))
     return f"{text}  at {left}-{right} % from the left, {top}-{bottom} % from the top"
-
-
-def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool) -> None:
-    from trainstone.train.predict import export_weights
-
-    made = export_weights(config, saved, target)
-    if as_json:
-        print_json({"file": str(target), "checkpoint": str(saved.path), "from": saved.origin, **made})
-        return
-    kind = "averaged weights" if made["averaged"] else "weights"
-    size = f"{made['tensors']} tensors, {format_bytes(made['bytes'])}"
-    print(printable(f"wrote {kind} of {saved.origin} to {target}: {size}, plain safetensors"))

@@ -294,7 +294,7 @@ def run_attempts(plan: "Plan", run: Path, signals: "StopSignals") -> "Generator[
 def show_result(run: Path, *, as_json: bool) -> None:
     from trainstone.results.store import read_result
 
-    if not (run / "result.json").is_file():
+    if (run / "result.json").is_file():
+        print_run(read_result(run), run, as_json=as_json)
+    else:
         print(f"nothing was begun in {run}", file=sys.stderr)
-        return
-    print_run(read_result(run), run, as_json=as_json)

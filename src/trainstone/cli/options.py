@@ -54,9 +54,8 @@ def prepare_process(config: "Config | None" = None, *, verbose: int = 0, quiet: 
 
 def collect_flags(values: dict[str, Any], data: Path | None = None) -> dict[str, Any]:
     """Return the recipe keys that flags are short for, where they are given; None takes a key away."""
-    given: dict[str, Any] = {}
-    if data is not None:
-        given = {"data.root": str(data.absolute()), "data.source": "files"}  # a recipe may name another
+    # A recipe may name another source.
+    given: dict[str, Any] = {"data.root": str(data.absolute()), "data.source": "files"} if data is not None else {}
     given |= {key: value for key, value in values.items() if value is not None}
     if "measure.seconds" in given:  # a recipe may count steps: whoever names a time means the time
         given.setdefault("measure.iterations", None)

@@ -79,11 +79,9 @@ class ProgressLine:
             self._draw(describe_work(phase, done, total, unit, done - before, now - began, num_bytes))
 
     def _is_time(self, phase: str) -> bool:
-        if self._quiet:
-            return False
         now = time.monotonic()
         interval = RELAY_SECONDS if self._relay else PLAIN_SECONDS if self._status is None else LIVE_SECONDS
-        if phase == self._phase and now - self._shown_at < interval:
+        if self._quiet or (phase == self._phase and now - self._shown_at < interval):
             return False
         self._shown_at, self._phase = now, phase
         return True
@@ -92,12 +90,11 @@ class ProgressLine:
         if self._relay is not None:
             with suppress(OSError), self._relay.open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")
-            return
-        if self._status is None:
+        elif self._status is None:
             self._quiet = not print_stderr(text)
-            return
-        with self._surviving():
-            self._status.update(Text(text))
+        else:
+            with self._surviving():
+                self._status.update(Text(text))
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
