@@ -10,7 +10,7 @@ import pytest
 from command import ROOT
 from made_results import change_result
 from made_sweep import count_points, plan_small, run_fake, statuses
-from trainstone.cli.sweep import check_unfinished
+from trainstone.cli.sweep import check_resumed
 from trainstone.errors import DataError, LaunchError, ResultError, RunError
 from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
 from trainstone.launch import sweep as launch_sweep
@@ -169,7 +169,7 @@ def stop(run: RunFolder, keep: int = 1) -> Result:
 
 
 def plan_resumed(path: Path) -> Plan:
-    check_unfinished(path, read_result(path))
+    check_resumed(path, [])
     return resume_plan(path, read_result(path))
 
 
