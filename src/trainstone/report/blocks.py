@@ -3,7 +3,7 @@
 Plain text everywhere: escaping is the template's work, so a block never holds HTML.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,11 @@ class Gallery:
     min_score: float | None = None
     """Larger pictures of true, right and wrong boxes, of which the less sure are hidden; the reader can move it."""
     kind: str = "gallery"
+
+
+def keep_known(facts: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """Return the rows of Facts: what has no value is left out."""
+    return [(name, text) for name, text in facts.items() if text]
 
 
 Block = Facts | Table | Figure | Code | Links | Findings | Prose | Gallery

@@ -9,13 +9,13 @@ from made_learning import write_training
 from made_mlperf import write_mlperf_run, write_mlperf_runs
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.page import write_report
-from trainstone.report.sections import convergence
+from trainstone.report.sections.training import build_convergence
 from trainstone.report.view import read_view
 from trainstone.results.tables import Table
 
 
 def build(path: Path) -> Section | None:
-    return convergence.build(read_view(path))
+    return build_convergence(read_view(path))
 
 
 def points_of(figure: Figure) -> list[dict]:
@@ -68,7 +68,7 @@ def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, what):
     if what == "damaged":
         log.write_text(":::MLLOG {\n")
     view = read_view(path)
-    assert convergence.build(view) is None
+    assert build_convergence(view) is None
     assert bool(view.doubts) == (what == "damaged")
 
 

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from trainstone.report.index import build_index, read_entries
+from trainstone.report.index import build_index
 from trainstone.report.page import render
 from trainstone.results.store import find_runs
 
@@ -21,7 +21,7 @@ def make_runs(folder: Path, golden_run: Path, number: int) -> None:
 
 def test_newest_first_with_numbers_to_sort_by(golden, tmp_path: Path):
     make_runs(tmp_path / "runs", golden("good"), 4)
-    page = build_index(read_entries(find_runs(tmp_path / "runs")), tmp_path / "runs")
+    page = build_index(find_runs(tmp_path / "runs"), tmp_path / "runs")[0]
     assert page.verdict == "4 runs of 1 recipe on 2 machines"
     (table,) = page.sections[0].blocks
     assert [row[0] for row in table.rows] == ["run-3", "run-2", "run-1", "run-0"]
@@ -33,14 +33,14 @@ def test_newest_first_with_numbers_to_sort_by(golden, tmp_path: Path):
 def test_a_run_with_a_page_is_linked_to_it(golden, tmp_path: Path):
     make_runs(tmp_path / "runs", golden("good"), 1)
     (tmp_path / "runs/run-0/report.html").write_text("")
-    page = build_index(read_entries(find_runs(tmp_path / "runs")), tmp_path)
+    page = build_index(find_runs(tmp_path / "runs"), tmp_path)[0]
     assert page.sections[0].blocks[0].links == ["runs/run-0/report.html"]
 
 
 def test_what_was_run_twice_has_its_trend_by_machine(golden, tmp_path: Path):
     make_runs(tmp_path / "runs", golden("good"), 3)
     shutil.copytree(golden("throttled"), tmp_path / "runs/other")
-    page = build_index(read_entries(find_runs(tmp_path / "runs")), tmp_path)
+    page = build_index(find_runs(tmp_path / "runs"), tmp_path)[0]
     (trend,) = page.figures
     rows = trend.spec["layer"][0]["data"]["values"]
     assert len(rows) == 3
@@ -51,7 +51,7 @@ def test_what_was_run_twice_has_its_trend_by_machine(golden, tmp_path: Path):
 def test_damaged_runs_are_named_and_the_others_shown(golden, tmp_path: Path):
     make_runs(tmp_path / "runs", golden("good"), 2)
     (tmp_path / "runs/run-1/result.json").write_text('{"format": 1, "kind"')
-    page = build_index(read_entries(find_runs(tmp_path / "runs")), tmp_path)
+    page = build_index(find_runs(tmp_path / "runs"), tmp_path)[0]
     assert len(page.sections[0].blocks[0].rows) == 1
     ((name, why),) = page.sections[-1].blocks[0].rows
     assert name.endswith("run-1")
@@ -61,6 +61,6 @@ def test_damaged_runs_are_named_and_the_others_shown(golden, tmp_path: Path):
 def test_hostile_names_stay_text(golden, tmp_path: Path):
     make_runs(tmp_path / "runs", golden("good"), 1)
     (tmp_path / "runs/run-0").rename(tmp_path / "runs/<b onclick='x'>\u202e")
-    html = render(build_index(read_entries(find_runs(tmp_path / "runs")), tmp_path), "")
+    html = render(build_index(find_runs(tmp_path / "runs"), tmp_path)[0], "")
     assert "<b onclick" not in html
     assert "%3Cb%20onclick" in html

@@ -282,8 +282,8 @@ def test_numbers_that_cannot_be_drawn_cost_only_their_section(
     roofs = roofs.model_copy(update={"operators": spoilt, "points": spoilt})
     page = profile_page(tmp_path, timeline.model_copy(update={"roofline": roofs}))
     assert ("roofline" in names(page)) is (missing != "roofline")
-    assert f"{missing}.build cannot be drawn: " in str(find(page, "unmeasured").blocks) or not missing
-    assert f"{missing}.build cannot be drawn: " in caplog.text or not missing
+    assert f"profile.build_{missing} cannot be drawn: " in str(find(page, "unmeasured").blocks) or not missing
+    assert f"profile.build_{missing} cannot be drawn: " in caplog.text or not missing
     assert not any(record.exc_info for record in caplog.records if record.levelname == "WARNING")
     render(page, "")
 

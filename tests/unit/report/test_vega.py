@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainstone.errors import ResultError
-from trainstone.report.vega import load_scripts
+from trainstone.report.page import load_scripts
 
 WHOLE = "var x=1;/* </script <!-- */window.vegaEmbed=x;window.vega=x;"
 

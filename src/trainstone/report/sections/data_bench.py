@@ -77,15 +77,9 @@ def draw_threads(feeding: Feeding) -> Figure:
 
 @of_data_bench
 def build_stages(feeding: Feeding) -> Section | None:
-    stage = loading.largest_stage(feeding)
-    if stage is None:
+    largest = loading.largest_stage(feeding)
+    if largest is None:
         return None
-    total = loading.format_microseconds(sum(part.seconds_per_image for part in feeding.stages))
-    lead = f"Of {total} µs an image, {loading.WORK.get(stage.name, stage.name)} takes {format_percent(stage.share, 0)}."
-    return Section("stages", "Where the time goes", [draw_stages(feeding), stage_table(feeding)], lead)
-
-
-def draw_stages(feeding: Feeding) -> Figure:
     rows: list[dict[str, Any]] = []
     for stage in feeding.stages:
         spent, share = loading.format_microseconds(stage.seconds_per_image), format_percent(stage.share, 0)
@@ -94,8 +88,12 @@ def draw_stages(feeding: Feeding) -> Figure:
     x = charts.across("µs an image", domain=[0, 1.15 * max(row["x"] for row in rows) or 1.0], nice=False, tickCount=5)
     tooltip = charts.tips("share", what="stage", told="µs an image")
     chart = charts.bars(rows, x, step=34, limit=160, label="share", tooltip=tooltip)
-    described = "; ".join(f"{row['what']}: {row['told']} µs, {row['share']}" for row in rows)
-    return charts.figure("stages", "What a picture's stages take", f"Microseconds an image: {described}.", chart)
+    told = "; ".join(f"{row['what']}: {row['told']} µs, {row['share']}" for row in rows)
+    drawn = charts.figure("stages", "What a picture's stages take", f"Microseconds an image: {told}.", chart)
+    total = loading.format_microseconds(sum(stage.seconds_per_image for stage in feeding.stages))
+    name = loading.WORK.get(largest.name, largest.name)
+    lead = f"Of {total} µs an image, {name} takes {format_percent(largest.share, 0)}."
+    return Section("stages", "Where the time goes", [drawn, stage_table(feeding)], lead)
 
 
 @of_data_bench

@@ -9,7 +9,7 @@ from trainstone.report.blocks import Block, Figure, Gallery, Outline, Picture, P
 from trainstone.report.charts import PALETTE, Rows, mark, tips
 from trainstone.report.view import RunView
 from trainstone.results.learning import describe_metric, find_best, format_epochs
-from trainstone.results.quality import Quality, QualityPicture, QualityTable, ShownBox
+from trainstone.results.quality import QualityPicture, QualityTable, ShownBox
 from trainstone.results.tables import Cell, format_rows, is_number, quality_table
 from trainstone.units import format_count
 
@@ -39,15 +39,12 @@ def build(view: RunView) -> Section | None:
     blocks += [Prose(note) for note in notes]
     for number, table in enumerate(quality.tables):
         blocks += draw_quality_table(number, table)
-    return Section("quality", "What was found", blocks, describe_evaluation(quality)) if blocks else None
-
-
-def describe_evaluation(quality: Quality) -> str:
-    if find_best(quality) is None or quality.value is None:
-        return ""
-    after = next((found.epoch for found in quality.history if found.metrics.get(quality.metric) == quality.value), None)
-    when = "" if after is None else f", after {format_epochs(after)}"
-    return f"Of the evaluation with {describe_metric(quality.metric, quality.value, quality.target)}{when}."
+    lead, metric, value = "", quality.metric, quality.value
+    if find_best(quality) is not None and value is not None:
+        after = next((found.epoch for found in quality.history if found.metrics.get(metric) == value), None)
+        when = "" if after is None else f", after {format_epochs(after)}"
+        lead = f"Of the evaluation with {describe_metric(metric, value, quality.target)}{when}."
+    return Section("quality", "What was found", blocks, lead) if blocks else None
 
 
 def draw_quality_table(number: int, table: QualityTable) -> list[Block]:

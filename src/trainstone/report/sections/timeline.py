@@ -31,55 +31,62 @@ UNLIKE = 0.05
 
 def build(view: RunView) -> Section | None:
     """One figure of panels: steps, then each measured quantity, then throttling."""
-    steps, measured, throttled = view.steps, list_measured(view.telemetry), list_throttled(view.telemetry)
+    steps, measured = view.steps, list_measured(view.telemetry)
+    throttled: Rows = [  # when a device was hindered, and why; a power cap is no hindrance
+        {"x": round_sensibly(point.time_seconds), "reason": reason, "device": device}
+        for device, sampled in view.telemetry.items()
+        for point in sampled
+        for reason in point.throttle
+        if reason in HINDRANCES
+    ]
     ends = [sampled[-1].time_seconds for sampled in view.telemetry.values()]
     end = max([*ends, steps.end_seconds if steps else 0.0, 1e-6])
     count = len(measured) + (steps is not None) + bool(throttled)
     if not count:
         return None
-    axes = [
+    axes = iter(
         charts.across("seconds" if last else None, domain=[0, end], nice=False, grid=True, labels=last, ticks=last)
         for last in [False] * (count - 1) + [True]
-    ]  # only the last panel has labels
-    rest = iter(axes)
-    drawn, told = [], []
+    )  # only the last panel has labels
+    drawn, told, lead, title = [], [], "", "Telemetry over time"
     if steps is not None:
-        drawn.append(draw_steps(view, steps, next(rest)))
-        told.append(describe_steps(view, steps))
+        drawn.append(draw_steps(view, steps, next(axes)))
+        title = "Steps and telemetry over time"
+        described, lead = describe_steps(view, steps)
+        told.append(described)
     shown = name_devices(measured)
-    for title, rows in measured.items():
-        drawn.append(draw_quantity(rows, title, shown, next(rest), legend=title == list(measured)[-1]))
+    for quantity, rows in measured.items():
+        drawn.append(draw_quantity(rows, quantity, shown, next(axes), legend=quantity == list(measured)[-1]))
         inside = [row["y"] for row in rows]
-        told.append(f"{title} from {min(inside):.3g} to {max(inside):.3g}")
+        told.append(f"{quantity} from {min(inside):.3g} to {max(inside):.3g}")
     if throttled:
-        drawn.append(draw_throttling(throttled, next(rest)))
-        told.append(f"throttled for {', '.join(sorted({row['reason'] for row in throttled}))}")
-    title = "Steps and telemetry over time" if steps else "Telemetry over time"
+        reasons = sorted({row["reason"] for row in throttled})
+        y = alt.Y("reason:N", title="throttled", axis=alt.Axis(**LEFT, labels=False, ticks=False))
+        color = charts.colours(dict(zip(reasons, PALETTE, strict=False)), "reason", columns=2, labelLimit=200)
+        tooltip = tips("device", "reason", x="at second")
+        ticks = mark("tick", throttled, {"thickness": 2}, x=next(axes), y=y, color=color, tooltip=tooltip)
+        drawn.append(ticks.properties(width="container", height=charts.height_of(len(reasons), 22)))
+        told.append(f"throttled for {', '.join(reasons)}")
     figure = charts.figure("timeline", title, f"{'. '.join(told)}.", charts.panels(drawn))
-    return Section("timeline", "Steps over time" if steps else title, [figure], explain(view, steps) if steps else "")
+    return Section("timeline", "Steps over time" if steps else title, [figure], lead)
 
 
-def explain(view: RunView, steps: StepSeries) -> str:
-    told = "Time runs from the start of the measurement."
-    if steps.bucket_steps > 1:
-        told += f" The line is the mean of {steps.bucket_steps} steps at a time, the band their fastest and slowest."
-    found = view.result.step_seconds
-    if found and found.num_outliers > len(found.outlier_steps):
-        told += f" Of {found.num_outliers} outliers the first {len(found.outlier_steps)} are marked."
-    if view.result.world.ranks > 1:
-        told += f" The steps are those of rank 0 of {view.result.world.ranks}."
-    return told
-
-
-def describe_steps(view: RunView, steps: StepSeries) -> str:
-    """Return 235 steps in 20.3 s; median 84.6 ms, slowest 165 ms; warm-up until step 6; outliers: 7."""
+def describe_steps(view: RunView, steps: StepSeries) -> tuple[str, str]:
+    """Return 235 steps in 20.3 s; median 84.6 ms, slowest 165 ms; warm-up until step 6; outliers: 7. And the lead."""
     told = f"{format_count(steps.num_steps, 'step')} in {format_seconds(steps.end_seconds)}"
+    lead = "Time runs from the start of the measurement."
     found, throughput = view.result.step_seconds, view.result.throughput
     if found and throughput:
         told += f"; median {format_seconds(found.median)}, slowest {format_seconds(float(steps.high_seconds.max()))}"
         told += f"; {name_start(view)} until step {throughput.steady_from_step}" if throughput.steady_from_step else ""
         told += f"; outliers: {found.num_outliers}"
-    return told
+    if steps.bucket_steps > 1:
+        lead += f" The line is the mean of {steps.bucket_steps} steps at a time, the band their fastest and slowest."
+    if found and found.num_outliers > len(found.outlier_steps):
+        lead += f" Of {found.num_outliers} outliers the first {len(found.outlier_steps)} are marked."
+    if view.result.world.ranks > 1:
+        lead += f" The steps are those of rank 0 of {view.result.world.ranks}."
+    return told, lead
 
 
 def name_start(view: RunView) -> str:
@@ -200,23 +207,3 @@ def draw_quantity(rows: Rows, title: str, shown: dict[str, str], x: alt.X, *, le
     y, tooltip = charts.up(title, tickCount=3, **LEFT, **scale), tips("device", x="at second", y=title)
     line = mark("line", named, look, x=x, y=y, detail="device:N", color=color, tooltip=tooltip)
     return line.properties(width="container", height=PANEL_HEIGHT)
-
-
-def list_throttled(telemetry: dict[str, list[TelemetryPoint]]) -> Rows:
-    """When a device was hindered, and why; a power cap is no hindrance."""
-    return [
-        {"x": round_sensibly(point.time_seconds), "reason": reason, "device": device}
-        for device, sampled in telemetry.items()
-        for point in sampled
-        for reason in point.throttle
-        if reason in HINDRANCES
-    ]
-
-
-def draw_throttling(rows: Rows, x: alt.X) -> Any:
-    reasons = sorted({row["reason"] for row in rows})
-    y = alt.Y("reason:N", title="throttled", axis=alt.Axis(**LEFT, labels=False, ticks=False))
-    color = charts.colours(dict(zip(reasons, PALETTE, strict=False)), "reason", columns=2, labelLimit=200)
-    tooltip = tips("device", "reason", x="at second")
-    ticks = mark("tick", rows, {"thickness": 2}, x=x, y=y, color=color, tooltip=tooltip)
-    return ticks.properties(width="container", height=charts.height_of(len(reasons), 22))
