@@ -28,6 +28,9 @@ DASHED = {"strokeDash": [5, 3], "strokeWidth": 1.5}
 LEFT: dict[str, Any] = {"minExtent": 62, "maxExtent": 62}
 """Room for the labels of a vertical axis: the same in all, so that panels stand exactly below each other."""
 SCALE_OPTIONS = ("type", "base", "domain", "nice", "zero", "padding")
+OWN_COLOUR = alt.Color("colour:N", scale=None)
+"""Each row names its colour."""
+NAME_HEIGHT = 42
 MANY_POINTS = 120
 """Points of more rows would touch, and are drawn smaller."""
 MOST_ROWS, MOST_NAMED = 40, 20
@@ -174,9 +177,9 @@ def another(axis: Any, field: str) -> Any:
     return copied
 
 
-def names_down(field: str = "what", *, limit: int = 180, **options: Any) -> alt.Y:
+def names_down(*, limit: int = 180, **options: Any) -> alt.Y:
     """Return a vertical axis of names, in the order of the rows."""
-    return alt.Y(f"{field}:N", title=None, sort=None, axis=alt.Axis(labelLimit=limit, **options))
+    return alt.Y("what:N", title=None, sort=None, axis=alt.Axis(labelLimit=limit, **options))
 
 
 def colours(kinds: Mapping[str, str], field: str = "what", *, legend: bool = True, **look: Any) -> alt.Color:
@@ -184,10 +187,6 @@ def colours(kinds: Mapping[str, str], field: str = "what", *, legend: bool = Tru
     scale = alt.Scale(domain=list(kinds), range=list(kinds.values()))
     shown = alt.Legend(**({"columns": 3, "labelLimit": 260} | look)) if legend else None
     return alt.Color(f"{field}:N", title=None, sort=list(kinds), scale=scale, legend=shown)
-
-
-OWN_COLOUR = alt.Color("colour:N", scale=None)
-"""Each row names its colour."""
 
 
 def tips(*fields: str, **titles: str) -> list[alt.Tooltip]:
@@ -221,9 +220,6 @@ def intervals(rows: Rows, x: alt.X, y: alt.Y, color: Any) -> Any:
     known = [row for row in rows if "low" in row and row["low"] < row["high"]]
     look = {"ticks": alt.MarkConfig(size=9), "thickness": 1.5}
     return mark("errorbar", known, look, x=x, y=another(y, "low"), y2="high:Q", color=color)
-
-
-NAME_HEIGHT = 42
 
 
 def dots(

@@ -7,10 +7,10 @@ from typing import Any
 
 import altair as alt
 
-from trainstone.report.blocks import Block, Facts, Figure, Gallery, Outline, Picture, Section
+from trainstone.report.blocks import Block, Facts, Gallery, Outline, Picture, Section
 from trainstone.report.charts import BLUE, Rows, across, bars, figure, mark, tips, up
-from trainstone.report.page import Page, write_page
-from trainstone.results.dataset import ClassSummary, DatasetSummary, LookedAt, Quantiles, SplitSummary
+from trainstone.report.page import Page
+from trainstone.results.dataset import ClassSummary, DatasetSummary, Quantiles
 from trainstone.results.tables import Table, keep_filled
 from trainstone.units import format_bytes, format_count, format_percent
 
@@ -18,10 +18,6 @@ MAX_BARS = 40
 """Of more classes the most and the least frequent are drawn, half of each."""
 MAX_BOX_BARS = 40
 MAX_SIZES = 400
-
-
-def write_dataset_page(summary: DatasetSummary, target: Path) -> None:
-    write_page(build_dataset_page(summary), target)
 
 
 def build_dataset_page(summary: DatasetSummary) -> Page:
@@ -110,8 +106,18 @@ def build_labels(summary: DatasetSummary) -> Section | None:
             doubts.append((f"{split.name}: labels that no class has", f"{split.outside:,}"))
         if split.unlabelled:
             doubts.append((f"{split.name}: without a class", f"{split.unlabelled:,}"))
-        if any(split.class_counts):
-            blocks.append(draw_classes(f"labels-{number}", split, names, what))
+        if not any(split.class_counts):
+            continue
+        pairs = sorted(zip(names, split.class_counts, strict=True), key=lambda pair: -pair[1])
+        title = f"{split.name}: {what} of each class"
+        told = f"{title}, from {pairs[-1][1]:,} ({pairs[-1][0]}) to {pairs[0][1]:,} ({pairs[0][0]})."
+        if len(pairs) > MAX_BARS:
+            title = f"{split.name}: {what} of the {MAX_BARS // 2} most and least frequent of {len(pairs):,} classes"
+            pairs = pairs[: MAX_BARS // 2] + pairs[-MAX_BARS // 2 :]
+        rows: Rows = [{"what": name, "x": count} for name, count in pairs]
+        chart = bars(rows, across(what, tickCount=5), step=18, tooltip=tips(what="class", x=what))
+        table = Table(("class", what), [[name, f"{count:,}"] for name, count in pairs], numeric=(False, True))
+        blocks.append(figure(f"labels-{number}", title, told, chart, table))
     if doubts:
         blocks.append(Facts(doubts))
     if not blocks:
@@ -161,10 +167,25 @@ def build_sizes(summary: DatasetSummary) -> Section | None:
         for what in ("width", "height", "bytes"):
             spread: Quantiles = getattr(split.looked_at, what)
             show = format_bytes if what == "bytes" else "{:,.0f}".format
-            cells = (spread.minimum, spread.p5, spread.median, spread.p95, spread.maximum, spread.mean)
-            rows.append([f"{split.name}: {what}", *(show(value) for value in cells)])
-        if len(split.looked_at.sizes) > 1:
-            blocks.append(draw_sizes(f"sizes-{number}", f"{split.name}: sizes of pictures", split.looked_at))
+            ends = (spread.minimum, spread.p5, spread.median, spread.p95, spread.maximum, spread.mean)
+            rows.append([f"{split.name}: {what}", *map(show, ends)])
+        sizes = split.looked_at.sizes
+        if len(sizes) < 2:
+            continue
+        shown = sizes[:MAX_SIZES]  # a circle each, as large as there are pictures
+        circles: Rows = [{"x": size.width, "y": size.height, "pictures": size.pictures} for size in shown]
+        area = alt.Scale(range=[25, 900], domain=[0, max(size.pictures for size in shown)])
+        scale: dict[str, Any] = {"zero": False, "nice": True, "padding": 16}
+        look = {"color": BLUE, "opacity": 0.55, "stroke": BLUE, "strokeWidth": 1}
+        x, y = across("width (pixels)", **scale), up("height (pixels)", **scale)
+        count = alt.Size("pictures:Q", scale=area, legend=None)
+        layers = [mark("circle", circles, look, x=x, y=y, size=count, tooltip=tips("pictures", x="width", y="height"))]
+        title, most = f"{split.name}: sizes of pictures", shown[0]
+        told = f"{title}: {len(sizes):,} sizes, most often {most.width} × {most.height} ({most.pictures:,} pictures)"
+        told += "." if len(shown) == len(sizes) else f"; the {len(shown)} most frequent are drawn."
+        cells = [[str(size.width), str(size.height), f"{size.pictures:,}"] for size in shown[:20]]
+        table = Table(("width", "height", "pictures"), cells, "The most frequent sizes", numeric=(True,) * 3)
+        blocks.append(figure(f"sizes-{number}", title, told, layers, table, height=280))
     if not rows:
         return None
     columns = ("", "smallest", "5 % below", "median", "5 % above", "largest", "mean")
@@ -184,37 +205,3 @@ def name_classes(classes: Sequence[ClassSummary]) -> list[str]:
     texts = [entry.text or entry.name for entry in classes]
     often = Counter(texts)
     return [f"{text} #{label}" if often[text] > 1 else text for label, text in enumerate(texts)]
-
-
-def draw_classes(name: str, split: SplitSummary, names: Sequence[str], what: str) -> Figure:
-    pairs = sorted(zip(names, split.class_counts, strict=True), key=lambda pair: -pair[1])
-    title = f"{split.name}: {what} of each class"
-    told = f"{title}, from {pairs[-1][1]:,} ({pairs[-1][0]}) to {pairs[0][1]:,} ({pairs[0][0]})."
-    if len(pairs) > MAX_BARS:
-        title = f"{split.name}: {what} of the {MAX_BARS // 2} most and least frequent of {len(pairs):,} classes"
-        pairs = pairs[: MAX_BARS // 2] + pairs[-MAX_BARS // 2 :]
-    rows: Rows = [{"what": title, "x": count} for title, count in pairs]
-    chart = bars(rows, across(what, tickCount=5), step=18, tooltip=tips(what="class", x=what))
-    table = Table(("class", what), [[title, f"{count:,}"] for title, count in pairs], numeric=(False, True))
-    return figure(name, title, told, chart, table)
-
-
-def draw_sizes(name: str, title: str, seen: LookedAt) -> Figure:
-    """One circle a size, as large as there are pictures."""
-    shown = seen.sizes[:MAX_SIZES]
-    rows: Rows = [{"x": size.width, "y": size.height, "pictures": size.pictures} for size in shown]
-    area = alt.Scale(range=[25, 900], domain=[0, max(size.pictures for size in shown)])
-    scale: dict[str, Any] = {"zero": False, "nice": True, "padding": 16}
-    layers = [
-        mark(
-            "circle", rows, {"color": BLUE, "opacity": 0.55, "stroke": BLUE, "strokeWidth": 1},
-            x=across("width (pixels)", **scale), y=up("height (pixels)", **scale),
-            size=alt.Size("pictures:Q", scale=area, legend=None), tooltip=tips("pictures", x="width", y="height"),
-        )
-    ]  # fmt: skip
-    most = shown[0]
-    told = f"{title}: {len(seen.sizes):,} sizes, most often {most.width} × {most.height} ({most.pictures:,} pictures)"
-    told += "." if len(shown) == len(seen.sizes) else f"; the {len(shown)} most frequent are drawn."
-    cells = [[str(size.width), str(size.height), f"{size.pictures:,}"] for size in shown[:20]]
-    table = Table(("width", "height", "pictures"), cells, "The most frequent sizes", numeric=(True,) * 3)
-    return figure(name, title, told, layers, table, height=280)

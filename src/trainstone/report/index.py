@@ -16,7 +16,7 @@ from trainstone.report.view import relative_address
 from trainstone.results.learning import describe_metric
 from trainstone.results.schema import Result
 from trainstone.results.store import read_result
-from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, label_row
+from trainstone.results.sweep import find_knee_row, label_row
 from trainstone.results.tables import Table, keyed_table
 from trainstone.units import format_count, format_percent, format_rate, format_seconds
 
@@ -71,10 +71,11 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
     """Return a run's cells, and the numbers behind them to sort by."""
     train = result.config.get("train", {})
     batch, best = str(train.get("batch_size", "")), None
-    if result.sweep:
-        best = find_best_row(result.sweep)
-        batch = f"sweep {result.sweep.tell_batches() or result.sweep.key}"
-        batch += f": {label_row(result.sweep, best)}" if best else ""
+    if sweep := result.sweep:  # for it stands its fastest curve's knee, or its fastest point
+        knee = max(sweep.knees, key=lambda knee: knee.best_images_per_second, default=None)
+        rated = [row for row in sweep.rows if row.images_per_second is not None]
+        best = (find_knee_row(sweep, knee) if knee else None) or max(rated, key=lambda row: row.rate, default=None)
+        batch = f"sweep {sweep.tell_batches() or sweep.key}" + (f": {label_row(sweep, best)}" if best else "")
     measured = best if result.sweep else result.throughput
     rate = measured.images_per_second if measured else None
     half = measured.half_width if measured else None
@@ -98,14 +99,6 @@ def describe_run(result: Result) -> tuple[dict[str, str], dict[str, float | None
         "status": result.status,
     }
     return texts, {"quality": value, "images/s": rate, "±": half, "step": step}
-
-
-def find_best_row(sweep: Sweep) -> SweepRow | None:
-    """Return the point that stands for a sweep: its fastest curve's knee, or its fastest point."""
-    knee = max(sweep.knees, key=lambda knee: knee.best_images_per_second, default=None)
-    found = find_knee_row(sweep, knee) if knee else None
-    measured = [row for row in sweep.rows if row.images_per_second is not None]
-    return found or max(measured, key=lambda row: row.images_per_second or 0, default=None)
 
 
 def name_devices(result: Result) -> str:

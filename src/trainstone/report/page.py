@@ -32,7 +32,7 @@ from trainstone.text import printable
 
 # In the order of the page; a section without data is left out.
 SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
-    speed.build_comparison,
+    sweep.build_comparison,
     sweep.build,
     speed.build_headline,
     data_bench.build_overview,
@@ -66,6 +66,8 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     facts.build_unmeasured,
 )
 PAGE_NAME = "report.html"
+SCRIPTS_END = "window.vegaEmbed="
+"""What a page calls: the bundle is all there when it ends by handing it out."""
 FIGURE_WIDTH = 640
 DRAW: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
     "svg": vl_convert.vegalite_to_svg,
@@ -121,7 +123,7 @@ def build_page(view: RunView) -> Page:
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:
-    section = speed.describe_comparison(comparison, "How many times as fast A is as B, with the 95 % interval.")
+    section = sweep.describe_comparison(comparison, "How many times as fast A is as B, with the 95 % interval.")
     write_page(Page("trainstone: comparison", "comparison", comparison.verdict, [section]), path)
 
 
@@ -141,8 +143,7 @@ def render(page: Page, scripts: str) -> str:
         finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["as_json"] = as_json
-    environment.filters["unquote"] = unquote
+    environment.filters |= {"as_json": as_json, "unquote": unquote}
     return environment.get_template("page.html.j2").render(
         page=page,
         version=__version__,
@@ -169,9 +170,9 @@ def load_scripts() -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         text = ""
-    if not is_complete(text):
+    if SCRIPTS_END not in text[-2000:]:
         text = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
-        if not is_complete(text):
+        if SCRIPTS_END not in text[-2000:]:
             raise ResultError("vl-convert made no chart scripts", hint="pip install --upgrade vl-convert-python")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,11 +180,6 @@ def load_scripts() -> str:
         except OSError as err:
             log.info("chart scripts not kept in %s: %s", path, err)
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def is_complete(text: str) -> bool:
-    """Say whether this is the bundle and all of it: it ends by handing out what a page calls."""
-    return "window.vegaEmbed=" in text[-2000:]
 
 
 def export_figures(figures: Sequence[Figure], folder: Path, kind: str) -> list[Path]:

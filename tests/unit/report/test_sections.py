@@ -22,7 +22,6 @@ from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose,
 from trainstone.report.dataset import build_dataset_page, name_classes
 from trainstone.report.page import Page, build_page, render, write_report
 from trainstone.report.sections import profile, quality
-from trainstone.report.sections.data_bench import draw_threads
 from trainstone.report.view import RunView, read_view
 from trainstone.results.dataset import ClassSummary
 from trainstone.results.profiled import Timeline
@@ -111,9 +110,10 @@ def test_sweep_of_any_value_is_drawn(tmp_path: Path, value: Any):
 
 
 @pytest.mark.parametrize(("rate", "drawn"), [(3000.0, True), (600.0, True), (20_000.0, False)])
-def test_threads_have_their_intervals_and_a_demand_near_them(rate: float, drawn: bool):
+def test_threads_have_their_intervals_and_a_demand_near_them(tmp_path: Path, rate: float, drawn: bool):
     demand = A100.model_copy(update={"images_per_second": rate})
-    layers = draw_threads(make_feeding(POINTS, cores=4, demand=demand)).spec["layer"]
+    page = page_of(write_data_bench(tmp_path, make_feeding(POINTS, cores=4, demand=demand)))
+    layers = figures(page)["threads"].spec["layer"]
     rows = {row["x"]: row for row in layers[0]["data"]["values"]}
     assert {threads: row["y"] for threads, row in rows.items()} == {1: 600, 2: 1190, 4: 2200, 8: 2400}
     assert (rows[8]["low"], rows[8]["high"]) == (2376, 2424)

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
+from trainstone.report.blocks import Facts, Prose, Section
 from trainstone.report.view import RunView
 from trainstone.results import feeding as loading
 from trainstone.results.feeding import Feeding
@@ -51,11 +51,8 @@ def build_threads(feeding: Feeding) -> Section:
     best = loading.best_point(feeding)
     fastest = f"{format_rate(best.images_per_second)} images/s with {format_count(best.threads, 'thread')}"
     lead = f"{fastest}; {'; '.join(loading.describe_covers(feeding))}."
-    drawn: list[Block] = [draw_threads(feeding)] if len(feeding.points) > 1 else []
-    return Section("threads", "Speed by threads", [*drawn, thread_table(feeding)], lead)
-
-
-def draw_threads(feeding: Feeding) -> Figure:
+    if len(feeding.points) < 2:
+        return Section("threads", "Speed by threads", [thread_table(feeding)], lead)
     rows: list[dict[str, Any]] = []
     for point in sorted(feeding.points, key=lambda point: point.threads):
         interval = f" ({format_interval(point.ci95)})" if point.ci95 else ""
@@ -72,7 +69,8 @@ def draw_threads(feeding: Feeding) -> Figure:
     if 0 < demanded <= FARTHEST_DEMAND * max(row["y"] for row in rows):
         layers.append(charts.mark("rule", [{"y": demanded}], {"strokeWidth": 2, "color": charts.ORANGE}, y=y))
         described += f" The line at {format_rate(demanded)} is the demand."
-    return charts.figure("threads", "Images/s by threads", described, layers, height=280)
+    drawn = charts.figure("threads", "Images/s by threads", described, layers, height=280)
+    return Section("threads", "Speed by threads", [drawn, thread_table(feeding)], lead)
 
 
 @of_data_bench

@@ -75,17 +75,10 @@ def build_ranks(view: RunView) -> Section | None:
     preflight = view.result.preflight
     if preflight is None:
         return None
-    hosts = [
-        [
-            host.host,
-            str(len(host.ranks)),
-            "" if host.devices is None else str(host.devices),
-            host.interface or "",
-            host.address or "",
-            host.versions.get("torch", ""),
-        ]
-        for host in preflight.hosts
-    ]
+    hosts = []
+    for host in preflight.hosts:
+        devices, torch = "" if host.devices is None else str(host.devices), host.versions.get("torch", "")
+        hosts.append([host.host, str(len(host.ranks)), devices, host.interface or "", host.address or "", torch])
     columns = ["host", "ranks", "devices", "interface", "address", "torch"]
     blocks = [Table(columns, hosts, numeric=[False, True, True, False, False, False], sortable=True)]
     if timed := preflight.all_reduce:

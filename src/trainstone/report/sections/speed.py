@@ -1,7 +1,4 @@
-"""A run's speed: its numbers, the spread of its steps, where the time went, what limits it, devices side by side.
-
-And two sides against each other: ratio with its interval.
-"""
+"""A run's speed: its numbers, the spread of its steps, where the time went, what limits it, devices side by side."""
 
 import math
 from typing import Any
@@ -9,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Facts, Figure, Prose, Section, keep_known
+from trainstone.report.blocks import Block, Facts, Section, keep_known
 from trainstone.report.charts import BLUE, DASHED, GREY, ORANGE, TEAL, Rows, across, figure, mark, tips
 from trainstone.report.view import RunView
 from trainstone.results.anchors import anchors_for, matching_device
@@ -17,53 +14,14 @@ from trainstone.results.checks import tell_feeding
 from trainstone.results.combine import list_repeated_facts
 from trainstone.results.learning import list_facts
 from trainstone.results.ratio import tell_exchange
-from trainstone.results.schema import Comparison, StepSeconds
-from trainstone.results.series import BIN_WIDTH, StepSeries
+from trainstone.results.series import BIN_WIDTH
 from trainstone.results.summary import describe_interval, describe_rate
-from trainstone.results.tables import Table, comparison_table, format_row_ratio
-from trainstone.units import (
-    format_count,
-    format_decimal,
-    format_interval,
-    format_percent,
-    format_rate,
-    format_ratio,
-    format_seconds,
-)
+from trainstone.results.tables import Table
+from trainstone.units import format_count, format_decimal, format_interval, format_percent, format_rate, format_seconds
 
 NUM_BARS = 40
-MAX_TOLD = 20
 CAVEAT = "Other software, precision and batch: a measure of what the device was once made to do, not a test."
-IN_TURN = "Both were run in turn, A B B A, in one process, so that what drifts evenly cancels out."
-JUDGEMENTS = {"faster": TEAL, "slower": ORANGE, "no difference shown": BLUE, "not judged": GREY}
 TELEMETRY = {"clock_mhz": "clock (MHz)", "power_watts": "power (W)", "temp_celsius": "temperature (°C)"}
-
-
-def build_comparison(view: RunView) -> Section | None:
-    """The run's own comparison (bench --against)."""
-    return describe_comparison(view.result.comparison, IN_TURN) if view.result.comparison else None
-
-
-def describe_comparison(comparison: Comparison, lead: str) -> Section:
-    rows: Rows = []
-    for row in comparison.rows:
-        item = {"what": row.label, "x": row.ratio, "told": row.judgement, "colour": JUDGEMENTS[row.judgement]}
-        item["shown"] = format_ratio(row.ratio)
-        rows.append(item | ({"low": row.ci95[0], "high": row.ci95[1]} if row.ci95 else {}))
-    x = across("times as fast (A / B)", type="log", nice=False, padding=12, format="~g")
-    one = mark("rule", [{"one": 1}], {"color": GREY, "strokeDash": [4, 3]}, x=charts.another(x, "one"))
-    tooltip = tips("what", shown="ratio", told="verdict")
-    chart = charts.dots(rows, x, step=28, limit=220, tooltip=tooltip, under=[one])
-    told = "; ".join(f"{row.label}: {format_row_ratio(row)}, {row.judgement}" for row in comparison.rows[:MAX_TOLD])
-    drawn = figure("comparison", "How many times as fast A is as B", f"{told}.", chart)
-    blocks: list[Block] = [drawn, comparison_table(comparison.rows, full=True)]
-    differing = [(row.label, "; ".join(row.differences)) for row in comparison.rows if row.differences]
-    if differing:
-        told = "In what the two sides differ beside what is compared, and what is doubtful about both:"
-        blocks += [Prose(told), Facts(differing)]
-    if comparison.left_out:
-        blocks += [Prose("Left out:"), Facts([("", told) for told in comparison.left_out])]
-    return Section("comparison", "Comparison", blocks, lead)
 
 
 def build_headline(view: RunView) -> Section | None:
@@ -115,10 +73,14 @@ def rate_row(label: str, rate: float, ci95: tuple[float, float] | None, colour: 
 
 
 def build_distribution(view: RunView) -> Section | None:
-    steps, found = view.steps, view.result.step_seconds
+    """Sum the series' fine bins into bars; what is slower than 1.5 times p99 is counted in the last one.
+
+    A bar is a whole number of fine bins: other widths would draw a comb.
+    """
+    steps, found, throughput = view.steps, view.result.step_seconds, view.result.throughput
     if steps is None or found is None or not len(steps.bin_count):
         return None
-    rows = [
+    facts = [
         ("fastest twentieth below (p5)", format_seconds(found.p5)),
         ("median", format_seconds(found.median)),
         ("slowest twentieth above (p95)", format_seconds(found.p95)),
@@ -126,17 +88,6 @@ def build_distribution(view: RunView) -> Section | None:
         ("first step of all, not in the picture", format_seconds(found.first)),
         ("outliers", f"{found.num_outliers}, {found.outlier_kind}" if found.num_outliers else "none"),
     ]
-    throughput = view.result.throughput
-    which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
-    lead = f"Half of the {which} took less than {format_seconds(found.median)}."
-    return Section("distribution", "Distribution of step times", [draw_histogram(steps, found), Facts(rows)], lead)
-
-
-def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
-    """Sum the fine bins into bars; what is slower than 1.5 times p99 is counted in the last one.
-
-    A bar is a whole number of the series' fine bins: other widths would draw a comb.
-    """
     low = float(steps.bin_seconds[0])
     place = np.rint(np.log(steps.bin_seconds / low) / BIN_WIDTH).astype(np.int64)
     last = min(int(place[-1]), max(0, math.floor(math.log(1.5 * found.p99 / low) / BIN_WIDTH)))
@@ -160,8 +111,14 @@ def draw_histogram(steps: StepSeries, found: StepSeconds) -> Figure:
     for number, row in enumerate(inside):
         side: dict[str, Any] = {"align": "left", "dx": 3} if number else {"align": "right", "dx": -3}
         layers.append(mark("text", [row], {"dy": 8, "y": 0, "color": ORANGE, **side}, x="x:Q", text="what:N"))
-    told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {format_seconds(found.median)}."
-    return figure("distribution", "Distribution of step times", told, layers, height=200)
+    title, median = "Distribution of step times", format_seconds(found.median)
+    told = f"{int(counts.sum())} steps from {edges[0]:.3g} {unit}, median {median}."
+    which = "steady steps" if throughput is None or throughput.steady else "steps of the window (not steady)"
+    drawn, lead = (
+        figure("distribution", title, told, layers, height=200),
+        f"Half of the {which} took less than {median}.",
+    )
+    return Section("distribution", title, [drawn, Facts(facts)], lead)
 
 
 def build_phases(view: RunView) -> Section | None:

@@ -1,4 +1,4 @@
-"""A sweep: the curve with its knee, what explains it, and every point with a link to its page."""
+"""A sweep: the curve with its knee, what explains it, every point with a link to its page. And two sides compared."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,16 +6,19 @@ from typing import Any
 import altair as alt
 
 from trainstone.report import charts
-from trainstone.report.blocks import Block, Figure, Prose, Section
+from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
+from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, mark
 from trainstone.report.sections.facts import address
 from trainstone.report.view import RunView
-from trainstone.results.schema import FINISHED
+from trainstone.results.schema import FINISHED, Comparison
 from trainstone.results.sweep import BATCH, POOR_FIT, Sweep, SweepRow, format_setting, is_numeric, label_row, name_key
-from trainstone.results.tables import sweep_table
-from trainstone.units import format_bytes, format_count, format_percent, format_rate, format_seconds
+from trainstone.results.tables import comparison_table, format_row_ratio, sweep_table
+from trainstone.units import format_bytes, format_count, format_percent, format_rate, format_ratio, format_seconds
 
 HEIGHT = 260
 MAX_TOLD = 20
+IN_TURN = "Both were run in turn, A B B A, in one process, so that what drifts evenly cancels out."
+JUDGEMENTS = {"faster": TEAL, "slower": ORANGE, "no difference shown": BLUE, "not judged": GREY}
 Read = Callable[[SweepRow], float | None]
 Format = Callable[[float], str]
 SERIES: tuple[tuple[str, str, str, float, Read, Format], ...] = (
@@ -66,7 +69,7 @@ def swept_axis(sweep: Sweep) -> alt.X:
 def curve_colour(sweep: Sweep) -> Any:
     """One colour a curve; a single curve needs no legend."""
     if sweep.curve_key is None:
-        return alt.value(charts.BLUE)
+        return alt.value(BLUE)
     names = [name_curve(sweep, curve) for curve in sweep.curves]
     colours = {name: charts.PALETTE[place % len(charts.PALETTE)] for place, name in enumerate(names)}
     return charts.colours(colours, "curve", columns=2)
@@ -92,8 +95,8 @@ def draw_rates(sweep: Sweep) -> Figure | None:
         height = top * (1 - 0.08 * (place % 3))  # knees beside each other are named above each other
         knee: charts.Rows = [{"x": value, "y": charts.round_sensibly(height), "name": f"knee: {value}"}]
         side = {"align": "right", "dx": -5} if value == last else {"align": "left", "dx": 5}
-        layers.append(charts.mark("rule", knee, {**charts.DASHED, "color": charts.ORANGE}, x=x))
-        layers.append(charts.mark("text", knee, {"dy": 6, "color": charts.ORANGE, **side}, x=x, y=y, text="name:N"))
+        layers.append(mark("rule", knee, {**charts.DASHED, "color": ORANGE}, x=x))
+        layers.append(mark("text", knee, {"dy": 6, "color": ORANGE, **side}, x=x, y=y, text="name:N"))
     line, dotted = charts.lines(rows, size=36, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
     layers += [line, charts.intervals(rows, x, y, color), dotted]
     return charts.figure("sweep", title, told, layers, height=HEIGHT)
@@ -139,7 +142,34 @@ def draw_step_times(sweep: Sweep) -> Figure | None:
             if name_curve(sweep, row.curve) == curve and row.rate and seconds > 0 and fit.error <= POOR_FIT:
                 fitted.append({"x": row.value, "y": charts.round_sensibly(seconds), "curve": curve})
     look = {**charts.DASHED, "color": charts.MUTED}
-    layers = [charts.mark("line", fitted, look, x=x, y=y, detail="curve:N")] if fitted else []
+    layers = [mark("line", fitted, look, x=x, y=y, detail="curve:N")] if fitted else []
     tooltip = charts.tips(what="point", told="step")
     layers.append(charts.points(rows, 70, x=x, y=y, color=curve_colour(sweep), tooltip=tooltip))
     return charts.figure("sweep-steps", title, f"Seconds a step: {tell_points(rows)}.", layers, height=HEIGHT)
+
+
+def build_comparison(view: RunView) -> Section | None:
+    """The run's own comparison (bench --against)."""
+    return describe_comparison(view.result.comparison, IN_TURN) if view.result.comparison else None
+
+
+def describe_comparison(comparison: Comparison, lead: str) -> Section:
+    rows: charts.Rows = []
+    for row in comparison.rows:
+        item = {"what": row.label, "x": row.ratio, "told": row.judgement, "colour": JUDGEMENTS[row.judgement]}
+        item["shown"] = format_ratio(row.ratio)
+        rows.append(item | ({"low": row.ci95[0], "high": row.ci95[1]} if row.ci95 else {}))
+    x = charts.across("times as fast (A / B)", type="log", nice=False, padding=12, format="~g")
+    one = mark("rule", [{"one": 1}], {"color": GREY, "strokeDash": [4, 3]}, x=charts.another(x, "one"))
+    tooltip = charts.tips("what", shown="ratio", told="verdict")
+    chart = charts.dots(rows, x, step=28, limit=220, tooltip=tooltip, under=[one])
+    told = "; ".join(f"{row.label}: {format_row_ratio(row)}, {row.judgement}" for row in comparison.rows[:MAX_TOLD])
+    drawn = charts.figure("comparison", "How many times as fast A is as B", f"{told}.", chart)
+    blocks: list[Block] = [drawn, comparison_table(comparison.rows, full=True)]
+    differing = [(row.label, "; ".join(row.differences)) for row in comparison.rows if row.differences]
+    if differing:
+        told = "In what the two sides differ beside what is compared, and what is doubtful about both:"
+        blocks += [Prose(told), Facts(differing)]
+    if comparison.left_out:
+        blocks += [Prose("Left out:"), Facts([("", told) for told in comparison.left_out])]
+    return Section("comparison", "Comparison", blocks, lead)

@@ -55,10 +55,18 @@ def build(view: RunView) -> Section | None:
         described, lead = describe_steps(view, steps)
         told.append(described)
     shown = name_devices(measured)
-    for quantity, rows in measured.items():
-        drawn.append(draw_quantity(rows, quantity, shown, next(axes), legend=quantity == list(measured)[-1]))
+    labels = sorted(set(shown.values()), key=lambda label: (label == OTHERS, label))
+    kinds = {label: GREY if label == OTHERS else PALETTE[place] for place, label in enumerate(labels)}
+    for what, rows in measured.items():
+        legend, scale = what == list(measured)[-1], {"domain": [0, 100]} if what.endswith("(%)") else {"zero": False}
+        named: Rows = [{**row, "shown": shown[row["device"]]} for row in rows]
+        color = charts.colours(kinds, "shown", legend=legend, columns=2) if len(shown) > 1 else None
+        look = {"strokeWidth": 1.5, "color": BLUE, "point": len(rows) == 1}
+        y, tooltip = charts.up(what, tickCount=3, **LEFT, **scale), tips("device", x="at second", y=what)
+        line = mark("line", named, look, x=next(axes), y=y, detail="device:N", color=color, tooltip=tooltip)
+        drawn.append(line.properties(width="container", height=PANEL_HEIGHT))
         inside = [row["y"] for row in rows]
-        told.append(f"{quantity} from {min(inside):.3g} to {max(inside):.3g}")
+        told.append(f"{what} from {min(inside):.3g} to {max(inside):.3g}")
     if throttled:
         reasons = sorted({row["reason"] for row in throttled})
         y = alt.Y("reason:N", title="throttled", axis=alt.Axis(**LEFT, labels=False, ticks=False))
@@ -109,11 +117,13 @@ def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
     def place(seconds: float) -> float:
         return round_sensibly(min(seconds, 1.02 * top) * factor)
 
+    pairs = zip(steps.first_step.astype(int).tolist(), steps.count.astype(int).tolist(), strict=True)
+    names = [str(first) if count == 1 else f"{first} to {first + count - 1}" for first, count in pairs]
     columns = (steps.start_seconds, steps.mean_seconds, steps.low_seconds, steps.high_seconds)
     rows: Rows = [
         {"x": round_sensibly(t), "y": place(mean), "low": place(low), "high": place(high)}
         | {"which": which, "took": format_seconds(mean), "slowest": format_seconds(high)}
-        for t, mean, low, high, which in zip(*columns, name_buckets(steps), strict=True)
+        for t, mean, low, high, which in zip(*columns, names, strict=True)
     ]
     layers = shade_start(view, steps, x)
     if steps.bucket_steps == 1:
@@ -123,10 +133,14 @@ def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
         tooltip = tips(which="steps", took="mean", slowest="slowest", x="at second")
         layers.append(mark("area", rows, {"opacity": 0.3, "color": BLUE}, x=x, y=charts.another(y, "low"), y2="high:Q"))
         layers.append(mark("line", rows, {"color": BLUE, "strokeWidth": 1.2}, x=x, y=y, tooltip=tooltip))
+    kept = zip(steps.kept["step"].astype(int), steps.kept["start_seconds"], steps.kept["step_seconds"], strict=True)
+    slow = zip(names, steps.start_seconds, steps.high_seconds, strict=True)
+    outliers = {str(step): (t, seconds) for step, t, seconds in kept}  # flagged, or too slow for the picture
+    outliers |= {which: (t, seconds) for which, t, seconds in slow if seconds > top}
     marked: Rows = [
         {"which": which, "x": round_sensibly(t), "y": place(seconds), "took": format_seconds(seconds)}
         | {"what": "off the scale" if seconds > top else "outlier"}
-        for which, (t, seconds) in find_outliers(steps, top).items()
+        for which, (t, seconds) in outliers.items()
     ]
     if marked:
         shapes = alt.Scale(domain=["outlier", "off the scale"], range=["circle", "triangle-up"])
@@ -136,12 +150,6 @@ def draw_steps(view: RunView, steps: StepSeries, x: alt.X) -> Any:
     if found:
         layers.append(mark("rule", [{"y": found.median * factor}], {"strokeDash": [4, 3], "color": GREY}, y=y))
     return charts.layered(layers, STEPS_HEIGHT)
-
-
-def name_buckets(steps: StepSeries) -> list[str]:
-    """Return the step, or the first and last of each bucket."""
-    pairs = zip(steps.first_step.astype(int).tolist(), steps.count.astype(int).tolist(), strict=True)
-    return [str(first) if count == 1 else f"{first} to {first + count - 1}" for first, count in pairs]
 
 
 def shade_start(view: RunView, steps: StepSeries, x: alt.X) -> Layers:
@@ -155,14 +163,6 @@ def shade_start(view: RunView, steps: StepSeries, x: alt.X) -> Layers:
         mark("rect", rows, {"color": SHADE}, x=x, x2="end:Q", tooltip="what:N"),
         mark("text", rows, {"align": "left", "dx": 4, "dy": 10, "y": 0, "color": GREY}, x=x, text="what:N"),
     ]
-
-
-def find_outliers(steps: StepSeries, top: float) -> dict[str, tuple[float, float]]:
-    """Return start and length of flagged steps, and of what is too slow for the picture."""
-    kept = zip(steps.kept["step"].astype(int), steps.kept["start_seconds"], steps.kept["step_seconds"], strict=True)
-    slow = zip(name_buckets(steps), steps.start_seconds, steps.high_seconds, strict=True)
-    beyond = {which: (float(t), float(seconds)) for which, t, seconds in slow if seconds > top}
-    return {str(step): (float(t), float(seconds)) for step, t, seconds in kept} | beyond
 
 
 def list_measured(telemetry: dict[str, list[TelemetryPoint]]) -> dict[str, Rows]:
@@ -195,15 +195,3 @@ def name_devices(measured: dict[str, Rows]) -> dict[str, str]:
         return {device: device for device in distance}
     unlike = sorted((device for device in distance if distance[device] > UNLIKE), key=lambda device: -distance[device])
     return {device: device if device in unlike[: len(PALETTE) - 1] else OTHERS for device in distance}
-
-
-def draw_quantity(rows: Rows, title: str, shown: dict[str, str], x: alt.X, *, legend: bool) -> Any:
-    scale: dict[str, Any] = {"domain": [0, 100]} if title.endswith("(%)") else {"zero": False}
-    named: Rows = [{**row, "shown": shown[row["device"]]} for row in rows]
-    labels = sorted(set(shown.values()), key=lambda label: (label == OTHERS, label))
-    kinds = {label: GREY if label == OTHERS else PALETTE[place] for place, label in enumerate(labels)}
-    color = charts.colours(kinds, "shown", legend=legend, columns=2) if len(shown) > 1 else None
-    look = {"strokeWidth": 1.5, "color": BLUE, "point": len(rows) == 1}
-    y, tooltip = charts.up(title, tickCount=3, **LEFT, **scale), tips("device", x="at second", y=title)
-    line = mark("line", named, look, x=x, y=y, detail="device:N", color=color, tooltip=tooltip)
-    return line.properties(width="container", height=PANEL_HEIGHT)
