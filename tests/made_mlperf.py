@@ -16,7 +16,6 @@ from made_learning import make_training
 from made_results import write_run
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
-from trainstone.files import dump_json
 from trainstone.machine.pagecache import CacheCleared
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
@@ -233,13 +232,8 @@ def write_mlperf_runs(
     folder: Path, seeds: Sequence[int] = (1, 2, 3, 4, 5), minutes: Sequence[float] = MINUTES, **changes: Any
 ) -> Path:
     """What train --runs leaves: a folder with its runs under points/."""
-    path = folder / "repeated"
-    children = [
-        write_mlperf_run(path / "points", seed, time, **changes) for seed, time in zip(seeds, minutes, strict=True)
-    ]
-    points = [
-        Point(label=f"seed {seed}", run=f"points/{child.name}") for seed, child in zip(seeds, children, strict=True)
-    ]
-    whole = make_training("repeated").model_copy(update={"points": points})
-    (path / "result.json").write_text(dump_json(whole.model_dump(mode="json", exclude_none=True)))
+    points = [Point(label=f"seed {seed}", run=f"points/run-{seed}") for seed in seeds]
+    path = write_run(folder, make_training("repeated", points=points))
+    for seed, time in zip(seeds, minutes, strict=True):
+        write_mlperf_run(path / "points", seed, time, **changes)
     return path

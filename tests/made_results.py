@@ -1,14 +1,21 @@
-"""Made-up run folders for tests: only result.json, of a run that a machine might have had."""
+"""Made-up results of a machine: a bench, a data bench, a profile; and their run folders, with only result.json."""
 
+import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from command import ROOT
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.machine.health import Noise
+from trainstone.results.feeding import Demand, Feeding, Stage, ThreadPoint, rate_per_core
+from trainstone.results.profiled import Timeline
 from trainstone.results.schema import Device, Point, Process, Recipe, Result, Throughput, World
 
+A100 = Demand(device="NVIDIA A100", devices=8, images_per_second=20_000, how="given")
+HERE = Demand(device="a CPU", devices=1, images_per_second=5.1, how="resnet50, fp32, batch 16, measured here")
 RESOLVED = ("train.batch_size=8", "train.precision=fp32", "engine.threads=2", "device=cpu")
 
 
@@ -54,10 +61,13 @@ def make_result(
     return Result(**(values | changes))
 
 
-def write_run(folder: Path, result: Result) -> Path:
+def write_run(folder: Path, result: Result, children: Sequence[Result] = ()) -> Path:
+    """Write the run folder of a result, with those of its points."""
     path = folder / result.run_id
     path.mkdir(parents=True)
     (path / "result.json").write_text(dump_json(result.model_dump(mode="json", exclude_none=True)))
+    for child in children:
+        write_run(path / "points", child)
     return path
 
 
@@ -66,16 +76,67 @@ def write_runs(folder: Path, name: str, rates: list[float], **features: Any) -> 
 
 
 def write_repeated(folder: Path, name: str, rates: list[float], **features: Any) -> Path:
-    path = folder / name
     children = [make_result(f"{name}-child{i}", rate, **features) for i, rate in enumerate(rates)]
-    for child in children:
-        write_run(path / "points", child)
     points = [Point(label=f"seed {i}", run=f"points/{child.run_id}") for i, child in enumerate(children)]
-    whole = make_result(name, 1.0, **features).model_copy(update={"points": points})
-    (path / "result.json").write_text(dump_json(whole.model_dump(mode="json", exclude_none=True)))
-    return path
+    return write_run(folder, make_result(name, 1.0, **features, points=points), children)
 
 
 def change_result(path: Path, **changes: object) -> None:
     document = json.loads((path / "result.json").read_text())
     (path / "result.json").write_text(json.dumps(document | changes))
+
+
+def make_point(threads: int, rate: float, cpu_cores: float | None = None, cores: int = 2, **changes) -> ThreadPoint:
+    given = {"ci95": (0.99 * rate, 1.01 * rate), "ci_covers": "within this run", **changes}
+    return ThreadPoint(
+        threads=threads,
+        images_per_second=rate,
+        cpu_cores=cpu_cores,
+        images_per_second_per_core=rate_per_core(rate, threads, cpu_cores, cores),
+        **given,
+    )
+
+
+def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
+    given = {
+        "path": "data/set",
+        "storage": "RecordIO",
+        "split": "train",
+        "pictures": 1200,
+        "picture_bytes": 2048.0,
+        "image_size": 224,
+        "batch_size": 64,
+        "transform": "random crop, flip",
+        "decode": "simplejpeg",
+        "cpu": "a CPU",
+        "cores": 2,
+        "points": points or [make_point(1, 600), make_point(2, 1190)],
+        "stages": [
+            Stage(name="read", seconds_per_image=2e-4, share=0.1),
+            Stage(name="decode", seconds_per_image=1.56e-3, share=0.78),
+            Stage(name="batch", seconds_per_image=2.4e-4, share=0.12),
+        ],
+        "skipped": 0,
+    }
+    return Feeding(**{**given, **changes})
+
+
+def make_timeline(kind: str = "cpu", **changes: Any) -> Timeline:
+    """What the profile of a CPU (`cpu`) or of a GPU (`cuda`) says; a kernel's name has 1,843 characters."""
+    values = json.loads((ROOT / f"tests/golden/profiles/{kind}.json").read_text())
+    return Timeline(**(values | changes))
+
+
+def make_profile(timeline: Timeline | None = None) -> Result:
+    timeline = timeline or make_timeline()
+    running, device = ("operators", "Intel Xeon") if timeline.device == "cpu" else ("kernels", "NVIDIA A100")
+    verdict = f"ResNet-50: {running} run for {100 * timeline.compute_utilisation:.1f} % of the step"
+    told = {"kind": "profile", "command": "trainstone profile", "device": device, "verdict": verdict}
+    return make_result("profile0", 8 / 1.7, timeline=timeline, **told)
+
+
+def write_profile(folder: Path, timeline: Timeline | None = None) -> Path:
+    path = write_run(folder, make_profile(timeline))
+    (path / "trace").mkdir()
+    (path / "trace/rank0000.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}', mtime=0))
+    return path

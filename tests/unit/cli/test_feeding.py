@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from made_feeding import A100, make_feeding, make_point
+from made_results import A100, make_feeding, make_point
 from trainstone.cli.sparkline import ACROSS, draw_bars
 from trainstone.cli.tables import print_feeding
 from trainstone.results.feeding import Feeding, Stage

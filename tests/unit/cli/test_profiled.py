@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from made_profile import make_profile, make_timeline
+from made_results import make_profile, make_timeline
 from trainstone.cli.summary import print_rows, profile_rows
 from trainstone.results.schema import Result
 
@@ -25,7 +25,7 @@ def test_a_cpu_profile_tells_where_the_time_went():
 
 
 def test_a_gpu_profile_tells_its_gaps_and_cores():
-    told = tell(make_profile(timeline=make_timeline("cuda")))
+    told = tell(make_profile(make_timeline("cuda")))
     assert list(told) == ["where", "gaps", "busy", "profiler", "operators", "roofline", "cores", "trace"]
     assert told["gaps"].startswith("The device is idle for 29 %")
     assert told["busy"].startswith("kernels run for 7")

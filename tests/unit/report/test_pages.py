@@ -14,8 +14,7 @@ import pytest
 
 from browser import Browser
 from hostile import hidden
-from made_pages import KINDS, make_view, poison
-from made_summary import make_summary
+from made_pages import KINDS, make_summary, make_view, poison
 from trainstone.cli.summary import print_result
 from trainstone.report.dataset import build_dataset_page
 from trainstone.report.index import build_index
