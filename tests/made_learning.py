@@ -81,14 +81,9 @@ def make_phases() -> Phases:
 def make_training(run_id: str = "train0", quality: Quality | None = None, **changes: Any) -> Result:
     quality = quality or make_quality()
     status = changes.get("status", "target_reached")
-    given = {
-        "kind": "train",
-        "status": status,
-        "quality": quality,
-        "phases": make_phases(),
-        "verdict": write_learning_verdict(quality, status, make_phases(), "ResNet-18"),
-        "command": "trainstone train",
-    }
+    verdict = write_learning_verdict(quality, status, make_phases(), "ResNet-18")
+    given = {"kind": "train", "command": "trainstone train", "status": status, "verdict": verdict}
+    given |= {"quality": quality, "phases": make_phases()}
     return make_result(run_id, BATCH / STEP_SECONDS, **(given | changes))
 
 

@@ -2,9 +2,12 @@
 
 import gzip
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from command import ROOT
 from trainstone.config.load import load_config
@@ -35,14 +38,8 @@ def make_result(
     """A bench of resnet50; no half_width means an interval that was not established."""
     config = load_config("resnet50", settings=[*RESOLVED, *settings])
     covers = "within this run" if half_width is not None else "not established: 13 steady steps, 50 needed"
-    throughput = rate and Throughput(
-        images_per_second=rate,
-        ci95=None if half_width is None else (rate * (1 - half_width), rate * (1 + half_width)),
-        ci_covers=covers,
-        steady=True,
-        steady_from_step=0,
-        num_steps=100,
-    )
+    ci95 = None if half_width is None or rate is None else (rate * (1 - half_width), rate * (1 + half_width))
+    window = {"ci95": ci95, "ci_covers": covers, "steady": True, "steady_from_step": 0, "num_steps": 100}
     values: dict[str, Any] = {
         "kind": "bench",
         "run_id": run_id,
@@ -51,7 +48,7 @@ def make_result(
         "recipe": Recipe(name=config.name, version=config.version, sha256="0"),
         "process": Process(host=host, pid=1, started_utc="2026-01-01T00:00:00+00:00"),
         "world": World(ranks=ranks),
-        "throughput": throughput,
+        "throughput": rate and Throughput(images_per_second=rate, **window),
         "noise": Noise(grade=grade, reasons=()) if grade else None,
         "devices": [Device(host=host, name=device, label="cpu")],
         "config": config.model_dump(mode="json", exclude_none=True),
@@ -87,38 +84,23 @@ def change_result(path: Path, **changes: object) -> None:
 
 
 def make_point(threads: int, rate: float, cpu_cores: float | None = None, cores: int = 2, **changes) -> ThreadPoint:
-    given = {"ci95": (0.99 * rate, 1.01 * rate), "ci_covers": "within this run", **changes}
-    return ThreadPoint(
-        threads=threads,
-        images_per_second=rate,
-        cpu_cores=cpu_cores,
-        images_per_second_per_core=rate_per_core(rate, threads, cpu_cores, cores),
-        **given,
-    )
+    measured = {"images_per_second": rate, "ci95": (0.99 * rate, 1.01 * rate), "ci_covers": "within this run"}
+    per_core = rate_per_core(rate, threads, cpu_cores, cores)
+    return ThreadPoint(threads=threads, cpu_cores=cpu_cores, images_per_second_per_core=per_core, **measured | changes)
 
 
 def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
-    given = {
-        "path": "data/set",
-        "storage": "RecordIO",
-        "split": "train",
-        "pictures": 1200,
-        "picture_bytes": 2048.0,
-        "image_size": 224,
-        "batch_size": 64,
-        "transform": "random crop, flip",
-        "decode": "simplejpeg",
-        "cpu": "a CPU",
-        "cores": 2,
+    data = {"path": "data/set", "storage": "RecordIO", "split": "train", "pictures": 1200, "picture_bytes": 2048.0}
+    made = {"image_size": 224, "batch_size": 64, "transform": "random crop, flip", "decode": "simplejpeg"}
+    measured = {
         "points": points or [make_point(1, 600), make_point(2, 1190)],
         "stages": [
             Stage(name="read", seconds_per_image=2e-4, share=0.1),
             Stage(name="decode", seconds_per_image=1.56e-3, share=0.78),
             Stage(name="batch", seconds_per_image=2.4e-4, share=0.12),
         ],
-        "skipped": 0,
     }
-    return Feeding(**{**given, **changes})
+    return Feeding(**{**data, **made, **measured, "cpu": "a CPU", "cores": 2, "skipped": 0, **changes})
 
 
 def make_timeline(kind: str = "cpu", **changes: Any) -> Timeline:
@@ -140,3 +122,12 @@ def write_profile(folder: Path, timeline: Timeline | None = None) -> Path:
     (path / "trace").mkdir()
     (path / "trace/rank0000.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}', mtime=0))
     return path
+
+
+def draw_ar1(seed: int, num: int, n: int, phi: float, *, skewed: bool = False) -> np.ndarray:
+    """Series of step durations with autocorrelated noise, of unit variance; skewed ones of exponential noise."""
+    rng = np.random.default_rng(seed)
+    kicks = rng.exponential(size=(num, n + 100)) - 1 if skewed else rng.standard_normal((num, n + 100))
+    for step in range(1, n + 100):
+        kicks[:, step] += phi * kicks[:, step - 1]
+    return kicks[:, 100:] * math.sqrt(1 - phi**2)
