@@ -12,22 +12,20 @@ import made_pages as made
 from browser import Browser
 from hostile import EVIL
 from made_learning import make_evaluations, make_quality, make_steps, make_training, write_repeated, write_training
+from made_mlperf import write_mlperf_run, write_mlperf_runs
 from made_results import A100, make_feeding, make_point, make_timeline, write_profile
 from made_sweep import make_row, make_sweep
 from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
 from trainstone.report.dataset import build_dataset_page, name_classes
-from trainstone.report.page import Page, build_page, render, write_report
+from trainstone.report.page import Page, render, write_report
 from trainstone.report.sections import profile, quality
+from trainstone.report.sections.training import build_convergence
 from trainstone.report.view import RunView, read_view
 from trainstone.results.dataset import ClassSummary
 from trainstone.results.quality import QualityPicture, QualityTable
 from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table
-from unit.report.test_style import THEMES, contrast
-
-
-def page_of(path: Path) -> Page:
-    return build_page(read_view(path))
+from unit.report.test_page import THEMES, contrast, page_of
 
 
 def find(page: Page, name: str) -> Section:
@@ -193,6 +191,74 @@ def test_runs_that_missed_are_dropped_and_a_single_time_is_not_drawn(tmp_path: P
     assert "accuracy-runs" in drawn
 
 
+# Epochs to the target against MLPerf's reference
+
+
+def convergence_of(path: Path) -> Section | None:
+    return build_convergence(read_view(path))
+
+
+def test_runs_are_compared_with_the_reference(tmp_path):
+    section = convergence_of(write_mlperf_runs(tmp_path))
+    assert section.title == "Convergence against MLPerf's reference"
+    assert section.lead.startswith("35.0 epochs to the target; the reference needs 35.2 at batch 3,264: passes")
+    figure, table = section.blocks
+    assert figure.alt == section.lead
+    runs = figure.spec["layer"][-1]["data"]["values"]
+    assert [(row["batch"], row["epochs"], row["what"]) for row in runs] == [(3264, 35, "reached the target")] * 5
+    assert table.rows[1] == ["3,264", "35.15", "34.31", "0.75", "compared with"]
+    assert [row[-1] for row in table.rows].count("not counted") == 5
+
+
+def test_one_run_has_the_section_too(tmp_path):
+    passes = "MLPerf multiplies the time by 1.0044 (a result needs 5 runs, not 1)."
+    missed = "0 of 1 runs reached the target; the reference needs 35.2 epochs at a batch of 3,264."
+    for converged, lead, what in ((True, passes, "reached the target"), (False, missed, "missed it")):
+        section = convergence_of(write_mlperf_run(tmp_path / what, 1, converged=converged))
+        assert section.lead.endswith(lead)
+        assert rows_of(section.blocks[0].spec, what)[0]["epochs"] == 35
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("mlperf.log", "1281167", "2000"),  # other pictures
+        ("mlperf.log", '"global_batch_size", "value": 3264', '"global_batch_size", "value": 99999'),
+        ("mlperf.log", ':::MLLOG {"', ":::MLLOG {"),  # damaged
+        ("result.json", '"kind": "train"', '"kind": "bench"'),
+    ],
+)
+def test_where_the_reference_is_no_measure_there_is_no_section(tmp_path, file, old, new):
+    path = write_mlperf_run(tmp_path, 1)
+    text = (path / file).read_text()
+    assert old in text
+    (path / file).write_text(text.replace(old, new))
+    view = read_view(path)
+    assert build_convergence(view) is None
+    assert bool(view.doubts) == (new == ":::MLLOG {")
+
+
+def test_logs_outside_of_the_run_are_not_read(tmp_path):
+    outside = write_mlperf_run(tmp_path / "elsewhere", 1)
+    path = write_training(tmp_path)
+    assert convergence_of(path) is None
+    (path / "mlperf.log").symlink_to(outside / "mlperf.log")
+    assert convergence_of(path) is None
+
+
+@pytest.mark.slow
+def test_the_page_shows_it_without_errors(tmp_path, browser: Browser):
+    path = write_mlperf_runs(tmp_path)
+    file, page = write_report(path)
+    assert [section.id for section in page.sections].index("convergence") == 3
+    for width in (1200, 400):
+        shown = browser.open(file, width=width)
+        assert shown.console_errors == []
+        assert shown.evaluate("document.querySelector('#convergence svg, #convergence canvas') !== null")
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        shown.close()
+
+
 # A profile
 
 
@@ -244,7 +310,6 @@ def test_operators_sort_by_their_numbers_and_long_names_stand_whole_below(tmp_pa
 
 def test_roofline_has_roofs_and_points_and_without_flops_only_bounds(tmp_path: Path):
     timeline = make_timeline()
-    assert timeline.roofline is not None
     drawn = figures(page_of(write_profile(tmp_path, timeline)))["roofline"]
     roof = drawn.spec["layer"][0]["data"]["values"]
     assert roof[1] == {"x": pytest.approx(1.9e11 / 1.7e10), "y": 1.9e11}
@@ -267,7 +332,6 @@ def test_numbers_that_cannot_be_drawn_cost_only_their_section(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, float], missing: str
 ):
     timeline = make_timeline()
-    assert timeline.roofline is not None
     roofs = timeline.roofline
     spoilt = [roofs.operators[0].model_copy(update=change), *roofs.operators[1:]]
     roofs = roofs.model_copy(update={"operators": spoilt, "points": spoilt})
@@ -342,7 +406,7 @@ def picture_of(*boxes: Any, **changes: Any) -> QualityPicture:
 
 
 def gallery_of(folder: Path, *pictures: QualityPicture) -> tuple[Gallery | None, list[str]]:
-    """What the section shows of pictures in a run that has the four of made_quality."""
+    """What the section shows of pictures in a run that has the four of made_pages."""
     section = quality.build(read_view(made.write_found(folder, made.make_found(tables=[], pictures=list(pictures)))))
     shown = section.blocks if section else []
     notes = [block.text for block in shown if isinstance(block, Prose)]
@@ -358,7 +422,6 @@ def test_pictures_have_their_boxes_inside_and_words_that_fit(tmp_path: Path):
         made.box_of("x" * 200, (0.95, 0.0, 1.0, 0.02), score=0.1, right_one=True),
     )
     gallery, notes = gallery_of(tmp_path, picture)
-    assert gallery is not None
     assert (gallery.min_score, notes) == (0.3, [])
     (shown,) = gallery.rows
     assert base64.b64decode(shown.jpeg_base64).startswith(b"\xff\xd8")
@@ -391,7 +454,6 @@ def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
     outside = ("gone.jpg", "link.jpg", "pipe.jpg", "../secret.jpg", "pictures", str(tmp_path / "secret.jpg"), "a\0b")
     for file, fault in (faults | dict.fromkeys(outside, "not in the run folder")).items():
         gallery, notes = quality.read_gallery(view, [picture_of(file=file), picture_of(file="good.jpg")])
-        assert gallery is not None
         assert (len(gallery.rows), notes) == (1, [f"1 picture left out: {file} ({fault})."])
     flat, endless = picture_of(file="good.jpg", width=0), picture_of(file="x" * 5000)
     gallery, notes = quality.read_gallery(view, [flat, endless])
@@ -399,7 +461,6 @@ def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
     assert notes[0].startswith("2 pictures left out: good.jpg (it has no size), xxx")
     many = [picture_of(file="good.jpg")] * (quality.MOST_PICTURES + 2)
     gallery, notes = quality.read_gallery(view, many)
-    assert gallery is not None
     assert len(gallery.rows) == quality.MOST_PICTURES
     assert notes == [f"The first {quality.MOST_PICTURES} of {quality.MOST_PICTURES + 2} pictures are shown."]
 
@@ -453,7 +514,6 @@ def test_few_classes_are_all_drawn_and_of_many_the_extremes():
 def test_data_set_counted_in_part_says_so_and_pictures_of_one_size_need_no_chart():
     summary = made.make_summary(detect=True)
     split = summary.splits[0]
-    assert split.looked_at is not None
     alike = split.looked_at.model_copy(update={"sizes": split.looked_at.sizes[:1]})
     part = split.model_copy(update={"counted": 4, "looked_at": alike})
     page = build_dataset_page(summary.model_copy(update={"splits": [part]}))
