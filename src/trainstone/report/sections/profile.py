@@ -214,28 +214,26 @@ def build_roofline(view: RunView) -> Section | None:
 
 def draw_roofline(roofs: RooflineChart, shown: Sequence[RooflinePoint]) -> Figure:
     """Points by arithmetic a byte and arithmetic a second, under the slope of the memory and the flat of the peak."""
+    names = [shorten(name_plainly(point.operator), NAME_LENGTH) for point in shown]
     spent: dict[str, float] = {}
-    for point in shown:
-        name = shorten(name_plainly(point.operator), NAME_LENGTH)
+    for name, point in zip(names, shown, strict=True):
         spent[name] = spent.get(name, 0.0) + point.seconds
     longest = sorted(spent, key=lambda name: -spent[name])
     kinds = dict(zip(longest, (BLUE, ORANGE, TEAL, PURPLE, RED), strict=False))  # grey for the others
     kinds |= {OTHERS: GREY} if len(longest) > len(kinds) else {}
-    rows: Rows = []
-    for point in shown:
-        name = shorten(name_plainly(point.operator), NAME_LENGTH)
-        rows.append(
-            {
-                "x": charts.round_sensibly(point.flops / point.bytes_moved),
-                "y": charts.round_sensibly(point.flops / point.seconds),
-                "ms": charts.round_sensibly(1e3 * point.seconds),
-                "operator": name if name in kinds else OTHERS,
-                "shapes": point.shapes or "all",
-                "time": f"{format_seconds(point.seconds)} in {point.calls:,} calls",
-                "rate": format_decimal(point.flops / point.seconds, "FLOP/s"),
-                "bound": f"{format_percent(point.share_of_bound, 0)} of {point.bound}",
-            }
-        )
+    rows: Rows = [
+        {
+            "x": charts.round_sensibly(point.flops / point.bytes_moved),
+            "y": charts.round_sensibly(point.flops / point.seconds),
+            "ms": charts.round_sensibly(1e3 * point.seconds),
+            "operator": name if name in kinds else OTHERS,
+            "shapes": point.shapes or "all",
+            "time": f"{format_seconds(point.seconds)} in {point.calls:,} calls",
+            "rate": format_decimal(point.flops / point.seconds, "FLOP/s"),
+            "bound": f"{format_percent(point.share_of_bound, 0)} of {point.bound}",
+        }
+        for name, point in zip(names, shown, strict=True)
+    ]
     bandwidth, peak = roofs.peak_bytes_per_second, roofs.peak_flops
     ridge = peak / bandwidth
     # The names of both roofs have room: the ridge is in the middle of the axis, and there is something below the peak
@@ -246,16 +244,16 @@ def draw_roofline(roofs: RooflineChart, shown: Sequence[RooflinePoint]) -> Figur
     x = charts.across("FLOP a byte", **scale, domain=[left, right], values=list_ticks(left, right), format="~g")
     y = charts.up("FLOP/s", **scale, domain=[low, high], values=list_ticks(low, high), format="~s")
     roof: Rows = [{"x": left, "y": left * bandwidth}, {"x": ridge, "y": peak}, {"x": right, "y": peak}]
-    names = {
-        right: (f"peak {format_decimal(peak, 'FLOP/s')}", -4),
-        ridge: (f"memory {format_decimal(bandwidth, 'B/s')}", -8),  # above the slope, where hardly an operator can be
-    }
+    named = [
+        (right, f"peak {format_decimal(peak, 'FLOP/s')}", -4),
+        (ridge, f"memory {format_decimal(bandwidth, 'B/s')}", -8),  # above the slope, where hardly an operator can be
+    ]
     tooltip = charts.tips("operator", "shapes", time="a step", rate="does", bound="reaches its bound")
     look = {"filled": True, "opacity": 0.6, "strokeWidth": 1, "stroke": charts.INK, "strokeOpacity": 0.5}
     size = alt.Size("ms:Q", scale=alt.Scale(range=[25, 700], zero=True), legend=None)
     color = charts.colours(kinds, "operator", labelLimit=300, symbolType="circle", symbolOpacity=1)
     layers = [mark("line", roof, {"strokeWidth": 2, "color": charts.MUTED, "clip": True}, x=x, y=y)]
-    for at, (name, dx) in names.items():
+    for at, name, dx in named:
         style = {"align": "right", "dx": dx, "dy": -9}
         layers.append(mark("text", [{"x": at, "y": peak, "told": name}], style, x=x, y=y, text="told:N"))
     layers.append(mark("point", rows, look, x=x, y=y, color=color, size=size, tooltip=tooltip))

@@ -25,8 +25,7 @@ from trainstone.results.series import Array, LossCurve, read_loss
 from trainstone.results.tables import Table, evaluation_table, training_table
 from trainstone.units import format_count, format_seconds
 
-HEIGHT = 250
-CONVERGENCE_HEIGHT = 260
+HEIGHT, CONVERGENCE_HEIGHT = 250, 260
 MOST_LOGS = 100
 PARTS = 12
 MEAN, LEFT_OUT, REACHED, MISSED = "reference", "reference, not counted", "reached the target", "missed it"
@@ -107,7 +106,7 @@ def draw_accuracy(quality: Quality) -> list[Block]:
     metrics = [name for name in wanted if any(name in found.metrics for found in shown)]
     if not metrics:
         return []
-    title = capitalise(" and ".join(name_metric(metric) for metric in metrics))
+    title = " and ".join(name_metric(metric) for metric in metrics).replace("top", "Top", 1)  # mAP stays
     kinds = dict(zip((name_metric(metric) for metric in metrics), (BLUE, TEAL), strict=False))
     seconds = max(found.seconds for found in shown)
     unit, factor = charts.choose_unit(max(1.0, seconds))
@@ -132,11 +131,6 @@ def draw_accuracy(quality: Quality) -> list[Block]:
             layers.append(mark("text", at, side, x=x, y=alt.value(HEIGHT), text="told:N"))
         blocks.append(figure(name, f"{title} over {over}", "", layers, height=HEIGHT))
     return blocks
-
-
-def capitalise(metric: str) -> str:
-    """Return Top-1 for top-1; mAP stays."""
-    return metric.replace("top", "Top", 1)
 
 
 def draw_metric(rows: Rows, quality: Quality, span: Span, kinds: dict[str, str]) -> Layers:
@@ -243,7 +237,7 @@ def build_runs(view: RunView) -> Section | None:
             rows += list_metric(shown, quality.metric, span, name)
         if rows:
             layers = draw_metric(rows, quality, span, dict(zip(curves, itertools.cycle(RUN_COLOURS), strict=False)))
-            title = f"{capitalise(name_metric(quality.metric))} over epochs, all runs"
+            title = f"{name_metric(quality.metric).replace('top', 'Top', 1)} over epochs, all runs"
             blocks.append(figure("accuracy-runs", title, "", layers, height=HEIGHT))
         blocks += draw_times(repeated)
     links = [address(view, child) if child else None for child in known]
