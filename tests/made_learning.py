@@ -53,17 +53,11 @@ def make_evaluations(values: tuple[float, ...] = TOP1) -> list[Evaluation]:
 
 def make_quality(**changes: Any) -> Quality:
     history = changes.pop("history", make_evaluations())
-    values: dict[str, Any] = {
-        "metric": "top1",
-        "value": max((found.metrics.get("top1", 0.0) for found in history), default=0.0),
-        "target": 0.9,
-        "seconds_to_target": history[-1].seconds if history else None,
-        "epochs": history[-1].epoch if history else 0.4,
-        "history": history,
-        "global_batch": BATCH,
-        "parameters": 11_180_103,
-    }
-    return Quality(**(values | changes))
+    best = max((found.metrics.get("top1", 0.0) for found in history), default=0.0)
+    seconds, epochs = (history[-1].seconds, history[-1].epoch) if history else (None, 0.4)
+    found = {"value": best, "seconds_to_target": seconds, "epochs": epochs, "history": history}
+    given = {"metric": "top1", "target": 0.9, "global_batch": BATCH, "parameters": 11_180_103}
+    return Quality(**(found | given | changes))
 
 
 def make_phases() -> Phases:

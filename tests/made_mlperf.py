@@ -95,9 +95,8 @@ def write_log(
     minutes: float,
     score: Callable[[int], dict[str, float]],
     ended: Status,
-    always_at: int | None = None,
 ) -> None:
-    """Write the log of a run that took so many minutes; `score` of an epoch, `always_at`: judged there, too."""
+    """Write the log of a run that took so many minutes; `score` of an epoch, of which the last is always judged."""
     clock, built = Clock(BEGAN + INIT_SECONDS), BEGAN + BUILD_SECONDS
     made = open_made_log(path, config, ranks, network, pictures=pictures, built_seconds=built, clock=clock)
     cadence = made._cadence
@@ -112,7 +111,7 @@ def write_log(
             clock.seconds += epoch_seconds
             images = config.train.batch_size * steps  # one step stands for all
             log.step(StepRecord(done - 1, epoch - 1, clock() - epoch_seconds, 0, epoch_seconds, images, 1, 1))
-            if epoch in judged or epoch == always_at:
+            if epoch in judged or epoch == epochs:
                 log.begin_evaluation(done)
                 clock.seconds += EVAL_SECONDS
                 log.end_evaluation(done)
@@ -122,13 +121,7 @@ def write_log(
 
 
 def write_closed_log(
-    path: Path,
-    *,
-    converged: bool = True,
-    epochs: int = 35,
-    minutes: float = 28.7,
-    ranks: int = 8,
-    **changes: Any,
+    path: Path, *, converged: bool = True, epochs: int = 35, minutes: float = 28.7, ranks: int = 8, **changes: Any
 ) -> None:
     """Write the log of a run that reached (or missed) the target after some epochs, which took so many minutes."""
     write_log(
@@ -139,7 +132,6 @@ def write_closed_log(
         # Rises to 0.7595 at the last epoch, or stays just below the target.
         score=lambda epoch: {"top1": min(0.7 + 0.0595 * epoch / epochs, 0.7595 if converged else 0.7584)},
         ended="target_reached" if converged else "target_missed",
-        always_at=epochs,
     )
 
 

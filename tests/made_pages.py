@@ -4,7 +4,7 @@ Among them a detection run: COCO's twelve over eight evaluations, tables of real
 data set, as `data info` describes it.
 """
 
-import io
+import base64
 import os
 import shutil
 import socket
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from pydantic import ValidationError
 
 from command import ROOT
@@ -108,21 +107,13 @@ def write_fed(folder: Path) -> Path:
     return write_run(folder, make_result("fed", 90.0, loader=Loader(**measured, **synthetic, **stored, **stages)))
 
 
-@cache
-def draw_scene(number: int) -> tuple[bytes, list[tuple[str, tuple[float, ...]]]]:
-    """A picture as the bytes of a JPEG; labels of things in it, with edges as shares."""
+def find_things(number: int) -> list[ShownBox]:
+    """True boxes, the first never found; found ones near the others, one of them twice and one of another class."""
     random, things = np.random.default_rng(number), []
     for label in random.choice(LABELS, 3 + number):
         w, h = random.uniform(0.09, 0.3, 2)
         left, top = random.uniform(0.02, 0.97 - w), random.uniform(0.02, 0.97 - h)
         things.append((str(label), (left, top, left + w, top + h)))
-    written = io.BytesIO()
-    Image.new("RGB", SIZES[number], "green").save(written, "JPEG")
-    return written.getvalue(), things
-
-
-def find_things(number: int, things: list[tuple[str, tuple[float, ...]]]) -> list[ShownBox]:
-    """True boxes, the first never found; found ones near the others, one of them twice and one of another class."""
     random = np.random.default_rng(50 + number)
     shown = [box_of(label, edges, right_one=place > 0) for place, (label, edges) in enumerate(things)]
     for place, (label, edges) in enumerate(things[1:]):
@@ -164,7 +155,7 @@ def make_pictures() -> list[QualityPicture]:
     return [
         QualityPicture(
             file=f"pictures/{number:012}.jpg", title=f"{number:012}.jpg", width=SIZES[number][0],
-            height=SIZES[number][1], boxes=find_things(number, draw_scene(number)[1]),
+            height=SIZES[number][1], boxes=find_things(number),
         )
         for number in range(len(SIZES))
     ]  # fmt: skip
@@ -174,7 +165,7 @@ def write_found(folder: Path, quality: Quality | None = None, **changes: Any) ->
     path = write_training(folder, make_training(quality=quality or make_found(), **changes))
     (path / "pictures").mkdir()
     for number in range(len(SIZES)):
-        (path / f"pictures/{number:012}.jpg").write_bytes(draw_scene(number)[0])
+        (path / f"pictures/{number:012}.jpg").write_bytes(base64.b64decode(JPEG))
     return path
 
 

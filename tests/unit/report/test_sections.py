@@ -444,7 +444,7 @@ def test_pictures_that_cannot_be_shown_are_named(tmp_path: Path):
     (tmp_path / "secret.jpg").write_bytes(b"\xff\xd8\xff secret")
     folder = tmp_path / "run"
     (folder / "pictures").mkdir(parents=True)
-    (folder / "good.jpg").write_bytes(made.draw_scene(0)[0])
+    (folder / "good.jpg").write_bytes(base64.b64decode(made.JPEG))
     (folder / "text.jpg").write_text("no picture")
     (folder / "huge.jpg").write_bytes(b"\xff\xd8\xff" + bytes(quality.MOST_BYTES))
     (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
