@@ -24,6 +24,8 @@ class Child:
     label: str
     run: str
     result: Result | None
+    link: str | None
+    """The address of its page, or of its result where it has none."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,16 @@ class RunView:
     def children(self) -> list[Child]:
         found = []
         for point in self.result.points:
-            folder, result = self.find_inside(point.run), None
+            folder, result, link = self.find_inside(point.run), None, None
             try:
                 if folder is None:
                     raise ResultError(f"point {point.run} is not in the run folder and is not read")
                 result = read_result(folder)
+                files = (f"{point.run}/{name}" for name in ("report.html", "result.json"))
+                link = next((self.address(file) for file in files if (self.path / file).is_file()), None)
             except ResultError as err:
                 self.doubts.append(err.message)
-            found.append(Child(point.label, point.run, result))
+            found.append(Child(point.label, point.run, result, link))
         return found
 
     def find_inside(self, name: str) -> Path | None:

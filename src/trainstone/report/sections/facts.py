@@ -5,7 +5,7 @@ from typing import Any
 
 from trainstone.config.load import flatten
 from trainstone.report.blocks import Block, Code, Facts, Findings, Links, Prose, Section, keep_known
-from trainstone.report.view import Child, RunView
+from trainstone.report.view import RunView
 from trainstone.results.schema import FINISHED, Memory, Result
 from trainstone.results.summary import describe_interval, describe_preflight, describe_repeat
 from trainstone.results.tables import Table
@@ -102,18 +102,10 @@ def build_points(view: RunView) -> Section | None:
             rows.append([child.label, *speed, noise, result.status])
         else:
             rows.append([child.label, "", "", "", "cannot be read"])
-    links = [address(view, child) for child in view.children]
+    links = [child.link for child in view.children]
     columns = ["run", "images/s", "interval", "noise", "status"]
     table = Table(columns, rows, links=links, numeric=[False, True, False, False, False])
     return Section("points", "Runs", [table], f"{len(rows)} runs in points/.")
-
-
-def address(view: RunView, child: Child) -> str | None:
-    """Return the child's page, or its result where it has none; nothing for one that was not read."""
-    if child.result is None:
-        return None
-    files = (f"{child.run}/{name}" for name in ("report.html", "result.json"))
-    return next((view.address(file) for file in files if (view.path / file).is_file()), None)
 
 
 def build_repeat(view: RunView) -> Section | None:

@@ -8,7 +8,6 @@ import altair as alt
 from trainstone.report import charts
 from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
 from trainstone.report.charts import BLUE, GREY, ORANGE, TEAL, mark
-from trainstone.report.sections.facts import address
 from trainstone.report.view import RunView
 from trainstone.results.schema import FINISHED, Comparison
 from trainstone.results.sweep import BATCH, POOR_FIT, Sweep, SweepRow, format_setting, is_numeric, label_row, name_key
@@ -44,7 +43,7 @@ def build(view: RunView) -> Section | None:
         layers = charts.lines(rows, size=60, width=2, x=x, y=y, color=color, detail="curve:N", tooltip=tooltip)
         drawn.append(charts.figure(name, title, f"{title}. {tell_points(rows)}.", layers, height=180))
     if sweep.rows:
-        links = {child.run: address(view, child) for child in view.children}
+        links = {child.run: child.link for child in view.children}
         drawn.append(sweep_table(sweep, [links.get(row.run) for row in sweep.rows], full=True))
     told = format_count(sweep.num_points, "point")
     if view.result.status not in FINISHED:

@@ -13,7 +13,6 @@ import numpy as np
 from trainstone.report import charts
 from trainstone.report.blocks import Block, Figure, Section
 from trainstone.report.charts import BLUE, DASHED, GREY, LEFT, ORANGE, PALETTE, TEAL, Layers, Rows, figure, mark, tips
-from trainstone.report.sections.facts import address
 from trainstone.report.view import STEPS, RunView
 from trainstone.results import learning
 from trainstone.results.learning import format_epochs, format_metric, format_target, name_metric, thin_history
@@ -240,7 +239,7 @@ def build_runs(view: RunView) -> Section | None:
             title = f"{name_metric(quality.metric).replace('top', 'Top', 1)} over epochs, all runs"
             blocks.append(figure("accuracy-runs", title, "", layers, height=HEIGHT))
         blocks += draw_times(repeated)
-    links = [address(view, child) if child else None for child in known]
+    links = [child.link if child else None for child in known]
     caption = SCORED if repeated.score_seconds is not None else ""
     results = [child.result if child else None for child in known]
     blocks.append(training_table(repeated, quality, results, links, caption))
