@@ -28,11 +28,9 @@ DASHED = {"strokeDash": [5, 3], "strokeWidth": 1.5}
 LEFT: dict[str, Any] = {"minExtent": 62, "maxExtent": 62}
 """Room for the labels of a vertical axis: the same in all, so that panels stand exactly below each other."""
 SCALE_OPTIONS = ("type", "base", "domain", "nice", "zero", "padding")
-OWN_COLOUR = alt.Color("colour:N", scale=None)
-"""Each row names its colour."""
+OWN_COLOUR = alt.Color("colour:N", scale=None)  # each row names its colour
 NAME_HEIGHT = 42
-MANY_POINTS = 120
-"""Points of more rows would touch, and are drawn smaller."""
+MANY_POINTS = 120  # points of more rows would touch, and are drawn smaller
 MOST_ROWS, MOST_NAMED = 40, 20
 """Of a chart's table, evenly chosen; of its text."""
 NAME_LENGTH, CELL_LENGTH, WHOLE_LENGTH = 36, 72, 600

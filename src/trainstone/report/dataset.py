@@ -14,8 +14,7 @@ from trainstone.results.dataset import ClassSummary, DatasetSummary, Quantiles
 from trainstone.results.tables import Table, keep_filled
 from trainstone.units import format_bytes, format_count, format_percent
 
-MAX_BARS = 40
-"""Of more classes the most and the least frequent are drawn, half of each."""
+MAX_BARS = 40  # of more classes the most and the least frequent are drawn, half of each
 MAX_BOX_BARS = 40
 MAX_SIZES = 400
 

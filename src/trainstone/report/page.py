@@ -66,8 +66,7 @@ SECTIONS: tuple[Callable[[RunView], Section | None], ...] = (
     facts.build_unmeasured,
 )
 PAGE_NAME = "report.html"
-SCRIPTS_END = "window.vegaEmbed="
-"""What a page calls: the bundle is all there when it ends by handing it out."""
+SCRIPTS_END = "window.vegaEmbed="  # what a page calls: the bundle is all there when it ends by handing it out
 FIGURE_WIDTH = 640
 DRAW: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
     "svg": vl_convert.vegalite_to_svg,
@@ -84,8 +83,7 @@ class Page:
     verdict: str
     sections: Sequence[Section]
     setting: str = ""
-    wide: bool = False
-    """For tables of many columns."""
+    wide: bool = False  # for tables of many columns
 
     @property
     def figures(self) -> list[Figure]:

@@ -24,18 +24,15 @@ class Child:
     label: str
     run: str
     result: Result | None
-    link: str | None
-    """The address of its page, or of its result where it has none."""
+    link: str | None  # the address of its page, or of its result where it has none
 
 
 @dataclass(frozen=True)
 class RunView:
     path: Path
     result: Result
-    page_folder: Path
-    """Where the page will lie; its links start there."""
-    doubts: list[str] = field(default_factory=list)
-    """Files that could not be read, in words."""
+    page_folder: Path  # where the page will lie; its links start there
+    doubts: list[str] = field(default_factory=list)  # files that could not be read, in words
 
     def address(self, name: str) -> str:
         """Return the address of one of the run's files, relative to the page."""

@@ -20,8 +20,7 @@ METHOD = (
     "with the most threads, because that rate usually falls as threads share caches, memory and power. A stage's time "
     "is that of one image on one thread, with the fewest threads measured."
 )
-FARTHEST_DEMAND = 2.0
-"""A demand is drawn up to this many times the best rate: a farther one would flatten the points."""
+FARTHEST_DEMAND = 2.0  # A demand is drawn up to this many times the best rate: a farther one would flatten the points
 
 
 def of_data_bench(build: Callable[[Feeding], Section | None]) -> Callable[[RunView], Section | None]:

@@ -37,8 +37,7 @@ MOST_BARS = 12
 MOST_STEPS = 30
 ROOFLINE_HEIGHT = 340
 ROOFLINE_CELL_LENGTH = 56
-ROOM = 3.0
-"""Around points and roofs, on logarithmic axes."""
+ROOM = 3.0  # around points and roofs, on logarithmic axes
 OTHERS = "others"
 BOUNDS = {"compute": BLUE, "memory": TEAL}
 
@@ -48,8 +47,7 @@ COLOURS = dict(zip(PARTS, (BLUE, TEAL, PURPLE, OLIVE, ORANGE, RED, PINK, BROWN, 
 """Of each part, the same in every run."""
 KERNEL_COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": OLIVE}
 
-Cells = list[tuple[str, float | str]]
-"""Each cell's text, and what it is sorted by."""
+Cells = list[tuple[str, float | str]]  # each cell's text, and what it is sorted by
 
 
 def build_breakdown(view: RunView) -> Section | None:

@@ -16,17 +16,13 @@ from trainstone.units import format_count
 HEIGHT = 280
 MOST_BARS = 400
 MOST_ROWS = 2000
-MIN_SCORE = 0.3
-"""Found boxes below it are hidden until the reader asks for them."""
+MIN_SCORE = 0.3  # found boxes below it are hidden until the reader asks for them
 MOST_PICTURES = 48
 MOST_BOXES = 300
-MOST_BYTES = 2_000_000
-"""Of one file: the page carries them all."""
+MOST_BYTES = 2_000_000  # of one file: the page carries them all
 MOST_LETTERS = 28
-SHAPE = 4 / 3
-"""Width over height of a picture's place on the page (templates/style.css)."""
-LETTERS_A_WIDTH = 27
-"""Height of the words in a picture, as a part of the place's width."""
+SHAPE = 4 / 3  # width over height of a picture's place on the page (templates/style.css)
+LETTERS_A_WIDTH = 27  # height of the words in a picture, as a part of the place's width
 JPEG_START = b"\xff\xd8\xff"
 
 

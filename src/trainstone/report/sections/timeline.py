@@ -25,8 +25,7 @@ PANELS = {
     "mem_used_bytes": ("memory (GiB)", 2.0**-30),
 }
 OTHERS = "the others"
-UNLIKE = 0.05
-"""Of many devices those are named whose mean is so far off the median device's in any quantity."""
+UNLIKE = 0.05  # of many devices those are named whose mean is so far off the median device's in any quantity
 
 
 def build(view: RunView) -> Section | None:

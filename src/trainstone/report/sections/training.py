@@ -34,8 +34,7 @@ SCORED = (
     "Olympic mean, as MLPerf scores: the fastest and the slowest are dropped, the others averaged; "
     "a single run that missed the target is the slowest."
 )
-RUN_COLOURS = [colour for colour in PALETTE if colour != ORANGE]
-"""Orange is the target's."""
+RUN_COLOURS = [colour for colour in PALETTE if colour != ORANGE]  # orange is the target's
 
 
 class Span(NamedTuple):
