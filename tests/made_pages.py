@@ -20,6 +20,7 @@ from command import ROOT
 from hostile import EVIL
 from made_boxes import draw_boxes
 from made_learning import make_evaluations, make_quality, make_training, write_repeated, write_training
+from made_mlperf import write_mlperf_runs
 from made_results import (
     A100,
     make_feeding,
@@ -216,6 +217,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "train-missed": lambda folder: write_training(folder, make_training(quality=MISSED, status="target_missed")),
     "detect": write_found,
     "runs": lambda folder: write_repeated(folder, TIMES),
+    "runs-mlperf": write_mlperf_runs,
     "data": lambda folder: write_data_bench(folder, make_feeding(POINTS, cores=4, demand=A100, skipped=3)),
     "profile": write_profile,
     "profile-cuda": lambda folder: write_profile(folder, make_timeline("cuda")),

@@ -246,19 +246,6 @@ def test_logs_outside_of_the_run_are_not_read(tmp_path):
     assert convergence_of(path) is None
 
 
-@pytest.mark.slow
-def test_the_page_shows_it_without_errors(tmp_path, browser: Browser):
-    path = write_mlperf_runs(tmp_path)
-    file, page = write_report(path)
-    assert [section.id for section in page.sections].index("convergence") == 3
-    for width in (1200, 400):
-        shown = browser.open(file, width=width)
-        assert shown.console_errors == []
-        assert shown.evaluate("document.querySelector('#convergence svg, #convergence canvas') !== null")
-        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        shown.close()
-
-
 # A profile
 
 
