@@ -309,9 +309,10 @@ def info(
     with interruptible(""):
         summary = summarise(open_dataset(path), str(path))
     if page is not None:
-        from trainstone.report.dataset import write_dataset_page
+        from trainstone.report.dataset import build_dataset_page
+        from trainstone.report.page import write_page
 
-        write_dataset_page(summary, page)
+        write_page(build_dataset_page(summary), page)
     if as_json:
         print_json(summary.model_dump(mode="json", exclude={"samples"}))
         return

@@ -33,13 +33,10 @@ def report(
     run = runs[0].parent if runs[0].name == "result.json" else runs[0]
     figures: list[Path] = []
     if len(runs) == 1 and (holds_result(run) or not find_runs(run)):
-        from trainstone.report.page import write_report
+        from trainstone.report.page import export_figures, write_report
 
         written, shown = write_report(run, page)
-        if folders:
-            from trainstone.report.figures import export_figures
-
-            figures = [path for kind, folder in folders.items() for path in export_figures(shown.figures, folder, kind)]
+        figures = [path for kind, folder in folders.items() for path in export_figures(shown.figures, folder, kind)]
     elif folders:
         raise ConfigError("--png, --svg and --pdf draw the charts of one run", hint="give a single run folder")
     else:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from made_repeated import make_child, write_repeated
+from made_learning import make_child, write_repeated
 from made_results import write_run
 from trainstone.cli.eval import refuse_repeated
 from trainstone.cli.train import list_commands, plan_runs

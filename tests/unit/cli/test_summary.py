@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hostile import EVIL, EVIL_NAME, hidden
-from made_feeding import A100, make_feeding, make_point
 from made_learning import make_quality, make_training, write_training
-from made_profile import make_profile, make_timeline
-from made_results import make_result, write_run
+from made_results import A100, make_feeding, make_point, make_profile, make_result, make_timeline, write_run
 from made_sweep import make_row, make_sweep, steps_of
 from trainstone.cli import summary
 from trainstone.results.checks import finding
@@ -157,7 +155,7 @@ def test_a_cpu_profile_tells_where_the_time_went():
 
 
 def test_a_gpu_profile_tells_its_gaps_and_cores():
-    told = tell(summary.profile_rows, make_profile(timeline=make_timeline("cuda")))
+    told = tell(summary.profile_rows, make_profile(make_timeline("cuda")))
     assert list(told) == ["where", "gaps", "busy", "profiler", "operators", "roofline", "cores", "trace"]
     assert told["gaps"].startswith("The device is idle for 29 %")
     assert told["busy"].startswith("kernels run for 7")

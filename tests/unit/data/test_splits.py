@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from made_coco import make_instances
-from made_coco import make_set as make_coco
+from made_archives import make_instances
+from made_archives import make_set as make_coco
 from small_sets import CLASSES, STORAGES, Listed, make_set, to_classify, to_detect, write_set
 from trainstone.data.sample import DataSet, Split
 from trainstone.data.splits import open_split

@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from damage import damaged, quick
-from made_archives import make_tar
-from made_coco import make_instances
+from made_archives import make_instances, make_tar
 from made_ncu import AFTER, BEFORE, make_long, make_wide
 from made_sets import pack_image, pack_payload
 from made_traces import document, mark, small_trace

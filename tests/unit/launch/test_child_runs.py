@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from flows import drain, follow
-from made_repeated import FIRST_SEED, make_child
+from made_learning import FIRST_SEED, make_child
 from made_results import make_result, write_run
 from nursery import wait_until
 from trainstone.config.load import load_config, write_toml

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from damage import real_data
-from made_coco import CATEGORIES, jpeg, make_instances, make_set
+from made_archives import CATEGORIES, jpeg, make_instances, make_set
 from trainstone.data.raw.coco import CocoSource, find_coco, make_source
 from trainstone.data.raw.prepare_coco import prepare_coco
 from trainstone.data.sample import Box, ClassName

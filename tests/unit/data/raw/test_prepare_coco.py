@@ -12,8 +12,7 @@ import pytest
 
 from command import LIMIT
 from damage import real_data
-from made_archives import make_jpeg, read_files
-from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips
+from made_archives import CATEGORIES, jpeg, make_instances, make_jpeg, make_set, make_zips, read_files
 from made_pictures import busy, save
 from small_sets import check
 from trainstone.data.manifest import Manifest, check_files, read_manifest
