@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jinja2
 
-from trainstone.config.system import LaunchConfig, System
+from trainstone.config.schema import LaunchConfig, System
 from trainstone.errors import ConfigError
 from trainstone.launch.verb import IMAGE_PYTHON, Verb
 from trainstone.machine.launched import VERBS

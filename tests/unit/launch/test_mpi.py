@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from launching import make_verb
-from trainstone.config.system import LaunchConfig, System
+from trainstone.config.schema import LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch import mpi
 from trainstone.launch.mpi import Options, check_programs, plan_mpi, read_hostfile, read_hosts

@@ -8,7 +8,7 @@ import pytest
 
 from launching import make_verb
 from trainstone.config.load import load_system
-from trainstone.config.system import LaunchConfig, System
+from trainstone.config.schema import LaunchConfig, System
 from trainstone.errors import ConfigError
 from trainstone.launch.child_runs import TRAINSTONE
 from trainstone.launch.slurm import OWN, Options, count_devices, read_directives, read_time, write_script

@@ -1,9 +1,8 @@
 """torch_imagenet_resnet.py of the SC22 study of GPU variability, and the scripts that start it. K-FAC only when off."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from trainstone.config.old.line import PROGRAM, Given, Request, read_flags, read_line, set_data, set_out
+from trainstone.config.old.line import PROGRAM, Request, read_flags, read_line, set_data, set_out
 from trainstone.errors import ConfigError
 
 LINE = (
@@ -25,33 +24,26 @@ def understand(words: Sequence[str]) -> Request:
     """Read a line of torch_imagenet_resnet.py, or the name of one of the study's scripts."""
     line = read_line(words, PROGRAM, SCRIPTS)
     given = read_flags("sc22", line.after)
-    if given.values["kfac-update-freq"] != 0:
+    values, written, keys = given.values, given.written, given.keys
+    if values["kfac-update-freq"] != 0:
         raise ConfigError(
-            f"K-FAC is on, and there is none here: --kfac-update-freq is {given.values['kfac-update-freq']}",
+            f"K-FAC is on, and there is none here: --kfac-update-freq is {values['kfac-update-freq']}",
             hint="the study itself ran with --kfac-update-freq 0: give that",
         )
-    keys = list_keys(given)
-    notes = [*line.notes, *given.notes]
-    if "train-dir" in given.written:
-        notes += set_data(keys, given.values["train-dir"], "--train-dir")
-    else:
-        notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
-    options = set_out(given.values["log-dir"] if "log-dir" in given.written else None)
-    return Request("bench", keys, options, line.geometry, notes)
-
-
-def list_keys(given: Given) -> dict[str, Any]:
-    """Return the keys that the flags set."""
-    values = given.values
-    keys = given.keys
     keys["model.depth"] = int(values["model"].removeprefix("resnet"))
     keys["train.precision"] = "fp16" if values["fp16"] else "fp32"
     if values["batches-per-allreduce"] > 1:
         keys["engine.split_phases"] = False  # phases alternate within a step
-    if "backend" in given.written:
+    if "backend" in written:
         keys["parallel.backend"] = values["backend"]
     if values["no-cuda"]:
         keys["device"] = "cpu"
     elif values["local_rank"] > 0:
         keys["device"] = f"cuda:{values['local_rank']}"
-    return keys
+    notes = [*line.notes, *given.notes]
+    if "train-dir" in written:
+        notes += set_data(keys, values["train-dir"], "--train-dir")
+    else:
+        notes.append("it read ImageNetV2: give --data IMAGENETV2; batches are synthetic without")
+    options = set_out(values["log-dir"] if "log-dir" in written else None)
+    return Request("bench", keys, options, line.geometry, notes)

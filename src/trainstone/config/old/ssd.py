@@ -3,13 +3,11 @@
 import itertools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from trainstone.config.old.line import (
     Geometry,
-    Given,
     Line,
     Parser,
     Request,
@@ -33,22 +31,24 @@ DOCKER = r"build_container\.sh|build\.sh|launch\.sh|launch_local\.sh|config\.sh"
 PREPARING = rf"mll-status|prepare-json\.py|create_tfrecord\.(?:py|sh)|get_resnet34_backbone\.sh|{DOCKER}"
 BASE_RATE = 2.5e-3
 BACKBONE = "resnet34-333f7ec4.pickle"
-# config_*.sh: nodes, GPUs of a node, EXTRA_PARAMS.
-C4140_2X = (2, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4")
-C4140_4X = (4, 4, "--batch-size=56 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4 --dali-workers=3")
-DGX1 = (1, 8, "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4")
-DGXA100 = (1, 8, "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4")
-SYSTEMS = {
-    "C4140": (1, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
-    **{"2xC4140": C4140_2X, "2xC4140_01x08x56": C4140_2X, "4xC4140": C4140_4X, "4xC4140_01x08x56": C4140_4X},
-    "DSS8440": (1, 8, "--batch-size=128 --lr-warmup-epoch=5 --lr=5.84e-3 --weight-decay=1.6e-4"),
-    **{"DGX1": DGX1, "DGX1_01x08x56": DGX1, "DGXA100": DGXA100, "DGXA100_1x8x114": DGXA100},
-}
+# config_*.sh: names of the same system, its nodes, GPUs of a node, EXTRA_PARAMS.
+SYSTEMS = (
+    ("C4140", 1, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
+    ("2xC4140 2xC4140_01x08x56", 2, 4, "--batch-size=128 --lr-warmup-epoch=5.25 --lr=5.84e-3 --weight-decay=1.6e-4"),
+    (
+        *("4xC4140 4xC4140_01x08x56", 4, 4),
+        "--batch-size=56 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4 --dali-workers=3",
+    ),
+    ("DSS8440", 1, 8, "--batch-size=128 --lr-warmup-epoch=5 --lr=5.84e-3 --weight-decay=1.6e-4"),
+    ("DGX1 DGX1_01x08x56", 1, 8, "--batch-size=56 --lr-warmup-epoch=5.25 --lr=2.92e-3 --weight-decay=1.6e-4"),
+    ("DGXA100 DGXA100_1x8x114", 1, 8, "--batch-size=114 --lr-warmup-epoch=5 --lr=3.2e-3 --weight-decay=1.3e-4"),
+)
 # scripts/train/dgx1: batch, and 300 steps of warm-up in epochs, by how many GPUs share batch norm.
 WARM_UPS = {1: (128, 2.619685), 2: (64, 1.3098425), 4: (32, 0.65492125)}
 SCRIPTS = {
     f"config_{name}.sh": f"export NNODES={nodes} NGPU={each} EXTRA_PARAMS='{extra}'"
-    for name, (nodes, each, extra) in SYSTEMS.items()
+    for names, nodes, each, extra in SYSTEMS
+    for name in names.split()
 }
 SCRIPTS |= {
     f"train_mlperf_dgx1_{f'gbn{shared}_' if shared > 1 else ''}{layout}_{precision}.sh": (
@@ -76,7 +76,27 @@ def read_program(line: Line, words: Sequence[str], geometry: Geometry) -> Reques
     values, written = given.values, given.written
     if "resume-from" in written and "pretrained-backbone" in written:
         raise ConfigError("--resume-from and --pretrained-backbone exclude each other")
-    keys, notes = list_keys(given), [*line.notes, *given.notes]
+    precision, interval = values["precision"], values.get("val-interval", 0)
+    loss_scale = {"fp16": {"train.loss_scale": values["fp16-loss-scale"]}, "amp": {"train.loss_scale": "dynamic"}}
+    regular = range(interval, min(values["epochs"], 100_000) + 1, interval) if interval > 0 else ()
+    evaluated = sorted({*values["val-epochs"], *map(float, regular)})
+    keys, notes = given.keys, [*line.notes, *given.notes]
+    keys |= {
+        "train.precision": "fp32" if precision == "fp32" else "fp16",
+        **loss_scale.get(precision, {}),
+        "engine.channels_last": values["data-layout"] == "NHWC",
+        "optimizer.learning_rate": values.get("lr") or BASE_RATE,
+        "schedule.warm_up_epochs": values.get("lr-warmup-epochs") or 0.0,
+        "schedule.warm_up_from": 1 - 2 ** -max(0.0, values["lr-warmup-factor"]),
+        "eval.at_epochs": evaluated,
+        "eval.target": values["target-map"] / 100,
+        "detect.max_found": values["nms-topk"] if values["post-nms"] == -1 else values["post-nms"],
+        **({} if evaluated else {"eval.every_epochs": 0}),
+    }
+    if "dali-workers" in written:
+        keys["loader.threads"] = values["dali-workers"]
+    if values["log-interval"] != 100:
+        keys["original.every_steps"] = values["log-interval"]
     if values["synthetic"]:
         keys["data.source"] = "synthetic"
     else:
@@ -87,59 +107,21 @@ def read_program(line: Line, words: Sequence[str], geometry: Geometry) -> Reques
     return Request("bench" if values["synthetic"] else "train", keys, set_out(values.get("results")), geometry, notes)
 
 
-def list_keys(given: Given) -> dict[str, Any]:
-    """Return the keys that flags set."""
-    values = given.values
-    keys = given.keys
-    precision = values["precision"]
-    loss_scale = {"fp16": {"train.loss_scale": values["fp16-loss-scale"]}, "amp": {"train.loss_scale": "dynamic"}}
-    epochs = list_evaluated(values)
-    keys |= {
-        "train.precision": "fp32" if precision == "fp32" else "fp16",
-        **loss_scale.get(precision, {}),
-        "engine.channels_last": values["data-layout"] == "NHWC",
-        "optimizer.learning_rate": values.get("lr") or BASE_RATE,
-        "schedule.warm_up_epochs": values.get("lr-warmup-epochs") or 0.0,
-        "schedule.warm_up_from": 1 - 2 ** -max(0.0, values["lr-warmup-factor"]),
-        "eval.at_epochs": epochs,
-        "eval.target": values["target-map"] / 100,
-        "detect.max_found": values["nms-topk"] if values["post-nms"] == -1 else values["post-nms"],
-    }
-    if not epochs:
-        keys["eval.every_epochs"] = 0
-    if "dali-workers" in given.written:
-        keys["loader.threads"] = values["dali-workers"]
-    if values["log-interval"] != 100:
-        keys["original.every_steps"] = values["log-interval"]
-    return keys
-
-
-def list_evaluated(values: Mapping[str, Any]) -> list[float]:
-    """Return the epochs that are evaluated: those listed, and every so many where that is asked for."""
-    interval = values.get("val-interval", 0)
-    regular = range(interval, min(values["epochs"], 100_000) + 1, interval) if interval > 0 else ()
-    return sorted({*values["val-epochs"], *map(float, regular)})
-
-
 def read_script_variables(line: Line) -> Request:
     """Read variables, given as words or in files, before a start script or alone."""
     if "SYSTEM" in line.values:
         read_script(line, [f"config_{line.values['SYSTEM']}.sh"], 0)
     given = read_variables(ORIGINAL, line)
-    check_counts(given.values, ("NNODES", "NGPU", "DGXNNODES", "DGXNGPU", "NUMEPOCHS", "NEXP"))
-    geometry = find_geometry(given.values, line)
+    values, started = given.values, line.geometry
+    check_counts(values, ("NNODES", "NGPU", "DGXNNODES", "DGXNGPU", "NUMEPOCHS", "NEXP"))
+    nodes, each = values.get("NNODES", values.get("DGXNNODES")), values.get("NGPU", values.get("DGXNGPU"))
+    if nodes == 1 and any("2xC4140" in file for file in line.files):
+        nodes = 2
+        line.notes.append("NNODES=1: the file of 2xC4140 says so by mistake; it ran on 2 nodes")
+    if line.program == "run.slurm":
+        each = each or 4
     line.notes += given.notes
-    request = read_program(line, list_words(given), geometry)
-    keys = dict(request.keys)
-    if "CLEAR_CACHES" in given.written:
-        keys["mlperf.clear_caches"] = given.values["CLEAR_CACHES"] > 0
-    repeated = "NEXP" in given.written or line.program in REPEATING
-    return request._replace(keys=keys, runs=given.values["NEXP"] if repeated else 1)
-
-
-def list_words(given: Given) -> list[str]:
-    """Return the words that run_and_time.sh passes on to ssd_main_async.py."""
-    values = given.values
+    # What run_and_time.sh passes on to ssd_main_async.py.
     words = ["--log-interval=100", "--data-layout=NHWC", f"--epochs={values['NUMEPOCHS']}", "--async-val"]
     if values.get("DATADIR"):
         words.append(f"--coco-root={values['DATADIR'].rstrip('/')}/coco2017")
@@ -147,19 +129,13 @@ def list_words(given: Given) -> list[str]:
         words.append(f"--pretrained-backbone={values['PRETRAINED_DIR'].rstrip('/')}/{BACKBONE}")
     if values.get("LOGDIR"):
         words.append(f"--results={values['LOGDIR']}")
-    return words + split_text(values.get("EXTRA_PARAMS", ""))
-
-
-def find_geometry(values: Mapping[str, Any], line: Line) -> Geometry:
-    """Return nodes and devices: of the launcher, of the variables; the number that one file has wrong is corrected."""
-    started = line.geometry
-    nodes, each = values.get("NNODES", values.get("DGXNNODES")), values.get("NGPU", values.get("DGXNGPU"))
-    if nodes == 1 and any("2xC4140" in file for file in line.files):
-        nodes = 2
-        line.notes.append("NNODES=1: the file of 2xC4140 says so by mistake; it ran on 2 nodes")
-    if line.program == "run.slurm":
-        each = each or 4
-    return settle(started.nodes or nodes, started.each or each, started.ranks)
+    words += split_text(values.get("EXTRA_PARAMS", ""))
+    request = read_program(line, words, settle(started.nodes or nodes, started.each or each, started.ranks))
+    keys = dict(request.keys)
+    if "CLEAR_CACHES" in given.written:
+        keys["mlperf.clear_caches"] = values["CLEAR_CACHES"] > 0
+    repeated = "NEXP" in given.written or line.program in REPEATING
+    return request._replace(keys=keys, runs=values["NEXP"] if repeated else 1)
 
 
 def read_preparing(line: Line) -> Request:

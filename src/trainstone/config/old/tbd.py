@@ -1,7 +1,7 @@
 """resnet_ctl_imagenet_main.py of the TBD suite (TensorFlow 2), and the suite's scripts."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainstone.config.old.line import (
@@ -32,30 +32,22 @@ NO_DATA = "its images were in the container: give --data TFRECORDS, or the batch
 def understand(words: Sequence[str]) -> Request:
     """Read a line of the program, or one of the suite's scripts with its arguments."""
     line = read_line(words, rf"{PROGRAM}|measure_throughput\.sh|measure_compute_util\.sh", SCRIPTS)
+    keys: dict[str, Any] = {}
+    options: tuple[str, ...] = ("--batch-sizes", BATCH_SIZES)
     if line.program == "measure_throughput.sh":
-        (steps,) = read_numbers(line, line.after, (1000,), "[STOP]")
+        (keys["measure.iterations"],) = read_numbers(line, line.after, (1000,), "[STOP]")
         note = "every batch size runs its steps; --seconds N instead of measure.iterations ends at a narrow interval"
-        return make_sweep(line, {"measure.iterations": steps}, (), note)
-    if line.program == "measure_compute_util.sh":
-        return read_utilisation(line)
-    return read_program(line)
-
-
-def read_utilisation(line: Line) -> Request:
-    """measure_compute_util.sh nvprof|ncu [start] [iterations]: the timeline, or the cores."""
-    usage = "nvprof|ncu [START] [ITERATIONS]"
-    tool = line.after[0] if line.after else "nvprof"
-    if tool not in ("nvprof", "ncu"):
-        raise ConfigError(f"{line.program} {tool}: expected {usage}")
-    start, count = read_numbers(line, line.after[1:], (1000, 200), usage)
-    one = f"trainstone profile resnet50-tbd --start {start} --iterations {min(count, MOST_PROFILED)}"
-    options = ("--profile",) if tool == "nvprof" else ("--cores",)
-    return make_sweep(line, {}, options, f"each point is profiled when it is steady; of one batch size: {one}")
-
-
-def make_sweep(line: Line, keys: Mapping[str, Any], options: tuple[str, ...], note: str) -> Request:
-    """Return a sweep over the suite's batch sizes."""
-    options = ("--batch-sizes", BATCH_SIZES, *options)
+    elif line.program == "measure_compute_util.sh":  # the timeline, or the cores
+        usage = "nvprof|ncu [START] [ITERATIONS]"
+        tool = line.after[0] if line.after else "nvprof"
+        if tool not in ("nvprof", "ncu"):
+            raise ConfigError(f"{line.program} {tool}: expected {usage}")
+        start, count = read_numbers(line, line.after[1:], (1000, 200), usage)
+        one = f"trainstone profile resnet50-tbd --start {start} --iterations {min(count, MOST_PROFILED)}"
+        options += ("--profile",) if tool == "nvprof" else ("--cores",)
+        note = f"each point is profiled when it is steady; of one batch size: {one}"
+    else:
+        return read_program(line)
     return Request("sweep", {**keys, "train.precision": "fp32"}, options, notes=(*line.notes, note, NO_DATA))
 
 
@@ -75,7 +67,7 @@ def read_program(line: Line) -> Request:
     geometry, notes = find_geometry(given)
     verb: Verb = "bench" if values["skip_eval"] or values["use_synthetic_data"] else "train"
     verb = "profile" if "profile_step" in values else verb
-    keys = list_keys(given, geometry) | read_length(values, verb)
+    keys = list_keys(given, geometry, verb)
     notes = [*line.notes, *given.notes, *notes]
     if values["use_synthetic_data"]:
         keys["data.source"] = "synthetic"
@@ -102,15 +94,7 @@ def find_geometry(given: Given) -> tuple[Geometry, list[str]]:
     return Geometry(), [f"{note} one device's"]
 
 
-def read_length(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
-    """Return how long a run is; train_steps made it one epoch at most."""
-    if "train_steps" not in values:
-        return {"stop.epochs": float(values["train_epochs"])}
-    ending = {"bench": "measure.iterations", "train": "stop.steps"}.get(verb)
-    return {"stop.epochs": 1.0} | ({ending: values["train_steps"]} if ending else {})
-
-
-def list_keys(given: Given, geometry: Geometry) -> dict[str, Any]:
+def list_keys(given: Given, geometry: Geometry, verb: Verb) -> dict[str, Any]:
     """Return the keys that the flags set."""
     values, devices = given.values, geometry.devices() or 1
     if values["batch_size"] % devices:
@@ -127,4 +111,6 @@ def list_keys(given: Given, geometry: Geometry) -> dict[str, Any]:
         keys["original.every_steps"] = values["log_steps"]
     if values["num_gpus"] == 0:
         keys["device"] = "cpu"
-    return keys
+    keys["stop.epochs"] = 1.0 if "train_steps" in values else float(values["train_epochs"])  # one epoch at most
+    ending = {"bench": "measure.iterations", "train": "stop.steps"}.get(verb)
+    return keys | ({ending: values["train_steps"]} if ending and "train_steps" in values else {})

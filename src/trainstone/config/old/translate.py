@@ -75,7 +75,10 @@ def translate(original: str, words: Sequence[str]) -> Translation:
         request = request._replace(options=("--runs", str(request.runs), *request.options))
     command, file_command = write_commands(request, recipe, system, changes)
     notes = [*request.notes, *describe_ranks(request, config)] if count > 1 else request.notes
-    return Translation(old, request.verb, command, file_command, config, read_defects(recipe, system), notes)
+    defects: dict[str, Any] = tomllib.loads(read_source("recipes", recipe)[0]).get("defects", {})
+    if system is not None:
+        defects |= load_system(system).recipe[recipe].get("defects", {})
+    return Translation(old, request.verb, command, file_command, config, defects, notes)
 
 
 def fit_system(recipe: str, request: Request) -> tuple[str | None, dict[str, Any]]:
@@ -150,14 +153,6 @@ def describe_ranks(request: Request, config: Config) -> list[str]:
         return [f"{request.runs} runs: for seed in {seeds}; do {line} --seed $seed; done"]
     alone = "bench by itself measures one device; " if request.verb == "bench" else ""
     return [f"{alone}on {count:,} devices together: {line}"]
-
-
-def read_defects(recipe: str, system: str | None) -> Mapping[str, Any]:
-    """Return what the recipe, and the system for it, list under [defects]."""
-    defects: dict[str, Any] = tomllib.loads(read_source("recipes", recipe)[0]).get("defects", {})
-    if system is not None:
-        defects = {**defects, **load_system(system).recipe[recipe].get("defects", {})}
-    return defects
 
 
 def write_file(translation: Translation) -> str:

@@ -1,6 +1,6 @@
 """main.py of WMLCE's ResNet-50 (NVIDIA's TensorFlow 1 program), as Bede's job scripts start it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainstone.config.old.line import PROGRAM, Given, Request, Verb, read_flags, read_line, set_data, set_out
@@ -38,10 +38,20 @@ def understand(words: Sequence[str]) -> Request:
             keys["eval.batch_size"] = values["batch_size"]
         notes.append("saved weights bring their own precision and network; TensorFlow's checkpoints are not read")
     else:
-        keys |= list_lengths(values, verb)
+        benches, count = verb == "bench", values["num_iter"]
+        keys["stop.epochs"] = float(count)
+        if values["iter_unit"] == "batch":
+            keys |= {"stop.epochs": BATCH_UNIT_EPOCHS, "measure.iterations" if benches else "stop.steps": count}
+        elif benches:
+            keys["measure.max_epochs"] = count
         notes += ["--mode=train: here training ends with an evaluation, too"] * (mode == "train")
         notes += ["--batch_size is not given: auto, what fits this device"] * ("batch_size" not in values)
-    return Request(verb, keys, list_options(values), line.geometry, notes)
+    options = set_out(values.get("results_dir"))
+    if mode == "inference_benchmark":
+        options = ("--bench", *options)
+    elif mode == "predict":
+        options = ("--predict", values.get("to_predict", "IMAGE"))
+    return Request(verb, keys, options, line.geometry, notes)
 
 
 def list_keys(given: Given) -> dict[str, Any]:
@@ -62,20 +72,3 @@ def list_keys(given: Given) -> dict[str, Any]:
     if values["gpu_id"]:
         keys["device"] = f"cuda:{values['gpu_id']}"
     return keys
-
-
-def list_lengths(values: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
-    """Return how long a run is: epochs, or batches of a schedule of 90 epochs."""
-    if values["iter_unit"] == "batch":
-        ending = {"measure.iterations" if verb == "bench" else "stop.steps": values["num_iter"]}
-        return {"stop.epochs": BATCH_UNIT_EPOCHS, **ending}
-    epochs = {"stop.epochs": float(values["num_iter"])}
-    return epochs | ({"measure.max_epochs": values["num_iter"]} if verb == "bench" else {})
-
-
-def list_options(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return flags of the command."""
-    if values["mode"] == "predict":
-        return ("--predict", values.get("to_predict", "IMAGE"))
-    options = ("--bench",) if values["mode"] == "inference_benchmark" else ()
-    return options + set_out(values.get("results_dir"))
