@@ -134,7 +134,7 @@ def mpi(
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
     from trainstone.launch.mpi import Options as MpiOptions
-    from trainstone.launch.mpi import check_hosts, check_programs, plan_mpi
+    from trainstone.launch.mpi import check_start, plan_mpi
     from trainstone.launch.verb import prepare_folder, read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
@@ -144,8 +144,7 @@ def mpi(
     if dry_run or verb.dry_run:
         print_plan(planned, verb)
         return
-    check_hosts(options, verb)
-    check_programs(planned)
+    check_start(planned, options, verb)
     run = prepare_folder(verb)
     run_launch(plan(run), verb, run, verbose=bool(verbose))
 

@@ -16,7 +16,7 @@ from trainstone.machine.launched import launch_name
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from trainstone.launch.points import Plan
+    from trainstone.launch.sweep import Plan
     from trainstone.results.progress import Progress
     from trainstone.results.schema import Result, Status
     from trainstone.train.lifecycle import Lifecycle
@@ -69,7 +69,7 @@ def sweep(
 ) -> None:
     """Measure over batch sizes, or any key; find and explain the knee."""
     from trainstone.config.load import load_config
-    from trainstone.launch.points import make_plan, resume_plan
+    from trainstone.launch.sweep import make_plan, resume_plan
     from trainstone.log import configure_terminal
     from trainstone.results.store import read_result
 

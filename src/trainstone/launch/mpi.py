@@ -30,39 +30,34 @@ class Options(NamedTuple):
     words: str = ""  # for mpirun itself
 
 
-def list_hosts(options: Options) -> Hosts:
-    """Return the named hosts; none: this one, or what a scheduler gives mpirun."""
+def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
+    """Plan ranks on the named hosts, else on this one or on what a scheduler gives mpirun.
+
+    There are as many as requested, else as the hosts have slots, else one per device of the system.
+    """
+    settings = verb.system.launch if verb.system else None
     if options.host and options.hostfile:
         raise ConfigError("--host and --hostfile both name hosts", hint="give one of them")
-    if options.host:
-        return read_hosts(options.host)
-    return read_hostfile(options.hostfile) if options.hostfile else []
-
-
-def choose_ranks(options: Options, verb: Verb, hosts: Hosts) -> int:
-    """Return how many ranks to start: as requested, else the slots of the hosts, else one per device of the system."""
+    hosts = read_hosts(options.host) if options.host else read_hostfile(options.hostfile) if options.hostfile else []
     slots = sum(number or 0 for _, number in hosts) if all(number for _, number in hosts) else 0
     devices = verb.system.nodes * verb.system.devices_per_node if verb.system else 0
     ranks = options.ranks or slots or devices
     if not ranks:
-        raise ConfigError(
-            "the number of ranks is not known", hint="add -np N, or name hosts with their slots: --host n1:4,n2:4"
-        )
-    return ranks
-
-
-def plan_mpi(verb: Verb, run: Path, launch: str, options: Options) -> Plan:
-    settings = verb.system.launch if verb.system else None
-    hosts = list_hosts(options)
-    ranks = choose_ranks(options, verb, hosts)
+        hint = "add -np N, or name hosts with their slots: --host n1:4,n2:4"
+        raise ConfigError("the number of ranks is not known", hint=hint)
     environment = rank_environment(run, launch, ranks=ranks, bind=True)
     if hosts and "MASTER_ADDR" not in os.environ:
         environment["MASTER_ADDR"] = hosts[0][0]
     environment |= settings.environment if settings else {}
-    container = options.container or (settings.container if settings else None)
+    command, container = verb.command(), options.container or (settings.container if settings else None)
+    if container is not None:
+        program = "apptainer" if shutil.which("apptainer") or not shutil.which("singularity") else "singularity"
+        # Whether there are devices is for the ranks' hosts to say: --nv without one only warns.
+        gpus, binds = verb.config.device != "cpu", [Path.cwd(), run.parent]
+        command = verb.wrap(verb.command(IMAGE_PYTHON), container, binds, gpus=gpus, program=program)
     return Plan(
         engine="mpi",
-        command=(*mpirun(options, ranks, environment), *rank_command(verb, run, container)),
+        command=(*mpirun(options, ranks, environment), *command),
         environment=environment,
         prologue=settings.prologue if settings else (),
         attempts=1 + options.max_restarts,
@@ -84,27 +79,17 @@ def mpirun(options: Options, ranks: int, environment: Mapping[str, str]) -> list
         raise ConfigError(f"--mpirun {options.words}: {err}") from err
 
 
-def rank_command(verb: Verb, run: Path, container: str | None) -> list[str]:
-    if container is None:
-        return verb.command()
-    program = "apptainer" if shutil.which("apptainer") or not shutil.which("singularity") else "singularity"
-    # Whether there are devices is for the ranks' hosts to say: --nv without one only warns.
-    gpus, binds = verb.config.device != "cpu", [Path.cwd(), run.parent]
-    return verb.wrap(verb.command(IMAGE_PYTHON), container, binds, gpus=gpus, program=program)
+def check_start(plan: Plan, options: Options, verb: Verb) -> None:
+    """Refuse to start where a program is missing; a prologue may bring it.
 
-
-def check_hosts(options: Options, verb: Verb) -> None:
-    """Refuse a system of several nodes of which none is named: mpirun would take this host for all of them."""
+    Also a system of several nodes of which none is named: mpirun would take this host for all of them.
+    """
     nodes = verb.system.nodes if verb.system else 1
     if nodes > 1 and not (options.ranks or options.host or options.hostfile) and not SCHEDULERS & os.environ.keys():
         raise ConfigError(
             f"system {verb.config.system} has {nodes} nodes, and nothing names them",
             hint="--host a:4,b:4 or --hostfile FILE, or start it inside a scheduler's allocation",
         )
-
-
-def check_programs(plan: Plan) -> None:
-    """Refuse to start where a program is missing; a prologue may bring it."""
     if plan.prologue:
         return
     if shutil.which("mpirun") is None:

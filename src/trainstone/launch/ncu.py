@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -69,8 +69,13 @@ def run_under_ncu(
     csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
     yield Progress(LABEL)
     folder = (path / "points" / name_run("ncu")).absolute()
+    # It counts only between cudaProfilerStart and cudaProfilerStop.
+    command = [tool, "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"]
+    command += ["--metrics", ",".join(metrics), "--log-file", str(csv_file)]
+    command += [*TRAINSTONE, "bench", str(path / "config.toml")]
+    command += ["--iterations", str(start + iterations), "--set", f"measure.profiler_range=[{start},{iterations}]"]
     ended = yield from supervise(
-        ncu_command(tool, path, start, iterations, metrics),
+        [*command, "--quiet", "--out", str(path / "points")],
         {RUN: str(folder), "LC_ALL": "C"},  # other locales write other numbers
         folder,
         OUTPUT,
@@ -83,12 +88,13 @@ def run_under_ncu(
         raise KeyboardInterrupt(signals.received)
     messages = [line for line in (read_text(csv_file) or "").splitlines() if line.startswith("==")]
     printed = "\n".join([ended.output, *messages])
+    complaints = [printable(line.strip())[:300] for line in re.findall(r"^==ERROR==\s*(.+)$", printed, re.MULTILINE)]
     if ended.code != 0:
-        raise explain_ncu(ended, folder, printed)
+        raise explain_ncu(ended, folder, printed, complaints)
     if not csv_file.exists() or "No kernels were profiled" in printed:
-        complaints = "".join(f": {line}" for line in _list_complaints(printed)[:1])
+        first = "".join(f": {line}" for line in complaints[:1])
         raise MachineError(
-            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{complaints}",
+            f"ncu has seen no kernel in steps {start} to {start + iterations - 1}{first}",
             hint=f"is the run on a CUDA device? The bench's own findings: trainstone report {path / 'points'}",
         )
     return aggregate_cores(read_ncu(csv_file, WANTED)).model_copy(update={"file": TABLE_NAME})
@@ -147,19 +153,10 @@ def choose_metrics(listing: str) -> list[str]:
     return [name for name in chosen if name is not None]
 
 
-def ncu_command(ncu: str, path: Path, start: int, iterations: int, metrics: Iterable[str]) -> list[str]:
-    """Return the command line: ncu counts only between cudaProfilerStart and cudaProfilerStop."""
-    command = [ncu, "--csv", "--print-units", "base", "--target-processes", "all", "--profile-from-start", "off"]
-    command += ["--metrics", ",".join(metrics), "--log-file", str(path / TABLE_NAME)]
-    command += [*TRAINSTONE, "bench", str(path / "config.toml")]
-    command += ["--iterations", str(start + iterations), "--set", f"measure.profiler_range=[{start},{iterations}]"]
-    return [*command, "--quiet", "--out", str(path / "points")]
-
-
-def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
+def explain_ncu(ended: Ended, folder: Path, printed: str, complaints: list[str]) -> TrainstoneError:
     if "ERR_NVGPUCTRPERM" in printed:
         return MachineError("ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
-    complaints = [line for line in _list_complaints(printed) if "application returned an error code" not in line]
+    complaints = [line for line in complaints if "application returned an error code" not in line]
     if ended.code < 0 or not complaints or read_failures(folder):
         error = explain_end(folder, ended.code, ended.output)
         return type(error)(f"{LABEL}: {error.message}", hint=error.hint)
@@ -169,8 +166,3 @@ def explain_ncu(ended: Ended, folder: Path, printed: str) -> TrainstoneError:
     elif "driver resource was unavailable" in printed:
         hint = "only one tool can count at a time: dcgmi profile --pause, then try again"
     return MachineError(f"ncu: {complaints[0]}", hint=hint)
-
-
-def _list_complaints(printed: str) -> list[str]:
-    found = re.findall(r"^==ERROR==\s*(.+)$", printed, re.MULTILINE)
-    return [printable(line.strip())[:300] for line in found]

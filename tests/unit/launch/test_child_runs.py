@@ -24,6 +24,7 @@ from trainstone.machine.signals import StopSignals
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Repeated
 from trainstone.results.store import RunFolder, create_run, lock_run, read_result, reopen_run
+from trainstone.train.lifecycle import Lifecycle
 
 SLEEPER = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
@@ -141,13 +142,17 @@ def test_resumed_parent_waits_for_a_leftover_child(monkeypatch, tmp_path: Path):
         stdout=subprocess.PIPE,
     )  # fmt: skip
     assert holder.stdout is not None
+
+    def wait(life: Lifecycle) -> Iterator[Progress]:
+        yield from child_runs.run_children(life, [], lambda *_: None)
+
     with holder:
         holder.stdout.readline()
-        phases = {progress.phase for progress in follow(child_runs.wait_for_leftovers, config, run)}
+        phases = {progress.phase for progress in follow(wait, config, run)}
     assert phases == {"waiting for the end of left"}
     monkeypatch.setattr(child_runs, "LEFTOVER_SECONDS", 0.0)
     with lock_run(child), pytest.raises(LaunchError, match="left is still in use by process 1 of an earlier start"):
-        list(follow(child_runs.wait_for_leftovers, config, run))
+        list(follow(wait, config, run))
 
 
 Act = Callable[[Path, int, StopSignals], ChildEnd]

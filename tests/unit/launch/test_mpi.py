@@ -7,7 +7,7 @@ from launching import make_verb
 from trainstone.config.schema import LaunchConfig, System
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch import mpi
-from trainstone.launch.mpi import Options, check_programs, plan_mpi, read_hostfile, read_hosts
+from trainstone.launch.mpi import Options, check_start, plan_mpi, read_hostfile, read_hosts
 
 
 def test_hosts_and_slots(tmp_path: Path):
@@ -49,10 +49,11 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
         plan_mpi(make_verb(), Path("/r"), "x", Options())
     with pytest.raises(ConfigError, match="both name hosts"):
         plan_mpi(make_verb(), Path("/r"), "x", Options(ranks=2, host="a", hostfile=Path("b")))
-    plan = plan_mpi(make_verb(), Path("/r"), "x", Options(ranks=2, container="a.sif"))
+    options = Options(ranks=2, container="a.sif")
+    plan = plan_mpi(make_verb(), Path("/r"), "x", options)
     monkeypatch.setattr(mpi.shutil, "which", lambda name: None)
     with pytest.raises(MachineError, match="no mpirun"):
-        check_programs(plan)
+        check_start(plan, options, make_verb())
     monkeypatch.setattr(mpi.shutil, "which", lambda name: name if name == "mpirun" else None)
     with pytest.raises(MachineError, match="Apptainer"):
-        check_programs(plan)
+        check_start(plan, options, make_verb())

@@ -7,7 +7,7 @@ import pytest
 from made_sweep import plan_small
 from trainstone.config.load import load_config
 from trainstone.errors import ConfigError
-from trainstone.launch.points import BATCH_SIZES, configure, make_plan, name_all, parse_over, settle
+from trainstone.launch.sweep import BATCH_SIZES, configure, make_plan, name_all, parse_over, settle
 
 CONFIG = load_config("resnet50")
 

@@ -14,8 +14,7 @@ from trainstone.cli.sweep import check_unfinished
 from trainstone.errors import DataError, LaunchError, ResultError, RunError
 from trainstone.formats.timehistory import format_line, parse_lines, read_timehistory
 from trainstone.launch import sweep as launch_sweep
-from trainstone.launch.points import Plan, resume_plan
-from trainstone.launch.sweep import find_due
+from trainstone.launch.sweep import Plan, find_due, resume_plan
 from trainstone.results.schema import Result
 from trainstone.results.store import RunFolder, read_result, reopen_run
 
