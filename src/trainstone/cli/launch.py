@@ -20,8 +20,8 @@ from trainstone.machine.launched import ALONE_VERBS, FOLDER
 from trainstone.text import printable, printable_lines
 
 if TYPE_CHECKING:
+    from trainstone.launch.slurm import Member
     from trainstone.launch.slurm import Options as SlurmOptions
-    from trainstone.launch.slurm_job import Member
     from trainstone.launch.supervisor import Plan
     from trainstone.launch.verb import Verb
     from trainstone.machine.signals import StopSignals
@@ -169,9 +169,8 @@ def slurm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit and write nothing.")] = False,
 ) -> None:
     """Run ranks as a Slurm job: a readable batch script, submitted and followed."""
-    from trainstone.launch.slurm import SCRIPT, write_script
+    from trainstone.launch.slurm import SCRIPT, require_slurm, write_script
     from trainstone.launch.slurm import Options as SlurmOptions
-    from trainstone.launch.slurm_job import require_slurm
     from trainstone.launch.verb import prepare_folder, read_verb
 
     lines, more = tuple(prologue), tuple(sbatch)
@@ -194,8 +193,7 @@ def slurm(
 
 
 def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
-    from trainstone.launch.slurm import add_system, read_directives
-    from trainstone.launch.slurm_job import list_nodes
+    from trainstone.launch.slurm import add_system, list_nodes, read_directives
 
     if options.nodes not in (None, 1) or verb.resume is not None:
         raise ConfigError("--fleet starts a new run on each node", hint="remove --nodes and --resume")
@@ -207,24 +205,23 @@ def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
 
 
 def run_job(verb: "Verb", run: Path, *, detach: bool) -> NoReturn:
-    from trainstone.launch.slurm import SCRIPT
-    from trainstone.launch.slurm_job import conclude_job, follow_job
+    from trainstone.launch.slurm import SCRIPT, conclude_job, follow_job
 
     command = ("sbatch", "--parsable", str(run / FOLDER / SCRIPT))
-    number, job = submit_and_follow(verb, run, command, lambda number: follow_job(number, run), detach=detach)
+    number, (job,) = submit_and_follow(verb, run, command, lambda number: follow_job(number, run), detach=detach)
     code = conclude_job(job, run, run / FOLDER / f"engine-{number}.log")
     show_result(run, as_json=verb.as_json)
     raise typer.Exit(code)
 
 
 def run_fleet(verb: "Verb", run: Path, nodes: list[str], *, detach: bool) -> NoReturn:
-    from trainstone.launch.slurm_job import SUBMIT, follow_fleet, gather_members, write_submit
+    from trainstone.launch.slurm import SUBMIT, follow_job, gather_members, write_submit
 
     script = run / FOLDER / SUBMIT
     write_atomically(script, write_submit(nodes))
     command = ("bash", str(script))
-    number, ended = submit_and_follow(verb, run, command, lambda number: follow_fleet(number, nodes), detach=detach)
-    members = gather_members(run, number, ended)
+    number, ended = submit_and_follow(verb, run, command, lambda number: follow_job(number, run, nodes), detach=detach)
+    members = gather_members(run, number, nodes, ended)
     show_fleet(members, run, as_json=verb.as_json)
     failed = [f"{member.node}: {member.failure}" for member in members if member.failure]
     if failed:
@@ -243,7 +240,7 @@ def submit_and_follow(
 ) -> tuple[str, End]:
     """Submit and follow to the end; return the job's number and end. Ctrl-C leaves the job running."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.launch.slurm_job import RefusedError, delayed_interrupt, submit
+    from trainstone.launch.slurm import RefusedError, delayed_interrupt, submit
 
     number = None
     try:

@@ -6,15 +6,14 @@ import pytest
 
 from flows import drain
 from trainstone.errors import DataError, LaunchError, MachineError
-from trainstone.launch import slurm_job
-from trainstone.launch.slurm_job import (
+from trainstone.launch import slurm as slurm_job
+from trainstone.launch.slurm import (
     FORGOTTEN,
     Job,
     RefusedError,
     conclude_job,
     delayed_interrupt,
     describe_job,
-    explain_refusal,
     follow_job,
     gather_members,
     list_nodes,
@@ -92,11 +91,13 @@ def test_require_slurm_without_slurm_raises(monkeypatch: pytest.MonkeyPatch, tmp
         require_slurm()
 
 
-def test_explain_refusal_of_timeout_is_not_a_refusal():
-    assert isinstance(explain_refusal("sbatch: error: invalid account"), RefusedError)
-    unsure = explain_refusal("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
-    assert not isinstance(unsure, RefusedError)
-    assert "Socket timed out" in unsure.message
+def test_submit_without_a_confirmation_is_not_refused():
+    with pytest.raises(RefusedError, match="Slurm refused the job: invalid account"):
+        submit("bash", "-c", "echo 'sbatch: error: invalid account' >&2; exit 1")
+    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    with pytest.raises(LaunchError, match="Socket timed out") as raised:
+        submit("bash", "-c", f"echo '{said}' >&2; exit 1")
+    assert not isinstance(raised.value, RefusedError)
 
 
 def test_read_job_takes_the_first_value_of_a_name():
@@ -116,7 +117,7 @@ def test_follow_job_yields_changes_and_survives_a_controller_that_does_not_answe
     monkeypatch.setattr(slurm_job, "POLL_SECONDS", 0.0)
     (tmp_path / "answers").write_text(ANSWERS)
     lines, end = drain(follow_job("3", tmp_path))
-    assert end == Job("3", "COMPLETED", restarts=1, nodes="n1")
+    assert end == [Job("3", "COMPLETED", restarts=1, nodes="n1")]
     assert [line.partition(";")[0] for line in lines] == [
         "job 3 is pending: Priority",
         "Slurm does not answer: Unable to contact slurm controller",
@@ -199,13 +200,13 @@ def test_gather_members_keeps_codes_and_names_failures(run: Path):
     for node, code in (("n1", "8"), ("n2", "75")):
         (run / node / "launch").mkdir(parents=True)
         (run / node / "launch/code").write_text(code)
-    ended = {
-        "n1": Job("7", "FAILED", exit_code=8),
-        "n2": Job("8", "CANCELLED", nodes="n2"),
-        "n3": Job("9", FORGOTTEN),
-        "n4": Job("9", "NODE_FAIL", nodes="n4"),
-    }
-    members = gather_members(run, "7", ended)
+    ended = [
+        Job("7", "FAILED", exit_code=8),
+        Job("8", "CANCELLED", nodes="n2"),
+        Job("9", FORGOTTEN),
+        Job("9", "NODE_FAIL", nodes="n4"),
+    ]
+    members = gather_members(run, "7", ["n1", "n2", "n3", "n4"], ended)
     assert [member.code for member in members] == [8, 75, None, None]
     assert [member.failure for member in members[2:]] == [
         "job 9 ended with exit code 0",
