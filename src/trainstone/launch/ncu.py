@@ -63,7 +63,7 @@ def run_under_ncu(
     tool = find_ncu()
     check_permission()
     yield Progress("asking ncu which metrics this GPU has")
-    metrics = choose_metrics(list_metrics(tool))
+    metrics = choose_metrics(tool)
     csv_file = path / TABLE_NAME
     csv_file.parent.mkdir(parents=True, exist_ok=True)
     csv_file.unlink(missing_ok=True)  # an old one must not pass for this run's
@@ -126,25 +126,21 @@ def check_permission(root: Path = Path("/")) -> None:
         )
 
 
-def list_metrics(ncu: str) -> str:
-    """Return ncu's list of the metrics of this machine's GPUs; empty if it gives none."""
-    command = [ncu, "--query-metrics"]
+def choose_metrics(ncu: str) -> list[str]:
+    """Choose for the cycles and each pipe the best name that this GPU has: ncu stops at one that it does not know.
+
+    Where ncu lists none the originals are taken: they are right on what was sold from 2017 to 2020.
+    """
+    command, listing = [ncu, "--query-metrics"], ""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=QUERY_SECONDS
         )
+        listing = done.stdout if done.returncode == 0 else ""
     except OSError as err:
         raise MachineError(f"cannot run {ncu}: {err.strerror}", hint="give the path of ncu") from err
     except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def choose_metrics(listing: str) -> list[str]:
-    """Choose for the cycles and each pipe the best name that this GPU has: ncu stops at one that it does not know.
-
-    Without a list the originals are taken: they are right on what was sold from 2017 to 2020.
-    """
+        pass  # as where it fails
     known = {line.split()[0] for line in listing.splitlines() if line.split()}
     accepted = [CYCLE_METRICS, *(tuple(f"{name}{PERCENT}" for name in names) for names in PIPE_METRICS.values())]
     chosen = [next((name for name in names if name.split(".")[0] in known), None) for names in accepted]

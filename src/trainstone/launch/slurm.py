@@ -106,16 +106,14 @@ class Options:
 
 def add_system(options: Options, system: System | None) -> Options:
     site = system.launch if system else LaunchConfig()
-    gres = options.gres or site.gres
+    names = ("partition", "time", "account", "gres", "container")
+    chosen = {name: getattr(options, name) or getattr(site, name) for name in names}
+    devices = system.devices_per_node if system else count_devices(chosen["gres"])
     return replace(
         options,
+        **chosen,
         nodes=options.nodes or (system.nodes if system else 1),
-        ranks_per_node=options.ranks_per_node or (system.devices_per_node if system else count_devices(gres)),
-        partition=options.partition or site.partition,
-        time=options.time or site.time,
-        account=options.account or site.account,
-        gres=gres,
-        container=options.container or site.container,
+        ranks_per_node=options.ranks_per_node or devices,
         prologue=(*site.prologue, *options.prologue),
         sbatch=(*site.sbatch, *options.sbatch),
     )

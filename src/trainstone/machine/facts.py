@@ -64,6 +64,13 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
     pretty = re.search(r"^PRETTY_NAME=[\"']?([^\"'\n]+)", release, re.MULTILINE)
     devices, why_no_nvml = _read_nvidia()
     flags = read_cpuinfo(root).get("flags")  # only x86 has the hypervisor flag
+    scheduler: dict[str, Any] = {}
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        scheduler = {"kind": "kubernetes", "pod": os.environ.get("HOSTNAME")}
+    for kind, names in reversed(SCHEDULERS.items()):
+        values = {key: os.environ.get(name) for key, name in names.items()}
+        if next(iter(values.values())):
+            scheduler = {"kind": kind, **values}
     facts = {
         "host": read_text(root / "proc/sys/kernel/hostname") or (platform.node() if here else None),
         "os": pretty.group(1) if pretty else (platform.platform(terse=True) if here else None),
@@ -76,7 +83,7 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
             "product_name": read_text(root / "sys/class/dmi/id/product_name"),
         },
         "container": _read_container(root),
-        "scheduler": _read_scheduler(),
+        "scheduler": scheduler,
         "nvml": why_no_nvml,
     }
     return {**_without_absent(facts), "devices": devices + _read_other_gpus(root)}
@@ -144,14 +151,6 @@ def _read_container(root: Path) -> dict[str, Any]:
     if manager := read_text(root / "run/systemd/container"):
         seen.append((manager, "/run/systemd/container"))
     return {"kind": seen[0][0], "seen_by": [f"{where} ({kind})" for kind, where in seen]} if seen else {}
-
-
-def _read_scheduler() -> dict[str, Any]:
-    for kind, keys in SCHEDULERS.items():
-        values = {key: os.environ.get(name) for key, name in keys.items()}
-        if next(iter(values.values())):
-            return {"kind": kind, **values}
-    return {"kind": "kubernetes", "pod": os.environ.get("HOSTNAME")} if "KUBERNETES_SERVICE_HOST" in os.environ else {}
 
 
 def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:

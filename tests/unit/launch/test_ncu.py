@@ -205,11 +205,12 @@ def write_lines(path: Path, first: str, second: str | None) -> None:
         path.write_text(f"{first}\n{second}\nlast: 0\n")
 
 
-def test_metrics_are_chosen_that_this_gpu_has():
+def test_metrics_are_chosen_that_this_gpu_has(fake: Fake):
     for listing in ("", "==ERROR== No devices\n\n"):
-        assert choose_metrics(listing) == [CYCLES, FMA, FP16, TENSOR, SFU]
-    without_sfu = "".join(line for line in LISTING.splitlines(keepends=True) if "_xu" not in line)
-    assert choose_metrics(without_sfu)[-1] == f"sm__pipe_tensor_cycles_active{PERCENT}"
+        fake.write(None, listing=listing)
+        assert choose_metrics(str(fake.path)) == [CYCLES, FMA, FP16, TENSOR, SFU]
+    fake.write(None, listing="".join(line for line in LISTING.splitlines(keepends=True) if "_xu" not in line))
+    assert choose_metrics(str(fake.path))[-1] == f"sm__pipe_tensor_cycles_active{PERCENT}"
 
 
 def test_an_ncu_that_cannot_be_run_is_reported(fake: Fake):
