@@ -94,7 +94,7 @@ def local(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine, by torchrun: one for each device, or on the CPU with its cores divided among them."""
-    from trainstone.launch.local import check_room, choose_ranks, plan_local
+    from trainstone.launch.engines import check_room, choose_ranks, plan_local
     from trainstone.launch.verb import prepare_folder, read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
@@ -133,8 +133,8 @@ def mpi(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
-    from trainstone.launch.mpi import Options as MpiOptions
-    from trainstone.launch.mpi import check_start, plan_mpi
+    from trainstone.launch.engines import Options as MpiOptions
+    from trainstone.launch.engines import check_start, plan_mpi
     from trainstone.launch.verb import prepare_folder, read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)

@@ -125,19 +125,16 @@ def write_commands(request: Request, recipe: str, system: str | None, changes: M
         if key == "data.source" and "data.root" in changes:
             continue
         option = "--iterations" if (request.verb, key) in STEPS else OPTIONS.get(key)
-        words += [option, str(value)] if option else ["--set", f"{key}={write_value(value)}"]
+        bare = (
+            isinstance(value, str) and re.fullmatch(r"[a-z]\w*", value) and value not in ("true", "false", "inf", "nan")
+        )
+        text = value if bare else json.dumps(value, ensure_ascii=False)  # texts, numbers and lists are as in TOML
+        words += [option, str(value)] if option else ["--set", f"{key}={text}"]
     file_words = ["eval", "WEIGHTS", "--recipe", FILE] if evaluates else [request.verb, FILE]
     if "--bench" in request.options and "data.root" in changes:  # synthetic but for --data, whatever the file says
         file_words += ["--data", str(changes["data.root"])]
     command, file_command = (shlex.join(["trainstone", *line, *request.options]) for line in (words, file_words))
     return command, file_command
-
-
-def write_value(value: Any) -> str:
-    """Return a value as --set takes it."""
-    if isinstance(value, str) and re.fullmatch(r"[a-z]\w*", value) and value not in ("true", "false", "inf", "nan"):
-        return value
-    return json.dumps(value, ensure_ascii=False)  # of texts, numbers and lists TOML has the same
 
 
 def describe_ranks(request: Request, config: Config) -> list[str]:

@@ -1,9 +1,10 @@
-"""trainstone launch mpi: ranks on one host or many, started by Open MPI's mpirun, also in Apptainer images."""
+"""Engines that start ranks from here: torchrun on this host; Open MPI's mpirun on one or many, also in Apptainer."""
 
 import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +12,14 @@ from typing import NamedTuple
 from trainstone.errors import ConfigError, MachineError
 from trainstone.launch.supervisor import Plan
 from trainstone.launch.verb import IMAGE_PYTHON, Verb, rank_environment
-from trainstone.machine.cpus import GIVEN_CPUS
+from trainstone.machine.cpus import GIVEN_CPUS, available_cores, memory_available_bytes
+from trainstone.machine.facts import read_facts
+from trainstone.machine.launched import name_host
+from trainstone.units import format_bytes, format_count
 
+# The least that a rank takes: peak unique set size of each of two ranks that train demo-classify with 8 images of
+# 32 x 32 pixels per step and model.width 16 on the CPU (1304 and 1352 MiB; torch 2.13, Linux x86-64, one thread).
+RANK_MEMORY_BYTES = 1300 * 2**20
 # Variables of the user's that ranks on other hosts get as well.
 FORWARDED = ("TRAINSTONE_", "NCCL_", "GLOO_", "OMP_", "MASTER_")
 # A scheduler that has set one of these tells mpirun the hosts.
@@ -21,7 +28,79 @@ Hosts = list[tuple[str, int | None]]
 """Each host with its number of slots; None: not given."""
 
 
+def count_cuda_devices() -> int:
+    found: int = sum(device.get("kind") == "cuda" for device in read_facts()["devices"])
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return found
+    names = [name.strip() for name in shown.split(",")]
+    # CUDA stops at the first that is none.
+    valid = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
+    return min(found, valid)
+
+
+def count_used_devices(verb: Verb) -> int:
+    """Each rank takes the CUDA device of its number; 0: they run on the CPU."""
+    return count_cuda_devices() if verb.config.device in ("auto", "cuda") else 0
+
+
+def choose_ranks(requested: int | None) -> int:
+    ranks = requested or count_cuda_devices()
+    if not ranks:
+        raise ConfigError(
+            f"{name_host()} shows no CUDA devices, so the number of ranks is not known",
+            hint="add --ranks N; N ranks on the CPU divide its cores",
+        )
+    return ranks
+
+
+def plan_local(verb: Verb, run: Path, launch: str, *, ranks: int, max_restarts: int = 0) -> Plan:
+    on_cuda, cores = bool(count_used_devices(verb)), available_cores().threads
+    settings = verb.system.launch if verb.system else None
+    environment = rank_environment(run, launch, ranks=ranks, bind=not on_cuda)
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun would take 1
+        environment["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
+    environment |= settings.environment if settings else {}
+    counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
+    # --standalone meets at a free port of this host, so that several may run.
+    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", *counts, "--no-python", "--"]
+    notes = () if on_cuda or ranks <= cores else (f"{ranks} ranks share {cores} cores of {name_host()}",)
+    return Plan(
+        engine="local",
+        command=(*torchrun, *verb.command()),
+        environment=environment,
+        prologue=settings.prologue if settings else (),
+        notes=notes,
+    )
+
+
+def check_room(verb: Verb, ranks: int, max_restarts: int = 0, *, oversubscribe: bool = False) -> None:
+    """Refuse more ranks than this machine has CUDA devices or CPUs, and more than its memory allows."""
+    devices, memory = count_used_devices(verb), memory_available_bytes()
+    cores = available_cores()
+    # Hyper-threads count: as many ranks as `nproc` shows are allowed.
+    cpus = cores.logical if cores.quota_cores is None else min(cores.logical, max(1, int(cores.quota_cores)))
+    places = devices or cpus
+    fitting = min(places, memory // RANK_MEMORY_BYTES)
+    lacks_devices = 0 < devices < ranks  # a rank cannot share the device of another
+    if ranks <= fitting or (oversubscribe and not lacks_devices):
+        return
+    kind = "CUDA device" if devices else "CPU"
+    restarts = ["--max-restarts", str(max_restarts)] if max_restarts else []
+    command = ["trainstone", "launch", "local", "--ranks", str(fitting), *restarts, "--", verb.name, *verb.arguments]
+    hints = [shlex.join(command)] if fitting else []
+    hints += [] if lacks_devices else ["--oversubscribe starts them nevertheless"]
+    raise MachineError(
+        f"cannot start {format_count(ranks, 'rank')} on {name_host()}: it has {format_count(places, kind)} and "
+        f"{format_bytes(memory)} of available memory; {fitting} fit, "
+        f"with one {kind} and at least {format_bytes(RANK_MEMORY_BYTES)} each",
+        hint="\n".join(hints),
+    )
+
+
 class Options(NamedTuple):
+    """Of mpirun."""
+
     ranks: int | None = None
     host: str | None = None
     hostfile: Path | None = None
