@@ -143,18 +143,14 @@ def find_deaths(text: str, engine: str) -> list[Death]:
         found = [Death(int(rank), host, -int(number)) for rank, host, number in MPIRUN.findall(text)]
         found = found or [Death(int(rank), here, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
     elif engine == "slurm":
-        found = [Death(int(rank), host, _read_end(words)) for host, rank, words in SRUN.findall(text)]
+        names = {signal.strsignal(number): number for number in signal.valid_signals()}
+        for host, rank, words in SRUN.findall(
+            text
+        ):  # such as Exited with exit code 3; Segmentation fault (core dumped)
+            exited = re.search(r"exit code (\d+)", words)
+            ended = next((number for name, number in names.items() if name and words.startswith(name)), signal.SIGKILL)
+            found.append(Death(int(rank), host, int(exited[1]) if exited else -ended))
     return sorted(found, key=lambda death: death.code == -signal.SIGTERM)
-
-
-def _read_end(words: str) -> int:
-    """Exited with exit code 3; Killed; Segmentation fault (core dumped); Out Of Memory."""
-    code = re.search(r"exit code (\d+)", words)
-    if code:
-        return int(code[1])
-    names = {signal.strsignal(number): number for number in signal.valid_signals()}
-    found = next((number for name, number in names.items() if name and words.startswith(name)), None)
-    return -(found or signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,9 @@ def add_system(options: Options, system: System | None) -> Options:
     site = system.launch if system else LaunchConfig()
     names = ("partition", "time", "account", "gres", "container")
     chosen = {name: getattr(options, name) or getattr(site, name) for name in names}
-    devices = system.devices_per_node if system else count_devices(chosen["gres"])
+    # GPUs in gpu:4, gpu:v100:4 or gpu:2080ti:4.
+    counts = re.findall(r"\bgpu(?::[\w.-]+)?[:=](\d+)(?=$|[,(])", chosen["gres"] or "")
+    devices = system.devices_per_node if system else max(1, sum(map(int, counts)))
     return replace(
         options,
         **chosen,
@@ -219,12 +221,6 @@ def refuse_line_break(name: str, value: str) -> str:
     if any(character in value for character in "\n\r\0"):
         raise ConfigError(f"invalid {name} {value!r}: it has a line break")
     return value
-
-
-def count_devices(gres: str | None) -> int:
-    """Return the number of GPUs in gpu:4, gpu:v100:4 or gpu:2080ti:4, at least one."""
-    counts = re.findall(r"\bgpu(?::[\w.-]+)?[:=](\d+)(?=$|[,(])", gres or "")
-    return max(1, sum(map(int, counts)))
 
 
 def read_time(time: str) -> int | None:

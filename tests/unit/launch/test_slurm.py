@@ -21,8 +21,8 @@ from trainstone.launch.slurm import (
     Job,
     Options,
     RefusedError,
+    add_system,
     conclude_job,
-    count_devices,
     delayed_interrupt,
     describe_job,
     follow_job,
@@ -210,7 +210,7 @@ def test_time_limits(time: str, seconds: int | None):
     ],
 )
 def test_a_rank_for_each_device(gres: str | None, ranks: int):
-    assert count_devices(gres) == ranks
+    assert add_system(Options(gres=gres), None).ranks_per_node == ranks
 
 
 LINE = (
@@ -290,13 +290,10 @@ def test_submit_without_a_confirmation_is_not_refused():
     assert not isinstance(raised.value, RefusedError)
 
 
-def test_read_job_takes_the_first_value_of_a_name():
+def test_read_job_takes_the_first_value_of_a_name_and_describe_job_names_state_nodes_and_start():
     assert read_job(LINE) == Job("12", "PENDING", "Resources", 2, 0, "n[1-2]", 1)
     killed = read_job("JobId=3 JobState=FAILED ExitCode=0:9 NodeList=(null)")
     assert (killed.exit_code, killed.task, killed.nodes) == (137, None, "")
-
-
-def test_describe_job_names_state_nodes_and_start():
     assert describe_job(Job("3", "PENDING", "Resources")) == "job 3 is pending: Resources; cancel it with: scancel 3"
     assert describe_job(Job("3", "RUNNING", nodes="n[1-2]", restarts=1)) == "job 3 is running on n[1-2] (start 2)"
 
@@ -316,12 +313,28 @@ def test_follow_job_yields_changes_and_survives_a_controller_that_does_not_answe
     ]
 
 
-def test_conclude_job_that_slurm_ended_has_state_and_hint(run: Path):
-    with pytest.raises(LaunchError) as raised:
-        conclude_job(Job("3", "TIMEOUT", nodes="n1"), run, run / "log")
-    assert raised.value.message == "Slurm ended job 3 on n1: TIMEOUT, it reached its time limit"
-    assert "--requeue" in str(raised.value.hint)
-    assert "TIMEOUT" in (run / "launch/cause.txt").read_text()
+@pytest.mark.parametrize(
+    ("job", "kind", "message", "hint"),
+    [
+        (
+            *(Job("3", "TIMEOUT", nodes="n1"), LaunchError),
+            *("Slurm ended job 3 on n1: TIMEOUT, it reached its time limit", "--requeue"),
+        ),
+        (Job("3", "FAILED", exit_code=3, nodes="n1"), DataError, "job 3 ended with exit code 3", "see "),
+        (Job("3", "FAILED"), LaunchError, "job 3 ended with exit code 0", "see "),  # Slurm could not start it
+        (Job("3", "CANCELLED"), LaunchError, "Slurm ended job 3: CANCELLED, it was cancelled", "scontrol show job 3"),
+    ],
+)
+def test_conclude_job_without_visible_files_has_class_state_and_hint(
+    run: Path, monkeypatch: pytest.MonkeyPatch, job: Job, kind: type, message: str, hint: str
+):
+    if not job.nodes:  # it never started, so nothing is waited for
+        monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 1e9)
+    with pytest.raises(kind) as raised:
+        conclude_job(job, run, run / "log")
+    assert raised.value.message == message
+    assert hint in str(raised.value.hint)
+    assert (run / "launch/cause.txt").exists() == message.startswith("Slurm ended")
 
 
 @pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 8), ("FAILED", 75)])
@@ -336,19 +349,6 @@ def test_conclude_job_waits_for_files_that_become_visible_late(run: Path, monkey
     assert conclude_job(Job("3", state, nodes="n1"), run, run / "log") == 8
 
 
-def test_conclude_job_that_failed_without_visible_files_has_the_class_of_its_code(run: Path):
-    with pytest.raises(DataError, match="job 3 ended with exit code 3"):
-        conclude_job(Job("3", "FAILED", exit_code=3, nodes="n1"), run, run / "log")
-    with pytest.raises(LaunchError, match="job 3 ended with exit code 0"):  # Slurm could not start it
-        conclude_job(Job("3", "FAILED"), run, run / "log")
-
-
-def test_conclude_job_that_never_started_does_not_wait(run: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 1e9)
-    with pytest.raises(LaunchError, match="it was cancelled"):
-        conclude_job(Job("3", "CANCELLED"), run, run / "log")
-
-
 def test_list_nodes_skips_nodes_that_are_down_and_knows_reservations():
     assert list_nodes(None) == (["n1", "n3", "n5"], {"n2": "down*", "n4": "drain", "n6": "alloc*"})
     assert list_nodes("held", "ours") == (["n2", "n3", "n4"], {"n5": "down$"})
@@ -360,7 +360,9 @@ def test_list_nodes_skips_nodes_that_are_down_and_knows_reservations():
     assert raised.value.hint == "--partition: batch*, urgent, held"
 
 
-def test_submit_script_holds_the_array_until_each_task_has_its_node(said: Path, script: str):
+def test_submit_script_pins_each_held_task_to_its_node_or_cancels_them(
+    said: Path, script: str, monkeypatch: pytest.MonkeyPatch
+):
     assert submit("bash", script) == "7"
     assert said.read_text().splitlines() == [
         f"sbatch --parsable --hold {Path(script).parent}/job.sh",
@@ -368,9 +370,6 @@ def test_submit_script_holds_the_array_until_each_task_has_its_node(said: Path, 
         "update JobId=7_1 ReqNodeList=x; touch hacked",
         "release 7",
     ]
-
-
-def test_submit_script_cancels_an_array_that_it_cannot_pin(said: Path, script: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PINNING", "echo 'slurm_update error: Invalid node name specified' >&2; exit 1")
     with pytest.raises(RefusedError, match="Invalid node name"):
         submit("bash", script)

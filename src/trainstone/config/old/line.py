@@ -154,7 +154,10 @@ def read_command(line: Line, words: list[str], file: Path | None, *, typed: bool
             line.values[name] = value if sure else f"${name}"
             line.typed |= {name} if typed else set()
         words = [] if re.search(r"\$\(|`", words[0]) else words[1:]  # the rest is computed, too
-    expanded = [part for word in words for part in expand_word(word, line.values)]
+    expanded: list[str] = []
+    for word in words:  # one that is nothing but a variable may be several words
+        value = expand(word, line.values)
+        expanded += split_text(value) if USED.fullmatch(word) and value != word else [value]
     words = list(itertools.takewhile(lambda word: not OUTPUT.fullmatch(word), expanded))
     started = next((number for number, word in enumerate(words) if line.programs.fullmatch(word)), None)
     script = next((number for number, word in enumerate(words) if SCRIPT.fullmatch(word)), None)
@@ -206,12 +209,6 @@ def read_file(line: Line, written: str, file: Path | None, *, typed: bool) -> No
     if str(path) not in line.files:
         line.files.append(str(path))
         read_text(line, text, path)
-
-
-def expand_word(word: str, values: Mapping[str, str]) -> list[str]:
-    """Return a word with its variables filled in; one that is nothing but a variable may be several words."""
-    expanded = expand(word, values)
-    return split_text(expanded) if USED.fullmatch(word) and expanded != word else [expanded]
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:

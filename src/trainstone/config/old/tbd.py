@@ -64,11 +64,18 @@ def read_program(line: Line) -> Request:
     values = given.values
     if values["num_gpus"] < 0:
         raise ConfigError(f"--num_gpus={values['num_gpus']}: must be at least 0", hint="0 is the CPU")
-    geometry, notes = find_geometry(given)
+    hosts = values.get("worker_hosts", "").split(",")
+    geometry, notes = Geometry(), [*line.notes, *given.notes]
+    if hosts[0] or "num_gpus" in given.written:
+        geometry = Geometry(len(hosts), max(1, values["num_gpus"]))
+    elif values["distribution_strategy"] == "multi_worker_mirrored":  # it took every GPU there was
+        suite = values["batch_size"] == SUITE_BATCH
+        geometry = Geometry(1, SUITE_DEVICES) if suite else geometry
+        taken = f"the suite's {SUITE_DEVICES}" if suite else "one device's"
+        notes.append(f"--batch_size is of all GPUs; give --num_gpus, or it is taken as {taken}")
     verb: Verb = "bench" if values["skip_eval"] or values["use_synthetic_data"] else "train"
     verb = "profile" if "profile_step" in values else verb
     keys = list_keys(given, geometry, verb)
-    notes = [*line.notes, *given.notes, *notes]
     if values["use_synthetic_data"]:
         keys["data.source"] = "synthetic"
     elif verb == "train" or "data_dir" in given.written:
@@ -78,20 +85,6 @@ def read_program(line: Line) -> Request:
         count = min(values["steps_per_loop"], MOST_PROFILED)
         options = ("--start", str(values["profile_step"]), "--iterations", str(count), *options)
     return Request(verb, keys, options, geometry, notes)
-
-
-def find_geometry(given: Given) -> tuple[Geometry, list[str]]:
-    """Return the devices; a line that took every GPU there was does not say how many, unless it is the suite's."""
-    values = given.values
-    hosts = values.get("worker_hosts", "").split(",")
-    if hosts[0] or "num_gpus" in given.written:
-        return Geometry(len(hosts), max(1, values["num_gpus"])), []
-    if values["distribution_strategy"] != "multi_worker_mirrored":
-        return Geometry(), []
-    note = "--batch_size is of all GPUs; give --num_gpus, or it is taken as"
-    if values["batch_size"] == SUITE_BATCH:
-        return Geometry(1, SUITE_DEVICES), [f"{note} the suite's {SUITE_DEVICES}"]
-    return Geometry(), [f"{note} one device's"]
 
 
 def list_keys(given: Given, geometry: Geometry, verb: Verb) -> dict[str, Any]:
