@@ -27,7 +27,7 @@ from old_lines import (
     ssd_config,
     ssd_program,
 )
-from trainstone.config.load import list_keys, load_config
+from trainstone.config.load import flatten, list_keys, load_config
 from trainstone.config.old.line import PROGRAM, Geometry, read_launcher, read_line, read_table
 from trainstone.config.old.translate import ORIGINALS, Translation, read_key, translate, write_file
 from trainstone.config.schema import Config
@@ -101,18 +101,15 @@ def test_file_of_mlperf_is_its_system_by_text_name_and_source(system: str):
         assert tell("mlperf-resnet50", words).config == load_config("resnet50-mlperf", system=system)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_what_is_set_before_the_program_of_mlperf_is_read():
+    write_mlperf("a30-1x2")
+    for words in (
         ["source config_MINE.sh; mpirun --np 2 ./run_and_time.sh"],
         [". ./config_MINE.sh\nmpirun --allow-run-as-root --bind-to none --np 2 ./run_and_time.sh"],
         ["source", "config_MINE.sh", "&&", "mpirun", "--np", "2", "./run_and_time.sh"],
         [*mlperf_words("a30-1x2")[:-2], *["mpirun", "--bind-to", "none", "--np", "2", "./run_and_time.sh"]],
-    ],
-)
-def test_what_is_set_before_the_program_of_mlperf_is_read(words: list[str]):
-    write_mlperf("a30-1x2")
-    assert tell("mlperf-resnet50", words).command == "trainstone train resnet50-mlperf --system a30-1x2"
+    ):
+        assert tell("mlperf-resnet50", words).command == "trainstone train resnet50-mlperf --system a30-1x2"
 
 
 @pytest.mark.parametrize("system", SSD_SYSTEMS)
@@ -158,15 +155,9 @@ def test_script_is_read_where_it_is(original: str, name: str, text: str, keys: d
 
 def changed(original: str, base: str, flags: str) -> dict[str, Any]:
     """What flags change of what a line without them is."""
-    before, after = (tell(original, f"{base} {more}").config.model_dump() for more in ("", flags))
-    found = {}
-    for key, value in after.items():
-        if isinstance(value, dict):
-            found |= {f"{key}.{inner}": v for inner, v in value.items() if v != before[key][inner]}
-        elif value != before[key]:
-            found[key] = value
-    found.pop("train.adapt", None)  # what is requested is not adapted
-    return found
+    before, after = (dict(flatten(tell(original, f"{base} {more}").config.model_dump())) for more in ("", flags))
+    # What is requested is not adapted.
+    return {key: value for key, value in after.items() if value != before.get(key) and key != "train.adapt"}
 
 
 BASES = {
@@ -371,18 +362,15 @@ def test_several_runs_on_several_devices_are_a_loop():
     assert "--runs" not in told.command + told.file_command
 
 
-@pytest.mark.parametrize(
-    ("line", "command", "with_file"),
-    [
+def test_evaluation_has_a_command_for_weights_of_other_tools():
+    for line, command, with_file in (
         ("--mode=evaluate --batch_size 64", " --data /d --set eval.batch_size=64", ""),
         ("--mode=predict --to_predict a.jpg", " --predict a.jpg", " --predict a.jpg"),
         ("--mode=inference_benchmark", " --data /d --bench", " --data /d --bench"),
-    ],
-)
-def test_evaluation_has_a_command_for_weights_of_other_tools(line: str, command: str, with_file: str):
-    told = tell("wmlce", f"{line} --data_dir /d --precision fp16")
-    assert told.command == f"trainstone eval CHECKPOINT{command}"
-    assert told.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
+    ):
+        told = tell("wmlce", f"{line} --data_dir /d --precision fp16")
+        assert told.command == f"trainstone eval CHECKPOINT{command}"
+        assert told.file_command == f"trainstone eval WEIGHTS --recipe FILE.toml{with_file}"
 
 
 # Notes and mistakes
@@ -613,10 +601,8 @@ def test_any_line_gives_a_command_that_is_its_configuration(parts: list[tuple[st
 
 def test_file_brings_the_defects_back_on_demand():
     Path("mine.toml").write_text(write_file(tell("wmlce", WMLCE)))
-    assert load_config("./mine.toml").schedule.warm_up_offset
-    wrong = load_config("./mine.toml", settings=["original_defects=true"])
-    assert not wrong.schedule.warm_up_offset
-    assert wrong.eval.drop_rest
+    right, wrong = (load_config("./mine.toml", settings=more) for more in ([], ["original_defects=true"]))
+    assert (right.schedule.warm_up_offset, wrong.schedule.warm_up_offset, wrong.eval.drop_rest) == (True, False, True)
 
 
 def test_nothing_of_a_line_gets_out_of_the_comment():
