@@ -86,18 +86,11 @@ class Cluster:
         wait_until(self.is_idle)
 
 
-def find_programs() -> dict[str, str] | None:
-    """Where the daemons are; None: not here, or not for this user."""
-    folders = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    found = {name: shutil.which(name, path=folders) for name in ("munged", "slurmctld", "slurmd", "sbatch")}
-    whole = {name: path for name, path in found.items() if path}
-    return whole if len(whole) == len(found) and os.geteuid() == 0 else None
-
-
 @contextmanager
 def start_cluster(folder: Path) -> Iterator[Cluster]:
-    programs = find_programs()
-    if programs is None:
+    folders = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    programs = {name: shutil.which(name, path=folders) or "" for name in ("munged", "slurmctld", "slurmd", "sbatch")}
+    if not all(programs.values()) or os.geteuid():
         pytest.skip("needs slurm-wlm and munge")
     write_config(folder)
     cluster = Cluster(folder)
@@ -114,7 +107,14 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
         yield cluster
         cluster.clear()
     finally:
-        end_all(started)
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+        for process in reversed(started):
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def write_config(folder: Path) -> None:
@@ -142,14 +142,3 @@ def start_munge(program: str, folder: Path) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     wait_until((folder / "munge.socket").exists)
     return process
-
-
-def end_all(started: list[subprocess.Popen[bytes]]) -> None:
-    for process in reversed(started):
-        process.send_signal(signal.SIGTERM)
-    for process in reversed(started):
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
