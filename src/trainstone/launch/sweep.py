@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of the TBD suite's measure_throughput.sh
 LARGEST_BATCH = 10**9
 LONGEST_QUOTE = 40
-KEPT = ("ok", "out_of_memory", "not_tried")  # rows that are not run again; what failed is
 OF_THE_SWEEP = (2, 3, 4)  # exit codes (configuration, data, machine) that other points may end with, too
 
 
@@ -252,8 +251,14 @@ class Work:
         else:
             row = SweepRow(value=point.value, curve=point.curve, order=point.order, status="failed", run=folder)
             self.rows[point.label] = self.take_bench(row, ended, child.folder)
-            if self.rows[point.label].status == "out_of_memory":
-                self.skip_larger()
+            memory = self.rows[point.label].status == "out_of_memory" and self.sweep.key in TAKES_MEMORY
+            for other in self.plan.points if memory and has_order(self.sweep) else ():
+                # What is larger would be out of memory, too.
+                if other.label not in self.rows and other.curve == point.curve and other.value > point.value:
+                    note = f"{point.label} was out of memory"
+                    self.rows[other.label] = SweepRow(
+                        value=other.value, curve=other.curve, order=other.order, status="not_tried", note=note
+                    )
         self.write()
 
     def take_bench(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
@@ -290,17 +295,6 @@ class Work:
             ended.check(self.point.label)
         return row.model_copy(update={"note": message, "exit_code": ended.code})
 
-    def skip_larger(self) -> None:
-        """What is larger would be out of memory, too, where the key is one that takes memory."""
-        if self.sweep.key not in TAKES_MEMORY or not has_order(self.sweep):
-            return
-        for other in self.plan.points:
-            if other.label not in self.rows and other.curve == self.point.curve and other.value > self.point.value:
-                note = f"{self.point.label} was out of memory"
-                self.rows[other.label] = SweepRow(
-                    value=other.value, curve=other.curve, order=other.order, status="not_tried", note=note
-                )
-
     def take_profile(self, row: SweepRow, ended: ChildEnd, folder: Path) -> SweepRow:
         """Return the row with the point's profile; a failure costs the profile only."""
         if ended.error:
@@ -330,10 +324,12 @@ def make_command(verb: str, config_file: Path, out: Path, plan: Plan) -> list[st
 
 def keep_rows(folder: Path, sweep: Sweep) -> dict[str, SweepRow]:
     """Return the rows of an earlier start that count, by label: what failed is run again, and what is not there."""
-    kept = [row for row in sweep.rows if row.status in KEPT]
-    measured = {row.run: read_if_there(folder / row.run) for row in kept if row.status == "ok"}
-    lost = [name for name, result in measured.items() if result is None or result.throughput is None]
-    return {label_row(sweep, row): row for row in kept if row.status != "ok" or row.run not in lost}
+    kept = {}
+    for row in sweep.rows:
+        child = read_if_there(folder / row.run) if row.status == "ok" else None
+        if row.status in ("out_of_memory", "not_tried") or (child is not None and child.throughput is not None):
+            kept[label_row(sweep, row)] = row
+    return kept
 
 
 def list_due(plan: Plan, rows: Mapping[str, SweepRow], point: PlannedPoint) -> list[str]:
