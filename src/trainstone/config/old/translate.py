@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
-from trainstone.config.old import mlperf, sc22, ssd, tbd, wmlce
+from trainstone.config.old import mlperf, suites
 from trainstone.config.old.line import MOST_DEVICES, Request
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
@@ -29,11 +29,11 @@ EVALUATED = ("data.", "eval.", "device")
 
 
 ORIGINALS: dict[str, tuple[str, Callable[[Sequence[str]], Request]]] = {
-    "mlperf-resnet50": ("resnet50-mlperf", mlperf.understand),
-    "mlperf-ssd": ("ssd300-mlperf", ssd.understand),
-    "tbd": ("resnet50-tbd", tbd.understand),
-    "sc22": ("resnet50-sc22", sc22.understand),
-    "wmlce": ("resnet50-wmlce", wmlce.understand),
+    "mlperf-resnet50": ("resnet50-mlperf", mlperf.understand_resnet50),
+    "mlperf-ssd": ("ssd300-mlperf", mlperf.understand_ssd),
+    "tbd": ("resnet50-tbd", suites.understand_tbd),
+    "sc22": ("resnet50-sc22", suites.understand_sc22),
+    "wmlce": ("resnet50-wmlce", suites.understand_wmlce),
 }
 """The recipe that each became, and what reads its lines."""
 
