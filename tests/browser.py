@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from command import LIMIT
@@ -77,13 +76,11 @@ class Browser:
         try:
             self.version = self.call("Browser.getVersion")["product"]
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(BrowserError, OSError):
             self.send("Browser.close")
         try:

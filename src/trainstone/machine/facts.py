@@ -71,6 +71,14 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
         values = {key: os.environ.get(name) for key, name in names.items()}
         if next(iter(values.values())):
             scheduler = {"kind": kind, **values}
+    # Every sign of a container counts: one may be left over from an image.
+    seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if os.environ.get(name)]
+    if container := os.environ.get("container"):  # noqa: SIM112  as podman, systemd-nspawn and lxc write it
+        seen.append((container, "variable container"))
+    seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if os.access(root / name, os.F_OK)]
+    if manager := read_text(root / "run/systemd/container"):
+        seen.append((manager, "/run/systemd/container"))
+    signs = [f"{where} ({kind})" for kind, where in seen]
     facts = {
         "host": read_text(root / "proc/sys/kernel/hostname") or (platform.node() if here else None),
         "os": pretty.group(1) if pretty else (platform.platform(terse=True) if here else None),
@@ -82,7 +90,7 @@ def read_facts(root: Path = Path("/")) -> dict[str, Any]:
             "sys_vendor": read_text(root / "sys/class/dmi/id/sys_vendor"),
             "product_name": read_text(root / "sys/class/dmi/id/product_name"),
         },
-        "container": _read_container(root),
+        "container": {"kind": seen[0][0], "seen_by": signs} if seen else {},
         "scheduler": scheduler,
         "nvml": why_no_nvml,
     }
@@ -140,17 +148,6 @@ def read_cpu_model(root: Path = Path("/")) -> str | None:
     if not name and "CPU part" in info:
         name = f"implementer {info.get('CPU implementer', 'unknown')} part {info['CPU part']}"
     return name or (platform.processor() if root == Path("/") else None) or None
-
-
-def _read_container(root: Path) -> dict[str, Any]:
-    """Name the container we seem to be in, with every sign seen: one may be left over from an image."""
-    seen = [(kind, f"variable {name}") for name, kind in CONTAINER_VARIABLES.items() if os.environ.get(name)]
-    if kind := os.environ.get("container"):  # noqa: SIM112  as podman, systemd-nspawn and lxc write it
-        seen.append((kind, "variable container"))
-    seen += [(kind, f"/{name}") for name, kind in CONTAINER_FILES.items() if os.access(root / name, os.F_OK)]
-    if manager := read_text(root / "run/systemd/container"):
-        seen.append((manager, "/run/systemd/container"))
-    return {"kind": seen[0][0], "seen_by": [f"{where} ({kind})" for kind, where in seen]} if seen else {}
 
 
 def _read_nvidia() -> tuple[list[dict[str, Any]], str | None]:

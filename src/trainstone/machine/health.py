@@ -87,31 +87,26 @@ def read_pressure(
     paths = root.glob(f"{kernel.CPU_FOLDER}/cpu[0-9]*/thermal_throttle/*_throttle_count")
     throttles = [count for path in paths if (count := read_int(path)) is not None]
     load = re.match(r"\d+\.\d+", read_text(root / "proc/loadavg") or "", re.ASCII)
-    stalls = {}
+    spent = {"total": ticks.total, "process": ticks.process, "steal": ticks.steal} if ticks else {}
+    spent |= {"own": sum(one.ticks + one.ended_children_ticks for one in ours)} if ours else {}
+    counters = {name: _to_seconds(count) for name, count in spent.items()}
     for kind in ("cpu", "memory", "io"):  # the "some ... total=" of a pressure file counts microseconds
         text = read_text(root / "proc/pressure" / kind) or ""
-        match = re.search(r"^some .*total=(\d{1,18})$", text, re.ASCII | re.MULTILINE)
-        stalls[kind] = int(match[1]) / 1e6 if match else None
+        if match := re.search(r"^some .*total=(\d{1,18})$", text, re.ASCII | re.MULTILINE):
+            counters[kind] = int(match[1]) / 1e6
     stops = [  # of our cgroup and its ancestors; the one worst off counts
         stopped / units_per_second
         for folder in kernel.cgroup_folders("cpu", root)
         for key, units_per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9))  # v2, v1
         if (stopped := kernel.read_keyed_int(folder / "cpu.stat", key)) is not None
     ]
-    counters = {
-        "total": _to_seconds(ticks.total) if ticks else None,
-        "process": _to_seconds(ticks.process) if ticks else None,
-        "steal": _to_seconds(ticks.steal) if ticks else None,
-        "own": _to_seconds(sum(one.ticks + one.ended_children_ticks for one in ours)) if ours else None,
-        **stalls,
-        "quota": max(stops, default=None),
-        "throttles": sum(throttles) if throttles else None,
-    }
+    counters |= {"quota": max(stops)} if stops else {}
+    counters |= {"throttles": sum(throttles)} if throttles else {}
     return Pressure(
         monotonic_seconds=now(),
         num_cpus=ticks.num_cpus if ticks else None,
         loadavg_1min=float(load[0]) if load else None,
-        counters={name: count for name, count in counters.items() if count is not None},
+        counters=counters,
         governor=kernel.read_governor(root),
         others={(p.pid, p.start): (p.name, _to_seconds(p.ticks)) for p in processes.values() if p not in ours},
     )
