@@ -57,6 +57,15 @@ def read_source(kind: str, name: str) -> tuple[str, str]:
     return source.read_text(encoding="utf-8"), f"{singular} {name}"
 
 
+def read_toml(kind: str, name: str) -> tuple[dict[str, Any], str]:
+    """Return the values of a shipped recipe or system, or of a file, and where they came from."""
+    text, where = read_source(kind, name)
+    try:
+        return tomllib.loads(text), where
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{where} is not valid TOML: {err}") from err
+
+
 def load_config(
     name: str,
     *,
@@ -65,8 +74,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
 ) -> Config:
     """Resolve a recipe: its file, then the system's table for it, then flags, then each `--set key=value`."""
-    text, where = read_source("recipes", name)
-    values = _parse_toml(text, where)
+    values, where = read_toml("recipes", name)
     if system is not None:
         fitted_to = load_system(system)
         own = str(values.get("name", name))
@@ -110,8 +118,7 @@ def change_config(
 
 def load_system(name: str) -> System:
     """Read a shipped system, or the one in a file."""
-    text, where = read_source("systems", name)
-    return _check(System, _parse_toml(text, where), where)
+    return _check(System, *read_toml("systems", name))
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
@@ -180,13 +187,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         nearest = difflib.get_close_matches(word.rpartition(".")[2], tails.values(), n=1, cutoff=0.75)
         close = [key for key, tail in tails.items() if tail in nearest][:2]
     return f", did you mean {' or '.join(close)}?" if close else ""
-
-
-def _parse_toml(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise ConfigError(f"{where} is not valid TOML: {err}") from err
 
 
 def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:

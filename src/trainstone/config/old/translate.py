@@ -3,13 +3,12 @@
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tomli_w
 
-from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_source, write_toml
+from trainstone.config.load import did_you_mean, list_shipped, load_config, load_system, read_toml, write_toml
 from trainstone.config.old import mlperf, suites
 from trainstone.config.old.line import MOST_DEVICES, Request
 from trainstone.config.schema import Config
@@ -75,7 +74,7 @@ def translate(original: str, words: Sequence[str]) -> Translation:
         request = request._replace(options=("--runs", str(request.runs), *request.options))
     command, file_command = write_commands(request, recipe, system, changes)
     notes = [*request.notes, *describe_ranks(request, config)] if count > 1 else request.notes
-    defects: dict[str, Any] = tomllib.loads(read_source("recipes", recipe)[0]).get("defects", {})
+    defects: dict[str, Any] = read_toml("recipes", recipe)[0].get("defects", {})
     if system is not None:
         defects |= load_system(system).recipe[recipe].get("defects", {})
     return Translation(old, request.verb, command, file_command, config, defects, notes)
