@@ -92,17 +92,32 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
     programs = {name: shutil.which(name, path=folders) or "" for name in ("munged", "slurmctld", "slurmd", "sbatch")}
     if not all(programs.values()) or os.geteuid():
         pytest.skip("needs slurm-wlm and munge")
-    write_config(folder)
+    for name in ("state", *(f"spool-{node}" for node in NODES)):
+        (folder / name).mkdir(parents=True)
+    host = os.uname().nodename.partition(".")[0]
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={find_free_port()} CPUs=2 RealMemory=1000"
+        for node in NODES
+    )
+    text = CONFIG.format(host=host, controller_port=find_free_port(), folder=folder, nodes=nodes, grace=GRACE_SECONDS)
+    (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o400)
+    places = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid"}
+    places |= {"log-file": "munge.log", "seed-file": "munge.seed"}
+    # --force: the folders of tests may be open to more users than munge likes.
+    munge = [programs["munged"], "--foreground", "--force", *(f"--{name}={folder / places[name]}" for name in places)]
     cluster = Cluster(folder)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    environment |= cluster.environment
+    commands = [[programs["slurmctld"], "-D", "-i"], *([programs["slurmd"], "-D", "-N", node] for node in NODES)]
     started: list[subprocess.Popen[bytes]] = []
     try:
-        started.append(start_munge(programs["munged"], folder))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        environment |= cluster.environment
-        commands = [[programs["slurmctld"], "-D", "-i"], *([programs["slurmd"], "-D", "-N", node] for node in NODES)]
-        for number, command in enumerate(commands):
+        for number, command in enumerate([munge, *commands]):
             with (folder / f"daemon-{number}.log").open("wb") as log:
                 started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
+            wait_until((folder / "munge.socket").exists)  # the others need it
         wait_until(cluster.is_idle)
         yield cluster
         cluster.clear()
@@ -115,30 +130,3 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def write_config(folder: Path) -> None:
-    for name in ("state", *(f"spool-{node}" for node in NODES)):
-        (folder / name).mkdir(parents=True)
-    host = os.uname().nodename.partition(".")[0]
-    nodes = "\n".join(
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={find_free_port()} CPUs=2 RealMemory=1000"
-        for node in NODES
-    )
-    text = CONFIG.format(host=host, controller_port=find_free_port(), folder=folder, nodes=nodes, grace=GRACE_SECONDS)
-    (folder / "slurm.conf").write_text(text)
-    (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
-
-
-def start_munge(program: str, folder: Path) -> subprocess.Popen[bytes]:
-    key = folder / "munge.key"
-    key.write_bytes(os.urandom(128))
-    key.chmod(0o400)
-    places = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
-    places |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
-    # --force: the folders of tests may be open to more users than munge likes.
-    command = [program, "--foreground", "--force", *(f"--{name}={path}" for name, path in places.items())]
-    with (folder / "munge.out").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    wait_until((folder / "munge.socket").exists)
-    return process
