@@ -13,8 +13,7 @@ from made_results import make_result
 from trainstone.config.load import load_config
 from trainstone.files import dump_json
 from trainstone.launch import child_runs
-from trainstone.launch.points import Plan, make_plan
-from trainstone.launch.sweep import run_sweep
+from trainstone.launch.sweep import Plan, make_plan, run_sweep
 from trainstone.machine.facts import read_software
 from trainstone.results.schema import Result
 from trainstone.results.store import RunFolder, create_run

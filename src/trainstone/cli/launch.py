@@ -70,7 +70,7 @@ def local(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine, by torchrun: one for each device, or on the CPU with its cores divided among them."""
-    from trainstone.launch.local import check_room, choose_ranks, plan_local
+    from trainstone.launch.engines import check_room, choose_ranks, plan_local
     from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
@@ -105,16 +105,15 @@ def mpi(
     verbose: shared.Verbose = 0,
 ) -> None:
     """Ranks on this machine or many, by Open MPI's mpirun."""
-    from trainstone.launch import mpi as engine
+    from trainstone.launch import engines
     from trainstone.launch.verb import read_verb
 
     verb = read_verb(words or [], system=system, ranks=ranks)
-    options = engine.Options(ranks, host, hostfile, container, max_restarts, mpirun)
-    plan = partial(engine.plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
+    options = engines.Options(ranks, host, hostfile, container, max_restarts, mpirun)
+    plan = partial(engines.plan_mpi, verb, launch=f"mpi-{secrets.token_hex(4)}", options=options)
     planned = plan(verb.out.absolute() / "RUN")
     if not (dry_run or verb.dry_run):
-        engine.check_hosts(options, verb)
-        engine.check_programs(planned)
+        engines.check_start(planned, options, verb)
     run_launch(plan, verb, dry_run=dry_run, verbose=bool(verbose))
 
 
@@ -151,7 +150,6 @@ def slurm(
 ) -> None:
     """Run ranks as a Slurm job: a readable batch script, submitted and followed."""
     from trainstone.launch import slurm as engine
-    from trainstone.launch.slurm_job import conclude_job, follow_job, require_slurm
     from trainstone.launch.verb import prepare_folder, read_verb
 
     lines, more = tuple(prologue), tuple(sbatch)
@@ -164,22 +162,21 @@ def slurm(
     if dry_run or verb.dry_run:
         print_product(verb, {"script": script}, script)
         return
-    require_slurm()
+    engine.require_slurm()
     run = prepare_folder(verb, "-fleet" if fleet else "")
     file = run / FOLDER / engine.SCRIPT
     write_atomically(file, engine.write_script(verb, options, run, Path.cwd(), names))
     if fleet:
         run_fleet(verb, run, names, detach=detach)
     command = ("sbatch", "--parsable", str(file))
-    number, job = submit_and_follow(verb, run, command, lambda number: follow_job(number, run), detach=detach)
-    code = conclude_job(job, run, run / FOLDER / f"engine-{number}.log")
+    number, (job,) = submit_and_follow(verb, run, command, lambda number: engine.follow_job(number, run), detach=detach)
+    code = engine.conclude_job(job, run, run / FOLDER / f"engine-{number}.log")
     show_result(run, as_json=verb.as_json)
     raise typer.Exit(code)
 
 
 def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
-    from trainstone.launch.slurm import add_system, read_directives
-    from trainstone.launch.slurm_job import list_nodes
+    from trainstone.launch.slurm import add_system, list_nodes, read_directives
 
     if options.nodes not in (None, 1) or verb.resume is not None:
         raise ConfigError("--fleet starts a new run on each node", hint="remove --nodes and --resume")
@@ -191,13 +188,13 @@ def choose_nodes(verb: "Verb", options: "SlurmOptions") -> list[str]:
 
 
 def run_fleet(verb: "Verb", run: Path, nodes: list[str], *, detach: bool) -> NoReturn:
-    from trainstone.launch.slurm_job import SUBMIT, follow_fleet, gather_members, write_submit
+    from trainstone.launch.slurm import SUBMIT, follow_job, gather_members, write_submit
 
     script = run / FOLDER / SUBMIT
     write_atomically(script, write_submit(nodes))
     command = ("bash", str(script))
-    number, ended = submit_and_follow(verb, run, command, lambda number: follow_fleet(number, nodes), detach=detach)
-    members = gather_members(run, number, ended)
+    number, ended = submit_and_follow(verb, run, command, lambda number: follow_job(number, run, nodes), detach=detach)
+    members = gather_members(run, number, nodes, ended)
     if verb.as_json:
         print_json({"folder": str(run), "nodes": [member._asdict() for member in members]})
     else:
@@ -219,7 +216,7 @@ def submit_and_follow(
 ) -> tuple[str, End]:
     """Submit and follow to the end; return the job's number and end. Ctrl-C leaves the job running."""
     from trainstone.cli.progress import ProgressLine
-    from trainstone.launch.slurm_job import RefusedError, delayed_interrupt, submit
+    from trainstone.launch.slurm import RefusedError, delayed_interrupt, submit
 
     number = None
     try:

@@ -14,7 +14,7 @@ from trainstone.errors import ConfigError, ResultError
 from trainstone.machine.launched import launch_name
 
 if TYPE_CHECKING:
-    from trainstone.launch.points import Plan
+    from trainstone.launch.sweep import Plan
 
 RUNS = Path("runs")
 Over = Annotated[
@@ -62,8 +62,7 @@ def sweep(
 ) -> None:
     """Measure over batch sizes, or any key; find and explain the knee."""
     from trainstone.config.load import load_config
-    from trainstone.launch.points import make_plan, resume_plan
-    from trainstone.launch.sweep import find_due, run_sweep
+    from trainstone.launch.sweep import find_due, make_plan, resume_plan, run_sweep
     from trainstone.results.store import read_result
 
     flags = options.collect_flags({"measure.seconds": seconds, "seed": seed, "device": device}, data)
