@@ -3,6 +3,7 @@
 What the metrics mean is not known here; results/cores.py makes use of them.
 """
 
+import contextlib
 import csv
 import re
 from collections import defaultdict
@@ -113,7 +114,9 @@ class _Reader:
         if begins and text.count('"') % 2 and text.count("\n") < MAX_ROW_LINES:  # a quoted field may hold line ends
             self.open = text
             return
-        fields = _split(text)
+        fields: list[str] | None = None
+        with contextlib.suppress(csv.Error):
+            fields = [field.strip() for field in next(csv.reader([text], strict=True, skipinitialspace=True))]
         if fields and {"ID", "Kernel Name"} <= set(fields):
             parts = [_WITH_UNIT.fullmatch(field) for field in fields]
             self._columns = [part[1] if part else field for part, field in zip(parts, fields, strict=True)]
@@ -126,7 +129,11 @@ class _Reader:
             expected = f"expected {len(self._columns)} fields with a number as ID"
             raise damaged_line(self.path, number, f"invalid row: {what}; {expected}", HINT)
         else:
-            self.output = max(self.output, text, key=_weigh_output)
+            self.output = max(
+                self.output,
+                text,
+                key=lambda one: (one.startswith("==ERROR=="), one.startswith("==WARNING=="), bool(one)),
+            )
 
     def _begins_row(self, text: str) -> bool:
         """Return whether a line starts as rows do. Output may start with a number, too, but has fewer commas."""
@@ -172,29 +179,14 @@ class _Reader:
         number = float(text.replace(",", ""))
         if abs(number) > MAX_VALUE:
             raise damaged_line(self.path, line, f"{printable(metric)}: {text} is too large", HINT)
-        plain, factor = _scale_unit(unit)
-        kernel.metrics[metric] = Metric(number * factor, plain)
-
-
-def _weigh_output(text: str) -> tuple[bool, bool, bool]:
-    return text.startswith("==ERROR=="), text.startswith("==WARNING=="), bool(text)
-
-
-def _split(text: str) -> list[str] | None:
-    try:
-        return [field.strip() for field in next(csv.reader([text], strict=True, skipinitialspace=True))]
-    except csv.Error:
-        return None
-
-
-def _scale_unit(unit: str) -> tuple[str, float]:
-    """Return the plain unit and what to multiply by: Mcycle is 1e6 cycle, byte/usecond is 1e6 byte/second."""
-    words = [_scale_word(word.strip()) for word in unit.split("/")]
-    power = words[0][1] - sum(own_power for _, own_power in words[1:])
-    return "/".join(name for name, _ in words), 10.0**power
+        # Mcycle is 1e6 cycle, byte/usecond is 1e6 byte/second.
+        words = [_scale_word(word.strip()) for word in unit.split("/")]
+        power = words[0][1] - sum(own_power for _, own_power in words[1:])
+        kernel.metrics[metric] = Metric(number * 10.0**power, "/".join(name for name, _ in words))
 
 
 def _scale_word(word: str) -> tuple[str, int]:
+    """Return the plain unit and the power of ten to multiply by."""
     if word in _SECONDS:
         return "second", 0
     if word[:1] in _SMALL and word[1:] in _SECONDS:

@@ -102,15 +102,10 @@ def _read_entry(text: str) -> Entry:
     found = HEAD.match(text)
     assert found  # rows begin with one
     version, model, seconds, file, line, message = found.groups()
-    message = message.strip()
-    key, colon, rest = message.partition(":")
-    value = _read_value(rest) if colon else None
-    told = (message, None) if value is None else (key.rstrip(), value)
-    return Entry(version, None if model == "None" else model, float(seconds), file, int(line), *told)
-
-
-def _read_value(text: str) -> Any:
+    key, _, rest = message.strip().partition(":")
     try:
-        return json.loads(text)
+        value = json.loads(rest)
     except (ValueError, RecursionError):  # thousands of digits or brackets, too
-        return None
+        value = None
+    told = (message.strip(), None) if value is None else (key.rstrip(), value)
+    return Entry(version, None if model == "None" else model, float(seconds), file, int(line), *told)

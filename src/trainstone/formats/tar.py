@@ -79,26 +79,20 @@ def _read_note(file: MappedFile, at: int, kind: str, size: int) -> dict[str, str
         return {"path": _decode(_cut(content))}
     if kind == "K":  # the target of a link, which is rejected when it comes
         return {}
-    records = _parse_pax(file, at, content)
-    kept = {key: value for key, value in records.items() if key in ("path", "size") or key.startswith("GNU.sparse")}
+    kept: dict[str, str] = {}
+    start = 0
+    while start < size:  # PAX records, each "length key=value" and a line feed
+        match = _PAX_RECORD.match(content, start)
+        end = start + int(match[1]) if match else 0
+        key, found, value = content[match.end() if match else 0 : end - 1].partition(b"=")
+        if match is None or not match.end() < end <= size or content[end - 1 : end] != b"\n" or not (key and found):
+            raise file.damaged(at, f"an extended header that cannot be read at byte {start} of it")
+        if key in (b"path", b"size") or key.startswith(b"GNU.sparse"):
+            kept[_decode(key)] = _decode(value)
+        start = end
     if kind == "g" and kept:
         raise file.damaged(at, f"a global header that sets {printable(', '.join(kept))} for all members")
     return kept
-
-
-def _parse_pax(file: MappedFile, at: int, data: bytes) -> dict[str, str]:
-    """Return PAX records, each "length key=value" and a line feed."""
-    records: dict[str, str] = {}
-    start = 0
-    while start < len(data):
-        match = _PAX_RECORD.match(data, start)
-        end = start + int(match[1]) if match else 0
-        key, found, value = data[match.end() if match else 0 : end - 1].partition(b"=")
-        if match is None or not match.end() < end <= len(data) or data[end - 1 : end] != b"\n" or not (key and found):
-            raise file.damaged(at, f"an extended header that cannot be read at byte {start} of it")
-        records[_decode(key)] = _decode(value)
-        start = end
-    return records
 
 
 def _resolve(file: MappedFile, before: Span, block: bytes, size: int, notes: dict[str, str]) -> Member:
