@@ -129,8 +129,12 @@ def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
     with closing(file.pieces), closing(file.batches()) as batches:
         for batch in batches:
             columns.add(batch)
+    joined = {}
+    for name, pieces in columns.pieces.items():
+        joined[name] = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        pieces.clear()  # else all columns would be in memory twice for a moment
     return Trace(
-        **{name: _join(pieces) for name, pieces in columns.pieces.items()},
+        **joined,
         names=list(columns.names),
         lanes=list(columns.lanes),
         shapes=list(columns.shapes),
@@ -138,13 +142,6 @@ def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
         rank=file.rank,
         num_events=file.num_events,
     )
-
-
-def _join(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the pieces as one array, and free them: else all columns would be in memory twice for a moment."""
-    joined = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-    pieces.clear()
-    return joined
 
 
 # ---- The file ----
@@ -249,15 +246,20 @@ class _EventFile:
         while self._list_end is None:
             batch = self._take()
             if batch is None and not self._read_on("event"):
-                batch = self._take_last(bare)
+                batch = self._decode(b"[" + self._text)
+                if batch is None and bare:  # it need not be closed, as Chrome defines it
+                    batch = self._decode(b"[" + self._text.rstrip(_SPACE).removesuffix(b",") + b"]")
+                if batch is None:
+                    raise self._invalid(ValueError("truncated"))
+                self._list_end = len(self._text) if self._list_end is None else self._list_end
             if batch is not None:
                 self.num_events += len(batch.events)
                 yield batch
         self._drop(self._list_end)
         while self._read_on("end"):
             pass
-        around = self._decode_around(_repair(b'{"traceEvents":[]' + self._text + (b"}" if bare else b"")))
-        self.rank = _read_rank(around) if self.rank is None else self.rank
+        rank = self._read_rank(_repair(b'{"traceEvents":[]' + self._text + (b"}" if bare else b"")))
+        self.rank = rank if self.rank is None else self.rank
 
     def wrong(self, what: str, offset: int | None = None, hint: str = HINT) -> DataError:
         """Return the error for what is found from a byte (of the unpacked text) on."""
@@ -307,39 +309,28 @@ class _EventFile:
             if not self._read_on("head"):
                 break
         head = self._text if key is None else self._text[: key[0]] + b'"traceEvents":[]}'
-        self.rank = _read_rank(self._decode_around(head))
+        self.rank = self._read_rank(head)
         if key is None:
             raise self.wrong('there is no list "traceEvents"')
         self._drop(key[1])
         return False
 
-    def _decode_around(self, text: bytes) -> _Around:
+    def _read_rank(self, around: bytes) -> int | None:
         try:
-            return _AROUND.decode(text)
+            stated = _AROUND.decode(around).distributed
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
             raise self._invalid(err) from err
+        rank = stated.get("rank") if isinstance(stated, dict) else None
+        return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
 
     def _take(self) -> _Batch | None:
         """Return all events up to the last border; None if more must be read first."""
-        near = list(_BORDER.finditer(self._text, max(0, len(self._text) - NEAR_BYTES)))
-        return (self._take_to(near[-1]) if near else None) or self._take_to(_find_border(self._text))
-
-    def _take_to(self, border: re.Match[bytes] | None) -> _Batch | None:
-        batch = self._decode(b"[" + self._text[: border.start() + 1] + b"]") if border else None
-        if batch and border and self._list_end is None:
-            self._drop(border.end())
-        return batch
-
-    def _take_last(self, bare: bool) -> _Batch:
-        """Return what remains at the end of the file. A bare list need not be closed, as Chrome defines it."""
-        batch = self._decode(b"[" + self._text)
-        if batch is None and bare:
-            batch = self._decode(b"[" + self._text.rstrip(_SPACE).removesuffix(b",") + b"]")
-        if batch is None:
-            raise self._invalid(ValueError("truncated"))
-        if self._list_end is None:
-            self._list_end = len(self._text)
-        return batch
+        for border in _find_borders(self._text):
+            if batch := self._decode(b"[" + self._text[: border.start() + 1] + b"]"):
+                if self._list_end is None:
+                    self._drop(border.end())
+                return batch
+        return None
 
     def _decode(self, text: bytes, repaired: bool = False) -> _Batch | None:
         """Decode a list; None if it is not closed. If more text follows its end, note where."""
@@ -380,15 +371,17 @@ def _walk(text: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
         yield depth, token
 
 
-def _find_border(text: bytes) -> re.Match[bytes] | None:
-    """Return the last border between items of a list, found by counting brackets; None if there is none."""
+def _find_borders(text: bytes) -> Iterator[re.Match[bytes]]:
+    """Yield the last likely border near the end; then the last true one, found by counting brackets."""
+    yield from [*_BORDER.finditer(text, max(0, len(text) - NEAR_BYTES))][-1:]
     last = None
     for depth, token in _walk(text):
         if depth < 0:  # the end of the list
             break
         if depth == 0 and token[0] == b"}":
             last = _BORDER.match(text, token.start()) or last
-    return last
+    if last:
+        yield last
 
 
 def _find_key(text: bytes) -> tuple[int, int] | None:
@@ -405,11 +398,6 @@ def _repair(text: bytes) -> bytes:
     """Replace what Kineto is known to write against the rules: bytes that are not UTF-8, inf and nan."""
     text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
     return _NO_NUMBER.sub(lambda found: b"0".rjust(len(found[0])), text)
-
-
-def _read_rank(around: _Around) -> int | None:
-    rank = around.distributed.get("rank") if isinstance(around.distributed, dict) else None
-    return rank if type(rank) is int and 0 <= rank < 1 << 31 else None
 
 
 # ---- The columns ----
@@ -462,10 +450,17 @@ class _Columns:
             else lanes[event.pid, event.tid, each.device if isinstance(each.device, int | str) else event.pid]
             for event, each, number in zip(events, args, kind, strict=True)
         ]
+        start = np.array([event.ts for event in events], np.float64)
+        if self._base is None:
+            self._base = int(start[0])
+        since = start - self._base
+        if np.abs(start).max() >= EXACT_MICROSECONDS and any(type(event.ts) is float for event in events):
+            exact = _EXACT_TIMES.decode(batch.text)
+            since = np.array([float((exact[place].ts or 0) - self._base) for place in places])
         duration = np.array([event.dur for event in events], np.float64)  # None becomes nan, unfinished are negative
         external = _read_identities([each.external for each in args])
         row: dict[str, npt.NDArray[Any]] = {
-            "start_ns": self._read_starts(batch, places),
+            "start_ns": np.rint(since * 1000).astype(np.int64),
             "duration_ns": np.rint(np.nan_to_num(duration).clip(min=0) * 1000).astype(np.int64),
             "kind": np.array(kind, np.int8),
             "lane": np.array(lane, np.int32),
@@ -476,18 +471,6 @@ class _Columns:
         }
         for name, piece in row.items():
             self.pieces[name].append(piece)
-
-    def _read_starts(self, batch: _Batch, places: list[int]) -> Ints:
-        """Return nanoseconds since the base, a whole microsecond, exactly."""
-        written = [batch.events[place].ts for place in places]
-        start = np.array(written, np.float64)
-        if self._base is None:
-            self._base = int(start[0])
-        since = start - self._base
-        if np.abs(start).max() >= EXACT_MICROSECONDS and any(type(ts) is float for ts in written):
-            exact = _EXACT_TIMES.decode(batch.text)
-            since = np.array([float((exact[place].ts or 0) - self._base) for place in places])
-        return np.rint(since * 1000).astype(np.int64)
 
     def _number_lane(self, key: tuple[Any, Any, Any]) -> int:
         pid, tid, device = key

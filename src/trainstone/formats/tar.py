@@ -53,7 +53,7 @@ def pad(size: int) -> int:
 
 
 def _read_member(file: MappedFile, start: int) -> Member | None:
-    """Return the member whose first header is at this byte, None at the end mark."""
+    """Return the member whose first header is at this byte, checked; None at the end mark."""
     at, notes = start, dict[str, str]()
     while True:
         block = bytes(file.view[at : at + BLOCK_BYTES]) if at >= 0 else b""
@@ -65,9 +65,30 @@ def _read_member(file: MappedFile, start: int) -> Member | None:
             raise file.damaged(at, f"{what}; the file has {file.size} bytes", _HINT)
         kind = chr(block[156])
         if kind not in _NOTES:
-            return _resolve(file, Span(start, at - start), block, size, notes)
+            break
         notes |= _read_note(file, at, kind, size)
         at += BLOCK_BYTES + pad(size)
+    name = _cut(block[:100])
+    if block[257:263] == b"ustar\0" and block[345]:
+        name = _cut(block[345:500]) + b"/" + name
+    path = notes.get("path", _decode(name))
+    # Before ustar, folders were files whose name ends in a slash.
+    is_folder = kind == "5" or (kind == "\0" and path.endswith("/"))
+    sparse = any(key.startswith("GNU.sparse") for key in notes)
+    problem = find_escape(path) if path else "has no name"
+    if sparse or not (is_folder or kind in _FILES):
+        what = f"is a link, a device or a sparse file (type {printable(ascii(kind))})"
+        problem = f"{what}; only plain files and folders are allowed"
+    if not _DECIMAL.fullmatch(notes.get("size", "0")):
+        problem = f"claims a size of {printable(ascii(notes['size']))}"
+    if problem:
+        raise file.damaged(start, f"the tar member {printable(path)!r} {problem}")
+    data = Span(at + BLOCK_BYTES, 0 if is_folder else int(notes.get("size", size)))
+    end = data.offset + pad(data.size)
+    if end > file.size:
+        what = f"the tar member {printable(path)} of {data.size} bytes does not fit; the file has {file.size} bytes"
+        raise file.damaged(start, what)
+    return Member(path, data, Span(start, end - start), not is_folder)
 
 
 def _read_note(file: MappedFile, at: int, kind: str, size: int) -> dict[str, str]:
@@ -93,31 +114,6 @@ def _read_note(file: MappedFile, at: int, kind: str, size: int) -> dict[str, str
     if kind == "g" and kept:
         raise file.damaged(at, f"a global header that sets {printable(', '.join(kept))} for all members")
     return kept
-
-
-def _resolve(file: MappedFile, before: Span, block: bytes, size: int, notes: dict[str, str]) -> Member:
-    """Return the member of this header, checked, with the extended headers before it."""
-    name, kind, start = _cut(block[:100]), chr(block[156]), before.offset
-    if block[257:263] == b"ustar\0" and block[345]:
-        name = _cut(block[345:500]) + b"/" + name
-    path = notes.get("path", _decode(name))
-    # Before ustar, folders were files whose name ends in a slash.
-    is_folder = kind == "5" or (kind == "\0" and path.endswith("/"))
-    sparse = any(key.startswith("GNU.sparse") for key in notes)
-    problem = find_escape(path) if path else "has no name"
-    if sparse or not (is_folder or kind in _FILES):
-        what = f"is a link, a device or a sparse file (type {printable(ascii(kind))})"
-        problem = f"{what}; only plain files and folders are allowed"
-    if not _DECIMAL.fullmatch(notes.get("size", "0")):
-        problem = f"claims a size of {printable(ascii(notes['size']))}"
-    if problem:
-        raise file.damaged(start, f"the tar member {printable(path)!r} {problem}")
-    data = Span(before.end + BLOCK_BYTES, 0 if is_folder else int(notes.get("size", size)))
-    end = data.offset + pad(data.size)
-    if end > file.size:
-        what = f"the tar member {printable(path)} of {data.size} bytes does not fit; the file has {file.size} bytes"
-        raise file.damaged(start, what)
-    return Member(path, data, Span(start, end - start), not is_folder)
 
 
 def _is_header(block: bytes) -> bool:
