@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from made_archives import make_tar
-from trainstone.data.raw.annotations import read_box_xml, read_boxes
+from trainstone.data.raw.imagenet import read_box_xml, read_boxes
 from trainstone.data.sample import Edges
 from trainstone.errors import DataError
 

@@ -8,8 +8,7 @@ import pytest
 
 from damage import real_data
 from made_coco import CATEGORIES, jpeg, make_instances, make_set
-from trainstone.data.raw.coco import CocoSource, find_coco, make_source
-from trainstone.data.raw.prepare_coco import prepare_coco
+from trainstone.data.raw.coco import CocoSource, find_coco, make_source, prepare_coco
 from trainstone.data.sample import Box, ClassName
 from trainstone.errors import DataError
 from trainstone.formats.coco import NAME_OF_ID, CocoAnnotation, CocoCategory, CocoImage, Instances

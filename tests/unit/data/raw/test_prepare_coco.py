@@ -20,8 +20,7 @@ from trainstone.data.manifest import Manifest, check_files, read_manifest
 from trainstone.data.parallel import Progress, lock_file
 from trainstone.data.plan import make_plan
 from trainstone.data.prepare import prepare as write_plan
-from trainstone.data.raw.coco import find_coco
-from trainstone.data.raw.prepare_coco import OFFICIAL, prepare_coco
+from trainstone.data.raw.coco import OFFICIAL, find_coco, prepare_coco
 from trainstone.data.recognise import open_dataset
 from trainstone.data.shardfile import sum_file
 from trainstone.errors import DataError
@@ -207,7 +206,7 @@ def test_other_counts_than_the_published_and_further_files_give_a_warning(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     assert OFFICIAL["train2017"] == (118_287, 117_266)
-    monkeypatch.setattr("trainstone.data.raw.prepare_coco.OFFICIAL", {"train2017": (5, 4), "val2017": (3, 3)})
+    monkeypatch.setattr("trainstone.data.raw.coco.OFFICIAL", {"train2017": (5, 4), "val2017": (3, 3)})
     (small / "val2017/more.jpg").write_bytes(b"")
     _, manifest = prepare(small, tmp_path / "out")
     assert manifest.splits[1].records == 3
@@ -255,7 +254,7 @@ def test_a_prepared_folder_is_opened_verified_and_converted_like_any(tmp_path: P
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trainstone.data.raw import archives, prepare_coco
+from trainstone.data.raw import archives, coco
 source, target, when = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -266,8 +265,8 @@ if when == "unpacking":
         return die() if len(opened) == 5 else real(*args)
     archives._open_member = open_or_die
 if when == "the last file":
-    prepare_coco.facts.write_manifest = die
-for item in prepare_coco.prepare_coco(source, target):
+    coco.facts.write_manifest = die
+for item in coco.prepare_coco(source, target):
     if item.phase == when:
         die()
 """
