@@ -135,15 +135,15 @@ def find_imagenetv2(path: Path, *, work: Path) -> DataSet:
 def _gather(root: Path, *, may_be_empty: bool = False) -> ListingBuilder:
     builder = ListingBuilder(root)
     others: list[str] = []
-    for folder in walk_folder(root):
-        pictures = [file for file in folder.files if is_picture(file)]
-        if pictures and not folder.name:
+    for folder, path, files in walk_folder(root):
+        pictures = [file for file in files if is_picture(file)]
+        if pictures and not folder:
             hint = "put each image into the folder of its class"
             raise DataError(f"{root}: {pictures[0]} is in no class folder", hint=hint)
-        others += [file for file in folder.files if file.lower().endswith(OTHER_SUFFIXES)]
-        place = Place(folder.path)
+        others += [file for file in files if file.lower().endswith(OTHER_SUFFIXES)]
+        place = Place(path)
         for file in pictures:
-            builder.add(f"{folder.name}/{file}", folder.name, place)
+            builder.add(f"{folder}/{file}", folder, place)
     if others:
         told = "%s: %d files like %s are left out: class folders are read as im2rec does, .jpg, .jpeg and .png"
         log.warning(told, printable(str(root)), len(others), printable(others[0]))
