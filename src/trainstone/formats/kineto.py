@@ -129,7 +129,7 @@ def read_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
     with closing(file.pieces), closing(file.batches()) as batches:
         for batch in batches:
             columns.add(batch)
-    joined = {}
+    joined: dict[str, npt.NDArray[Any]] = {}
     for name, pieces in columns.pieces.items():
         joined[name] = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
         pieces.clear()  # else all columns would be in memory twice for a moment

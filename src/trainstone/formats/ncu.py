@@ -110,7 +110,9 @@ class _Reader:
             what = "ncu may not read this GPU's performance counters (ERR_NVGPUCTRPERM)"
             raise MachineError(what, hint=PERMISSION_HINT)
         text, self.open = f"{self.open}\n{text}" if self.open else text, ""
-        begins = self._begins_row(text)
+        # Output may start with a number, too, but has fewer commas than a row.
+        plain = text.count(",") >= max(3, len(self._columns) // 2) and text.lstrip()[:1].isdigit()
+        begins = bool(self._columns) and (plain or _ROW_START.match(text) is not None)
         if begins and text.count('"') % 2 and text.count("\n") < MAX_ROW_LINES:  # a quoted field may hold line ends
             self.open = text
             return
@@ -135,15 +137,10 @@ class _Reader:
                 key=lambda one: (one.startswith("==ERROR=="), one.startswith("==WARNING=="), bool(one)),
             )
 
-    def _begins_row(self, text: str) -> bool:
-        """Return whether a line starts as rows do. Output may start with a number, too, but has fewer commas."""
-        plain = text.count(",") >= max(3, len(self._columns) // 2) and text.lstrip()[:1].isdigit()
-        return bool(self._columns) and (plain or _ROW_START.match(text) is not None)
-
     def _take_row(self, number: int, fields: list[str]) -> bool:
         """Take the units or the metrics of a row; return whether it was one.
 
-        ncu omits the columns of its rules, after the value, if none fired.
+        ncu omits the columns of its rules, after the value, if none fired. Sections repeat a metric: the first is kept.
         """
         long = set(self._columns) >= LONG_COLUMNS
         complete = len(fields) == len(self._columns) or (long and set(self._columns[: len(fields)]) >= LONG_COLUMNS)
@@ -158,31 +155,25 @@ class _Reader:
         process = parse_count(row["Process ID"].replace(",", ""))
         kernel = NcuKernel(process, self._table, kernel_id, row["Kernel Name"])
         kernel = self.kernels.setdefault((self._table, process, kernel_id, kernel.name), kernel)
-        if long:
-            self._take_metric(kernel, number, row["Metric Name"], row["Metric Unit"], row["Metric Value"])
-        else:
-            for name, unit, value in zip(self._columns, self._units, fields, strict=False):
-                if name not in PLACE_COLUMNS:
-                    self._take_metric(kernel, number, name, unit, value)
+        told = [(row["Metric Name"], row["Metric Unit"], row["Metric Value"])]
+        for metric, unit, value in told if long else zip(self._columns, self._units, fields, strict=False):
+            text = _INSTANCES.sub("", value)
+            if metric in PLACE_COLUMNS and not long:
+                continue
+            if not _NUMBER.fullmatch(text):
+                if _OTHER_LOCALE.fullmatch(text):
+                    what = f"{printable(metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
+                    raise damaged_line(self.path, number, what, LOCALE_HINT)
+                continue
+            if metric in kernel.metrics or (self.wanted is not None and metric not in self.wanted):
+                continue
+            if abs(amount := float(text.replace(",", ""))) > MAX_VALUE:
+                raise damaged_line(self.path, number, f"{printable(metric)}: {text} is too large", HINT)
+            # Mcycle is 1e6 cycle, byte/usecond is 1e6 byte/second.
+            words = [_scale_word(word.strip()) for word in unit.split("/")]
+            power = words[0][1] - sum(own_power for _, own_power in words[1:])
+            kernel.metrics[metric] = Metric(amount * 10.0**power, "/".join(name for name, _ in words))
         return True
-
-    def _take_metric(self, kernel: NcuKernel, line: int, metric: str, unit: str, value: str) -> None:
-        """Keep a number; sections repeat a metric, the first is kept."""
-        text = _INSTANCES.sub("", value)
-        if not _NUMBER.fullmatch(text):
-            if _OTHER_LOCALE.fullmatch(text):
-                what = f"{printable(metric)}: {printable(text)} is a number of another locale; expected 1,234.5"
-                raise damaged_line(self.path, line, what, LOCALE_HINT)
-            return
-        if metric in kernel.metrics or (self.wanted is not None and metric not in self.wanted):
-            return
-        number = float(text.replace(",", ""))
-        if abs(number) > MAX_VALUE:
-            raise damaged_line(self.path, line, f"{printable(metric)}: {text} is too large", HINT)
-        # Mcycle is 1e6 cycle, byte/usecond is 1e6 byte/second.
-        words = [_scale_word(word.strip()) for word in unit.split("/")]
-        power = words[0][1] - sum(own_power for _, own_power in words[1:])
-        kernel.metrics[metric] = Metric(number * 10.0**power, "/".join(name for name, _ in words))
 
 
 def _scale_word(word: str) -> tuple[str, int]:

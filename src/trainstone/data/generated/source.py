@@ -263,11 +263,12 @@ def paint_thing(canvas: Canvas, thing: Thing, drawn: Drawn, light: Light) -> Non
     reach = 0.24 / radius
     shade = 0.78 + 0.22 * rim - (reach * light[0] * x + reach * light[1] * y)
     first, second = map(_spread, thing.colours)
-    painted = first * shade
+    colour = first
     if thing.surface != "plain":
         (a, b), (c, d) = (rotate(thing.turn) @ np.linalg.inv(thing.matrix) * thing.periods).tolist()
         share = SURFACES[thing.surface](a * x + b * y, c * x + d * y, min(3.0, radius / (6 * thing.periods)))
-        painted = (first + (second - first) * share.astype(np.float32, copy=False)) * shade
+        colour = first + (second - first) * share.astype(np.float32, copy=False)
+    painted = colour * shade
     patch = canvas[drawn.place]
     painted -= patch
     painted *= drawn.mask * np.float32(1 / 255)

@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,15 +234,6 @@ class Part(NamedTuple):
         return self.origin.suffix == ".zip"
 
 
-class Seen(NamedTuple):
-    """Some images: their bytes, their share of the folder's checksum, and what is wrong by name."""
-
-    num_images: int
-    num_bytes: int
-    checksum: int
-    problems: list[tuple[str, str]]
-
-
 def prepare_coco(source: Path, target: Path, workers: int = 1, *, skip_bad: bool = False) -> Iterator[Progress]:
     """Unpack, check and write; nothing is yielded where an earlier run has done it all.
 
@@ -407,11 +397,11 @@ def conclude(parts: Sequence[Part], target: Path, workers: int, *, skip_bad: boo
             if splits and list_classes(instances.categories) != list_classes(categories):
                 raise DataError(f"{annotations} has other categories than the files beside it")
             categories = instances.categories
-            seen = yield from check_images(instances, annotations, target / part.name, pool, skip_bad=skip_bad)
+            shard = yield from check_images(instances, annotations, target / part.name, pool, skip_bad=skip_bad)
             warn(part.name, instances, target / part.name)
-            if seen.problems:
-                dropped += [target / part.name / name for name, _ in seen.problems]
-                write_atomically(annotations, drop_images(annotations, {name for name, _ in seen.problems}))
+            if shard.skipped:
+                dropped += [target / part.name / name for name, _ in shard.skipped]
+                write_atomically(annotations, drop_images(annotations, {name for name, _ in shard.skipped}))
                 instances = read_instances(annotations)
             yield Progress(f"write lists of {part.name}", 0, 2, "files")
             boxes, images = f"annotations/bbox_only_instances_{part.name}.json", f"{part.name}-images.txt"
@@ -424,7 +414,10 @@ def conclude(parts: Sequence[Part], target: Path, workers: int, *, skip_bad: boo
                 lines = (f"{numbers[id_]}\t{id_}\t{printable(name)}\n" for id_, name in list_classes(categories))
                 write_atomically(target / "classes.txt", lines)
                 sidecars.append("classes.txt")
-            splits.append(describe_split(part.name, name_split(part.name, found), seen, sidecars, target))
+            beside = tuple(facts.measure(target, file) for file in dict.fromkeys(sidecars))
+            shard = shard.model_copy(update={"sidecars": beside})
+            name = name_split(part.name, found)
+            splits.append(facts.SplitFacts(name=name, records=shard.records, bytes=shard.bytes, shards=(shard,)))
     inputs = measure_parts(parts)
     manifest = facts.Manifest(
         dataset=name_set(categories),
@@ -442,65 +435,54 @@ def conclude(parts: Sequence[Part], target: Path, workers: int, *, skip_bad: boo
     yield Progress("finished", len(splits), len(splits), "files")
 
 
-def describe_split(stem: str, name: str, seen: Seen, sidecars: Sequence[str], target: Path) -> facts.SplitFacts:
-    """Return what the manifest says of a split: one folder of images, and the files beside it."""
-    shard = facts.ShardFacts(
-        file=stem,
-        bytes=seen.num_bytes,
-        crc32c=f"{seen.checksum:08x}",
-        records=seen.num_images - len(seen.problems),
-        sidecars=tuple(facts.measure(target, file) for file in dict.fromkeys(sidecars)),
-        skipped=tuple(seen.problems),
-    )
-    return facts.SplitFacts(name=name, records=shard.records, bytes=seen.num_bytes, shards=(shard,))
-
-
 def check_images(
     instances: Instances, annotations: Path, folder: Path, pool: Pool, *, skip_bad: bool
-) -> Generator[Progress, None, Seen]:
+) -> Generator[Progress, None, facts.ShardFacts]:
     """Read every image once: compare its head with the annotations, sum it up, and decode it with `skip_bad`."""
     images = instances.images
-    total = Seen(0, 0, 0, [])
-    for seen in map_in_order(partial(look_at, folder, skip_bad), images, pool):
-        done, checksum = total.num_images + seen.num_images, (total.checksum + seen.checksum) % (1 << 32)
-        total = Seen(done, total.num_bytes + seen.num_bytes, checksum, total.problems + seen.problems)
-        yield Progress(f"check {folder.name}", done, len(images), "files")
-    if total.problems and (not skip_bad or len(total.problems) == len(images)):
-        shown = "; ".join(f"{name} {problem}" for name, problem in total.problems[:3])
+    seen: list[tuple[int, int, str]] = []
+    for part in map_in_order(lambda some: [look_at(folder, image, decoded=skip_bad) for image in some], images, pool):
+        seen += part
+        yield Progress(f"check {folder.name}", len(seen), len(images), "files")
+    problems = [(image.file_name, problem) for image, (_, _, problem) in zip(images, seen, strict=True) if problem]
+    if problems and (not skip_bad or len(problems) == len(images)):
+        shown = "; ".join(f"{name} {problem}" for name, problem in problems[:3])
         raise DataError(
-            f"{folder}: {len(total.problems):,} of {format_count(len(images), 'image')} are not as "
+            f"{folder}: {len(problems):,} of {format_count(len(images), 'image')} are not as "
             f"{annotations.name} says: {shown}",
             hint=f"move {folder} away, put the right zip or folder in the source and run it again, "
             "or drop them with --on-bad skip",
         )
-    return total
+    num_bytes, checksum = sum(size for size, _, _ in seen), sum(share for _, share, _ in seen) % (1 << 32)
+    return facts.ShardFacts(
+        file=folder.name,
+        bytes=num_bytes,
+        crc32c=f"{checksum:08x}",
+        records=len(images) - len(problems),
+        skipped=tuple(problems),
+    )
 
 
-def look_at(folder: Path, decoded: bool, images: Sequence[CocoImage]) -> Seen:
-    num_bytes = checksum = 0
-    problems = []
-    for image in images:
-        path = folder / image.file_name
-        try:
-            if path.stat().st_size > MAX_PICTURE_BYTES:
-                raise DataError(f"larger than {format_bytes(MAX_PICTURE_BYTES)}")
-            data = path.read_bytes()
-            seen = look(data)
-            if seen.kind != "jpeg" and image.file_name.lower().endswith((".jpg", ".jpeg")):
-                raise DataError(f"it is {seen.kind.upper()}, not JPEG")
-            if (seen.width, seen.height) != (image.width, image.height):
-                raise DataError(f"it has {seen.width}x{seen.height} pixels, not {image.width}x{image.height}")
-            if decoded:
-                from trainstone.data.picture.decode import decode_strict  # heavy
+def look_at(folder: Path, image: CocoImage, *, decoded: bool) -> tuple[int, int, str]:
+    """Return an image's length, its share of the folder's checksum, and what is wrong with it, if anything is."""
+    path = folder / image.file_name
+    try:
+        if path.stat().st_size > MAX_PICTURE_BYTES:
+            raise DataError(f"larger than {format_bytes(MAX_PICTURE_BYTES)}")
+        data = path.read_bytes()
+        seen = look(data)
+        if seen.kind != "jpeg" and image.file_name.lower().endswith((".jpg", ".jpeg")):
+            raise DataError(f"it is {seen.kind.upper()}, not JPEG")
+        if (seen.width, seen.height) != (image.width, image.height):
+            raise DataError(f"it has {seen.width}x{seen.height} pixels, not {image.width}x{image.height}")
+        if decoded:
+            from trainstone.data.picture.decode import decode_strict  # heavy
 
-                decode_strict(data)
-        except (OSError, DataError) as err:
-            reason = err.strerror if isinstance(err, OSError) and err.strerror else err
-            problems.append((image.file_name, f"cannot be used: {reason}"))
-            continue
-        num_bytes += len(data)
-        checksum += sum_file(image.file_name, data)
-    return Seen(len(images), num_bytes, checksum, problems)
+            decode_strict(data)
+    except (OSError, DataError) as err:
+        reason = err.strerror if isinstance(err, OSError) and err.strerror else err
+        return 0, 0, f"cannot be used: {reason}"
+    return len(data), sum_file(image.file_name, data), ""
 
 
 def warn(stem: str, instances: Instances, folder: Path) -> None:
