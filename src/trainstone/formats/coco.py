@@ -92,17 +92,26 @@ def read_instances(path: Path) -> Instances:
         _refuse(path, "JSON", f"damaged or cut off at byte {found[1] if found else len(data)}", err)
     if not document.categories:
         document.categories = [CocoCategory(number, name) for number, name in NAME_OF_ID.items()]
-    images, categories = document.images, document.categories
-    for place, image in enumerate(images):
+    _check(path, document)
+    return document
+
+
+def _check(path: Path, document: Instances) -> None:
+    for place, image in enumerate(document.images):
         if not is_inside(image.file_name) or not image.file_name.isprintable():  # they are in lists, one per line
             _refuse(path, f"images[{place}].file_name", f"{image.file_name!r} is not a relative name of a file")
-    _check_once(path, "images", "id", [image.id for image in images])
-    _check_once(path, "images", "file_name", [image.file_name for image in images])
-    _check_once(path, "categories", "id", [category.id for category in categories])
-    _check_once(path, "annotations", "id", [item.id for item in document.annotations])
-    _check_known(path, "image_id", "image", document.annotations, {image.id for image in images})
-    _check_known(path, "category_id", "category", document.annotations, {category.id for category in categories})
-    return document
+    for group, key in (("images", "id"), ("images", "file_name"), ("categories", "id"), ("annotations", "id")):
+        values = [getattr(item, key) for item in getattr(document, group)]
+        first: dict[int | str, int] = {}
+        for place, value in enumerate(values if len(set(values)) < len(values) else ()):
+            if first.setdefault(value, place) != place:
+                _refuse(path, f"{group}[{place}].{key}", f"{value!r} is already that of {group}[{first[value]}]")
+    known = {"image": {image.id for image in document.images}, "category": {item.id for item in document.categories}}
+    for noun, ids in known.items():
+        for place, item in enumerate(document.annotations):
+            number = item.image_id if noun == "image" else item.category_id
+            if number not in ids:
+                _refuse(path, f"annotations[{place}].{noun}_id", f"{number} is no {noun} of this file")
 
 
 def number_categories(categories: Iterable[CocoCategory]) -> dict[int, int]:
@@ -192,19 +201,6 @@ def _write(
             piece = [describe(item) for item in items[start : start + step]]
             yield ("," if start else "") + json.dumps(piece, separators=(",", ":"), allow_nan=False)[1:-1]
     yield "]}"
-
-
-def _check_once(path: Path, group: str, key: str, values: Sequence[int | str]) -> None:
-    first: dict[int | str, int] = {}
-    for place, value in enumerate(values if len(set(values)) < len(values) else ()):
-        if first.setdefault(value, place) != place:
-            _refuse(path, f"{group}[{place}].{key}", f"{value!r} is already that of {group}[{first[value]}]")
-
-
-def _check_known(path: Path, key: str, noun: str, annotations: Sequence[CocoAnnotation], known: set[int]) -> None:
-    for place, item in enumerate(annotations):
-        if getattr(item, key) not in known:
-            _refuse(path, f"annotations[{place}].{key}", f"{getattr(item, key)} is no {noun} of this file")
 
 
 def _refuse(path: Path, where: str, fault: str, err: Exception | None = None) -> NoReturn:

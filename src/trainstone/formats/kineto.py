@@ -266,9 +266,6 @@ class _EventFile:
         where = self._offset if offset is None else offset
         return DataError(f"{self.name}, from byte {where} on: {what}", hint=hint)
 
-    def wrong_event(self, batch: _Batch, place: int, what: str) -> DataError:
-        return self.wrong(f"event {batch.first + place:,}: {what}", batch.offset, EVENT_HINT)
-
     def _invalid(self, err: Exception) -> DataError:
         if "truncated" in str(err):
             return self.wrong(f"the trace is cut off; {self.num_events:,} events before are complete")
@@ -339,9 +336,9 @@ class _EventFile:
         except msgspec.ValidationError as err:
             found = _INDEX.search(str(err))
             what, _, where = str(err).replace("`", "").partition(" - at ")
-            batch = _Batch([], text, self._offset, self.num_events)
-            place, field = int(found[1]) if found else 0, where.partition(".")[2]
-            raise self.wrong_event(batch, place, f"{field}: {what}" if field else what) from err
+            number, field = self.num_events + int(found[1] if found else 0), where.partition(".")[2]
+            what = f"event {number:,}: {field}: {what}" if field else f"event {number:,}: {what}"
+            raise self.wrong(what, hint=EVENT_HINT) from err
         except RecursionError as err:
             raise self.wrong("nested too deeply") from err
         except (msgspec.DecodeError, UnicodeDecodeError) as err:
@@ -436,7 +433,8 @@ class _Columns:
             if event.ph == "X" and kinds[event.cat]:
                 places.append(place)
                 if event.ts is None:
-                    raise self._file.wrong_event(batch, place, "no time (ts)")
+                    what = f"event {batch.first + place:,}: no time (ts)"
+                    raise self._file.wrong(what, batch.offset, EVENT_HINT)
             elif event.ph == "M" and event.name == "thread_name" and event.args and isinstance(event.args.name, str):
                 self.lane_names[_format_id(event.pid), _format_id(event.tid)] = event.args.name.strip()
         if not places:
