@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from trainstone.errors import DataError
+from trainstone.formats.tar import member
 
 
 def make_jpeg(shade: int = 0) -> bytes:
@@ -28,6 +29,36 @@ def make_tar(files: dict[str, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return out.getvalue()
+
+
+def forge(
+    size: bytes = b"00000000000\0",
+    name: bytes = b"a.jpg",
+    kind: bytes = b"0",
+    *,
+    ustar: bool = True,
+    signed: bool = False,
+) -> bytes:
+    """A tar's header of any size, its checksum right."""
+    block = bytearray(member("x", b"")[:512])
+    block[:100] = name.ljust(100, b"\0")
+    block[124:136] = size
+    block[156:157] = kind
+    if not ustar:
+        block[257:] = bytes(255)
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(memoryview(bytes(block)).cast("b") if signed else block)
+    return bytes(block)
+
+
+def fix_checksums(tar: bytes) -> bytes:
+    """Right checksums in all headers, so that damage gets past them."""
+    blocks = [tar[at : at + 512] for at in range(0, len(tar), 512)]
+    for place, block in enumerate(blocks):
+        if block[257:262] == b"ustar" and len(block) == 512:
+            blanked = block[:148] + b" " * 8 + block[156:]
+            blocks[place] = block[:148] + b"%06o\0 " % sum(blanked) + block[156:]
+    return b"".join(blocks)
 
 
 def make_zip(

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from damage import damaged, quick
-from made_archives import make_tar
+from made_archives import fix_checksums, forge, make_tar
 from made_coco import make_instances
 from made_ncu import AFTER, BEFORE, make_long, make_wide
 from made_sets import pack_image, pack_payload
@@ -158,16 +158,6 @@ def wrap_member(extension: str) -> Callable[[bytes], bytes]:
     return wrap
 
 
-def fix_checksums(tar: bytes) -> bytes:
-    """Right checksums in all headers, so that damage gets past them."""
-    blocks = [tar[at : at + 512] for at in range(0, len(tar), 512)]
-    for place, block in enumerate(blocks):
-        if block[257:262] == b"ustar" and len(block) == 512:
-            blanked = block[:148] + b" " * 8 + block[156:]
-            blocks[place] = block[:148] + b"%06o\0 " % sum(blanked) + block[156:]
-    return b"".join(blocks)
-
-
 TAR = b"".join(member(f"{n}.{e}", d) for n in "ab" for e, d in (("jpg", JPEGS[0][:90]), ("cls", b"3"))) + END
 REC = b"".join(map(pack_payload, (b"", MAGIC_BYTES + b"xyz", bytes(99))))
 CLASSIFIED = encode_features("classify", Sample("a/x.jpg", JPEGS[0], 0, BOXES[:1]))
@@ -261,15 +251,6 @@ def claim(length: int) -> bytes:
     """A TFRecord's header for any length, its checksum right."""
     crc = google_crc32c.value(struct.pack("<Q", length))
     return struct.pack("<QI", length, (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def forge(size: bytes = b"00000000000\0", name: bytes = b"a.jpg", kind: bytes = b"0") -> bytes:
-    """A tar's header with any size, its checksum right."""
-    block = bytearray(member("x", b"")[:512])
-    block[:100] = name.ljust(100, b"\0")
-    block[124:136] = size
-    block[156:157] = kind
-    return fix_checksums(bytes(block))
 
 
 def extend(pax: bytes, kind: bytes = b"x") -> bytes:
