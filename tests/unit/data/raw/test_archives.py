@@ -12,18 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from made_archives import (
-    expect_refusal,
-    fix_checksums,
-    list_everything,
-    make_tar,
-    make_zip,
-    members_or_error,
-    read_files,
-)
+from made_archives import expect_refusal, list_everything, make_tar, make_zip, read_files
 from trainstone.data.parallel import Progress
 from trainstone.data.raw import archives
 from trainstone.data.raw.archives import extract_tar, extract_zip, list_tar, list_zip, read_tar, unpack_once
@@ -276,25 +266,3 @@ def test_files_are_on_disk_before_the_folder_has_its_name(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, "sync", fail)
     expect_refusal(tmp_path, name, data, "No space left on device", extract)
-
-
-GOOD = make_tar({"n01/a.JPEG": b"one" * 300, "b": b"", "c" * 120: b"two"})
-CHANGES = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6)
-LIMITS = settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-@LIMITS
-@given(changes=CHANGES, cut=st.booleans())
-def test_changed_tar_gives_members_or_a_data_error(tmp_path, changes, cut):
-    data = bytearray(GOOD)
-    for at, value in changes:
-        data[at % len(data)] = value
-    path = tmp_path / "x.tar"
-    fixed = fix_checksums(bytes(data))  # so that the changes are believed
-    path.write_bytes(fixed[: changes[0][0]] if cut else fixed)
-    members_or_error(read_tar, path)
-    for member in members_or_error(list_tar, path):
-        assert member.offset + member.size <= len(data)
-        assert not member.name.startswith(("/", "../"))
