@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainstone.errors import DataError
-from trainstone.formats.files import read_lines
+from trainstone.formats.files import read_log
 from trainstone.text import printable
 
 VERSION = "0.2.3"
@@ -79,13 +78,8 @@ def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
 
 
 def read_nvlog(path: Path) -> list[Entry]:
-    entries = list(parse_lines(text for _, text in read_lines(path)))
-    if not entries:
-        raise DataError(
-            f"{printable(str(path))}: no :::NVLOG line in it",
-            hint="the program prints them to stdout: redirect it, as in `python main.py ... |& tee FILE`",
-        )
-    return entries
+    hint = "the program prints them to stdout: redirect it, as in `python main.py ... |& tee FILE`"
+    return read_log(path, parse_lines, ":::NVLOG line", hint)
 
 
 def _read_rows(rows: list[str]) -> Entry:
