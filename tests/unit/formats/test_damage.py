@@ -119,9 +119,9 @@ def read_coco(path: Path) -> None:
 
 
 def list_archive(path: Path) -> None:
-    for found in list_tar(path):
-        assert found.offset + found.size <= path.stat().st_size
-        assert not found.name.startswith(("/", "../"))
+    for name, offset, size in list_tar(path):
+        assert offset + size <= path.stat().st_size
+        assert not name.startswith(("/", "../"))
 
 
 def save_mat(compress: bool) -> bytes:

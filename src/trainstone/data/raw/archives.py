@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO
 
 from trainstone.data.parallel import Progress, map_in_order, open_pool
 from trainstone.errors import DataError
@@ -43,14 +43,6 @@ MAX_PART_BYTES = 255
 _AGAIN = "it is damaged or was not downloaded whole; get it again"
 _BROKEN_TAR = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
 _BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
-
-
-class Member(NamedTuple):
-    """A file in a tar, and where its content lies in the outermost file."""
-
-    name: str
-    offset: int
-    size: int
 
 
 def refuse(archive: str, name: str, problem: str) -> DataError:
@@ -80,8 +72,11 @@ def _add_name(names: set[str], name: str, archive: str, *, is_folder: bool) -> s
     return clean
 
 
-def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[Member]:
-    """Yield the files in a tar that is not compressed, or in one that lies at `start` in another file."""
+def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[tuple[str, int, int]]:
+    """Yield the files in a tar that is not compressed, or in one that lies at `start` in another file.
+
+    Of each its name, and offset and size of its content in the outermost file.
+    """
     title = printable(str(path)) + (f", the tar at byte {start}" if start else "")
     with MappedFile(path, random=True) as file:
         at, end = start, file.size if size is None else start + size
@@ -92,8 +87,7 @@ def list_tar(path: Path, start: int = 0, size: int | None = None) -> Iterator[Me
                 left = end - member.data.offset
                 raise refuse(title, member.name, f"claims {member.data.size:,} bytes, {left:,} are left")
             if member.is_file:
-                name = _add_name(names, member.name, title, is_folder=False)
-                yield Member(name, member.data.offset, member.data.size)
+                yield _add_name(names, member.name, title, is_folder=False), *member.data
         if at >= end:
             raise file.damaged(at, "the tar ends without its end mark, a block of zeros", _AGAIN)
 

@@ -168,11 +168,11 @@ def _list_images(path: Path) -> Iterator[tuple[str, str | None, Place]]:
             continue  # a folder of something else, such as a backup
         if file.lower().endswith(".tar"):
             inner = (place.container, place.offset, place.size) if place.offset >= 0 else (place.container / file,)
-            for member in list_tar(*inner):
-                folder, _, image = member.name.rpartition("/")
+            for inner_name, offset, size in list_tar(*inner):
+                folder, _, image = inner_name.rpartition("/")
                 if is_picture(image):
                     synset = _synset_of(file) or _synset_of(folder.rpartition("/")[2])
-                    yield image, synset, Place(inner[0], member.offset, member.size)
+                    yield image, synset, Place(inner[0], offset, size)
         elif is_picture(file):
             yield file, _synset_of(path.name) or _synset_of(parent.rpartition("/")[2]), place
 

@@ -105,7 +105,7 @@ def test_tar_in_a_tar_is_listed_in_place(tmp_path):
     path = tmp_path / "train.tar"
     path.write_bytes(make_tar({**inner, "n02.tar": make_tar({"n02_1.JPEG": b"x"})}))
     data = path.read_bytes()
-    found = [member for outer in list_tar(path) for member in list_tar(path, outer.offset, outer.size)]
+    found = [member for _, *place in list_tar(path) for member in list_tar(path, *place)]
     assert [(name, data[offset : offset + size]) for name, offset, size in found] == [
         ("n01_1.JPEG", b"first"),
         ("n01_2.JPEG", b"second"),
@@ -117,9 +117,9 @@ def test_tar_in_a_tar_must_end_inside_it(tmp_path):
     inner = make_odd_tar([(info("n01_1.JPEG", size=20_000), bytes(20_000))])[:1024]
     path = tmp_path / "train.tar"
     path.write_bytes(make_tar({"n01.tar": inner, "n02.tar": bytes(90_000)}))
-    first = next(iter(list_tar(path)))
+    _, *first = next(iter(list_tar(path)))
     with pytest.raises(DataError, match=r"tar at byte 512: member 'n01_1.JPEG' claims 20,000 bytes, 512 are left"):
-        list(list_tar(path, first.offset, first.size))
+        list(list_tar(path, *first))
     path.write_bytes(make_tar({"n01.tar": make_tar({"a": b"x" * 512})[:1024], "n02.tar": bytes(90_000)}))
     with pytest.raises(DataError, match="without its end mark"):
         list(list_tar(path, 512, 1024))
