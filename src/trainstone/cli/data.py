@@ -247,8 +247,8 @@ def coco(
 ) -> None:
     """Unpack and check COCO 2017; write box-only annotations, the list of images that have boxes, the class map."""
     from trainstone.cli.progress import ProgressLine
+    from trainstone.data.raw.coco import prepare_coco
     from trainstone.data.raw.download import fetch, list_coco_files
-    from trainstone.data.raw.prepare_coco import prepare_coco
 
     start_work(quiet)
     if source is None and download is None:
