@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trainstone.results.breakdown import describe_roofline
 from trainstone.results.profiled import RooflineChart, RooflinePoint
-from trainstone.results.trace.tables import OperatorCalls
+from trainstone.results.timeline import OperatorCalls
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]

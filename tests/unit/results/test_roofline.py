@@ -10,7 +10,7 @@ from hostile import EVIL
 from trainstone.results.breakdown import name_plainly
 from trainstone.results.profiled import RooflineChart
 from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
-from trainstone.results.trace.tables import OperatorCalls
+from trainstone.results.timeline import OperatorCalls
 
 IMAGE, WEIGHT = (8, 64, 56, 56), (64, 64, 3, 3)
 PEAK, BANDWIDTH = 1e12, 1e11
