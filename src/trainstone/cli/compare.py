@@ -151,12 +151,12 @@ def leave_by_gate(comparison: "Comparison", limit: float, lost: list[str]) -> No
     """--fail-below: name what says no and leave with exit code 9; warn of rows that are only low."""
     from trainstone.results.compare import check_gate
 
-    gate = check_gate(comparison, limit, lost)
-    for told in gate.doubtful:
+    failed, doubtful = check_gate(comparison, limit, lost)
+    for told in doubtful:
         warn(f"{told}: not established, so it passes; measure both sides with --runs 5")
-    for told in gate.failed:
+    for told in failed:
         print(f"gate:    {printable(told)}", file=sys.stderr)
-    if gate.failed:
+    if failed:
         raise typer.Exit(EXIT_GATE)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.results import schema, stats
-from trainstone.results.steady import find_outliers, find_steady
 from trainstone.results.steps import PHASE_COLUMNS
 from trainstone.results.sweep import BATCH, format_setting, write_setting
 from trainstone.units import format_bytes, format_count, format_rate, format_seconds, format_spread
@@ -37,12 +36,12 @@ class StepSummary:
 
 def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummary:
     seconds, images, waits = columns["step_seconds"], columns["images"], columns["data_seconds"]
-    steady = find_steady(seconds)
+    steady = stats.find_steady(seconds)
     window = slice(steady.from_step, len(seconds))
     inside = seconds[window]
     estimate = stats.throughput_within(inside, images[window])
     spread = stats.spread(inside)
-    outliers = find_outliers(inside)
+    outliers = stats.find_outliers(inside)
     throughput = schema.Throughput(
         **asdict(estimate),
         steady=steady.steady,

@@ -15,7 +15,7 @@ from trainstone.results.schema import Comparison, ComparisonRow, Side
 
 
 def compare(runs, to) -> Comparison:
-    return module.compare(runs, to).comparison
+    return module.compare(runs, to)[0]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,7 @@ import pytest
 from made_results import make_result
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
-from trainstone.results.anchors import (
-    anchors_for,
-    choose_anchors,
-    is_anchor,
-    load_anchors,
-    matching_device,
-    refuse_name,
-)
+from trainstone.results.anchors import anchors_for, choose_anchors, load_anchors, matching_device
 from trainstone.results.schema import Device
 
 ANCHORS = {anchor.id: anchor for anchor in load_anchors()}
@@ -92,11 +85,3 @@ def test_choosing():
     with pytest.raises(ResultError):
         choose_anchors("published", make_result("x", config={"data": {}}))
     assert matching_device(make_result("x", devices=[])) == []
-
-
-def test_a_wrong_name_gets_the_nearest():
-    assert is_anchor("published")
-    assert not is_anchor("a100-80-mxnet")
-    error = refuse_name("a100-80-mxnt-amp")
-    assert "did you mean a100-80-mxnet-amp?" in error.message
-    assert "h200-lambda-amp" in error.hint
