@@ -155,18 +155,16 @@ def tell_feeding(loader: schema.Loader, data_share: float) -> str:
 def check_feeding(loader: schema.Loader, data_share: float) -> list[schema.Finding]:
     findings = []
     if loader.data_bound:
-        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=advise(loader)))
+        stages = loader.stage_seconds_per_image
+        hint = "more loader.threads, or smaller stored images (data convert --resize 256)"
+        hint += "; trainstone data bench shows both"
+        if max(stages, key=lambda name: stages[name], default="decode") == "read":
+            hint = "reading takes longest: a local disk, loader.cache=files, or records (trainstone data convert)"
+            hint += " will help"
+        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=hint))
     if loader.skipped:
         pictures = format_count(loader.skipped_pictures, "damaged picture")
         times = format_count(loader.skipped, "time")
         message = f"{pictures} left out, {times} in all; others were taken in their place; log.txt names them"
         findings.append(finding("pictures-skipped", message))
     return findings
-
-
-def advise(loader: schema.Loader) -> str:
-    stages = loader.stage_seconds_per_image
-    slowest = max(stages, key=lambda name: stages[name]) if stages else "decode"
-    if slowest == "read":
-        return "reading takes longest: a local disk, loader.cache=files, or records (trainstone data convert) will help"
-    return "more loader.threads, or smaller stored images (data convert --resize 256); trainstone data bench shows both"

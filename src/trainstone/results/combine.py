@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -23,6 +24,12 @@ from trainstone.results.verdicts import (
 from trainstone.units import format_seconds
 
 FEWEST_SCORED = 3  # runs, so that one is left when the fastest and the slowest are dropped
+# What is told of the sweep itself, or of every run by itself.
+NOT_GATHERED = frozenset({"interrupted", "killed", "out-of-memory", "run-failed"})
+# What a profile alone can say: its speed, and all doubts about that, are the bench's.
+OF_A_PROFILE = frozenset({"not-measured", "profiled"})
+# A point's own hint may not hold for a sweep: a smaller batch is another point.
+HINTS = {"few-steps": "give each point more time: --seconds N"}
 
 
 class BegunRun(NamedTuple):
@@ -42,12 +49,9 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
     throughputs = [child.throughput for child in measured if child.throughput is not None]
     between = stats.throughput_between([throughput.images_per_second for throughput in throughputs])
     combined = Throughput(
-        images_per_second=between.images_per_second,
-        ci95=between.ci95,
-        ci_covers=between.ci_covers,
+        **asdict(between) | {"num_steps": sum(throughput.num_steps for throughput in throughputs)},
         steady=all(throughput.steady for throughput in throughputs),
         steady_from_step=max(throughput.steady_from_step for throughput in throughputs),
-        num_steps=sum(throughput.num_steps for throughput in throughputs),
     )
     noise = worst_noise(measured)
     title = (measured[0].verdict or measured[0].recipe.name).partition(":")[0]
@@ -90,13 +94,16 @@ def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str,
 
 def describe_run(child: BegunRun) -> TrainedRun:
     result, quality = child.result, child.result.quality
-    row = TrainedRun(seed=result.config["seed"], run=child.folder, status=result.status, starts=result.process.starts)
-    if quality is None:
-        return row
-    found = {"epochs": quality.epochs, "value": quality.value if quality.history else None}
-    reached = result.status == "target_reached"
-    return row.model_copy(
-        update=found | {"reached": reached, "seconds_to_target": quality.seconds_to_target if reached else None}
+    reached = quality is not None and result.status == "target_reached"
+    return TrainedRun(
+        seed=result.config["seed"],
+        run=child.folder,
+        status=result.status,
+        value=quality.value if quality and quality.history else None,
+        epochs=quality.epochs if quality else None,
+        seconds_to_target=quality.seconds_to_target if quality and reached else None,
+        reached=reached,
+        starts=result.process.starts,
     )
 
 
@@ -106,19 +113,16 @@ def score_runs(repeated: Repeated) -> Repeated:
     A run that missed the target is the slowest; where two did, there is no score (MLPerf's rules).
     """
     runs = [run.model_copy(update={"counted": False}) for run in repeated.runs]
+    scores: dict[str, float | None] = {"score_seconds": None, "score_epochs": None}
     missed = sum(not run.reached for run in runs)
-    complete = learning.is_complete(repeated) and len(runs) >= FEWEST_SCORED
-    if not complete or missed > 1:
-        return repeated.model_copy(update={"runs": runs, "score_seconds": None, "score_epochs": None})
-    for place in rank_times([run.seconds_to_target for run in runs])[1:-1]:
-        runs[place] = runs[place].model_copy(update={"counted": True})
-    return repeated.model_copy(
-        update={
-            "runs": runs,
-            "score_seconds": olympic_mean([_or_never(run, run.seconds_to_target) for run in runs]),
-            "score_epochs": olympic_mean([_or_never(run, run.epochs) for run in runs]),
-        }
-    )
+    if learning.is_complete(repeated) and len(runs) >= FEWEST_SCORED and missed <= 1:
+        for place in rank_times([run.seconds_to_target for run in runs])[1:-1]:
+            runs[place] = runs[place].model_copy(update={"counted": True})
+        times = {"score_seconds": [run.seconds_to_target for run in runs], "score_epochs": [run.epochs for run in runs]}
+        for name, values in times.items():
+            pairs = zip(runs, values, strict=True)
+            scores[name] = olympic_mean([v if run.reached and v is not None else math.inf for run, v in pairs])
+    return repeated.model_copy(update={"runs": runs, **scores})
 
 
 def judge_repeated(repeated: Repeated, target: float | None) -> Status:
@@ -164,18 +168,6 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     return facts
 
 
-def _or_never(run: TrainedRun, number: float | None) -> float:
-    return number if run.reached and number is not None else math.inf
-
-
-# What is told of the sweep itself, or of every run by itself.
-NOT_GATHERED = frozenset({"interrupted", "killed", "out-of-memory", "run-failed"})
-# What a profile alone can say: its speed, and all doubts about that, are the bench's.
-OF_A_PROFILE = frozenset({"not-measured", "profiled"})
-# A point's own hint may not hold for a sweep: a smaller batch is another point.
-HINTS = {"few-steps": "give each point more time: --seconds N"}
-
-
 def describe_measured(child: Result) -> dict[str, Any]:
     measured, used, memory = child.throughput, child.utilisation, child.memory
     if measured is None:
@@ -219,12 +211,16 @@ def list_points(sweep: Sweep) -> list[Point]:
 def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[Result] = ()) -> dict[str, Any]:
     sweep = judge_sweep(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
+    of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
+    of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
+    gathered = [*gather_findings(of_points, "points"), *gather_findings(of_profiles, "profiles")]
+    hinted = [found.model_copy(update={"hint": HINTS.get(found.code, found.hint)}) for found in gathered]
     return {
         "sweep": sweep,
         "verdict": write_sweep_verdict(sweep, titles[0] if titles else "sweep"),
         "points": list_points(sweep),
         "noise": worst_noise(children),
-        "findings": [*find_faults(sweep), *_gather(children, profiles)],
+        "findings": [*find_faults(sweep), *hinted],
     }
 
 
@@ -246,13 +242,6 @@ def find_faults(sweep: Sweep) -> list[Finding]:
         told = f"no profile of {join_labels(sweep, unprofiled)}: {unprofiled[0].note}"
         findings.append(finding("profile-failed", told))
     return findings
-
-
-def _gather(children: Sequence[Result], profiles: Sequence[Result]) -> list[Finding]:
-    of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
-    of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
-    gathered = [*gather_findings(of_points, "points"), *gather_findings(of_profiles, "profiles")]
-    return [found.model_copy(update={"hint": HINTS.get(found.code, found.hint)}) for found in gathered]
 
 
 def strip_devices(devices: Sequence[Device]) -> list[Device]:

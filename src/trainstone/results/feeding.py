@@ -75,10 +75,6 @@ def best_point(feeding: Feeding) -> ThreadPoint:
     return max(feeding.points, key=lambda point: point.images_per_second)
 
 
-def find_one_thread(feeding: Feeding) -> float | None:
-    return next((point.images_per_second for point in feeding.points if point.threads == 1), None)
-
-
 def widest_point(feeding: Feeding) -> ThreadPoint:
     """Return the one with most threads: the rate a core usually falls with them, so that any other promises more."""
     return max(feeding.points, key=lambda point: point.threads)

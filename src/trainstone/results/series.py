@@ -100,10 +100,15 @@ def sample_steps(
 
     def take(block: Columns) -> dict[str, Array]:
         nonlocal end
-        _check_durations(path, block)
+        for name in STEP_COLUMNS:
+            bad = ~(block[name] >= 0) | (block[name] == np.inf)
+            if bad.any():
+                at, value = float(block["step"][bad][0]), float(block[name][bad][0])
+                raise ResultError(f"{path}: {name} of step {at:g} is {value}; it is finite and not negative")
         step, spent = block["step"], block["step_seconds"]
         end = float(block["start_seconds"][-1] + spent[-1])
-        histogram[:] += np.bincount(_bin_of(spent[step >= steady_from]), minlength=NUM_BINS)
+        bins = np.log(np.maximum(spent[step >= steady_from], SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
+        histogram[:] += np.bincount(np.clip(bins + 1e-9, 0, NUM_BINS - 1).astype(np.int64), minlength=NUM_BINS)
         kept.append(np.stack([block[name] for name in KEPT_COLUMNS])[:, np.isin(step, wanted)])
         return {"step": step, "start": block["start_seconds"], "low": spent, "high": spent, "seconds": spent}
 
@@ -125,19 +130,6 @@ def sample_steps(
         bin_count=histogram[filled],
         kept=dict(zip(KEPT_COLUMNS, np.concatenate(kept, axis=1), strict=True)),
     )
-
-
-def _check_durations(path: Path, block: Columns) -> None:
-    for name in STEP_COLUMNS:
-        bad = ~(block[name] >= 0) | (block[name] == np.inf)
-        if bad.any():
-            step, value = float(block["step"][bad][0]), float(block[name][bad][0])
-            raise ResultError(f"{path}: {name} of step {step:g} is {value}; it is finite and not negative")
-
-
-def _bin_of(seconds: Array) -> NDArray[np.int64]:
-    bins = np.log(np.maximum(seconds, SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
-    return np.clip(bins + 1e-9, 0, NUM_BINS - 1).astype(np.int64)
 
 
 @dataclass(frozen=True)

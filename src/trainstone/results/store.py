@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from pydantic import ValidationError
@@ -44,11 +44,6 @@ LAST_START: dict[str, Any] = {
 }
 
 
-class Before(NamedTuple):
-    result: Result
-    files: dict[str, bytes]
-
-
 class RunFolder:
     """One run's folder; `result` is what result.json holds now. Of many ranks only the first writes it."""
 
@@ -56,7 +51,7 @@ class RunFolder:
         self.path = path
         self.result = result
         self._writes = writes
-        self._before: Before | None = None
+        self._before: tuple[Result, dict[str, bytes]] | None = None  # a run that was taken up, and its files
 
     def update(self, **changes: Any) -> None:
         self.result = self.result.model_copy(update=changes)
@@ -78,9 +73,8 @@ class RunFolder:
         self.update(machine=machine, software=software)
 
     def remember(self) -> None:
-        names = ("config.toml", "machine.json")
-        files = {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
-        self._before = Before(self.result, files)
+        files = [path for path in (self.path / "config.toml", self.path / "machine.json") if path.is_file()]
+        self._before = self.result, {path.name: path.read_bytes() for path in files}
 
     def begin(self) -> None:
         """A run that was taken up does something: from here on there is no way back."""
@@ -90,10 +84,10 @@ class RunFolder:
         """Leave a run that was taken up as it was, unless it has done something; says whether it did so."""
         if self._before is None:
             return False
-        before, self._before = self._before, None
-        for name, content in before.files.items():
+        (result, files), self._before = self._before, None
+        for name, content in files.items():
             write_atomically(self.path / name, [content])
-        self.result = before.result
+        self.result = result
         self.update()
         return True
 
@@ -230,10 +224,8 @@ def read_result(path: Path) -> Result:
     if not isinstance(document, dict) or not isinstance(document.get("format"), int):
         raise ResultError(f"{file} is not a trainstone result: it has no format number")
     if document["format"] > FORMAT:
-        raise ResultError(
-            f"{file} has format {document['format']}; this trainstone reads up to {FORMAT}",
-            hint="update trainstone",
-        )
+        told = f"{file} has format {document['format']}; this trainstone reads up to {FORMAT}"
+        raise ResultError(told, hint="update trainstone")
     try:
         result = Result.model_validate(document)
     except ValidationError as err:
@@ -269,22 +261,23 @@ def is_alive(process: Process, folder: Path) -> bool:
         return False
 
 
-NEEDED = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
-
-
 def recover(path: Path) -> Result:
     """Read a run; where its result has no throughput but its step file has steps, fill in what they say."""
     result = read_result(path)
-    if result.status == "killed":
-        result = tell_killed(result)
+    if result.status == "killed":  # so it wrote no finding
+        told = "the run ended without a word: killed, out of memory, or the machine went down"
+        resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
+        killed = finding("killed", told, hint=resume if result.kind in ("train", "sweep") else None)
+        result = result.model_copy(update={"findings": [*result.findings, killed]})
     if result.throughput is not None or result.points or result.kind == "sweep":
         return result
     if result.kind == "train" and result.verdict is None:
         verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
         result = result.model_copy(update={"verdict": verdict})
     file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
+    needed = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
     try:
-        columns = read_columns(file, NEEDED) if file.is_file() else {}
+        columns = read_columns(file, needed) if file.is_file() else {}
         if not columns:
             return result
         summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
@@ -308,14 +301,6 @@ def recover(path: Path) -> Result:
             ranks=result.world.ranks,
         )
     return result.model_copy(update=found | {"findings": [*result.findings, *findings]})
-
-
-def tell_killed(result: Result) -> Result:
-    """Add the finding that nobody was left to write."""
-    told = "the run ended without a word: killed, out of memory, or the machine went down"
-    resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
-    hint = resume if result.kind in ("train", "sweep") else None
-    return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
 
 
 def add_phases(result: Result, stepped: Phases) -> Phases:

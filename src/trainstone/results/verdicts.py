@@ -6,7 +6,6 @@ What a profile says of its parts is made where they are measured: results/timeli
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
 
 from trainstone import units
 from trainstone.machine.health import Noise
@@ -122,11 +121,6 @@ def write_learning_verdict(
     return f"{title}: {told}"
 
 
-def describe_score(repeated: Repeated) -> str:
-    assert repeated.score_seconds is not None
-    return f"olympic mean {units.format_seconds(repeated.score_seconds)}"
-
-
 def describe_goal(quality: Quality) -> str:
     assert quality.target is not None
     return f"{learning.format_target(quality.metric, quality.target)} {learning.name_metric(quality.metric)}"
@@ -148,7 +142,8 @@ def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: s
         told = f"{len(times)} of {len(over)} runs reached {describe_goal(quality)}"
         if times:
             middle, least, most = (units.format_seconds(pick(times)) for pick in (median, min, max))
-            score = f"; {describe_score(repeated)}" if repeated.score_seconds is not None else ""
+            olympic = repeated.score_seconds
+            score = "" if olympic is None else f"; olympic mean {units.format_seconds(olympic)}"
             told += f", in {middle} ({least} to {most}{score})"
         if values:
             best = learning.format_metric(quality.metric, max(values), quality.target)
@@ -209,7 +204,7 @@ def judge_sweep(sweep: Sweep) -> Sweep:
         points = swept.list_measured(rows)
         knee = swept.find_knee(points, curve) if ordered else None
         fit = swept.fit_steps(points, curve) if ordered and sweep.key == swept.BATCH else None
-        prefix = "" if sweep.curve_key is None else f"{_name(sweep.curve_key, curve)}: "
+        prefix = "" if sweep.curve_key is None else f"{swept.label_point(sweep.curve_key, curve)}: "
         if len(points) > 1:
             sentences = _explain_curve(sweep, rows, knee, fit) if ordered else _explain_choice(sweep, points)
             told += [prefix + sentence for sentence in sentences]
@@ -225,7 +220,7 @@ def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
     curves = [(curve, points) for curve, points in curves if len(points) > 1 and swept.has_order(sweep)]
     told = []
     for curve, points in sorted(curves, key=lambda item: -swept.find_fastest(item[1]).rate):
-        of = "" if sweep.curve_key is None else f"{_name(sweep.curve_key, curve)}: "
+        of = "" if sweep.curve_key is None else f"{swept.label_point(sweep.curve_key, curve)}: "
         told.append(of + _describe_knee(sweep, points, swept.find_knee(points, curve)))
     if not told:
         fastest = swept.find_fastest(sweep.rows)
@@ -234,26 +229,18 @@ def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
     return f"{title}: {'; '.join(told)}{done}"
 
 
-def _name(key: str, value: Any) -> str:
-    return f"{swept.name_key(key)} {swept.format_setting(value)}"
-
-
 def _describe_rate(row: SweepRow) -> str:
     return f"{describe_rate(row.rate, row.ci95)} images/s" + ("" if row.ci95 else " (no interval)")
 
 
 def _describe_knee(sweep: Sweep, points: Sequence[SweepRow], knee: Knee | None) -> str:
     if knee is None:
-        return f"no knee up to {_name(sweep.key, points[-1].value)}: {_describe_rate(points[-1])}, still rising"
+        last = points[-1]
+        return f"no knee up to {swept.label_point(sweep.key, last.value)}: {_describe_rate(last)}, still rising"
     at = next(point for point in points if point.value == knee.value)
-    share = units.format_percent(knee.share_of_best, 0)
-    best = f"{share} of the best ({describe_rate(*_best(points))} at {knee.best_value})"
-    return f"knee at {_name(sweep.key, knee.value)}: {_describe_rate(at)}, {best}"
-
-
-def _best(points: Sequence[SweepRow]) -> tuple[float, tuple[float, float] | None]:
-    fastest = swept.find_fastest(points)
-    return fastest.rate, fastest.ci95
+    fastest, share = swept.find_fastest(points), units.format_percent(knee.share_of_best, 0)
+    best = f"{share} of the best ({describe_rate(fastest.rate, fastest.ci95)} at {knee.best_value})"
+    return f"knee at {swept.label_point(sweep.key, knee.value)}: {_describe_rate(at)}, {best}"
 
 
 def _explain_curve(sweep: Sweep, rows: Sequence[SweepRow], knee: Knee | None, fit: StepFit | None) -> Iterator[str]:
@@ -267,33 +254,32 @@ def _explain_curve(sweep: Sweep, rows: Sequence[SweepRow], knee: Knee | None, fi
     if fit is not None and fit.error <= swept.POOR_FIT:
         cost = f"{units.format_seconds(fit.fixed_seconds)} and {units.format_seconds(fit.seconds_per_image)} an image"
         fitted = f"fitted to {fit.points} points within {units.format_percent(max(fit.error, 1e-3))}"
-        shares = [f"{_fixed_share(fit, row)} at {_name(sweep.key, row.value)}" for row in (points[0], at)]
+        shares = []
+        for row in (points[0], at):
+            whole = fit.fixed_seconds + fit.seconds_per_image * (row.images_per_step or 0)
+            share = units.format_percent(fit.fixed_seconds / whole if whole > 0 else 0.0, 0)
+            shares.append(f"{share} at {swept.label_point(sweep.key, row.value)}")
         yield f"A step costs {cost} ({fitted}); the fixed part is {' and '.join(dict.fromkeys(shares))}."
     if at.mfu is not None:
         limit = f", limited by {at.limit}" if at.limit not in (None, "unknown") else ""
         yield f"There it reaches {units.format_percent(at.mfu, 0)} of the measured peak{limit}."
     full = [row.value for row in rows if row.status == "out_of_memory" and row.value > points[-1].value]
     if full:
-        yield f"Memory ends it: {_name(sweep.key, min(full))} does not fit."
+        yield f"Memory ends it: {swept.label_point(sweep.key, min(full))} does not fit."
     best = swept.find_fastest(points)
     if swept.is_behind(points[-1], best):
         share = units.format_percent(points[-1].rate / best.rate, 0)
-        yield f"Beyond {best.value} it falls: {share} of the best at {_name(sweep.key, points[-1].value)}."
-
-
-def _fixed_share(fit: StepFit, row: SweepRow) -> str:
-    whole = fit.fixed_seconds + fit.seconds_per_image * (row.images_per_step or 0)
-    return units.format_percent(fit.fixed_seconds / whole if whole > 0 else 0.0, 0)
+        yield f"Beyond {best.value} it falls: {share} of the best at {swept.label_point(sweep.key, points[-1].value)}."
 
 
 def _explain_choice(sweep: Sweep, points: Sequence[SweepRow]) -> Iterator[str]:
     best, *others = sorted(points, key=lambda point: -point.rate)
-    yield f"{_name(sweep.key, best.value)} is the fastest: {_describe_rate(best)}."
+    yield f"{swept.label_point(sweep.key, best.value)} is the fastest: {_describe_rate(best)}."
     for point in others:
         share = units.format_percent(point.rate / best.rate, 0)
         apart = point.ci95 and best.ci95 and point.ci95[1] < best.ci95[0]
         unclear = "" if apart else "; the intervals do not tell them apart"
-        yield f"{_name(sweep.key, point.value)} has {_describe_rate(point)}, {share} of it{unclear}."
+        yield f"{swept.label_point(sweep.key, point.value)} has {_describe_rate(point)}, {share} of it{unclear}."
 
 
 def join_labels(sweep: Sweep, rows: Sequence[SweepRow]) -> str:

@@ -1,4 +1,4 @@
-"""Series with known answers: intervals, warm-up, drift, outliers. Simulations are seeded; limits leave room for size."""
+"""Series with known answers: intervals, warm-up, drift, outliers. Simulations are seeded; limits leave some room."""
 
 import math
 
