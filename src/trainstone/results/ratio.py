@@ -40,12 +40,32 @@ class Estimate:
 
 
 def estimate_ratio(a: Sequence[Throughput], b: Sequence[Throughput]) -> Estimate:
-    """Compare the runs of two sides; what the interval covers depends on how many there are."""
-    if len(a) > 1 and len(b) > 1:
-        return _welch(_logs(a), _logs(b))
-    if len(a) > 1 or len(b) > 1:
-        return _one_with_several(_logs(a), _logs(b))
-    return _within_runs(a[0], b[0])
+    """Compare the runs of two sides; what the interval covers depends on how many there are.
+
+    Of several with several: Welch's t with the degrees of freedom of Satterthwaite; the sides may scatter differently.
+    They are estimated, and too high where the spread of a few runs came out small against that of many: 2 and 10 of
+    the same were told apart in 10 % of simulations. With n runs on the shorter side, n - 1 are always few enough
+    (Mickey & Brown 1966), but then 2 and 5 find less than 2 and 2. So unequal sides get at most 1.5 (n - 1), half-way
+    to the 2 (n - 1) of two sides of n: at most 5.4 % with a noise floor of 2 % (docs/comparing.md).
+
+    Of one with several: is it out of line with them (Crawford & Howell 1998)? Their spread is taken for its own, too.
+    """
+    if len(a) == len(b) == 1:
+        return _within_runs(a[0], b[0])
+    logs = _logs(a), _logs(b)
+    difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    if len(a) == 1 or len(b) == 1:
+        several, where = (logs[0], "A") if len(a) > 1 else (logs[1], "B")
+        error = statistics.stdev(several) * math.sqrt(1 + 1 / len(several))
+        covers = f"between runs; the spread of the {len(several)} runs of {where} taken for the single one, too"
+        return from_error(difference, error, len(several) - 1, covers)
+    parts = [statistics.stdev(side) ** 2 / len(side) for side in logs]
+    variance = sum(parts)
+    spread_of_variance = sum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
+    df = max(1.0, variance**2 / spread_of_variance) if spread_of_variance > 0 else 1.0
+    if len(a) != len(b):
+        df = min(df, 1.5 * (min(len(a), len(b)) - 1))
+    return from_error(difference, math.sqrt(variance), df, "between runs")
 
 
 def estimate_share(runs: Sequence[Throughput], published: float, *, per: int = 1) -> Estimate:
@@ -100,31 +120,6 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
-def _welch(a: list[float], b: list[float]) -> Estimate:
-    """Welch's t with the degrees of freedom of Satterthwaite: the sides may scatter differently.
-
-    They are estimated, and too high where the spread of a few runs came out small against that of many: 2 and 10 of
-    the same were told apart in 10 % of simulations. With n runs on the shorter side, n - 1 are always few enough
-    (Mickey & Brown 1966), but then 2 and 5 find less than 2 and 2. So unequal sides get at most 1.5 (n - 1), half-way
-    to the 2 (n - 1) of two sides of n: at most 5.4 % with a noise floor of 2 % (docs/comparing.md).
-    """
-    parts = [statistics.stdev(side) ** 2 / len(side) for side in (a, b)]
-    variance = sum(parts)
-    spread_of_variance = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
-    df = max(1.0, variance**2 / spread_of_variance) if spread_of_variance > 0 else 1.0
-    if len(a) != len(b):
-        df = min(df, 1.5 * (min(len(a), len(b)) - 1))
-    return from_error(statistics.fmean(a) - statistics.fmean(b), math.sqrt(variance), df, "between runs")
-
-
-def _one_with_several(a: list[float], b: list[float]) -> Estimate:
-    """Is one run out of line with several (Crawford & Howell 1998)? Their spread is taken for its own, too."""
-    several, where = (a, "A") if len(a) > 1 else (b, "B")
-    error = statistics.stdev(several) * math.sqrt(1 + 1 / len(several))
-    covers = f"between runs; the spread of the {len(several)} runs of {where} taken for the single one, too"
-    return from_error(statistics.fmean(a) - statistics.fmean(b), error, len(several) - 1, covers)
-
-
 def _within_runs(a: Throughput, b: Throughput) -> Estimate:
     """Combine two intervals, each as lopsided as it is (MOVER, Zou & Donner 2008)."""
     rates = a.images_per_second, b.images_per_second
@@ -133,19 +128,15 @@ def _within_runs(a: Throughput, b: Throughput) -> Estimate:
         sides = [(name, run) for name, run in (("A", a), ("B", b)) if run.ci95 is None]
         why = "; ".join(f"{name}: {run.ci_covers.removeprefix('not established: ')}" for name, run in sides)
         return Estimate(math.exp(difference), None, printable(f"not established: {why}"), None)
-    (below_a, above_a), (below_b, above_b) = _reaches(a, a.ci95), _reaches(b, b.ci95)
+    below_a, below_b = (math.log(rate / ci95[0]) for rate, ci95 in zip(rates, (a.ci95, b.ci95), strict=True))
+    above_a, above_b = (math.log(ci95[1] / rate) for rate, ci95 in zip(rates, (a.ci95, b.ci95), strict=True))
     low, high = math.hypot(below_a, above_b), math.hypot(above_a, below_b)
     ends = math.exp(difference - low), math.exp(difference + high)
-    p_value = _p_value(
-        abs(difference), low if difference > 0 else high, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF
-    )
+    reach = low if difference > 0 else high
+    p_value = _p_value(abs(difference), reach, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF)
     covered = {a.ci_covers, b.ci_covers}
     covers = "within each run" if covered == {"within this run"} else f"A: {a.ci_covers}; B: {b.ci_covers}"
     return Estimate(math.exp(difference), ends, printable(covers), p_value)
-
-
-def _reaches(run: Throughput, ci95: tuple[float, float]) -> tuple[float, float]:
-    return math.log(run.images_per_second / ci95[0]), math.log(ci95[1] / run.images_per_second)
 
 
 def _p_value(distance: float, reach: float, quantile: float, df: float) -> float:
