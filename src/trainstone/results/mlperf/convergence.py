@@ -196,18 +196,11 @@ def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
     assessment = assess(expected, [run.epochs if run.converged else None for run in runs])
     if assessment is None:
         return None, f"{sum(run.converged for run in runs)} of {len(runs)} runs reached the target"
-    needed = NUM_RUNS[benchmark]
-    other_number = "" if len(runs) == needed else f" (a result needs {needed} runs, not {len(runs)})"
-    return assessment, format_assessment(assessment) + other_number
-
-
-def format_assessment(assessment: Assessment) -> str:
-    expected = assessment.expected
     batches = " and ".join(f"{batch:,}" for batch in expected.points)
     where = f"{'between batches' if expected.how == 'interpolated' else 'at batch'} {batches}"
-    text = f"{assessment.epochs:.1f} epochs to the target; the reference needs {expected.mean:.1f} {where}"
-    if not assessment.passes:
-        return f"{text}: fewer than its least of {expected.least:.1f}, which MLPerf refuses"
-    if assessment.factor == 1:
-        return f"{text}: passes"
-    return f"{text}: passes; MLPerf multiplies the time by {assessment.factor:.4f}"
+    note = f"{assessment.epochs:.1f} epochs to the target; the reference needs {expected.mean:.1f} {where}: "
+    longer = "" if assessment.factor == 1 else f"; MLPerf multiplies the time by {assessment.factor:.4f}"
+    refused = f"fewer than its least of {expected.least:.1f}, which MLPerf refuses"
+    note += f"passes{longer}" if assessment.passes else refused
+    needed = NUM_RUNS[benchmark]
+    return assessment, note + ("" if len(runs) == needed else f" (a result needs {needed} runs, not {len(runs)})")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trainstone.errors import ConfigError, DataError
 from trainstone.results.mlperf.convergence import SOURCE, Assessment, Score, assess_runs, score_runs
-from trainstone.results.mlperf.logged import LOG_NAME, LoggedEvaluation, LoggedRun
+from trainstone.results.mlperf.logged import LOG_NAME, LoggedRun
 from trainstone.results.tables import Table
 from trainstone.text import printable
 from trainstone.units import format_rate
@@ -104,7 +104,10 @@ def time_table(group: Group) -> Table | None:
         last = evaluations[-1].seconds if evaluations else None
         seconds = [_format(value, ".1f") for value in (*parts, last)]
         counts = [_format(devices, "d"), _format(run.global_batch, "d"), _format(total, ".1f")]
-        rows.append([name, *counts, ended, *seconds, _format_evaluations(evaluations)])
+        shown = ["…"] * (len(evaluations) > SHOWN_EVALUATIONS)
+        for one in evaluations[-SHOWN_EVALUATIONS:]:
+            shown.append(f"{_format(one.epoch, 'g')}: {_format(one.seconds, '.1f')} {one.accuracy:.4f}")
+        rows.append([name, *counts, ended, *seconds, "; ".join(shown)])
     return Table(list(TIME_COLUMNS), rows, numeric=list(TIME_COLUMNS.values()))
 
 
@@ -135,15 +138,6 @@ def _format(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _format_evaluations(evaluations: Sequence[LoggedEvaluation]) -> str:
-    """Return 40: 5.2 0.1816; 50: 5.1 0.2302."""
-    shown = [
-        f"{_format(one.epoch, 'g')}: {_format(one.seconds, '.1f')} {one.accuracy:.4f}"
-        for one in evaluations[-SHOWN_EVALUATIONS:]
-    ]
-    return "; ".join(["…"] * (len(evaluations) > SHOWN_EVALUATIONS) + shown)
-
-
 def document_group(group: Group) -> dict[str, Any]:
     first, score, assessment = group.runs[0], group.score, group.assessment
     reference: dict[str, Any] | None = None
@@ -152,6 +146,21 @@ def document_group(group: Group) -> dict[str, Any]:
         reference = {"epochs": assessment.epochs, "passes": assessment.passes, "factor": assessment.factor}
         reference |= {"reference_epochs": expected.mean, "least_epochs": expected.least, "how": expected.how}
         reference |= {"batches": expected.points, "source": SOURCE[first.benchmark or ""]}
+    runs = []
+    for at, run in enumerate(group.runs):
+        evaluations = [_drop_absent(one._asdict()) for one in run.times.evaluations]
+        best = max((one.accuracy for one in run.times.evaluations), default=None)
+        told = {
+            "path": str(run.path),
+            "log_form": run.form,
+            **{name: getattr(run, name) for name in ("ended", "minutes", "epochs", "accuracy")},
+            "best_accuracy": None if best == run.accuracy else best,
+            **{name: getattr(run, name) for name in ("images_per_second", "seeds")},
+            "resumed": run.resumed or None,
+            "dropped": at in score.dropped,
+            "times": _drop_absent(run.times._asdict() | {"evaluations": evaluations}),
+        }
+        runs.append(_drop_absent(told))
     document = {
         "system": group.name,
         **{name: getattr(first, name) for name in ("benchmark", "division", "org", "platform")},
@@ -161,23 +170,7 @@ def document_group(group: Group) -> dict[str, Any]:
         "mean_minutes": score.mean_minutes,
         "reference": reference,
         "reference_note": group.reference_note,
-        "runs": [_document_run(run, at in score.dropped) for at, run in enumerate(group.runs)],
-    }
-    return _drop_absent(document)
-
-
-def _document_run(run: LoggedRun, dropped: bool) -> dict[str, Any]:
-    evaluations = [_drop_absent(one._asdict()) for one in run.times.evaluations]
-    best = max((one.accuracy for one in run.times.evaluations), default=None)
-    document = {
-        "path": str(run.path),
-        "log_form": run.form,
-        **{name: getattr(run, name) for name in ("ended", "minutes", "epochs", "accuracy")},
-        "best_accuracy": None if best == run.accuracy else best,
-        **{name: getattr(run, name) for name in ("images_per_second", "seeds")},
-        "resumed": run.resumed or None,
-        "dropped": dropped,
-        "times": _drop_absent(run.times._asdict() | {"evaluations": evaluations}),
+        "runs": runs,
     }
     return _drop_absent(document)
 
@@ -202,7 +195,8 @@ CHOSEN = {
 
 
 def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None) -> Choice:
-    name, rulesets = printable(str(run.path)), sorted(known, key=order)
+    name = printable(str(run.path))
+    rulesets = sorted(known, key=lambda name: [int(part) for part in name.split(".") if part.isdecimal()])
     if run.form == "0.5":
         raise DataError(
             f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads",
@@ -230,7 +224,3 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
             hint=f"--ruleset {usual.ruleset}",
         )
     return Choice(requested, "requested")
-
-
-def order(ruleset: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in ruleset.split(".") if part.isdecimal())
