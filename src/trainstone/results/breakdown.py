@@ -149,22 +149,20 @@ def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -
     spent = sum(point.seconds for point in operators)
     # What is above its roof, by caches, would not get slower: it is taken as it is.
     ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
+    told = []
+    for point in longest:
+        reached, name = point.share_of_bound, shorten(name_plainly(point.operator), NAME_LENGTH)
+        roof = "peak" if point.bound == "compute" else "memory bandwidth"
+        if "::" not in name:  # names of a trace keep their spelling
+            name = name[:1].upper() + name[1:]
+        only = "only " if reached < FAR_FROM_ROOF else ""
+        speed = f"reaches {only}{_percent(reached)} of the measured {roof}"
+        if reached > 1:
+            speed = f"works at {reached:.3g} times the measured {roof}: caches or a cheaper algorithm explain it, or "
+            speed += "the roof was measured too low"
+        told.append(f"{name} takes {_percent(point.seconds / step_seconds)} of the step and {speed}.")
     judged = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
-    last = f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."
-    return [*(_describe_operator(point, point.seconds / step_seconds) for point in longest), last]
-
-
-def _describe_operator(point: RooflinePoint, share_of_step: float) -> str:
-    reached, name = point.share_of_bound, shorten(name_plainly(point.operator), NAME_LENGTH)
-    roof = "peak" if point.bound == "compute" else "memory bandwidth"
-    if "::" not in name:  # names of a trace keep their spelling
-        name = name[:1].upper() + name[1:]
-    told = f"{name} takes {_percent(share_of_step)} of the step and"
-    if reached > 1:
-        cause = "caches or a cheaper algorithm explain it, or the roof was measured too low"
-        return f"{told} works at {reached:.3g} times the measured {roof}: {cause}."
-    only = "only " if reached < FAR_FROM_ROOF else ""
-    return f"{told} reaches {only}{_percent(reached)} of the measured {roof}."
+    return [*told, f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."]
 
 
 def name_plainly(name: str) -> str:

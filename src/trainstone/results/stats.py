@@ -142,21 +142,6 @@ def _t_factor(n: int, length: int) -> float:
     return student_t_quantile(0.975, max(1, math.floor(1.5 * (n / length - 1))))
 
 
-def _resample_log_ratio(seconds: Array, images: Array, length: int) -> Array:
-    """Draw log(seconds per image) by moving blocks, relative to what was measured.
-
-    The series is closed to a ring (Politis & Romano 1992): otherwise the first and last steps count less.
-    """
-    rng = np.random.default_rng(_SEED)
-    starts = rng.integers(0, seconds.size, (_NUM_RESAMPLES, seconds.size // length))
-    ratio = np.ones(_NUM_RESAMPLES)
-    for values, power in ((seconds, 1), (images, -1)):
-        ring = np.concatenate((values, values[:length])) / values.mean()
-        sums = np.concatenate(([0.0], np.cumsum(ring)))
-        ratio *= (sums[starts + length] - sums[starts]).sum(axis=1) ** power
-    return np.log(np.maximum(ratio, 1e-300))  # blocks of zeros, from a clock that stood still
-
-
 def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
     """Return images over time of a run's steady window, with a 95 % interval that allows for autocorrelation.
 
@@ -181,7 +166,15 @@ def throughput_within(step_seconds: ArrayLike, images: ArrayLike) -> Throughput:
         why = f"not established: the steps depend on each other over {length * size} steps, which leaves"
         why += f" {n // length} independent blocks, {MIN_BLOCKS} needed"
         return Throughput(rate, None, why, num_steps)
-    drawn = _resample_log_ratio(seconds, counts, length)
+    # Log of seconds per image, relative to what was measured, by moving blocks. The series is closed to a ring
+    # (Politis & Romano 1992): otherwise the first and last steps count less.
+    starts = np.random.default_rng(_SEED).integers(0, n, (_NUM_RESAMPLES, n // length))
+    ratio = np.ones(_NUM_RESAMPLES)
+    for values, power in ((seconds, 1), (counts, -1)):
+        ring = np.concatenate((values, values[:length])) / values.mean()
+        sums = np.concatenate(([0.0], np.cumsum(ring)))
+        ratio *= (sums[starts + length] - sums[starts]).sum(axis=1) ** power
+    drawn = np.log(np.maximum(ratio, 1e-300))  # blocks of zeros, from a clock that stood still
     deviation = float(drawn.std())
     # Without any spread there is no shape to take from the draws, and nothing to widen.
     shape = np.quantile(drawn, [0.025, 0.975]) / deviation if deviation > 1e-12 else np.array([-_Z975, _Z975])
@@ -322,7 +315,15 @@ def find_steady(step_seconds: ArrayLike) -> Steady:
     n = seconds.size
     if n < 2:
         return Steady(0, False, None)
-    level, limit = _clipped_logs(seconds)
+    # Logs around the usual level, clipped so that no single step decides. The usual level and scatter are those of the
+    # second half, which no cut may touch: a long warm-up must not pass for scatter. Quantiles beside the MAD, because
+    # the MAD of a bimodal series (t or 1.3 t) can be zero.
+    floor = max(float(np.median(seconds)) * 1e-3, 1e-12)  # a clock may say 0, its log must not be -inf
+    logs = np.log(np.maximum(seconds, floor))
+    half = logs[n // 2 :]
+    low, centre, high = (float(q) for q in np.quantile(half, [0.1, 0.5, 0.9]))
+    limit = _CLIP * max(1.4826 * float(np.median(np.abs(half - centre))), (high - low) / 2.563, _SMALLEST_SCALE)
+    level = np.clip(logs - centre, -limit, limit)
     start = _find_cut(level)
     if n - start >= MIN_JUDGED_STEPS and start > n // 10 and not _is_plateau(level, start):
         # MSER halves any series with a slope, and so the evidence for a drift. Take the slope out first and
@@ -339,21 +340,6 @@ def find_steady(step_seconds: ArrayLike) -> Steady:
     tenth = max(1, window.size // 10)
     trend = 100 * math.expm1(float(window[-tenth:].mean() - window[:tenth].mean()))
     return Steady(start, not _is_drift(window), trend)
-
-
-def _clipped_logs(seconds: Array) -> tuple[Array, float]:
-    """Return log durations around their usual level, clipped so that no single step decides, and the clip.
-
-    The usual level and scatter are those of the second half, which no cut may touch: a long warm-up must not
-    pass for scatter. Quantiles beside the MAD, because the MAD of a bimodal series (t or 1.3 t) can be zero.
-    """
-    floor = max(float(np.median(seconds)) * 1e-3, 1e-12)  # a clock may say 0, its log must not be -inf
-    logs = np.log(np.maximum(seconds, floor))
-    half = logs[logs.size // 2 :]
-    low, centre, high = (float(q) for q in np.quantile(half, [0.1, 0.5, 0.9]))
-    scale = max(1.4826 * float(np.median(np.abs(half - centre))), (high - low) / 2.563, _SMALLEST_SCALE)
-    logs -= centre
-    return np.clip(logs, -_CLIP * scale, _CLIP * scale, out=logs), _CLIP * scale
 
 
 def _find_cut(level: Array) -> int:

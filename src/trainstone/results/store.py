@@ -26,7 +26,7 @@ from trainstone.files import dump_json, write_atomically
 from trainstone.machine.launched import launch_name
 from trainstone.results.checks import check_throughput, finding
 from trainstone.results.learning import check_speed, scale_throughput
-from trainstone.results.schema import FINISHED, FORMAT, Kind, Phases, Process, Recipe, Result
+from trainstone.results.schema import FINISHED, FORMAT, Kind, Process, Recipe, Result
 from trainstone.results.steps import PHASE_COLUMNS, read_columns
 from trainstone.results.summary import summarise_steps
 from trainstone.results.verdicts import write_learning_verdict, write_verdict
@@ -284,13 +284,18 @@ def recover(path: Path) -> Result:
     except ResultError as err:
         return result.model_copy(update={"findings": [*result.findings, finding("damaged-file", err.message)]})
     throughput = scale_throughput(summary.throughput, result.world.ranks)
-    found: dict[str, Any] = {"throughput": throughput, "step_seconds": summary.step_seconds}
+    found: dict[str, Any] = {"throughput": throughput, "step_seconds": summary.step_seconds, "phases": summary.phases}
     if result.kind == "train":
-        findings = check_speed(throughput, summary.step_seconds)
-        found["phases"] = add_phases(result, summary.phases)
+        findings, known = check_speed(throughput, summary.step_seconds), result.phases
+        if known is not None and result.status in (*FINISHED, "interrupted"):
+            found["phases"] = known
+        elif known is not None:
+            # Steps after the last evaluation count, too; but the step file may lack the steps of an earlier start.
+            names = ("train_seconds", "data_wait_seconds")
+            longer = {name: max(getattr(known, name) or 0.0, getattr(summary.phases, name) or 0.0) for name in names}
+            found["phases"] = summary.phases.model_copy(update=known.model_dump(exclude_none=True) | longer)
     else:
         findings = check_throughput(throughput, summary.step_seconds)
-        found["phases"] = summary.phases
         found["verdict"] = write_verdict(
             f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then",
             throughput,
@@ -301,14 +306,3 @@ def recover(path: Path) -> Result:
             ranks=result.world.ranks,
         )
     return result.model_copy(update=found | {"findings": [*result.findings, *findings]})
-
-
-def add_phases(result: Result, stepped: Phases) -> Phases:
-    """Let steps after the last evaluation count; where a run has come to its end, its phases are what they are."""
-    known = result.phases
-    if known is None or result.status in (*FINISHED, "interrupted"):
-        return known or stepped
-    # The step file may lack the steps of an earlier start.
-    names = ("train_seconds", "data_wait_seconds")
-    longer = {name: max(getattr(known, name) or 0.0, getattr(stepped, name) or 0.0) for name in names}
-    return stepped.model_copy(update=known.model_dump(exclude_none=True) | longer)

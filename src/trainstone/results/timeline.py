@@ -142,15 +142,12 @@ class View:
     of_device: Flags
     devices: dict[str, int]  # number -> nanoseconds of kernels and copies within the steps
 
-    def named(self, pattern: re.Pattern[str]) -> Flags:
-        return find_named(self.trace, pattern)
-
     def spans(self, wanted: Flags | Places) -> Spans:
         return union(self.trace.start_ns[wanted], self.trace.end_ns[wanted])
 
     def marks(self, pattern: re.Pattern[str]) -> Spans:
         on_host = (self.trace.kind == Kind.MARK) & (self.trace.lane == self.host_lane)
-        return self.spans(on_host & self.named(pattern))
+        return self.spans(on_host & find_named(self.trace, pattern))
 
     def within(self, rows: Places) -> Ints:
         return lengths(self.windows, self.trace.start_ns[rows], self.trace.end_ns[rows])
@@ -184,16 +181,21 @@ def look_at(trace: Trace, file: str) -> View:
     marked = len(steps) > 0
     if not marked:
         steps, starts, ends = [0], trace.start_ns.min(keepdims=True), trace.end_ns.max(keepdims=True)
-        host_lane = _find_host(trace)
+        kinds = (trace.kind == wanted for wanted in (Kind.OPERATOR, Kind.CALL, Kind.MARK))
+        there = next((there for there in kinds if there.any()), None)
+        if there is not None:  # else there is no thread
+            busy = np.bincount(trace.lane[there], trace.duration_ns[there])
+            lanes = set(trace.lane[there].tolist())
+            host_lane = max(lanes, key=lambda lane: (busy[lane], trace.lanes[lane][:2]))
     windows = union(starts, ends)
     if not len(windows.starts):
         raise DataError(f"{file}: the steps take no time", hint="profile at least one whole step")
     process = trace.lanes[host_lane].process if host_lane >= 0 else None
     threads = np.array([lane.device is None and lane.process == process for lane in trace.lanes])
-    there = np.flatnonzero(trace.kind >= Kind.KERNEL)
-    taken = np.bincount(trace.lane[there], lengths(windows, trace.start_ns[there], trace.end_ns[there]))
+    ran = np.flatnonzero(trace.kind >= Kind.KERNEL)
+    taken = np.bincount(trace.lane[ran], lengths(windows, trace.start_ns[ran], trace.end_ns[ran]))
     devices: dict[str, int] = {}
-    for number in set(trace.lane[there].tolist()):
+    for number in set(trace.lane[ran].tolist()):
         if (of_lane := trace.lanes[number].device) is not None:  # it was written without one
             devices[of_lane] = devices.get(of_lane, 0) + int(taken[number])
     device = max(devices, key=lambda number: (devices[number], number)) if devices else None
@@ -225,16 +227,6 @@ def _find_steps(trace: Trace) -> tuple[int, list[int], Ints, Ints]:
     marks = marks[trace.lane[marks] == lanes[best]]
     marks = marks[np.lexsort((numbers[marks], trace.end_ns[marks], trace.start_ns[marks]))]
     return int(lanes[best]), numbers[marks].tolist(), trace.start_ns[marks], trace.end_ns[marks]
-
-
-def _find_host(trace: Trace) -> int:
-    for wanted in (Kind.OPERATOR, Kind.CALL, Kind.MARK):
-        there = trace.kind == wanted
-        if there.any():
-            lanes = trace.lane[there]
-            busy = np.bincount(lanes, trace.duration_ns[there])
-            return int(max(set(lanes.tolist()), key=lambda lane: (busy[lane], trace.lanes[lane][:2])))
-    return -1
 
 
 class OperatorCalls(NamedTuple):
@@ -387,7 +379,7 @@ def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
     trace = view.trace
     rows = np.flatnonzero((trace.kind >= Kind.KERNEL) & view.of_device)
     rows = rows[view.touching(rows)]
-    communicates = view.named(COMMUNICATION_KERNEL)[rows]
+    communicates = find_named(view.trace, COMMUNICATION_KERNEL)[rows]
     sort = np.where(trace.kind[rows] == Kind.COPY, 2, communicates.astype(np.int64))
     keys, group = np.unique(np.stack((trace.name[rows], sort)), axis=1, return_inverse=True)
     calls, taken = np.bincount(group), np.bincount(group, view.within(rows))
@@ -407,7 +399,7 @@ def list_kernels(view: View, total_ns: float) -> list[KernelTime]:
 def list_lanes(view: View) -> list[LaneTime]:
     trace, kind = view.trace, view.trace.kind
     wanted = (kind == Kind.OPERATOR) | (kind == Kind.CALL) | (kind >= Kind.KERNEL)
-    wanted |= (kind == Kind.MARK) & view.named(COMMUNICATION)
+    wanted |= (kind == Kind.MARK) & find_named(view.trace, COMMUNICATION)
     rows = np.flatnonzero(wanted)
     rows = rows[view.touching(rows)]
     shown = dict(view.by_lane(rows))
@@ -432,7 +424,7 @@ def _sum_by(names: npt.NDArray[np.integer[Any]], wanted: Flags, values: Floats, 
 
 
 DRIVERS = {"rocm": "hip", "xpu": ("ze", "ur")}  # how the names of their calls begin; all others are CUDA's
-Moments = dict[str, Spans]  # when each part holds, whatever else does; with "running", "busy" and "in_optimizer"
+Moments = dict[str, Spans]  # when each part that is no mark holds, whatever else does; with "running" and "busy"
 
 
 @dataclass(frozen=True)
@@ -484,7 +476,7 @@ def judge_device(view: View, calling: Calling) -> tuple[Moments, Spans]:
     """Judge by what runs on the device, and by what the host does; return also all kernels, overlapping or not."""
     trace, kind = view.trace, view.trace.kind
     kernel = (kind == Kind.KERNEL) & view.of_device
-    communicates = kernel & view.named(COMMUNICATION_KERNEL)
+    communicates = kernel & find_named(view.trace, COMMUNICATION_KERNEL)
     copies = (kind == Kind.COPY) & view.of_device
     marks = view.marks(OPTIMIZER)
     of_optimizer = np.zeros(len(kind), np.bool_)
@@ -494,20 +486,17 @@ def judge_device(view: View, calling: Calling) -> tuple[Moments, Spans]:
     of_optimizer &= kernel & ~communicates
     calls = (kind == Kind.CALL) & view.of_host
     operators = (kind == Kind.OPERATOR) & view.of_host
-    waits = (calls & view.named(WAITING_CALL)) | (operators & view.named(WAITING_OPERATOR))
-    waits |= (kind == Kind.SYNC) & view.of_device & ~view.named(STREAM_WAIT)
+    waits = (calls & find_named(view.trace, WAITING_CALL)) | (operators & find_named(view.trace, WAITING_OPERATOR))
+    waits |= (kind == Kind.SYNC) & view.of_device & ~find_named(view.trace, STREAM_WAIT)
     moments = {
         "compute": view.spans(kernel & ~communicates & ~of_optimizer),
         "optimizer": view.spans(of_optimizer),
         "communication": view.spans(communicates),
         "copy": view.spans(copies),
-        "data_wait": view.marks(DATA),
         "synchronisation": view.spans(waits),
         "launch": view.spans(calls | operators),
-        "host": view.marks(PHASE),
         "running": view.spans(kernel),
         "busy": view.spans(kernel | copies),
-        "in_optimizer": marks,
     }
     return moments, Spans(trace.start_ns[kernel], trace.end_ns[kernel])
 
@@ -518,8 +507,8 @@ def judge_processor(view: View) -> tuple[Moments, Spans]:
     Return also what runs on each thread.
     """
     operators = (view.trace.kind == Kind.OPERATOR) & view.of_host
-    communicates = ((view.trace.kind == Kind.MARK) & view.of_host | operators) & view.named(COMMUNICATION)
-    copies = operators & view.named(COPYING_OPERATOR)
+    communicates = ((view.trace.kind == Kind.MARK) & view.of_host | operators) & find_named(view.trace, COMMUNICATION)
+    copies = operators & find_named(view.trace, COPYING_OPERATOR)
     marks = view.marks(OPTIMIZER)
     compute, optimizer, copy, running = [], [], [], []
     for lane, here in view.by_lane(np.flatnonzero(operators | communicates)):
@@ -533,19 +522,8 @@ def judge_processor(view: View) -> tuple[Moments, Spans]:
         copy.append(moves)
         running.append(join(runs, talk))
     anything = join(*running)
-    moments = {
-        "compute": join(*compute),
-        "optimizer": join(*optimizer),
-        "communication": view.spans(communicates),
-        "copy": join(*copy),
-        "data_wait": view.marks(DATA),
-        "synchronisation": EMPTY,
-        "launch": EMPTY,
-        "host": view.marks(PHASE),
-        "running": anything,
-        "busy": anything,
-        "in_optimizer": marks,
-    }
+    moments = {"compute": join(*compute), "optimizer": join(*optimizer), "communication": view.spans(communicates)}
+    moments |= {"copy": join(*copy), "running": anything, "busy": anything, "synchronisation": EMPTY, "launch": EMPTY}
     return moments, Spans(*np.concatenate((EMPTY, *running), axis=1))
 
 
@@ -555,6 +533,7 @@ def split_steps(view: View, moments: Moments, kernels: Spans) -> list[StepParts]
     def within(spans: Spans) -> Ints:
         return lengths(spans, starts, ends)
 
+    moments |= {"data_wait": view.marks(DATA), "host": view.marks(PHASE), "in_optimizer": view.marks(OPTIMIZER)}
     columns: dict[str, Ints] = {}
     until = EMPTY
     taken = np.zeros(len(starts), np.int64)

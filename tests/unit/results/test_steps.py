@@ -1,3 +1,4 @@
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ RECORDS = [
 
 
 def write(path: Path, records=RECORDS, *, split: bool = False) -> None:
-    with StepWriter(path, split_phases=split) as writer:
+    with closing(StepWriter(path, split_phases=split)) as writer:
         for record in records:
             writer.add(record)
 
@@ -54,7 +55,7 @@ def test_blocks_hold_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_flushed_at_least_once_a_second(tmp_path: Path):
     now = [0.0]
     path = tmp_path / "s.csv"
-    with StepWriter(path, split_phases=False, now=lambda: now[0]) as writer:
+    with closing(StepWriter(path, split_phases=False, now=lambda: now[0])) as writer:
         writer.add(RECORDS[0])
         assert len(path.read_text().splitlines()) == 1
         now[0] = 1.0
