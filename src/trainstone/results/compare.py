@@ -148,7 +148,7 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
         a=_make_side(printable(names[0]), a),
         b=_make_side(printable(names[1]), b),
         **asdict(estimate),
-        noise_floor=ratio.choose_floor(run.result.noise.grade if run.result.noise else None for run in [*a, *b]),
+        noise_floor=max(ratio.NOISE_FLOORS[run.result.noise.grade if run.result.noise else None] for run in (*a, *b)),
         judgement="not judged",
         differences=[str(difference) for difference in differences],
     )
@@ -283,7 +283,15 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     runs: dict[tuple[str, str, str], Run] = {}
     left_out: list[LeftOut] = []
     for path in paths:
-        for run in _open(path, left_out):
+        # Both are False for a name that is too long, or a folder that may not be read
+        if not os.path.isdir(path) or os.path.exists(path / "result.json"):  # noqa: PTH110, PTH112
+            found = _read_runs(path, left_out)
+        else:
+            found = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
+        if not found:
+            why = "; ".join(left.told for left in left_out) or "no folder in it holds a result.json"
+            raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
+        for run in found:
             if run.identity in runs:
                 left_out.append(LeftOut(f"{run.folder}: given twice, counted once", lost=False))
             runs.setdefault(run.identity, run)
@@ -382,17 +390,6 @@ def read_state(result: Result) -> dict[str, str]:
         lacking = "too few steps to tell" if measured.trend_percent is None else "no"
         facts["steady"] = "yes" if measured.steady else lacking
     return facts
-
-
-def _open(path: Path, left_out: list[LeftOut]) -> list[Run]:
-    # Both are False for a name that is too long, or a folder that may not be read
-    if not os.path.isdir(path) or os.path.exists(path / "result.json"):  # noqa: PTH110, PTH112
-        return _read_runs(path, left_out)
-    runs = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
-    if not runs:
-        why = "; ".join(left.told for left in left_out) or "no folder in it holds a result.json"
-        raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
-    return runs
 
 
 def _try_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:

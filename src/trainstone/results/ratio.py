@@ -20,7 +20,8 @@ from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_interval, format_percent, format_seconds
 
 NOISE_FLOORS: dict[Grade | None, float] = {"A": 0.01, "B": 0.02, "C": 0.05, None: 0.02}
-"""Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines.
+"""Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines. The
+noisiest run sets the floor.
 
 `doctor --aa` on a shared virtual machine with two cores, grade B, found a floor of 1.7 % in 60 s; A is what the rule
 for stopping a run aims at (half-width 1 %); C is SuperBench's rule for a defect, 5 %. None: not graded, taken as B.
@@ -109,10 +110,6 @@ def judge(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, 
     if excludes_one and p_holm < LEVEL and abs(math.log(ratio)) > math.log1p(floor):
         return "faster" if ratio > 1 else "slower"
     return "no difference shown"
-
-
-def choose_floor(grades: Iterable[Grade | None]) -> float:
-    return max(NOISE_FLOORS[grade] for grade in grades)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

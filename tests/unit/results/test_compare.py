@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -272,7 +273,7 @@ def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
 
 
 def runs_of(*results):
-    return [Run(None, result, result.throughput) for result in results]
+    return [Run(Path(), result, result.throughput) for result in results]
 
 
 def unlike(a, b):
@@ -459,6 +460,14 @@ def test_a_side_is_unsteady_if_half_of_its_runs_are():
     assert tell_unsteady(runs_of(unsteady), runs_of(steady)) == "1 of 1 run of A never became steady"
     assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady)) == "1 of 2 runs of B never became steady"
     assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady, steady)) is None
+
+
+def test_the_noisiest_run_sets_the_floor():
+    quiet, middle, noisy = (runs_of(make_result(grade, grade=grade)) for grade in "ABC")
+    unknown = runs_of(make_result("x").model_copy(update={"noise": None}))
+    floors = {0.01: quiet, 0.02: unknown, 0.05: [*noisy, *middle]}
+    for floor, others in floors.items():
+        assert module.compare_pair("x", quiet, others, force=True).noise_floor == floor
 
 
 def test_software_must_agree_among_pooled_runs():
