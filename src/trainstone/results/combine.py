@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from trainstone.machine.health import Noise
 from trainstone.results import learning, stats
 from trainstone.results.checks import finding
-from trainstone.results.mlperf.convergence import olympic_mean, rank_times
+from trainstone.results.mlperf.summary import olympic_mean, rank_times
 from trainstone.results.quality import Quality, Repeated, TrainedRun
 from trainstone.results.schema import FINISHED, Device, Finding, Point, Result, Status, Throughput
 from trainstone.results.sweep import Sweep, label_row

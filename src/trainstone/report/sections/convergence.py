@@ -7,9 +7,9 @@ from typing import Any
 from trainstone.report import charts
 from trainstone.report.blocks import Figure, Section
 from trainstone.report.view import RunView
-from trainstone.results.mlperf import convergence
-from trainstone.results.mlperf.convergence import NUM_RUNS, Expected
+from trainstone.results.mlperf import summary
 from trainstone.results.mlperf.logged import LoggedRun, find_run_logs, read_logs
+from trainstone.results.mlperf.summary import NUM_RUNS, Expected
 from trainstone.results.tables import Table
 
 MOST_LOGS = 100
@@ -21,15 +21,15 @@ MEAN, LEFT_OUT, REACHED, MISSED = "reference", "reference, not counted", "reache
 def build(view: RunView) -> Section | None:
     """Only of a training whose log is of a benchmark, data and optimiser that the reference has."""
     runs = read_runs(view) if view.result.kind == "train" else []
-    if not runs or convergence.find_reason(runs) is not None:
+    if not runs or summary.find_reason(runs) is not None:
         return None
     benchmark, batch = runs[0].benchmark or "", runs[0].global_batch or 0
-    expected = convergence.expect(benchmark, batch)
+    expected = summary.expect(benchmark, batch)
     assert expected is not None  # or there was a reason
-    points = convergence.list_points(benchmark)
-    counted = convergence.prune(points, NUM_RUNS[benchmark])
+    points = summary.list_points(benchmark)
+    counted = summary.prune(points, NUM_RUNS[benchmark])
     lead = format_lead(runs, expected)
-    table = tabulate(points, counted, expected, convergence.SOURCE[benchmark])
+    table = tabulate(points, counted, expected, summary.SOURCE[benchmark])
     blocks = (draw_convergence(runs, points, counted, lead), table)
     return Section("convergence", "Convergence against MLPerf's reference", blocks, lead)
 
@@ -45,7 +45,7 @@ def read_runs(view: RunView) -> list[LoggedRun]:
 
 def format_lead(runs: list[LoggedRun], expected: Expected) -> str:
     """Return how it compares; of runs that missed the target, what the reference would have needed."""
-    assessment, note = convergence.assess_runs(runs)
+    assessment, note = summary.assess_runs(runs)
     if assessment is None:
         note = f"{note}; the reference needs {expected.mean:.1f} epochs at a batch of {expected.batch:,}"
     return f"{note[0].upper()}{note[1:]}."
@@ -98,7 +98,7 @@ def trace(counted: list[Expected], num_runs: int) -> list[dict[str, Any]]:
     found = []
     for low, high in itertools.pairwise(counted):
         between = [round(low.batch * (high.batch / low.batch) ** (part / PARTS)) for part in range(1, PARTS)]
-        found += [low, *(convergence.interpolate(batch, low, high, num_runs) for batch in between)]
+        found += [low, *(summary.interpolate(batch, low, high, num_runs) for batch in between)]
     return [make_row(one.batch, one.mean, MEAN) | {"least": one.least} for one in (*found, counted[-1])]
 
 
