@@ -1,7 +1,4 @@
-"""Published training speeds (anchors.toml) to hold a run against: which there are, and which fit a result.
-
-They stand by themselves, without an interval; a comparison with one is a share, never a judgement.
-"""
+"""Published training speeds (anchors.toml) to hold a run against: which there are, and which fit a result."""
 
 import re
 import tomllib

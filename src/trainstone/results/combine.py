@@ -176,13 +176,10 @@ def describe_measured(child: Result) -> dict[str, Any]:
     batch, accumulate = train.get("batch_size"), train.get("accumulate", 1)
     whole = isinstance(batch, int) and isinstance(accumulate, int)
     return {
+        **measured.model_dump(include={"images_per_second", "ci95", "ci_covers", "num_steps"}),
         "images_per_step": batch * accumulate * child.world.ranks if whole else None,
-        "images_per_second": measured.images_per_second,
-        "ci95": measured.ci95,
-        "ci_covers": measured.ci_covers,
         # Too few to judge is told by the missing interval
         "steady": measured.steady or measured.trend_percent is None,
-        "num_steps": measured.num_steps,
         "mfu": used.mfu if used else None,
         "limit": used.limit if used else None,
         "memory_bytes": (memory.peak_device_bytes or memory.peak_host_bytes) if memory else None,

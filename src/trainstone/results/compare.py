@@ -1,7 +1,6 @@
 """Compare runs with runs or with published figures: rows with ratio and interval, judged together, and a verdict.
 
 What was executed and by which software must agree for a ratio to mean the machine; machines may differ.
-The statistics are in ratio.py, the figures in anchors.py.
 """
 
 import json
@@ -25,8 +24,6 @@ from trainstone.units import format_count, format_interval, format_ratio
 
 # The first of these that differs names the sides; what else differs is listed.
 NAMING_KEYS = ("device", "host", "engine.threads")
-
-
 LONGEST = 200  # letters of a word that is nothing, in a message
 ABSENT = "absent"
 # Executed keys that follow from the machine: they may differ, as machines may.

@@ -1,7 +1,4 @@
-"""How busy the pipes of a GPU's cores were, from the kernels that ncu measured: means weighted by each one's cycles.
-
-How a file is read is in formats/ncu.py, how ncu is started in launch/ncu.py.
-"""
+"""How busy the pipes of a GPU's cores were, from the kernels that ncu measured: means weighted by each one's cycles."""
 
 import math
 from collections.abc import Mapping

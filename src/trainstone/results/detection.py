@@ -42,6 +42,21 @@ RECALLED = {
 }
 """Metric -> place in MOST_COUNTED, and the size of the true boxes."""
 METRICS = (*PRECISIONS, *RECALLED)  # in COCO's order
+EVALUATORS = {"hotcoco": ("hotcoco", "COCOeval"), "faster-coco-eval": ("faster_coco_eval", "COCOeval_faster")}
+"""Package -> its module and the class that evaluates; the best first."""
+
+MOST_CLASSES = 100  # more rows nobody reads
+DIGITS = 4
+LINES = {"map50": "overlap 0.50", "map75": "overlap 0.75", "map": "mean of 0.50 to 0.95"}
+SIZES = {"small": "small: below 32² px", "medium": "medium: 32² to 96² px", "large": "large: 96² px and more"}
+_OVERLAPS = {"map": "0.50:0.95", "map50": "0.50", "map75": "0.75"}
+TABLES: dict[str, tuple[str, Literal["table", "bars", "lines"], list[str]]] = {
+    "coco": ("COCO's twelve numbers", "table", ["measure", "value"]),
+    "precision-recall": ("Precision over recall", "lines", ["recall", "precision", "line"]),
+    "ap-by-size": ("Average precision by size", "table", ["size of the true boxes", "AP", "recall", "true boxes"]),
+    "ap-by-class": ("Average precision by class", "bars", ["class", "AP", "AP50", "true boxes"]),
+}
+"""Name -> title, how it is drawn, columns."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +186,6 @@ def match_boxes(truth: Truth, found: Found) -> tuple[Flags, Flags]:
     return is_right, is_found
 
 
-EVALUATORS = {"hotcoco": ("hotcoco", "COCOeval"), "faster-coco-eval": ("faster_coco_eval", "COCOeval_faster")}
-"""Package -> its module and the class that evaluates; the best first."""
-
-
 def choose_evaluator() -> str:
     for package, (module, _) in EVALUATORS.items():
         try:
@@ -214,20 +225,6 @@ def _count(
     evaluation.evaluate()
     evaluation.accumulate()
     return np.asarray(evaluation.eval["precision"]), np.asarray(evaluation.eval["recall"])
-
-
-MOST_CLASSES = 100  # more rows nobody reads
-DIGITS = 4
-LINES = {"map50": "overlap 0.50", "map75": "overlap 0.75", "map": "mean of 0.50 to 0.95"}
-SIZES = {"small": "small: below 32² px", "medium": "medium: 32² to 96² px", "large": "large: 96² px and more"}
-_OVERLAPS = {"map": "0.50:0.95", "map50": "0.50", "map75": "0.75"}
-TABLES: dict[str, tuple[str, Literal["table", "bars", "lines"], list[str]]] = {
-    "coco": ("COCO's twelve numbers", "table", ["measure", "value"]),
-    "precision-recall": ("Precision over recall", "lines", ["recall", "precision", "line"]),
-    "ap-by-size": ("Average precision by size", "table", ["size of the true boxes", "AP", "recall", "true boxes"]),
-    "ap-by-class": ("Average precision by class", "bars", ["class", "AP", "AP50", "true boxes"]),
-}
-"""Name -> title, how it is drawn, columns."""
 
 
 def list_tables(scores: BoxScores, class_names: Sequence[str]) -> list[QualityTable]:

@@ -1,7 +1,4 @@
-"""What a profile says, as records of result.json's `timeline`: the parts of each step, operators, kernels, roofline.
-
-How it is read off a trace is in results/timeline.py, the roofline in results/roofline.py, ncu's in results/cores.py.
-"""
+"""What a profile says, as records of result.json's `timeline`: the parts of each step, operators, kernels, roofline."""
 
 from typing import Literal
 

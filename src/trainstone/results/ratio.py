@@ -19,6 +19,8 @@ from trainstone.results.verdicts import write_row_verdict
 from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_interval, format_percent, format_seconds
 
+Array = NDArray[np.float64]
+
 NOISE_FLOORS: dict[Grade | None, float] = {"A": 0.01, "B": 0.02, "C": 0.05, None: 0.02}
 """Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines. The
 noisiest run sets the floor.
@@ -27,6 +29,9 @@ noisiest run sets the floor.
 for stopping a run aims at (half-width 1 %); C is SuperBench's rule for a defect, 5 %. None: not graded, taken as B.
 """
 LEVEL = 0.05
+ORDER = "ABBA"
+MIN_ROUNDS = 6  # below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7
+OUTER, INNER = [0, 3], [1, 2]
 # The fewest degrees of freedom that an interval within a run can have (stats._t_factor). A p-value far from 0.05 is
 # read off that interval with these tails, the heaviest it can have.
 _WITHIN_DF = math.floor(1.5 * (MIN_BLOCKS - 1))
@@ -145,13 +150,6 @@ def _p_value(distance: float, reach: float, quantile: float, df: float) -> float
 
 def _logs(runs: Sequence[Throughput]) -> list[float]:
     return [math.log(run.images_per_second) for run in runs]
-
-
-Array = NDArray[np.float64]
-
-ORDER = "ABBA"
-MIN_ROUNDS = 6  # below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7
-OUTER, INNER = [0, 3], [1, 2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,18 @@ from trainstone.results.steps import Columns, read_blocks
 
 Array = NDArray[np.float64]
 
+STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
+KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
+# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
+BIN_WIDTH = math.log(1.002)
+SHORTEST_SECONDS = 1e-7
+NUM_BINS = 14_000
+NUM_POINTS = 500
+SMOOTH_SHARE = 0.03  # share of the run that a smoothed loss averages over
+HIGHEST_LOSS = 1e30  # a larger loss is taken for not finite: training has diverged, and sums would overflow
+SHOWN = ("clock_mhz", "mem_clock_mhz", "power_watts", "temp_celsius", "util_percent", "mem_used_bytes")
+REASONS = tuple(sorted(HINDRANCES))
+
 
 def choose_evenly(count: int, most: int, keep: Iterable[int] = ()) -> list[int]:
     """Return at most so many places out of `count`, evenly spread; the first, the last and `keep` are among them."""
@@ -52,19 +64,6 @@ def downsample(
                 break
             width *= 2
     return num_rows, kept
-
-
-STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
-KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
-# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
-BIN_WIDTH = math.log(1.002)
-SHORTEST_SECONDS = 1e-7
-NUM_BINS = 14_000
-NUM_POINTS = 500
-SMOOTH_SHARE = 0.03  # share of the run that a smoothed loss averages over
-HIGHEST_LOSS = 1e30  # a larger loss is taken for not finite: training has diverged, and sums would overflow
-SHOWN = ("clock_mhz", "mem_clock_mhz", "power_watts", "temp_celsius", "util_percent", "mem_used_bytes")
-REASONS = tuple(sorted(HINDRANCES))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Step records and their file, steps-rank0000.csv: every step with its warm-up, flushed once a second.
-
-Reading tolerates a file cut anywhere (kill -9): a torn last line is dropped.
-"""
+"""Step records and their file, steps-rank0000.csv: every step with its warm-up, flushed once a second."""
 
 import io
 import itertools
@@ -115,7 +112,7 @@ def set_aside(path: Path) -> None:
 
 
 def read_blocks(path: Path, names: Sequence[str] | None = None) -> Iterator[Columns]:
-    """Read a step file some 100,000 steps at a time, so that memory stays bounded; a torn last line is dropped."""
+    """Read a step file some 100,000 steps at a time, so that memory stays bounded; a line torn by a kill is dropped."""
     try:
         with path.open("rb") as file:
             line = file.readline()

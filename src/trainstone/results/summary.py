@@ -1,7 +1,4 @@
-"""From raw steps to the numbers of a result: steady window, throughput with its interval, phases, verdict.
-
-Pure; every definition of a metric stands here or in results/stats.py, once.
-"""
+"""From raw steps to the numbers of a result: steady window, throughput with its interval, phases, verdict."""
 
 import shlex
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Every sentence about a whole run: the verdict of each kind, and what a sweep means. Pure: numbers in, text out.
-
-What a profile says of its parts is made where they are measured: results/timeline.py and results/roofline.py.
-"""
+"""Every sentence about a whole run: the verdict of each kind, and what a sweep means. Pure: numbers in, text out."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -21,6 +21,50 @@ from trainstone.text import printable
 from trainstone.units import format_rate
 
 NUM_RUNS = {"resnet": 5, "ssd": 5, "retinanet": 5, "maskrcnn": 5}  # runs that a result of the benchmark needs
+ALPHA = 0.05
+MISSED = 1e9  # epochs of a run that missed the target, as the checker counts it
+PICTURES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
+"""What is trained on: COCO's are those with boxes. (ssd as RetinaNet, from 2.0.0 on, trains on others.)"""
+OPTIMIZERS = ("lars", "sgd")
+TARGETS = {"resnet": 0.759, "ssd": 0.23}
+
+# mlperf-logging 4.1.68 (Apache-2.0): rcp_checker/training_4.0.0/rcps_resnet.json, training_1.0.0/rcps_ssd.json (SSD300;
+# later rulesets mean RetinaNet by ssd). By batch size, how
+# many runs needed how many epochs. A test compares them with the installed files.
+REFERENCES: dict[str, dict[int, dict[int, int]]] = {
+    "resnet": {
+        1632: {33: 1, 34: 4, 35: 9, 37: 3},
+        3264: {34: 2, 35: 9, 36: 3, 37: 1},
+        4096: {39: 4, 40: 3, 41: 2, 42: 1},
+        8192: {41: 4, 42: 3, 43: 2, 44: 1},
+        13056: {44: 1, 45: 4, 46: 5},
+        32768: {55: 1, 56: 8, 57: 1},
+        49152: {67: 2, 68: 6, 69: 2},
+        58880: {78: 1, 79: 1, 80: 6, 81: 2},
+        65536: {83: 2, 84: 2, 85: 5, 86: 1},
+        67840: {85: 8, 86: 16, 87: 4},
+    },
+    "ssd": {
+        1024: {50: 10},
+        2048: {65: 58, 70: 2},
+        4096: {85: 22, 90: 15},
+    },
+}
+SOURCE = {
+    "resnet": "mlperf-logging 4.1.68, rcps_resnet.json of ruleset 4.0.0",
+    "ssd": "mlperf-logging 4.1.68, rcps_ssd.json of ruleset 1.0.0",
+}
+
+RUN_COLUMNS = {"log": False, "minutes": True, "epochs": True, "accuracy": True, "images/s": True, "": False}
+TIME_COLUMNS = {
+    "seconds": False,
+    **dict.fromkeys(("gpus", "batch", "total", "converge", "init", "epoch1", "epoch_avg", "train", "last_eval"), True),
+    "epoch: evaluation, accuracy": False,
+}
+"""The columns of the original SSD's mll-status; of each whether it is flush right."""
+SHOWN_EVALUATIONS = 8  # of many the last
+Rulesets = Mapping[str, Collection[str]]  # of each ruleset the benchmarks it has rules for
+OLD_FORM = "0.6.0"  # the one ruleset that reads :::MLL lines, and reads no others
 
 
 class Score(NamedTuple):
@@ -57,41 +101,6 @@ def olympic_mean(values: Sequence[float]) -> float:
     ranked = sorted(values)
     kept = ranked[1:-1] or ranked
     return sum(kept) / len(kept)
-
-
-ALPHA = 0.05
-MISSED = 1e9  # epochs of a run that missed the target, as the checker counts it
-PICTURES = {"resnet": ("ImageNet", 1_281_167), "ssd": ("COCO", 117_266)}
-"""What is trained on: COCO's are those with boxes. (ssd as RetinaNet, from 2.0.0 on, trains on others.)"""
-OPTIMIZERS = ("lars", "sgd")
-TARGETS = {"resnet": 0.759, "ssd": 0.23}
-
-# mlperf-logging 4.1.68 (Apache-2.0): rcp_checker/training_4.0.0/rcps_resnet.json, training_1.0.0/rcps_ssd.json (SSD300;
-# later rulesets mean RetinaNet by ssd). By batch size, how
-# many runs needed how many epochs. A test compares them with the installed files.
-REFERENCES: dict[str, dict[int, dict[int, int]]] = {
-    "resnet": {
-        1632: {33: 1, 34: 4, 35: 9, 37: 3},
-        3264: {34: 2, 35: 9, 36: 3, 37: 1},
-        4096: {39: 4, 40: 3, 41: 2, 42: 1},
-        8192: {41: 4, 42: 3, 43: 2, 44: 1},
-        13056: {44: 1, 45: 4, 46: 5},
-        32768: {55: 1, 56: 8, 57: 1},
-        49152: {67: 2, 68: 6, 69: 2},
-        58880: {78: 1, 79: 1, 80: 6, 81: 2},
-        65536: {83: 2, 84: 2, 85: 5, 86: 1},
-        67840: {85: 8, 86: 16, 87: 4},
-    },
-    "ssd": {
-        1024: {50: 10},
-        2048: {65: 58, 70: 2},
-        4096: {85: 22, 90: 15},
-    },
-}
-SOURCE = {
-    "resnet": "mlperf-logging 4.1.68, rcps_resnet.json of ruleset 4.0.0",
-    "ssd": "mlperf-logging 4.1.68, rcps_ssd.json of ruleset 1.0.0",
-}
 
 
 class Expected(NamedTuple):
@@ -211,16 +220,6 @@ def assess_runs(runs: Sequence[LoggedRun]) -> tuple[Assessment | None, str]:
     note += f"passes{longer}" if assessment.passes else refused
     needed = NUM_RUNS[benchmark]
     return assessment, note + ("" if len(runs) == needed else f" (a result needs {needed} runs, not {len(runs)})")
-
-
-RUN_COLUMNS = {"log": False, "minutes": True, "epochs": True, "accuracy": True, "images/s": True, "": False}
-TIME_COLUMNS = {
-    "seconds": False,
-    **dict.fromkeys(("gpus", "batch", "total", "converge", "init", "epoch1", "epoch_avg", "train", "last_eval"), True),
-    "epoch: evaluation, accuracy": False,
-}
-"""The columns of the original SSD's mll-status; of each whether it is flush right."""
-SHOWN_EVALUATIONS = 8  # of many the last
 
 
 @dataclass(frozen=True)
@@ -378,10 +377,6 @@ def document_group(group: Group) -> dict[str, Any]:
 
 def _drop_absent(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value is not None}
-
-
-Rulesets = Mapping[str, Collection[str]]  # of each ruleset the benchmarks it has rules for
-OLD_FORM = "0.6.0"  # the one ruleset that reads :::MLL lines, and reads no others
 
 
 class Choice(NamedTuple):
