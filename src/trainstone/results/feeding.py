@@ -1,4 +1,4 @@
-"""What `trainstone data bench` finds out: how fast a data set can be read, decoded and batched, and for what that does."""
+"""What `trainstone data bench` finds out: how fast a data set can be read, decoded and batched; for what that does."""
 
 import math
 from typing import Annotated
