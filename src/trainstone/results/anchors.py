@@ -78,16 +78,14 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
     if not known:
         model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
         told = f"{result.recipe.name} (model.depth = {model.get('depth')}, data.image_size = {size})"
-        raise ResultError(
-            f"no published figures for {told}: there are some for ResNet-50 at 224 and SSD at 300",
-            hint="measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf",
-        )
+        hint = "measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf"
+        told = f"no published figures for {told}: there are some for ResNet-50 at 224 and SSD at 300"
+        raise ResultError(told, hint=hint)
     chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
     if not chosen:
-        raise ResultError(
-            f"the published figure {name!r} is of another model than {result.recipe.name}",
-            hint=f"figures that fit: {', '.join(anchor.id for anchor in known)}",
-        )
+        hint = f"figures that fit: {', '.join(anchor.id for anchor in known)}"
+        told = f"the published figure {name!r} is of another model than {result.recipe.name}"
+        raise ResultError(told, hint=hint)
     return chosen
 
 

@@ -253,8 +253,7 @@ def _describe(group: Group) -> list[str]:
 
 
 def _read(result: Result, section: str, key: str) -> str:
-    values = result.config.get(section)
-    return str(values.get(key, "unknown")) if isinstance(values, dict) else "unknown"
+    return str(result.config.get(section, {}).get(key, "unknown"))
 
 
 def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -> tuple[list[str], list[str]]:
@@ -358,14 +357,12 @@ def read_surroundings(result: Result) -> dict[str, str]:
     facts = {"host": result.process.host, "kind": result.kind}
     if result.devices:
         facts["device"] = result.devices[0].name
-    cpu, engine = (
-        values if isinstance(values, dict) else {}
-        for values in (result.machine.get("cpu"), result.config.get("engine"))
-    )
+    cpu = result.machine.get("cpu")
+    known = ("model", "physical_cores", "available", "governor", "boost", "smt") if isinstance(cpu, dict) else ()
     named = {
         "config.device": result.config.get("device"),
-        "engine.threads": engine.get("threads"),
-        **{f"cpu.{key}": cpu.get(key) for key in ("model", "physical_cores", "available", "governor", "boost", "smt")},
+        "engine.threads": result.config.get("engine", {}).get("threads"),
+        **{f"cpu.{key}": result.machine["cpu"].get(key) for key in known},
         **{key: result.machine.get(key) for key in ("os", "kernel", "memory", "virtualisation")},
         **{key: result.software.get(key) for key in ("python", "numpy", "libc", "environment")},
         "measure": result.config.get("measure"),

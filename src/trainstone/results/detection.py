@@ -117,10 +117,9 @@ def score_boxes(
     """
     pictures = np.unique(pictures)
     if not (~truth.crowd).any():
-        raise DataError(
-            f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored",
-            hint="trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count",
-        )
+        hint = "trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count"
+        told = f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored"
+        raise DataError(told, hint=hint)
     name = evaluator or choose_evaluator()
     asked, good = ~truth.crowd, np.isfinite(found.edges).all(axis=1) & np.isfinite(found.score)
     # Pictures and classes are counted from 1, as some take 0 for none.
@@ -193,9 +192,8 @@ def choose_evaluator() -> str:
         except ImportError:
             continue
         return package
-    raise MachineError(
-        f"boxes cannot be scored: {' and '.join(EVALUATORS)} cannot be imported", hint="pip install hotcoco"
-    )
+    told = f"boxes cannot be scored: {' and '.join(EVALUATORS)} cannot be imported"
+    raise MachineError(told, hint="pip install hotcoco")
 
 
 def _count(

@@ -218,9 +218,8 @@ def judge_exchange(sizes: Communication, seconds: Sequence[Sequence[Sequence[flo
         interval = float(exposed.mean()) - error, float(exposed.mean()) + error
     # With an interval its middle; of few rounds the median, which one disturbed round moves less.
     cost = float(exposed.mean()) if interval else float(np.median(exposed))
-    return sizes.model_copy(
-        update={"exposed_seconds": cost, "exposed_ci95": interval, "share": cost / float(np.median(with_it))}
-    )
+    share = cost / float(np.median(with_it))
+    return sizes.model_copy(update={"exposed_seconds": cost, "exposed_ci95": interval, "share": share})
 
 
 def tell_exchange(communication: Communication) -> str:

@@ -197,10 +197,8 @@ def _lock(descriptor: int) -> bool:
 
 def refuse_running(path: Path, result: Result) -> None:
     if result.status == "running":
-        writer = result.process
-        raise ResultError(
-            f"{path} is still running: process {writer.pid} on {writer.host}", hint="wait for it, or stop it first"
-        )
+        told = f"{path} is still running: process {result.process.pid} on {result.process.host}"
+        raise ResultError(told, hint="wait for it, or stop it first")
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ Cells are text as people read it; making it printable or escaping it is the work
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from trainstone import units
 from trainstone.results import learning
@@ -39,13 +40,9 @@ class Table:
 
 def keep_filled(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
     """Return a table without the columns that no row has; `columns` says of each whether it is flush right."""
-    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    names, numeric = list(columns), list(columns.values())
-    return Table(
-        [names[place] for place in kept],
-        [[row[place] for place in kept] for row in rows],
-        numeric=[numeric[place] for place in kept],
-    )
+    filled = [any(row[place] for row in rows) for place in range(len(columns))]
+    names, numeric = list(compress(columns, filled)), list(compress(columns.values(), filled))
+    return Table(names, [list(compress(row, filled)) for row in rows], numeric=numeric)
 
 
 def keyed_table(

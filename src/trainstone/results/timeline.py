@@ -171,10 +171,8 @@ def find_named(trace: Trace, pattern: re.Pattern[str]) -> Flags:
 def look_at(trace: Trace, file: str) -> View:
     """Find steps, host and device; raise DataError where there is nothing to see."""
     if not len(trace.kind):
-        raise DataError(
-            f"{file}: {trace.num_events:,} events, none of them an operator or a kernel of torch's profiler",
-            hint="a trace of trainstone profile, or of torch.profiler, is wanted",
-        )
+        told = f"{file}: {trace.num_events:,} events, none of them an operator or a kernel of torch's profiler"
+        raise DataError(told, hint="a trace of trainstone profile, or of torch.profiler, is wanted")
     old_mark = find_named(trace, MARK) & (trace.kind == Kind.OPERATOR)
     trace = replace(trace, kind=np.where(old_mark, np.int8(Kind.MARK), trace.kind))
     host_lane, steps, starts, ends = _find_steps(trace)
@@ -450,9 +448,8 @@ def analyse_trace(path: Path, *, counted: Collection[str] = ()) -> TraceReport:
     if not view.marked:
         told.append("The trace has no marks of steps (ProfilerStep#), so all of it counts as one.")
     if not len(view.marks(PASS).starts) and share_of(steps, "unaccounted") > MIN_SHARE:
-        told.append(
-            "It has no marks of forward and backward: Python between operators is in what is not accounted for."
-        )
+        python = "Python between operators is in what is not accounted for"
+        told.append(f"It has no marks of forward and backward: {python}.")
     if len(view.devices) > 1:
         others = format_count(len(view.devices) - 1, "other device")
         told.append(f"Judged is device {view.device}, which works most; {others} in the trace, too.")

@@ -120,12 +120,6 @@ class Assessment(NamedTuple):
     """By which MLPerf lengthens the time of runs that needed fewer epochs than the reference; 1: not at all."""
 
 
-def summarise(batch: int, runs: Mapping[int, int], num_runs: int) -> Expected:
-    epochs = [value for value, count in runs.items() for _ in range(count)]
-    mean, stdev = olympic_mean(epochs), statistics.pstdev(epochs)
-    return Expected(batch, mean, stdev, least_mean(mean, stdev, len(epochs) - 2, num_runs), "recorded", (batch,))
-
-
 def least_mean(mean: float, stdev: float, num_reference: int, num_runs: int) -> float:
     """Return the mean at which the t-test between both, of equal scatter, has a one-sided p-value of 5 %."""
     kept = num_runs - 2
@@ -154,7 +148,13 @@ def prune(points: Sequence[Expected], num_runs: int) -> list[Expected]:
 
 
 def list_points(benchmark: str) -> list[Expected]:
-    return [summarise(batch, runs, NUM_RUNS[benchmark]) for batch, runs in REFERENCES[benchmark].items()]
+    points = []
+    for batch, runs in REFERENCES[benchmark].items():
+        epochs = [value for value, count in runs.items() for _ in range(count)]
+        mean, stdev = olympic_mean(epochs), statistics.pstdev(epochs)
+        least = least_mean(mean, stdev, len(epochs) - 2, NUM_RUNS[benchmark])
+        points.append(Expected(batch, mean, stdev, least, "recorded", (batch,)))
+    return points
 
 
 def expect(benchmark: str, batch: int) -> Expected | None:
@@ -394,16 +394,12 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
     name = printable(str(run.path))
     rulesets = sorted(known, key=lambda name: [int(part) for part in name.split(".") if part.isdecimal()])
     if run.form == "0.5":
-        raise DataError(
-            f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads",
-            hint=f"trainstone mlperf summary reads it; the oldest ruleset is {OLD_FORM}",
-        )
+        told = f"{name}: a log of MLPerf 0.5 (:::MLPv0.5.0), which no ruleset of mlperf-logging reads"
+        raise DataError(told, hint=f"trainstone mlperf summary reads it; the oldest ruleset is {OLD_FORM}")
     having = [ruleset for ruleset in rulesets if run.benchmark in known[ruleset]]
     if not having:
-        raise DataError(
-            f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}",
-            hint="submission_benchmark is resnet or ssd in logs of trainstone",
-        )
+        told = f"{name}: no ruleset has rules for benchmark {printable(str(run.benchmark))}"
+        raise DataError(told, hint="submission_benchmark is resnet or ssd in logs of trainstone")
     usual = CHOSEN.get(run.benchmark or "", Choice(having[-1], f"the last with rules for {run.benchmark}"))
     if requested is None:
         return Choice(OLD_FORM, "the log is of MLPerf 0.6 (:::MLL)") if run.form == "0.6" else usual
@@ -411,12 +407,9 @@ def choose_ruleset(run: LoggedRun, known: Rulesets, requested: str | None = None
         raise ConfigError(f"unknown --ruleset {requested}", hint=f"one of {', '.join(rulesets)}")
     if (requested == OLD_FORM) != (run.form == "0.6"):
         wanted = OLD_FORM if run.form == "0.6" else "0.7.0 or later"
-        raise DataError(
-            f"{name}: ruleset {requested} does not read lines of MLPerf {run.form}", hint=f"--ruleset {wanted}, or none"
-        )
+        told = f"{name}: ruleset {requested} does not read lines of MLPerf {run.form}"
+        raise DataError(told, hint=f"--ruleset {wanted}, or none")
     if requested not in having:
-        raise ConfigError(
-            f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}",
-            hint=f"--ruleset {usual.ruleset}",
-        )
+        told = f"--ruleset {requested} has no {run.benchmark}: rules are in {', '.join(having)}"
+        raise ConfigError(told, hint=f"--ruleset {usual.ruleset}")
     return Choice(requested, "requested")
