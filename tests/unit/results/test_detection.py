@@ -125,8 +125,7 @@ def test_pictures_are_judged_by_the_numbers_they_have(evaluator: str):
 
 
 def test_without_a_box_to_find_there_is_one_clear_error():
-    crowd = truth_of((0, 0, 50, 50), crowd=True)
-    for truth in (truth_of(), crowd):
+    for truth in (truth_of(), truth_of((0, 0, 50, 50), crowd=True)):
         with pytest.raises(DataError, match="no box to find in 7 validation pictures") as caught:
             score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), pictures=np.arange(7), num_classes=2)
         assert "trainstone data info" in (caught.value.hint or "")
@@ -168,11 +167,9 @@ def test_matches_are_those_pycocotools_makes(seed: int):
     assert match_boxes(truth, found)[0].tolist() == theirs.tolist()
 
 
-def some_scores(num_classes: int = 4) -> BoxScores:
-    truth, found = draw_boxes(
-        np.random.default_rng(1), num_pictures=9, num_classes=num_classes, true=30 * num_classes, found=400
-    )
-    return score_boxes(truth, found, pictures=np.arange(9), num_classes=num_classes)
+def some_scores() -> BoxScores:
+    truth, found = draw_boxes(np.random.default_rng(1), num_pictures=9, num_classes=4, true=120, found=400)
+    return score_boxes(truth, found, pictures=np.arange(9), num_classes=4)
 
 
 def find(tables: list[QualityTable], name: str) -> QualityTable:
@@ -182,27 +179,17 @@ def find(tables: list[QualityTable], name: str) -> QualityTable:
 def test_the_twelve_have_cocos_names_and_order():
     scores = some_scores()
     table = find(list_tables(scores, []), "coco")
-    assert [row[0] for row in table.rows] == [
-        "AP @[ IoU=0.50:0.95 | area=all | maxDets=100 ]",
-        "AP @[ IoU=0.50 | area=all | maxDets=100 ]",
-        "AP @[ IoU=0.75 | area=all | maxDets=100 ]",
-        "AP @[ IoU=0.50:0.95 | area=small | maxDets=100 ]",
-        "AP @[ IoU=0.50:0.95 | area=medium | maxDets=100 ]",
-        "AP @[ IoU=0.50:0.95 | area=large | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=all | maxDets=1 ]",
-        "AR @[ IoU=0.50:0.95 | area=all | maxDets=10 ]",
-        "AR @[ IoU=0.50:0.95 | area=all | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=small | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=medium | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=large | maxDets=100 ]",
-    ]
+    precision = [f"AP @[ IoU={overlap} | area=all | maxDets=100 ]" for overlap in ("0.50:0.95", "0.50", "0.75")]
+    recall = [f"AR @[ IoU=0.50:0.95 | area=all | maxDets={most} ]" for most in (1, 10, 100)]
+    sized = [f"@[ IoU=0.50:0.95 | area={size} | maxDets=100 ]" for size in ("small", "medium", "large")]
+    expected = [*precision, *(f"AP {name}" for name in sized), *recall, *(f"AR {name}" for name in sized)]
+    assert [row[0] for row in table.rows] == expected
     assert [row[1] for row in table.rows] == [round(value, 4) for value in scores.metrics.values()]
     assert f"{scores.num_true} true and 400 found boxes" in table.note
 
 
 def test_numbers_that_are_not_defined_are_left_empty():
-    truth = Truth(np.array([0]), np.array([0]), np.array([[0.0, 0, 9, 9]]), np.array([81.0]), np.array([False]))
-    found = Found(np.array([0]), np.array([0]), np.array([[0.0, 0, 9, 9]]), np.array([0.5]))
+    truth, found = truth_of((0, 0, 9, 9)), found_of((0, 0, 9, 9, 0.5))
     tables = list_tables(score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"])
     assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]
     assert "no true box of that size" in find(tables, "coco").note
@@ -213,8 +200,7 @@ def test_numbers_that_are_not_defined_are_left_empty():
 def test_lines_go_from_no_recall_to_all_of_it():
     scores = some_scores()
     table = find(list_tables(scores, []), "precision-recall")
-    assert table.drawn == "lines"
-    assert table.columns == ["recall", "precision", "line"]
+    assert (table.drawn, table.columns) == ("lines", ["recall", "precision", "line"])
     lines = {row[2] for row in table.rows}
     assert lines == {"overlap 0.50", "overlap 0.75", "mean of 0.50 to 0.95"}
     for line in lines:
@@ -228,17 +214,13 @@ def test_lines_go_from_no_recall_to_all_of_it():
 def test_classes_are_sorted_and_named():
     scores = some_scores()
     table = find(list_tables(scores, ["cat", "dog"]), "ap-by-class")
-    assert table.drawn == "bars"
-    assert table.columns == ["class", "AP", "AP50", "true boxes"]
+    assert (table.drawn, table.columns) == ("bars", ["class", "AP", "AP50", "true boxes"])
     assert [row[1] for row in table.rows] == sorted((row[1] for row in table.rows), reverse=True)
     assert {row[0] for row in table.rows} == {"cat", "dog", "class 2"}  # the fourth has no true box
     by_name = {row[0]: row for row in table.rows}
     assert by_name["dog"][3] == scores.classes[1].num_true
     assert by_name["dog"][2] == round(scores.classes[1].average_precision_50, 4)
-
-
-def test_of_many_classes_those_with_the_most_boxes_are_shown():
-    scores = some_scores()
+    # Of many classes those with the most boxes are shown.
     classes = [ClassScore(label, label / 1000, 0.5, 1000 - label) for label in range(MOST_CLASSES + 20)]
     many = BoxScores(**{**vars(scores), "classes": classes})
     table = find(list_tables(many, [str(number) for number in range(500)]), "ap-by-class")
