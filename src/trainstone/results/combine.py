@@ -7,20 +7,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from trainstone.machine.health import Noise
-from trainstone.results import learning, stats
+from trainstone.results import learning, stats, verdicts
 from trainstone.results.checks import finding
 from trainstone.results.mlperf.summary import olympic_mean, rank_times
 from trainstone.results.quality import Quality, Repeated, TrainedRun
 from trainstone.results.schema import FINISHED, Device, Finding, Point, Result, Status, Throughput
 from trainstone.results.sweep import Sweep, label_row
-from trainstone.results.verdicts import (
-    describe_goal,
-    join_labels,
-    judge_sweep,
-    write_repeated_verdict,
-    write_runs_verdict,
-    write_sweep_verdict,
-)
 from trainstone.units import format_seconds
 
 FEWEST_SCORED = 3  # runs, so that one is left when the fastest and the slowest are dropped
@@ -59,7 +51,7 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
     return {
         "throughput": combined,
         "noise": noise,
-        "verdict": write_runs_verdict(title, combined, loaders, noise),
+        "verdict": verdicts.write_runs_verdict(title, combined, loaders, noise),
         "findings": findings,
     }
 
@@ -89,7 +81,7 @@ def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str,
     quality = combine_quality(repeated, over, result.process.starts)
     title = (over[0].verdict or over[0].recipe.name).partition(":")[0] if over else result.recipe.name
     told = {"repeated": repeated, "quality": quality, "devices": over[0].devices if over else []}
-    return combine_runs(over) | told | {"verdict": write_repeated_verdict(repeated, quality, title)}
+    return combine_runs(over) | told | {"verdict": verdicts.write_repeated_verdict(repeated, quality, title)}
 
 
 def describe_run(child: BegunRun) -> TrainedRun:
@@ -155,7 +147,9 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     over = [run for run in repeated.runs if run.status in FINISHED]
     facts = [("runs", f"{len(over)} of {repeated.num_runs}" if len(over) < repeated.num_runs else str(len(over)))]
     if quality.target is not None:
-        facts.append((f"reached {describe_goal(quality)}", f"{sum(run.reached for run in over)} of {len(over)}"))
+        facts.append(
+            (f"reached {verdicts.describe_goal(quality)}", f"{sum(run.reached for run in over)} of {len(over)}")
+        )
     if quality.seconds_to_target is not None:
         facts.append(("time to target, median", format_seconds(quality.seconds_to_target)))
     if repeated.score_seconds is not None:
@@ -206,7 +200,7 @@ def list_points(sweep: Sweep) -> list[Point]:
 
 
 def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[Result] = ()) -> dict[str, Any]:
-    sweep = judge_sweep(sweep)
+    sweep = verdicts.judge_sweep(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
     of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
     of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
@@ -214,7 +208,7 @@ def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[
     hinted = [found.model_copy(update={"hint": HINTS.get(found.code, found.hint)}) for found in gathered]
     return {
         "sweep": sweep,
-        "verdict": write_sweep_verdict(sweep, titles[0] if titles else "sweep"),
+        "verdict": verdicts.write_sweep_verdict(sweep, titles[0] if titles else "sweep"),
         "points": list_points(sweep),
         "noise": worst_noise(children),
         "findings": [*find_faults(sweep), *hinted],
@@ -230,13 +224,13 @@ def find_faults(sweep: Sweep) -> list[Finding]:
     full = [row for row in sweep.rows if row.status == "out_of_memory"]
     if full:
         untried = [row for row in sweep.rows if row.status == "not_tried"]
-        beyond = f"; not tried, because larger: {join_labels(sweep, untried)}" if untried else ""
+        beyond = f"; not tried, because larger: {verdicts.join_labels(sweep, untried)}" if untried else ""
         why = full[0].note.removeprefix("out of memory: ")
-        told = f"out of memory at {join_labels(sweep, full)} ({why}){beyond}"
+        told = f"out of memory at {verdicts.join_labels(sweep, full)} ({why}){beyond}"
         findings.append(finding("out-of-memory", told, severity="info", hint="a result, too: memory ends the sweep"))
     unprofiled = [row for row in sweep.rows if row.profile == "failed"]
     if unprofiled:
-        told = f"no profile of {join_labels(sweep, unprofiled)}: {unprofiled[0].note}"
+        told = f"no profile of {verdicts.join_labels(sweep, unprofiled)}: {unprofiled[0].note}"
         findings.append(finding("profile-failed", told))
     return findings
 

@@ -7,34 +7,24 @@ from statistics import median
 from trainstone import units
 from trainstone.machine.health import Noise
 from trainstone.results import feeding as fed
-from trainstone.results import learning
+from trainstone.results import learning, schema
 from trainstone.results import sweep as swept
 from trainstone.results.anchors import describe_share, is_published
 from trainstone.results.feeding import Feeding
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import Evaluation, Quality, Repeated
-from trainstone.results.schema import (
-    FINISHED,
-    ComparisonRow,
-    Judgement,
-    Loader,
-    Phases,
-    Status,
-    Throughput,
-    Utilisation,
-)
 from trainstone.results.summary import describe_interval, describe_rate
 from trainstone.results.sweep import Knee, StepFit, Sweep, SweepRow
 
 BUSY_SHARE = 0.8
 """Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
-JUDGEMENTS: tuple[Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
+JUDGEMENTS: tuple[schema.Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
 
 
 def write_verdict(
     title: str,
-    throughput: Throughput,
-    utilisation: Utilisation | None,
+    throughput: schema.Throughput,
+    utilisation: schema.Utilisation | None,
     noise: Noise | None,
     *,
     device_kind: str,
@@ -70,7 +60,9 @@ def write_profile_verdict(title: str, timeline: Timeline) -> str:
     return "; ".join(part.rstrip(".") for part in parts)
 
 
-def write_runs_verdict(title: str, combined: Throughput, loaders: Sequence[Loader], noise: Noise | None) -> str:
+def write_runs_verdict(
+    title: str, combined: schema.Throughput, loaders: Sequence[schema.Loader], noise: Noise | None
+) -> str:
     verdict = f"{title}: {units.format_rate(combined.images_per_second)} images/s {describe_interval(combined)}"
     if loaders:
         verdict += f"; data-bound in {sum(loader.data_bound for loader in loaders)} of {len(loaders)} runs"
@@ -86,8 +78,8 @@ def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: 
 
 def write_learning_verdict(
     quality: Quality | None,
-    status: Status,
-    phases: Phases | None,
+    status: schema.Status,
+    phases: schema.Phases | None,
     title: str,
     *,
     stopped_by: str = "a signal",
@@ -125,7 +117,7 @@ def describe_goal(quality: Quality) -> str:
 
 def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: str) -> str:
     """One sentence that can be quoted: how many runs reached the target and when, or the median of the best values."""
-    over = [run for run in repeated.runs if run.status in FINISHED]
+    over = [run for run in repeated.runs if run.status in schema.FINISHED]
     if quality is None or not over:
         return f"{title}: none of {repeated.num_runs} runs has come to its end"
     values = [run.value for run in over if run.value is not None and not run.reached]
@@ -165,7 +157,7 @@ def write_data_verdict(feeding: Feeding, workload: str = "") -> str:
     return "; ".join(parts)
 
 
-def write_row_verdict(row: ComparisonRow) -> str:
+def write_row_verdict(row: schema.ComparisonRow) -> str:
     """Return e.g. A (x=1) is 1.062 times as fast as B (x=2) (1.041 … 1.083; 95 %, interleaved blocks): faster."""
     claim = f"A ({row.a.label}) is {units.format_ratio(row.ratio)} times as fast as B ({row.b.label})"
     if row.ci95 is None:
@@ -174,7 +166,7 @@ def write_row_verdict(row: ComparisonRow) -> str:
     return f"{claim} ({ends}; 95 %, {row.ci_covers}): {row.judgement}"
 
 
-def write_comparison_verdict(rows: Sequence[ComparisonRow], mean: float | None) -> str:
+def write_comparison_verdict(rows: Sequence[schema.ComparisonRow], mean: float | None) -> str:
     """One sentence that can be quoted: the row, or of several how many were judged how."""
     judged, published = [row for row in rows if not is_published(row)], [row for row in rows if is_published(row)]
     sentences = []

@@ -9,18 +9,8 @@ from pydantic import ValidationError
 from command import ROOT
 from made_feeding import A100, HERE, make_feeding, make_point
 from trainstone.machine.health import Noise
+from trainstone.results import checks, schema
 from trainstone.results import feeding as loading
-from trainstone.results import schema
-from trainstone.results.checks import (
-    CODES,
-    check_feeding,
-    check_limits,
-    check_machine,
-    check_throughput,
-    finding,
-    is_data_bound,
-    tell_feeding,
-)
 from trainstone.results.feeding import Feeding
 from trainstone.results.ratio import judge_exchange, tell_exchange
 from trainstone.results.summary import describe_preflight, find_limit, summarise_steps
@@ -51,17 +41,17 @@ def make_throughput(**changes: object) -> schema.Throughput:
 )
 def test_doubts_about_the_number(changes: dict, outliers: int, codes: list[str]):
     steps = STEPS.model_copy(update={"num_outliers": outliers, "outlier_kind": "periodic"})
-    found = check_throughput(make_throughput(**changes), steps)
+    found = checks.check_throughput(make_throughput(**changes), steps)
     assert [one.code for one in found] == codes
     assert not outliers or "9 of 100 steady steps are outliers (periodic)" in found[0].message
 
 
 def test_limits_and_machine():
-    assert check_limits(schema.Utilisation(mfu=0.4), 0.01, None) == []
-    found = check_limits(schema.Utilisation(mfu=1.2), 0.3, "thermal")
+    assert checks.check_limits(schema.Utilisation(mfu=0.4), 0.01, None) == []
+    found = checks.check_limits(schema.Utilisation(mfu=1.2), 0.3, "thermal")
     assert [one.code for one in found] == ["data-bound", "throttled", "peak-exceeded"]
-    assert check_machine(QUIET, FEW_FAULTS, keep_memory=True, threads=2, cores=2) == []
-    found = check_machine(BUSY, MANY_FAULTS, keep_memory=True, threads=8, cores=2)
+    assert checks.check_machine(QUIET, FEW_FAULTS, keep_memory=True, threads=2, cores=2) == []
+    found = checks.check_machine(BUSY, MANY_FAULTS, keep_memory=True, threads=8, cores=2)
     assert [one.code for one in found] == ["noisy-machine", "threads-exceed-cores", "page-faults"]
 
 
@@ -69,10 +59,10 @@ def test_every_code_used_in_the_source_is_known():
     texts = [path.read_text() for path in (ROOT / "src").rglob("*.py") if path.name != "checks.py"]
     own = (ROOT / "src/trainstone/results/checks.py").read_text()
     given = {code for text in [*texts, own] for code in re.findall(r'finding\(\s*"([a-z-]+)"', text)}
-    assert given <= set(CODES)
-    assert [code for code in CODES if code not in given and not any(f'"{code}"' in text for text in texts)] == []
-    assert finding("few-steps", "x").hint == CODES["few-steps"].hint
-    assert finding("few-steps", "x", hint="y").hint == "y"
+    assert given <= set(checks.CODES)
+    assert [code for code in checks.CODES if code not in given and not any(f'"{code}"' in text for text in texts)] == []
+    assert checks.finding("few-steps", "x").hint == checks.CODES["few-steps"].hint
+    assert checks.finding("few-steps", "x", hint="y").hint == "y"
 
 
 def make_loader(**changes: object) -> schema.Loader:
@@ -82,7 +72,7 @@ def make_loader(**changes: object) -> schema.Loader:
 
 @pytest.mark.parametrize(("share", "data_share", "bound"), [(0.91, 0.09, False), (0.91, 0.11, True), (0.89, 0.0, True)])
 def test_waiting_or_losing_more_than_a_tenth_is_data_bound(share: float, data_share: float, bound: bool):
-    assert is_data_bound(share, data_share) is bound
+    assert checks.is_data_bound(share, data_share) is bound
 
 
 @pytest.mark.parametrize(
@@ -97,9 +87,9 @@ def test_waiting_or_losing_more_than_a_tenth_is_data_bound(share: float, data_sh
     ],
 )
 def test_the_sentence_says_by_how_much(changes: dict, data_share: float, words: list[str]):
-    told = tell_feeding(make_loader(**changes), data_share)
+    told = checks.tell_feeding(make_loader(**changes), data_share)
     assert all(word in told for word in words), told
-    assert tell_feeding(make_loader(share_of_synthetic=None), data_share) == ""
+    assert checks.tell_feeding(make_loader(share_of_synthetic=None), data_share) == ""
 
 
 @pytest.mark.parametrize(
@@ -112,11 +102,11 @@ def test_the_sentence_says_by_how_much(changes: dict, data_share: float, words: 
 )
 def test_findings_name_what_is_scarce_and_what_was_left_out(stages: dict, data_share: float, hint: str):
     loader = make_loader(data_bound=True, skipped=7, skipped_pictures=3, stage_seconds_per_image=stages)
-    bound, skipped = check_feeding(loader, data_share)
+    bound, skipped = checks.check_feeding(loader, data_share)
     assert (bound.code, skipped.code) == ("data-bound", "pictures-skipped")
     assert hint in bound.hint
     assert "3 damaged pictures left out, 7 times in all" in skipped.message
-    assert check_feeding(make_loader(), 0.0) == []
+    assert checks.check_feeding(make_loader(), 0.0) == []
 
 
 SIZES = schema.Communication(gradient_bytes=102_000_000, bucket_bytes=25 * 2**20)

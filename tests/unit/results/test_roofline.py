@@ -8,15 +8,7 @@ import pytest
 
 from hostile import EVIL
 from made_profile import make_timeline
-from trainstone.results.breakdown import (
-    PARTS,
-    average_parts,
-    format_calls,
-    mean_step,
-    name_plainly,
-    shorten,
-    tell_overhead,
-)
+from trainstone.results import breakdown
 from trainstone.results.profiled import Overhead, RooflineChart
 from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
 from trainstone.results.timeline import OperatorCalls
@@ -141,7 +133,7 @@ def test_without_work_time_or_peak_there_is_no_roofline(op: WorkedOp, timed: lis
 )
 def test_names_are_translated(name: str, traced: str, plain: str):
     assert name_in_trace(name) == traced
-    assert name_plainly(traced) == plain
+    assert breakdown.name_plainly(traced) == plain
 
 
 def tell(*made: tuple[str, float, float, str]) -> list[str]:
@@ -190,17 +182,17 @@ def test_shapes_at_their_own_roofs_make_an_operator_at_its_roof():
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_parts_add_up_to_the_mean_step(kind: str):
     timeline = make_timeline(kind)
-    parts = average_parts(timeline)
-    assert sum(part.seconds for part in parts) == pytest.approx(mean_step(timeline))
+    parts = breakdown.average_parts(timeline)
+    assert sum(part.seconds for part in parts) == pytest.approx(breakdown.mean_step(timeline))
     assert sum(part.share for part in parts) == pytest.approx(1)
     skipped = {"communication", "synchronising", "launching"} if kind == "cpu" else set()
-    assert [part.name for part in parts] == [name for name in PARTS if name not in skipped]
+    assert [part.name for part in parts] == [name for name in breakdown.PARTS if name not in skipped]
 
 
 def test_without_steps_there_is_nothing():
     timeline = make_timeline(steps=[])
-    assert mean_step(timeline) == 0
-    assert average_parts(timeline) == []
+    assert breakdown.mean_step(timeline) == 0
+    assert breakdown.average_parts(timeline) == []
 
 
 @pytest.mark.parametrize(
@@ -213,21 +205,24 @@ def test_without_steps_there_is_nothing():
 )
 def test_the_cost_of_profiling_is_told_with_its_noise(share: float, message: str):
     seconds = {"plain_step_seconds": 0.244, "profiled_step_seconds": 0.252}
-    assert tell_overhead(Overhead(**seconds, plain_steps=20, profiled_steps=5, share=share, noise=0.012)) == message
+    assert (
+        breakdown.tell_overhead(Overhead(**seconds, plain_steps=20, profiled_steps=5, share=share, noise=0.012))
+        == message
+    )
 
 
 def test_calls_are_told_a_step():
-    assert format_calls(265, 5) == "53"
-    assert format_calls(10, 4) == "2.5"
-    assert format_calls(12_345_678, 10) == "1,234,568"
-    assert format_calls(3, 0) == "3"
+    assert breakdown.format_calls(265, 5) == "53"
+    assert breakdown.format_calls(10, 4) == "2.5"
+    assert breakdown.format_calls(12_345_678, 10) == "1,234,568"
+    assert breakdown.format_calls(3, 0) == "3"
 
 
 @pytest.mark.parametrize("most", [12, 13, 36])
 def test_long_names_lose_their_middle(most: int):
     name = "void cutlass::Kernel2<" + "x" * 2000 + ">(Params)"
-    short = shorten(name, most)
+    short = breakdown.shorten(name, most)
     assert len(short) == most
     assert short.startswith("void ")
     assert short.endswith("rams)")
-    assert shorten("short", most) == "short"
+    assert breakdown.shorten("short", most) == "short"
