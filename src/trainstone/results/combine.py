@@ -76,27 +76,25 @@ def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str,
     """Return the keys of the combined result; `children` are those begun, by seed. Its status is not among them."""
     assert result.repeated is not None
     over = [child.result for child in children if child.is_over]
-    runs = [describe_run(child) for child in children]
+    runs = []
+    for folder, child in children:
+        quality, reached = child.quality, child.quality is not None and child.status == "target_reached"
+        run = TrainedRun(
+            seed=child.config["seed"],
+            run=folder,
+            status=child.status,
+            value=quality.value if quality and quality.history else None,
+            epochs=quality.epochs if quality else None,
+            seconds_to_target=quality.seconds_to_target if quality and reached else None,
+            reached=reached,
+            starts=child.process.starts,
+        )
+        runs.append(run)
     repeated = score_runs(result.repeated.model_copy(update={"runs": runs}))
     quality = combine_quality(repeated, over, result.process.starts)
     title = (over[0].verdict or over[0].recipe.name).partition(":")[0] if over else result.recipe.name
     told = {"repeated": repeated, "quality": quality, "devices": over[0].devices if over else []}
     return combine_runs(over) | told | {"verdict": verdicts.write_repeated_verdict(repeated, quality, title)}
-
-
-def describe_run(child: BegunRun) -> TrainedRun:
-    result, quality = child.result, child.result.quality
-    reached = quality is not None and result.status == "target_reached"
-    return TrainedRun(
-        seed=result.config["seed"],
-        run=child.folder,
-        status=result.status,
-        value=quality.value if quality and quality.history else None,
-        epochs=quality.epochs if quality else None,
-        seconds_to_target=quality.seconds_to_target if quality and reached else None,
-        reached=reached,
-        starts=result.process.starts,
-    )
 
 
 def score_runs(repeated: Repeated) -> Repeated:

@@ -86,7 +86,12 @@ def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> t
     pairs, unpaired = pair_groups(groups, group_runs(b), force=force) if b else ([], [])
     left_out += unpaired
     labels = zip(name_rows(pairs), pairs, strict=True)
-    rows = judge_rows([compare_pair(label, *pair, force=force) for label, pair in labels])
+    rows = [compare_pair(label, *pair, force=force) for label, pair in labels]
+    for place, p_holm in enumerate(ratio.correct_holm([row.p_value for row in rows])):
+        row = rows[place]
+        assert row.noise_floor is not None  # compare_pair sets it
+        judgement = ratio.judge(row.ratio, row.ci95, p_holm, row.noise_floor)
+        rows[place] = row.model_copy(update={"p_holm": p_holm, "judgement": judgement})
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
     words = [word for word in to if anchors.is_anchor(word)]
     rows += compare_published(list(groups.values()), words, left_out) if words else []
@@ -149,15 +154,6 @@ def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRo
         judgement="not judged",
         differences=[str(difference) for difference in differences],
     )
-
-
-def judge_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    judged = []
-    for row, p_holm in zip(rows, ratio.correct_holm([row.p_value for row in rows]), strict=True):
-        assert row.noise_floor is not None  # compare_pair sets it
-        judgement = ratio.judge(row.ratio, row.ci95, p_holm, row.noise_floor)
-        judged.append(row.model_copy(update={"p_holm": p_holm, "judgement": judgement}))
-    return judged
 
 
 def compare_published(groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]) -> list[ComparisonRow]:
