@@ -76,13 +76,8 @@ def test_unlike_runs_are_refused_with_every_difference(tmp_path):
 def write_grid(folder, name, rates, **features):
     """Three precisions, three runs each."""
     for precision, rate in zip(("fp32", "bf16", "fp16"), rates, strict=True):
-        write_runs(
-            folder,
-            f"{name}-{precision}",
-            [rate, rate * 1.002, rate * 0.998],
-            settings=(f"train.precision={precision}",),
-            **features,
-        )
+        three, settings = [rate, rate * 1.002, rate * 0.998], (f"train.precision={precision}",)
+        write_runs(folder, f"{name}-{precision}", three, settings=settings, **features)
     return [str(folder)]
 
 
@@ -90,11 +85,9 @@ def test_many_rows_are_corrected_and_summed_up(tmp_path):
     a = write_grid(tmp_path / "a", "a", [110.0, 200.0, 190.0])
     b = write_grid(tmp_path / "b", "b", [100.0, 200.1, 200.0])
     got = compare(a, b)
-    assert sorted(row.label for row in got.rows) == [
-        f"resnet50 v2 · {precision} · batch 8" for precision in ("bf16", "fp16", "fp32")
-    ]
-    by_label = {row.label.split(" · ")[1]: row.judgement for row in got.rows}
-    assert by_label == {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
+    judged = {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
+    expected = {f"resnet50 v2 · {precision} · batch 8": judgement for precision, judgement in judged.items()}
+    assert {row.label: row.judgement for row in got.rows} == expected
     assert all(row.p_holm >= row.p_value for row in got.rows)
     assert got.geometric_mean == pytest.approx((1.1 * 200 / 200.1 * 0.95) ** (1 / 3), rel=1e-3)
     assert got.verdict == "3 rows: 1 faster, 1 slower, 1 no difference shown; geometric mean 1.015"
@@ -263,13 +256,11 @@ def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     comparison, lost = module.compare([a, f"{a}/a-both0"], [b])
     assert len(comparison.rows) == 1
-    assert lost == [
-        f"{a}/a-broken: no throughput, its status is failed",
-        "resnet50 v2 · fp16 · batch 8: only in B, 1 run",
-    ]
+    broken = "broken: no throughput, its status is failed"
+    assert lost == [f"{a}/a-{broken}", "resnet50 v2 · fp16 · batch 8: only in B, 1 run"]
     assert [told for told in comparison.left_out if told not in lost] == [
         f"{a}/a-both0: given twice, counted once",
-        f"{b}/b-broken: no throughput, its status is failed",
+        f"{b}/b-{broken}",
         "resnet50 v2 · bf16 · batch 8: only in A, 1 run",
     ]
 
@@ -432,14 +423,8 @@ def test_machines_may_differ_and_it_is_listed():
     a = make_result("a", settings=("engine.threads=2",))
     b = make_result("b", host="there", device="Zen", settings=("engine.threads=8",), grade="C", status="interrupted")
     assert unlike(a, b) == []
-    assert set(alike(a, b)) == {
-        "host: here | there",
-        "device: Intel Xeon | Zen",
-        "engine.threads: 2 | 8",
-        "cpu.model: Intel Xeon | Zen",
-        "noise grade: B | C",
-        "status: ok | interrupted",
-    }
+    named = {"host: here | there", "device: Intel Xeon | Zen", "engine.threads: 2 | 8", "cpu.model: Intel Xeon | Zen"}
+    assert set(alike(a, b)) == named | {"noise grade: B | C", "status: ok | interrupted"}
 
 
 def drifting(name: str, **changes):

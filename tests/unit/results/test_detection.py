@@ -11,29 +11,28 @@ from made_boxes import ask_pycocotools, draw_boxes
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
 from trainstone.results import detection
+from trainstone.results.detection import Found, Truth, list_tables, score_boxes
 from trainstone.results.quality import QualityTable
 
 BOTH = sorted(detection.EVALUATORS)
 
 
-def truth_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0, crowd: bool = False) -> detection.Truth:
+def truth_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0, crowd: bool = False) -> Truth:
     edges = np.array(boxes, float).reshape(-1, 4)
     area = (edges[:, 2:] - edges[:, :2]).prod(axis=1)
     same = np.ones(len(edges), np.int64)
-    return detection.Truth(picture * same, label * same, edges, area, same * crowd > 0)
+    return Truth(picture * same, label * same, edges, area, same * crowd > 0)
 
 
-def found_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0) -> detection.Found:
+def found_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0) -> Found:
     """Boxes of left, top, right, bottom, score."""
     rows = np.array(boxes, float).reshape(-1, 5)
     same = np.ones(len(rows), np.int64)
-    return detection.Found(picture * same, label * same, rows[:, :4], rows[:, 4])
+    return Found(picture * same, label * same, rows[:, :4], rows[:, 4])
 
 
-def join(*truths: detection.Truth) -> detection.Truth:
-    return detection.Truth(
-        *(np.concatenate([getattr(one, name) for one in truths]) for name in detection.Truth.__dataclass_fields__)
-    )
+def join(*truths: Truth) -> Truth:
+    return Truth(*(np.concatenate([getattr(one, name) for one in truths]) for name in Truth.__dataclass_fields__))
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
@@ -46,7 +45,7 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
     # Equal scores of different pictures are settled by the pictures' order, in COCO that of their ids.
     picture = {number: place for place, number in enumerate(sorted(image.id for image in instances.images))}
     boxes = np.array([item.bbox for item in instances.annotations])
-    truth = detection.Truth(
+    truth = Truth(
         np.array([picture[item.image_id] for item in instances.annotations]),
         np.array([numbers[item.category_id] - 1 for item in instances.annotations]),
         np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
@@ -54,13 +53,13 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
         np.array([item.crowd for item in instances.annotations]),
     )
     boxes = np.array([item["bbox"] for item in results])
-    found = detection.Found(
+    found = Found(
         np.array([picture[item["image_id"]] for item in results]),
         np.array([numbers[item["category_id"]] - 1 for item in results]),
         np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:])),
         np.array([item["score"] for item in results]),
     )
-    scores = detection.score_boxes(truth, found, pictures=np.arange(100), num_classes=80, evaluator=evaluator)
+    scores = score_boxes(truth, found, pictures=np.arange(100), num_classes=80, evaluator=evaluator)
     assert list(scores.metrics) == list(detection.METRICS)
     assert list(scores.metrics.values()) == pytest.approx(expected, abs=1e-6)
     assert scores.evaluator.startswith(evaluator)
@@ -75,7 +74,7 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
     # Few pictures and classes: far more than 100 found boxes in one of them, and equal scores beyond the hundredth.
     truth, found = draw_boxes(random, **sizes, true=40, found=600)
     theirs = ask_pycocotools(truth, found, **sizes, added_pixels=added_pixels)
-    scores = detection.score_boxes(
+    scores = score_boxes(
         truth, found, pictures=np.arange(sizes["num_pictures"]), num_classes=sizes["num_classes"],
         inclusive_edges=added_pixels == 1, evaluator=evaluator,
     )  # fmt: skip
@@ -95,12 +94,10 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
 @pytest.mark.parametrize("evaluator", BOTH)
 def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.CaptureFixture[str]):
     truth = truth_of((0, 0, 50, 50))
-    nothing = detection.score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
+    nothing = score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
     assert nothing.metrics == {name: 0.0 for name in detection.METRICS if name[-5:] not in ("small", "large")}
     assert nothing.sizes == {"small": 0, "medium": 1, "large": 0}
-    right = detection.score_boxes(
-        truth, found_of((0, 0, 50, 50, 0.9)), pictures=np.arange(2), num_classes=3, evaluator=evaluator
-    )
+    right = score_boxes(truth, found_of((0, 0, 50, 50, 0.9)), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
     assert list(right.metrics.values()) == pytest.approx([1.0] * 8)
     assert set(right.metrics) == set(nothing.metrics)
     assert right.curves["map"] == pytest.approx(np.ones(101))
@@ -112,7 +109,7 @@ def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.Captur
 def test_pictures_are_judged_by_the_numbers_they_have(evaluator: str):
     truth = join(truth_of((0, 0, 50, 50), picture=0), truth_of((0, 0, 50, 50), picture=4951))
     found = found_of((0, 0, 50, 50, 0.9), picture=4951)
-    scores = detection.score_boxes(truth, found, pictures=np.array([4951, 17, 0]), num_classes=1, evaluator=evaluator)
+    scores = score_boxes(truth, found, pictures=np.array([4951, 17, 0]), num_classes=1, evaluator=evaluator)
     assert scores.metrics["recall_100"] == pytest.approx(0.5)
     assert (scores.num_pictures, scores.num_true, scores.num_found) == (3, 2, 1)
 
@@ -120,28 +117,28 @@ def test_pictures_are_judged_by_the_numbers_they_have(evaluator: str):
 def test_without_a_box_to_find_there_is_one_clear_error():
     for truth in (truth_of(), truth_of((0, 0, 50, 50), crowd=True)):
         with pytest.raises(DataError, match="no box to find in 7 validation pictures") as caught:
-            detection.score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), pictures=np.arange(7), num_classes=2)
+            score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), pictures=np.arange(7), num_classes=2)
         assert "trainstone data info" in (caught.value.hint or "")
 
 
 def test_boxes_that_are_no_numbers_are_left_out():
     found = found_of((0, 0, 50, 50, 0.4), (0, np.nan, 50, 50, 0.9), (0, 0, np.inf, 50, 0.9), (0, 0, 50, 50, np.nan))
-    found = detection.Found(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
-    scores = detection.score_boxes(truth_of((0, 0, 50, 50)), found, pictures=np.arange(1), num_classes=1)
+    found = Found(found.picture, found.label, found.edges.astype(np.float32), found.score.astype(np.float32))
+    scores = score_boxes(truth_of((0, 0, 50, 50)), found, pictures=np.arange(1), num_classes=1)
     assert (scores.metrics["map"], scores.num_found) == (pytest.approx(1.0), 1)
 
 
 def test_the_next_library_counts_where_the_first_is_missing(monkeypatch: pytest.MonkeyPatch):
     truth, found = draw_boxes(np.random.default_rng(9), num_pictures=5, num_classes=3, true=20, found=100)
-    first = detection.score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+    first = score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
     assert first.evaluator.startswith("hotcoco")
     monkeypatch.setitem(sys.modules, "hotcoco", None)
-    second = detection.score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+    second = score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
     assert second.evaluator.startswith("faster-coco-eval")
     assert second.metrics == pytest.approx(first.metrics, abs=1e-12)
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(MachineError, match="hotcoco and faster-coco-eval cannot be imported") as caught:
-        detection.score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
+        score_boxes(truth, found, pictures=np.arange(5), num_classes=3)
     assert caught.value.hint == "pip install hotcoco"
 
 
@@ -151,9 +148,7 @@ def test_matches_are_those_pycocotools_makes(seed: int):
     truth, found = draw_boxes(np.random.default_rng(seed), **sizes, true=30, found=90)
     # Equal scores and overlaps are settled by the order, which is not said: here there are none.
     random = np.random.default_rng(100 + seed)
-    found = detection.Found(
-        found.picture, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90
-    )
+    found = Found(found.picture, found.label, found.edges + random.random((90, 4)), random.permutation(90) / 90)
     evaluation = ask_pycocotools(truth, found, **sizes)
     theirs = np.zeros(90, bool)
     for told in evaluation.evalImgs:
@@ -164,7 +159,7 @@ def test_matches_are_those_pycocotools_makes(seed: int):
 
 def some_scores() -> detection.BoxScores:
     truth, found = draw_boxes(np.random.default_rng(1), num_pictures=9, num_classes=4, true=120, found=400)
-    return detection.score_boxes(truth, found, pictures=np.arange(9), num_classes=4)
+    return score_boxes(truth, found, pictures=np.arange(9), num_classes=4)
 
 
 def find(tables: list[QualityTable], name: str) -> QualityTable:
@@ -173,7 +168,7 @@ def find(tables: list[QualityTable], name: str) -> QualityTable:
 
 def test_the_twelve_have_cocos_names_and_order():
     scores = some_scores()
-    table = find(detection.list_tables(scores, []), "coco")
+    table = find(list_tables(scores, []), "coco")
     precision = [f"AP @[ IoU={overlap} | area=all | maxDets=100 ]" for overlap in ("0.50:0.95", "0.50", "0.75")]
     recall = [f"AR @[ IoU=0.50:0.95 | area=all | maxDets={most} ]" for most in (1, 10, 100)]
     sized = [f"@[ IoU=0.50:0.95 | area={size} | maxDets=100 ]" for size in ("small", "medium", "large")]
@@ -185,9 +180,7 @@ def test_the_twelve_have_cocos_names_and_order():
 
 def test_numbers_that_are_not_defined_are_left_empty():
     truth, found = truth_of((0, 0, 9, 9)), found_of((0, 0, 9, 9, 0.5))
-    tables = detection.list_tables(
-        detection.score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"]
-    )
+    tables = list_tables(score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"])
     assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]
     assert "no true box of that size" in find(tables, "coco").note
     assert [row[1:] for row in find(tables, "ap-by-size").rows] == [[1, 1, 1], [None, None, 0], [None, None, 0]]
@@ -196,7 +189,7 @@ def test_numbers_that_are_not_defined_are_left_empty():
 
 def test_lines_go_from_no_recall_to_all_of_it():
     scores = some_scores()
-    table = find(detection.list_tables(scores, []), "precision-recall")
+    table = find(list_tables(scores, []), "precision-recall")
     assert (table.drawn, table.columns) == ("lines", ["recall", "precision", "line"])
     lines = {row[2] for row in table.rows}
     assert lines == {"overlap 0.50", "overlap 0.75", "mean of 0.50 to 0.95"}
@@ -210,7 +203,7 @@ def test_lines_go_from_no_recall_to_all_of_it():
 
 def test_classes_are_sorted_and_named():
     scores = some_scores()
-    table = find(detection.list_tables(scores, ["cat", "dog"]), "ap-by-class")
+    table = find(list_tables(scores, ["cat", "dog"]), "ap-by-class")
     assert (table.drawn, table.columns) == ("bars", ["class", "AP", "AP50", "true boxes"])
     assert [row[1] for row in table.rows] == sorted((row[1] for row in table.rows), reverse=True)
     assert {row[0] for row in table.rows} == {"cat", "dog", "class 2"}  # the fourth has no true box
@@ -222,6 +215,6 @@ def test_classes_are_sorted_and_named():
         detection.ClassScore(label, label / 1000, 0.5, 1000 - label) for label in range(detection.MOST_CLASSES + 20)
     ]
     many = detection.BoxScores(**{**vars(scores), "classes": classes})
-    table = find(detection.list_tables(many, [str(number) for number in range(500)]), "ap-by-class")
+    table = find(list_tables(many, [str(number) for number in range(500)]), "ap-by-class")
     assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(detection.MOST_CLASSES))]
     assert "the 100 of 120 classes with the most true boxes" in table.note

@@ -205,11 +205,8 @@ def test_without_a_target_quality_is_told():
     result = make_repeated(children)
     assert result.verdict == "ResNet-18: trained 4 epochs in 5 runs, best 90.9 % top-1 (90.7 % to 91.1 %)"
     assert (result.status, result.repeated.score_seconds) == ("ok", None)
-    assert dict(list_repeated_facts(result.repeated, result.quality)) == {
-        "runs": "5",
-        "best top-1, median": "90.9 %",
-        "epochs, median": "4",
-    }
+    facts = [("runs", "5"), ("best top-1, median", "90.9 %"), ("epochs, median", "4")]
+    assert list_repeated_facts(result.repeated, result.quality) == facts
 
 
 def test_a_run_that_is_not_over_has_a_row_and_counts_for_nothing():
@@ -222,10 +219,9 @@ def test_a_run_that_is_not_over_has_a_row_and_counts_for_nothing():
 
 def test_runs_that_are_never_evaluated_tell_their_epochs():
     unjudged = {"history": [], "value": None, "target": None, "seconds_to_target": None, "epochs": 12.5, "steps": 500}
-    children = [
-        child._replace(result=child.result.model_copy(update={"quality": make_quality(**unjudged), "status": "ok"}))
-        for child in make_children((None, None, None))
-    ]
+    changes = {"quality": make_quality(**unjudged), "status": "ok"}
+    children = make_children((None, None, None))
+    children = [child._replace(result=child.result.model_copy(update=changes)) for child in children]
     result = make_repeated(children)
     assert (result.status, result.quality.value) == ("ok", None)
     assert result.verdict == "ResNet-18: trained 12.5 epochs in 3 runs"

@@ -66,11 +66,8 @@ def test_overloads_and_strides_of_a_name_come_together():
         *(add, replace(add, count=1, bytes_moved=1e8), WorkedOp("aten.add_.Scalar", (IMAGE,), 1, 0, 1e8)),
         WorkedOp("aten.add_.Tensor", ((),), 5, 0, 80),
     ]
-    timed = [
-        calls("add_", (IMAGE, IMAGE, ()), 8, 0.02),
-        calls("add_", (IMAGE, (), ()), 2, 0.004),
-        calls("add_", ((), (), ()), 10, 0.002),
-    ]
+    timed = [calls("add_", (IMAGE, IMAGE, ()), 8, 0.02), calls("add_", (IMAGE, (), ()), 2, 0.004)]
+    timed += [calls("add_", ((), (), ()), 10, 0.002)]
     chart = judged(ops, timed)
     assert [(found.operator, found.calls) for found in chart.operators] == [("aten::add_", 10)]
     assert chart.operators[0].bytes_moved == 5e8 + 80
@@ -155,9 +152,8 @@ def test_sentences_tell_the_longest_operators_and_the_ideal():
         ("x.y.default", 0.0052, 0.0421, "compute"),
         ("aten.add.Tensor", 0.0049, 0.5, "compute"),
     )
-    for sentence, values in zip(
-        told, ("48 61", "20 88", "10 1.4 times", "6.0 1.1 times", "5.2 only 4.2", "94 70"), strict=True
-    ):
+    expected = ("48 61", "20 88", "10 1.4 times", "6.0 1.1 times", "5.2 only 4.2", "94 70")
+    for sentence, values in zip(told, expected, strict=True):
         assert all(value in sentence for value in values.split()), sentence
     assert "3.5 %" in tell(("aten.native_batch_norm.default", 0.05, 0.035, "memory"))[0]
     assert len(tell(*((f"x.{number}.y", 0.01, 0.5, "compute") for number in range(9)))) == 6
@@ -167,10 +163,8 @@ def test_shapes_at_their_own_roofs_make_an_operator_at_its_roof():
     """One choice of shapes is bound by arithmetic, the other by memory, and both reach it."""
     computes = WorkedOp("aten.convolution.default", ((8, 3), *[(1,)] * 3), 1, 20e9, 1e8)  # 20 ms of arithmetic
     moves = WorkedOp("aten.convolution.default", ((8, 4),), 1, 1e9, 1e9)  # 10 ms of traffic
-    timed = [
-        TIMED._replace(dims=op.shapes, calls=2, host_seconds=seconds)
-        for op, seconds in ((computes, 0.04), (moves, 0.02))
-    ]
+    pairs = ((computes, 0.04), (moves, 0.02))
+    timed = [TIMED._replace(dims=op.shapes, calls=2, host_seconds=seconds) for op, seconds in pairs]
     chart = judged([computes, moves], timed)
     (whole,) = chart.operators
     assert whole.share_of_bound == pytest.approx(1.0)

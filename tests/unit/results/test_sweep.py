@@ -148,10 +148,8 @@ def test_row_takes_what_its_run_measured():
 
 
 def test_findings_of_points_are_listed_once_and_counted():
-    children = [
-        make_result(name, findings=[finding("few-steps", "x"), finding("run-failed", "x")], verdict="ResNet-50: x")
-        for name in "ab"
-    ]
+    findings = [finding("few-steps", "x"), finding("run-failed", "x")]
+    children = [make_result(name, findings=findings, verdict="ResNet-50: x") for name in "ab"]
     lacking = finding("not-measured", "core utilisation: x", severity="warning")
     profiles = [make_result("p", findings=[lacking, finding("not-measured", "x"), finding("not-steady", "x")])]
     concluded = conclude_sweep(make_sweep(make_row(1, 1.0), make_row(2, 2.0)), children, profiles)
