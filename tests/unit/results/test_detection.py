@@ -166,9 +166,10 @@ def find(tables: list[QualityTable], name: str) -> QualityTable:
     return next(table for table in tables if table.name == name)
 
 
-def test_the_twelve_have_cocos_names_and_order():
+def test_tables_have_cocos_names_whole_lines_and_sorted_classes():
     scores = some_scores()
-    table = find(list_tables(scores, []), "coco")
+    tables = list_tables(scores, ["cat", "dog"])
+    table = find(tables, "coco")
     precision = [f"AP @[ IoU={overlap} | area=all | maxDets=100 ]" for overlap in ("0.50:0.95", "0.50", "0.75")]
     recall = [f"AR @[ IoU=0.50:0.95 | area=all | maxDets={most} ]" for most in (1, 10, 100)]
     sized = [f"@[ IoU=0.50:0.95 | area={size} | maxDets=100 ]" for size in ("small", "medium", "large")]
@@ -176,20 +177,7 @@ def test_the_twelve_have_cocos_names_and_order():
     assert [row[0] for row in table.rows] == expected
     assert [row[1] for row in table.rows] == [round(value, 4) for value in scores.metrics.values()]
     assert f"{scores.num_true} true and 400 found boxes" in table.note
-
-
-def test_numbers_that_are_not_defined_are_left_empty():
-    truth, found = truth_of((0, 0, 9, 9)), found_of((0, 0, 9, 9, 0.5))
-    tables = list_tables(score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"])
-    assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]
-    assert "no true box of that size" in find(tables, "coco").note
-    assert [row[1:] for row in find(tables, "ap-by-size").rows] == [[1, 1, 1], [None, None, 0], [None, None, 0]]
-    assert find(tables, "ap-by-class").rows == [["a", 1.0, 1.0, 1]]
-
-
-def test_lines_go_from_no_recall_to_all_of_it():
-    scores = some_scores()
-    table = find(list_tables(scores, []), "precision-recall")
+    table = find(tables, "precision-recall")
     assert (table.drawn, table.columns) == ("lines", ["recall", "precision", "line"])
     lines = {row[2] for row in table.rows}
     assert lines == {"overlap 0.50", "overlap 0.75", "mean of 0.50 to 0.95"}
@@ -199,11 +187,7 @@ def test_lines_go_from_no_recall_to_all_of_it():
         assert [row[1] for row in points] == sorted((row[1] for row in points), reverse=True)
     half = [row[1] for row in table.rows if row[2] == "overlap 0.50"]
     assert abs(np.mean(half) - scores.metrics["map50"]) < 1e-4
-
-
-def test_classes_are_sorted_and_named():
-    scores = some_scores()
-    table = find(list_tables(scores, ["cat", "dog"]), "ap-by-class")
+    table = find(tables, "ap-by-class")
     assert (table.drawn, table.columns) == ("bars", ["class", "AP", "AP50", "true boxes"])
     assert [row[1] for row in table.rows] == sorted((row[1] for row in table.rows), reverse=True)
     assert {row[0] for row in table.rows} == {"cat", "dog", "class 2"}  # the fourth has no true box
@@ -218,3 +202,12 @@ def test_classes_are_sorted_and_named():
     table = find(list_tables(many, [str(number) for number in range(500)]), "ap-by-class")
     assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(detection.MOST_CLASSES))]
     assert "the 100 of 120 classes with the most true boxes" in table.note
+
+
+def test_numbers_that_are_not_defined_are_left_empty():
+    truth, found = truth_of((0, 0, 9, 9)), found_of((0, 0, 9, 9, 0.5))
+    tables = list_tables(score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"])
+    assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]
+    assert "no true box of that size" in find(tables, "coco").note
+    assert [row[1:] for row in find(tables, "ap-by-size").rows] == [[1, 1, 1], [None, None, 0], [None, None, 0]]
+    assert find(tables, "ap-by-class").rows == [["a", 1.0, 1.0, 1]]

@@ -50,9 +50,7 @@ def test_a_run_whose_process_is_gone_reads_as_killed(run):
     for changes in ({"pid": gone.pid}, {"started_utc": "2020-01-01T00:00:00+00:00"}):
         change_result(run.path, process={**run.result.process.model_dump(), **changes})
         assert read_result(run.path).status == "killed"
-
-
-def test_on_another_host_still_files_mean_dead(run):
+    # On another host files that stand still mean that it is dead.
     change_result(run.path, process={**run.result.process.model_dump(), "host": "elsewhere"})
     assert read_result(run.path).status == "running"
     for path in run.path.iterdir():
