@@ -145,9 +145,8 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     over = [run for run in repeated.runs if run.status in FINISHED]
     facts = [("runs", f"{len(over)} of {repeated.num_runs}" if len(over) < repeated.num_runs else str(len(over)))]
     if quality.target is not None:
-        facts.append(
-            (f"reached {verdicts.describe_goal(quality)}", f"{sum(run.reached for run in over)} of {len(over)}")
-        )
+        reached = f"{sum(run.reached for run in over)} of {len(over)}"
+        facts.append((f"reached {verdicts.describe_goal(quality)}", reached))
     if quality.seconds_to_target is not None:
         facts.append(("time to target, median", format_seconds(quality.seconds_to_target)))
     if repeated.score_seconds is not None:
