@@ -15,9 +15,8 @@ from trainstone.cli import tables
 from trainstone.cli.sparkline import draw_bars, draw_sparkline
 from trainstone.errors import ResultError
 from trainstone.results import learning
-from trainstone.results.breakdown import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.combine import list_repeated_facts
-from trainstone.results.profiled import OperatorTime, Timeline
+from trainstone.results.profiled import MIN_SHARE, OperatorTime, Timeline, average_parts, shorten, tell_overhead
 from trainstone.results.quality import Quality
 from trainstone.results.ratio import tell_exchange
 from trainstone.results.schema import Finding, Result

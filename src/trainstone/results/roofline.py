@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from trainstone.results.breakdown import describe_roofline
-from trainstone.results.profiled import RooflineChart, RooflinePoint
+from trainstone.results.profiled import RooflineChart, RooflinePoint, describe_roofline
 from trainstone.results.timeline import OperatorCalls
 
 Shape = tuple[int, ...]

@@ -7,17 +7,17 @@ from trainstone.report import charts
 from trainstone.report.blocks import Block, Code, Facts, Links, Prose, Section
 from trainstone.report.charts import BLUE, CELL_LENGTH, GREY, ORANGE, PURPLE, RED, TEAL
 from trainstone.report.view import RunView
-from trainstone.results.breakdown import (
+from trainstone.results.profiled import (
     ADDED_UP,
     BESIDE,
     PARTS,
+    Timeline,
     average_parts,
     format_calls,
     mean_step,
     shorten,
     tell_overhead,
 )
-from trainstone.results.profiled import Timeline
 from trainstone.results.series import choose_evenly
 from trainstone.results.tables import Table, keyed_table
 from trainstone.units import format_count, format_percent, format_seconds

@@ -11,8 +11,7 @@ from trainstone.report.blocks import Block, Facts, Figure, Prose, Section
 from trainstone.report.charts import BLUE, GREY, INK, MUTED, NAME_LENGTH, ORANGE, PURPLE, RED, TEAL, Rows, mark, tips
 from trainstone.report.sections.profile import MOST_BARS
 from trainstone.report.view import RunView
-from trainstone.results.breakdown import mean_step, name_plainly, shorten
-from trainstone.results.profiled import RooflineChart, RooflinePoint
+from trainstone.results.profiled import RooflineChart, RooflinePoint, mean_step, name_plainly, shorten
 from trainstone.results.tables import Table, keyed_table
 from trainstone.units import format_decimal, format_percent, format_seconds
 
