@@ -12,7 +12,7 @@ from trainstone.errors import ResultError
 from trainstone.results import compare as module
 from trainstone.results.anchors import anchors_for, choose_anchors, load_anchors, matching_device
 from trainstone.results.compare import Run, check_gate, find_differences, find_runs, group_runs, tell_unsteady
-from trainstone.results.schema import Comparison, ComparisonRow, Device, Point, Result, Side, Throughput
+from trainstone.results.schema import Comparison, ComparisonRow, Device, Point, Result, Side
 
 FAST, SLOW = [110.0, 111.0, 109.0, 110.5, 109.5], [100.0, 101.0, 99.0, 100.5, 99.5]
 
@@ -284,6 +284,9 @@ def test_a_run_folder_its_file_and_a_folder_of_runs(tmp_path):
     assert [run.folder for run in find_runs([one])[0]] == [one]
     assert [run.folder for run in find_runs([two / "result.json"])[0]] == [two]
     assert [run.folder for run in find_runs([tmp_path])[0]] == [one, two]
+    whole = write_repeated(tmp_path / "repeated", "five", [100.0, 101.0, 102.0])
+    for path in (whole, whole / "result.json", tmp_path / "repeated"):  # they count one by one
+        assert [run.throughput.images_per_second for run in find_runs([path])[0]] == [100.0, 101.0, 102.0]
 
 
 @pytest.mark.parametrize(("kind", "hint"), [("sweep", "name points"), ("profile", "measure it again")])
@@ -298,12 +301,6 @@ def test_a_sweep_or_a_profile_is_refused_and_left_out_of_a_folder(tmp_path, kind
     runs, left_out = find_runs([tmp_path])
     assert [one.folder for one in runs] == [run]
     assert [left.lost for left in left_out] == [False]  # it never had a number to lose
-
-
-def test_repeated_runs_count_one_by_one(tmp_path):
-    whole = write_repeated(tmp_path, "five", [100.0, 101.0, 102.0])
-    for path in (whole, whole / "result.json", tmp_path):
-        assert [run.throughput.images_per_second for run in find_runs([path])[0]] == [100.0, 101.0, 102.0]
 
 
 def test_what_has_no_number_is_refused_or_left_out_of_a_folder(tmp_path):
@@ -427,26 +424,19 @@ def test_machines_may_differ_and_it_is_listed():
     assert set(alike(a, b)) == named | {"noise grade: B | C", "status: ok | interrupted"}
 
 
-def drifting(name: str, **changes):
-    measured = Throughput(
-        images_per_second=1.0, ci_covers="x", steady=False, steady_from_step=0, num_steps=30, trend_percent=9.0
-    )
-    return make_result(name, throughput=measured, **changes)
-
-
 def test_doubts_are_told_of_both_sides():
-    a, b = drifting("a", status="interrupted"), drifting("b", status="interrupted")
+    a, b = unsteady("a", status="interrupted"), unsteady("b", status="interrupted")
     assert alike(a, b) == ["status: interrupted on both sides", "steady: no on both sides"]
     assert alike(a, make_result("b")) == ["status: interrupted | ok", "steady: no | yes"]
     assert alike(make_result("a"), make_result("b")) == []
 
 
 def test_a_side_is_unsteady_if_half_of_its_runs_are():
-    steady, unsteady = make_result("s"), drifting("d")
+    steady, drifting = make_result("s"), unsteady("d")
     assert tell_unsteady(runs_of(steady), runs_of(steady)) is None
-    assert tell_unsteady(runs_of(unsteady), runs_of(steady)) == "1 of 1 run of A never became steady"
-    assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady)) == "1 of 2 runs of B never became steady"
-    assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady, steady)) is None
+    assert tell_unsteady(runs_of(drifting), runs_of(steady)) == "1 of 1 run of A never became steady"
+    assert tell_unsteady(runs_of(steady), runs_of(drifting, steady)) == "1 of 2 runs of B never became steady"
+    assert tell_unsteady(runs_of(steady), runs_of(drifting, steady, steady)) is None
 
 
 def test_the_noisiest_run_sets_the_floor():

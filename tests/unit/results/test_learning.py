@@ -15,8 +15,6 @@ from trainstone.results.summary import describe_repeat
 from trainstone.results.verdicts import write_learning_verdict
 
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
-
-
 BEST_MISSED = "best 61.2 % top-1 after 3 epochs"
 SPLIT = "in 2 min 27 s: training 76 %, data wait 5 %, evaluation 16 %, checkpoints 2 %"
 AIMLESS = make_quality(target=None, seconds_to_target=None)

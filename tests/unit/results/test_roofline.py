@@ -16,16 +16,12 @@ from trainstone.results.timeline import OperatorCalls
 IMAGE, WEIGHT = (8, 64, 56, 56), (64, 64, 3, 3)
 PEAK, BANDWIDTH = 1e12, 1e11
 CONVOLUTION = WorkedOp("aten.convolution.default", (IMAGE, WEIGHT), 3, 6e9, 3e8)
-
-
 OTHER_SHAPES = replace(CONVOLUTION, shapes=(IMAGE, (64, 64, 1, 1)))
+TIMED = OperatorCalls("aten::convolution", (IMAGE, WEIGHT, (), ()), 6, 0.04, None)
 
 
 def calls(name: str, dims: tuple, count: int, host: float, device: float | None = None) -> OperatorCalls:
     return OperatorCalls(f"aten::{name}", dims, count, host, device)
-
-
-TIMED = calls("convolution", (IMAGE, WEIGHT, (), ()), 6, 0.04)
 
 
 def judge(ops: list[WorkedOp], timed: list[OperatorCalls], **changes: Any) -> RooflineChart | None:

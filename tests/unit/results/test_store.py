@@ -14,7 +14,7 @@ from made_results import change_result
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results.quality import Quality
-from trainstone.results.schema import FORMAT, Finding, Phases
+from trainstone.results.schema import FORMAT, Phases
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, find_runs, read_result, recover, reopen_run
 from trainstone.results.summary import summarise_steps
@@ -192,17 +192,14 @@ def write_cut_short(folder: Path, status: str, quality: Quality | None = None, *
     return path
 
 
-def find(findings: list[Finding], code: str) -> Finding:
-    return next(found for found in findings if found.code == code)
-
-
 def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: Path):
     quality = make_quality(history=make_quality().history[:2], epochs=2.0, seconds_to_target=None)
     result = recover(write_cut_short(tmp_path, "running", quality))
     assert result.status == "killed"
     told = "best 40.5 % top-1 after 2 epochs; killed; resume it with trainstone train --resume RUN"
     assert result.verdict == f"resnet50: {told}"
-    assert find(result.findings, "killed").hint.startswith("resume it: trainstone train --resume RUN")
+    (killed,) = (found for found in result.findings if found.code == "killed")
+    assert killed.hint.startswith("resume it: trainstone train --resume RUN")
     assert result.throughput is not None
     assert result.phases.train_seconds == pytest.approx(36.0)
     assert (result.phases.eval_seconds, result.phases.checkpoint_seconds) == (6.0, 0.8)
