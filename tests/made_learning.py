@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def make_training(run_id: str = "train0", quality: Quality | None = None, **chan
 
 def write_training(folder: Path, result: Result | None = None, steps: list[StepRecord] | None = None) -> Path:
     path = write_run(folder, result or make_training())
-    with StepWriter(path / "steps-rank0000.csv", split_phases=False) as writer:
+    with closing(StepWriter(path / "steps-rank0000.csv", split_phases=False)) as writer:
         for step in make_steps() if steps is None else steps:
             writer.add(step)
     return path

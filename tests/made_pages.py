@@ -96,7 +96,7 @@ def write_data_bench(folder: Path, feeding: Feeding) -> Path:
 def write_compared(folder: Path) -> Path:
     a = write_runs(folder, "a", [100.0, 101.0, 103.0])
     b = write_runs(folder, "b", [90.0, 91.0, 93.0], host="there", grade="C")
-    found = compare([str(path) for path in a], [*map(str, b), "a10-lambda-amp"]).comparison
+    found, _ = compare([str(path) for path in a], [*map(str, b), "a10-lambda-amp"])
     return write_run(folder, make_result("compared", None, status="ok", comparison=found, verdict=found.verdict))
 
 

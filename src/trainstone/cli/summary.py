@@ -22,9 +22,9 @@ from trainstone import __version__, units
 from trainstone.errors import ResultError
 from trainstone.results import learning, tables
 from trainstone.results.anchors import is_published
-from trainstone.results.breakdown import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.combine import list_repeated_facts
 from trainstone.results.feeding import Feeding, describe_cores, describe_covers
+from trainstone.results.profiled import MIN_SHARE, average_parts, shorten, tell_overhead
 from trainstone.results.ratio import tell_exchange
 from trainstone.results.schema import Comparison, Result
 from trainstone.results.series import sample_steps

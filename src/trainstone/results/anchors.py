@@ -1,7 +1,4 @@
-"""Published training speeds (anchors.toml) to hold a run against: which there are, and which fit a result.
-
-They stand by themselves, without an interval; a comparison with one is a share, never a judgement.
-"""
+"""Published training speeds (anchors.toml) to hold a run against: which there are, and which fit a result."""
 
 import re
 import tomllib
@@ -11,15 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainstone.config.load import did_you_mean
 from trainstone.config.schema import Section
 from trainstone.errors import ResultError
 from trainstone.results.schema import ComparisonRow, Result
-from trainstone.text import printable
 from trainstone.units import count_decimals, format_percent, format_share
 
 PUBLISHED = "published"  # the word for all that fit
-LONGEST = 200
 # Words of a device's name that make it another device: a figure of a 3090 is none of a 3090 Ti.
 VARIANTS = frozenset({"ti", "super", "pcie", "nvl", "laptop", "mobile", "max", "ada"})
 
@@ -63,8 +57,12 @@ def anchors_for(result: Result) -> list[Anchor]:
     """Return the figures of the model that this result trained, or none: they are all of training."""
     if result.kind == "eval":
         return []
-    model = _name_model(result)
-    return [anchor for anchor in load_anchors() if anchor.model == model]
+    model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
+    trained = (result.config.get("workload"), model.get("name"), size, model.get("depth"))
+    name = "resnet50" if trained == ("classify", "resnet", 224, 50) else None
+    # SSD as MLPerf's; on narrower networks the figures say nothing.
+    name = "ssd300" if (*trained, model.get("width")) == ("detect", "ssd", 300, 34, 64) else name
+    return [anchor for anchor in load_anchors() if anchor.model == name]
 
 
 def matching_device(result: Result) -> list[Anchor]:
@@ -80,27 +78,19 @@ def choose_anchors(name: str, result: Result) -> list[Anchor]:
     if not known:
         model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
         told = f"{result.recipe.name} (model.depth = {model.get('depth')}, data.image_size = {size})"
-        raise ResultError(
-            f"no published figures for {told}: there are some for ResNet-50 at 224 and SSD at 300",
-            hint="measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf",
-        )
+        hint = "measure one of them: trainstone bench resnet50, trainstone bench ssd300-mlperf"
+        told = f"no published figures for {told}: there are some for ResNet-50 at 224 and SSD at 300"
+        raise ResultError(told, hint=hint)
     chosen = known if name == PUBLISHED else [anchor for anchor in known if anchor.id == name]
     if not chosen:
-        raise ResultError(
-            f"the published figure {name!r} is of another model than {result.recipe.name}",
-            hint=f"figures that fit: {', '.join(anchor.id for anchor in known)}",
-        )
+        hint = f"figures that fit: {', '.join(anchor.id for anchor in known)}"
+        told = f"the published figure {name!r} is of another model than {result.recipe.name}"
+        raise ResultError(told, hint=hint)
     return chosen
 
 
 def is_anchor(name: str) -> bool:
     return name == PUBLISHED or any(anchor.id == name for anchor in load_anchors())
-
-
-def refuse_name(name: str) -> ResultError:
-    known = [PUBLISHED, *(anchor.id for anchor in load_anchors())]
-    message = f"there is no run and no published figure {printable(name[:LONGEST])!r}{did_you_mean(name, known)}"
-    return ResultError(message, hint=f"give a run folder, or one of: {', '.join(known)}")
 
 
 def is_published(row: ComparisonRow) -> bool:
@@ -115,16 +105,6 @@ def describe_share(row: ComparisonRow) -> str:
     digits += 10**-digits > 50 * (row.ci95[1] - row.ci95[0])
     low, high = (format_percent(end, digits) for end in row.ci95)
     return f"{format_percent(row.ratio, digits)} ({low.removesuffix(' %')} … {high})"
-
-
-def _name_model(result: Result) -> str | None:
-    model, size = result.config.get("model", {}), result.config.get("data", {}).get("image_size")
-    trained = (result.config.get("workload"), model.get("name"), size)
-    if trained == ("classify", "resnet", 224) and model.get("depth") == 50:
-        return "resnet50"
-    # MLPerf's; on narrower networks the figures say nothing.
-    own = (model.get("depth"), model.get("width"))
-    return "ssd300" if trained == ("detect", "ssd", 300) and own == (34, 64) else None
 
 
 def _words(name: str) -> frozenset[str]:

@@ -11,69 +11,63 @@ from trainstone.units import format_count, format_percent, format_rate
 
 
 class Code(NamedTuple):
-    severity: schema.Severity
     hint: str
+    severity: schema.Severity = "warning"
 
 
 CODES = {
-    "few-steps": Code("warning", "measure longer (--seconds) or with a smaller batch (--set train.batch_size=N)"),
-    "not-steady": Code(
-        "warning", "measure longer; if the speed falls, look for heat or a power limit (trainstone doctor)"
-    ),
+    "few-steps": Code("measure longer (--seconds) or with a smaller batch (--set train.batch_size=N)"),
+    "not-steady": Code("measure longer; if the speed falls, look for heat or a power limit (trainstone doctor)"),
     "wide-interval": Code(
-        "warning",
-        "measure longer (--seconds), or on a quieter machine; --runs 5 shows the spread between runs",
+        "measure longer (--seconds), or on a quieter machine; --runs 5 shows the spread between runs"
     ),
     "outliers": Code(
-        "info",
         "step_seconds.outlier_steps in result.json names them; regular ones come from a timer, others from a neighbour",
-    ),
-    "noisy-machine": Code(
-        "warning", "stop other work, or measure again later; trainstone doctor --aa tells the noise floor"
-    ),
-    "throttled": Code("warning", "improve cooling or raise the power limit, then measure again"),
-    "data-bound": Code("warning", "the device waits for its batches: feed it faster before you judge it"),
-    "pictures-skipped": Code(
-        "warning",
-        "trainstone data verify names every damaged image; trainstone data convert --on-bad skip makes a clean copy",
-    ),
-    "peak-exceeded": Code("warning", "the peak was disturbed while it was measured; run again on a quieter machine"),
-    "page-faults": Code(
-        "info", "leave engine.keep_memory on (GLIBC_TUNABLES); other allocators can be set with LD_PRELOAD"
-    ),
-    "threads-exceed-cores": Code("warning", "set engine.threads to the physical cores of this process, or auto"),
-    "precision-chosen": Code("info", "choose another with --set train.precision=fp32|tf32|bf16|fp16"),
-    "precision-slow": Code("warning", "use --set train.precision=auto"),
-    "batch-fitted": Code("info", "fix it with --set train.batch_size=N to compare with other machines"),
-    "rate-derived": Code(
-        "info", "the head of the recipe states the rule; optimizer.rate_for=run keeps a rate as it is"
-    ),
-    "recipe-note": Code("info", "docs/from has a page on each original"),
-    "engine-adapted": Code("info", "--strict refuses instead of adapting"),
-    "learning-rate": Code(
-        "warning", "set optimizer.learning_rate for this batch, or optimizer.rate_for to let it follow the batch"
-    ),
-    "not-evaluated": Code("info", "class folders: train/ and val/; trainstone eval RUN --data DIR judges its weights"),
-    "not-pretrained": Code(
-        "info", "trainstone weights convert resnet34.pth r34.safetensors; --set model.pretrained=r34.safetensors"
-    ),
-    "not-closed": Code("warning", "leave mlperf.division on auto, or take what resnet50-mlperf or ssd300-mlperf has"),
-    "caches-kept": Code("warning", "run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
-    "resumed": Code(
         "info",
-        "steps after the checkpoint were done again; the run's clock stood still in between, mlperf.log's did not",
     ),
-    "checkpoint-damaged": Code("warning", "look after the disk; checkpoint.keep says how many are kept"),
-    "profiled": Code("info", "its speed is not comparable: trainstone bench measures that"),
-    "not-measured": Code("info", "trainstone doctor says what would be needed"),
-    "interrupted": Code("warning", "run it again for the full time: trainstone bench RUN/config.toml"),
-    "killed": Code("error", "run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out"),
-    "damaged-file": Code("warning", "the file was changed or cut after the run; the rest of the folder is shown"),
-    "out-of-memory": Code("error", "take a smaller train.batch_size, or auto"),
-    "run-failed": Code("error", "see log.txt in the run folder"),
-    "rank-failed": Code("error", "launch/ in the run folder has what the ranks and their engine said"),
-    "child-failed": Code("error", "see the folder of that run under points/"),
-    "profile-failed": Code("warning", "the speeds stand; see the folder of that run under points/"),
+    "noisy-machine": Code("stop other work, or measure again later; trainstone doctor --aa tells the noise floor"),
+    "throttled": Code("improve cooling or raise the power limit, then measure again"),
+    "data-bound": Code("the device waits for its batches: feed it faster before you judge it"),
+    "pictures-skipped": Code(
+        "trainstone data verify names every damaged image; trainstone data convert --on-bad skip makes a clean copy"
+    ),
+    "peak-exceeded": Code("the peak was disturbed while it was measured; run again on a quieter machine"),
+    "page-faults": Code(
+        "leave engine.keep_memory on (GLIBC_TUNABLES); other allocators can be set with LD_PRELOAD", "info"
+    ),
+    "threads-exceed-cores": Code("set engine.threads to the physical cores of this process, or auto"),
+    "precision-chosen": Code("choose another with --set train.precision=fp32|tf32|bf16|fp16", "info"),
+    "precision-slow": Code("use --set train.precision=auto"),
+    "batch-fitted": Code("fix it with --set train.batch_size=N to compare with other machines", "info"),
+    "rate-derived": Code(
+        "the head of the recipe states the rule; optimizer.rate_for=run keeps a rate as it is", "info"
+    ),
+    "recipe-note": Code("docs/from has a page on each original", "info"),
+    "engine-adapted": Code("--strict refuses instead of adapting", "info"),
+    "learning-rate": Code(
+        "set optimizer.learning_rate for this batch, or optimizer.rate_for to let it follow the batch"
+    ),
+    "not-evaluated": Code("class folders: train/ and val/; trainstone eval RUN --data DIR judges its weights", "info"),
+    "not-pretrained": Code(
+        "trainstone weights convert resnet34.pth r34.safetensors; --set model.pretrained=r34.safetensors", "info"
+    ),
+    "not-closed": Code("leave mlperf.division on auto, or take what resnet50-mlperf or ssd300-mlperf has"),
+    "caches-kept": Code("run it as root, or clear them before: sync; echo 3 > /proc/sys/vm/drop_caches"),
+    "resumed": Code(
+        "steps after the checkpoint were done again; the run's clock stood still in between, mlperf.log's did not",
+        "info",
+    ),
+    "checkpoint-damaged": Code("look after the disk; checkpoint.keep says how many are kept"),
+    "profiled": Code("its speed is not comparable: trainstone bench measures that", "info"),
+    "not-measured": Code("trainstone doctor says what would be needed", "info"),
+    "interrupted": Code("run it again for the full time: trainstone bench RUN/config.toml"),
+    "killed": Code("run it again: trainstone bench RUN/config.toml; dmesg tells whether memory ran out", "error"),
+    "damaged-file": Code("the file was changed or cut after the run; the rest of the folder is shown"),
+    "out-of-memory": Code("take a smaller train.batch_size, or auto", "error"),
+    "run-failed": Code("see log.txt in the run folder", "error"),
+    "rank-failed": Code("launch/ in the run folder has what the ranks and their engine said", "error"),
+    "child-failed": Code("see the folder of that run under points/", "error"),
+    "profile-failed": Code("the speeds stand; see the folder of that run under points/"),
 }
 
 WIDE_HALF_WIDTH = 0.05
@@ -155,18 +149,16 @@ def tell_feeding(loader: schema.Loader, data_share: float) -> str:
 def check_feeding(loader: schema.Loader, data_share: float) -> list[schema.Finding]:
     findings = []
     if loader.data_bound:
-        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=advise(loader)))
+        stages = loader.stage_seconds_per_image
+        hint = "more loader.threads, or smaller stored images (data convert --resize 256)"
+        hint += "; trainstone data bench shows both"
+        if max(stages, key=lambda name: stages[name], default="decode") == "read":
+            hint = "reading takes longest: a local disk, loader.cache=files, or records (trainstone data convert)"
+            hint += " will help"
+        findings.append(finding("data-bound", tell_feeding(loader, data_share), hint=hint))
     if loader.skipped:
         pictures = format_count(loader.skipped_pictures, "damaged picture")
         times = format_count(loader.skipped, "time")
         message = f"{pictures} left out, {times} in all; others were taken in their place; log.txt names them"
         findings.append(finding("pictures-skipped", message))
     return findings
-
-
-def advise(loader: schema.Loader) -> str:
-    stages = loader.stage_seconds_per_image
-    slowest = max(stages, key=lambda name: stages[name]) if stages else "decode"
-    if slowest == "read":
-        return "reading takes longest: a local disk, loader.cache=files, or records (trainstone data convert) will help"
-    return "more loader.threads, or smaller stored images (data convert --resize 256); trainstone data bench shows both"

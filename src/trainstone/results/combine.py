@@ -2,27 +2,26 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any, NamedTuple
 
 from trainstone.machine.health import Noise
-from trainstone.results import learning, stats
+from trainstone.results import learning, stats, verdicts
 from trainstone.results.checks import finding
-from trainstone.results.mlperf.convergence import olympic_mean, rank_times
+from trainstone.results.mlperf.summary import olympic_mean, rank_times
 from trainstone.results.quality import Quality, Repeated, TrainedRun
 from trainstone.results.schema import FINISHED, Device, Finding, Point, Result, Status, Throughput
 from trainstone.results.sweep import Sweep, label_row
-from trainstone.results.verdicts import (
-    describe_goal,
-    join_labels,
-    judge_sweep,
-    write_repeated_verdict,
-    write_runs_verdict,
-    write_sweep_verdict,
-)
 from trainstone.units import format_seconds
 
 FEWEST_SCORED = 3  # runs, so that one is left when the fastest and the slowest are dropped
+# What is told of the sweep itself, or of every run by itself.
+NOT_GATHERED = frozenset({"interrupted", "killed", "out-of-memory", "run-failed"})
+# What a profile alone can say: its speed, and all doubts about that, are the bench's.
+OF_A_PROFILE = frozenset({"not-measured", "profiled"})
+# A point's own hint may not hold for a sweep: a smaller batch is another point.
+HINTS = {"few-steps": "give each point more time: --seconds N"}
 
 
 class BegunRun(NamedTuple):
@@ -42,12 +41,9 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
     throughputs = [child.throughput for child in measured if child.throughput is not None]
     between = stats.throughput_between([throughput.images_per_second for throughput in throughputs])
     combined = Throughput(
-        images_per_second=between.images_per_second,
-        ci95=between.ci95,
-        ci_covers=between.ci_covers,
+        **asdict(between) | {"num_steps": sum(throughput.num_steps for throughput in throughputs)},
         steady=all(throughput.steady for throughput in throughputs),
         steady_from_step=max(throughput.steady_from_step for throughput in throughputs),
-        num_steps=sum(throughput.num_steps for throughput in throughputs),
     )
     noise = worst_noise(measured)
     title = (measured[0].verdict or measured[0].recipe.name).partition(":")[0]
@@ -55,7 +51,7 @@ def combine_runs(children: Sequence[Result]) -> dict[str, Any]:
     return {
         "throughput": combined,
         "noise": noise,
-        "verdict": write_runs_verdict(title, combined, loaders, noise),
+        "verdict": verdicts.write_runs_verdict(title, combined, loaders, noise),
         "findings": findings,
     }
 
@@ -80,24 +76,25 @@ def combine_trainings(result: Result, children: Sequence[BegunRun]) -> dict[str,
     """Return the keys of the combined result; `children` are those begun, by seed. Its status is not among them."""
     assert result.repeated is not None
     over = [child.result for child in children if child.is_over]
-    runs = [describe_run(child) for child in children]
+    runs = []
+    for folder, child in children:
+        quality, reached = child.quality, child.quality is not None and child.status == "target_reached"
+        run = TrainedRun(
+            seed=child.config["seed"],
+            run=folder,
+            status=child.status,
+            value=quality.value if quality and quality.history else None,
+            epochs=quality.epochs if quality else None,
+            seconds_to_target=quality.seconds_to_target if quality and reached else None,
+            reached=reached,
+            starts=child.process.starts,
+        )
+        runs.append(run)
     repeated = score_runs(result.repeated.model_copy(update={"runs": runs}))
     quality = combine_quality(repeated, over, result.process.starts)
     title = (over[0].verdict or over[0].recipe.name).partition(":")[0] if over else result.recipe.name
     told = {"repeated": repeated, "quality": quality, "devices": over[0].devices if over else []}
-    return combine_runs(over) | told | {"verdict": write_repeated_verdict(repeated, quality, title)}
-
-
-def describe_run(child: BegunRun) -> TrainedRun:
-    result, quality = child.result, child.result.quality
-    row = TrainedRun(seed=result.config["seed"], run=child.folder, status=result.status, starts=result.process.starts)
-    if quality is None:
-        return row
-    found = {"epochs": quality.epochs, "value": quality.value if quality.history else None}
-    reached = result.status == "target_reached"
-    return row.model_copy(
-        update=found | {"reached": reached, "seconds_to_target": quality.seconds_to_target if reached else None}
-    )
+    return combine_runs(over) | told | {"verdict": verdicts.write_repeated_verdict(repeated, quality, title)}
 
 
 def score_runs(repeated: Repeated) -> Repeated:
@@ -106,19 +103,16 @@ def score_runs(repeated: Repeated) -> Repeated:
     A run that missed the target is the slowest; where two did, there is no score (MLPerf's rules).
     """
     runs = [run.model_copy(update={"counted": False}) for run in repeated.runs]
+    scores: dict[str, float | None] = {"score_seconds": None, "score_epochs": None}
     missed = sum(not run.reached for run in runs)
-    complete = learning.is_complete(repeated) and len(runs) >= FEWEST_SCORED
-    if not complete or missed > 1:
-        return repeated.model_copy(update={"runs": runs, "score_seconds": None, "score_epochs": None})
-    for place in rank_times([run.seconds_to_target for run in runs])[1:-1]:
-        runs[place] = runs[place].model_copy(update={"counted": True})
-    return repeated.model_copy(
-        update={
-            "runs": runs,
-            "score_seconds": olympic_mean([_or_never(run, run.seconds_to_target) for run in runs]),
-            "score_epochs": olympic_mean([_or_never(run, run.epochs) for run in runs]),
-        }
-    )
+    if learning.is_complete(repeated) and len(runs) >= FEWEST_SCORED and missed <= 1:
+        for place in rank_times([run.seconds_to_target for run in runs])[1:-1]:
+            runs[place] = runs[place].model_copy(update={"counted": True})
+        times = {"score_seconds": [run.seconds_to_target for run in runs], "score_epochs": [run.epochs for run in runs]}
+        for name, values in times.items():
+            pairs = zip(runs, values, strict=True)
+            scores[name] = olympic_mean([v if run.reached and v is not None else math.inf for run, v in pairs])
+    return repeated.model_copy(update={"runs": runs, **scores})
 
 
 def judge_repeated(repeated: Repeated, target: float | None) -> Status:
@@ -151,7 +145,8 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     over = [run for run in repeated.runs if run.status in FINISHED]
     facts = [("runs", f"{len(over)} of {repeated.num_runs}" if len(over) < repeated.num_runs else str(len(over)))]
     if quality.target is not None:
-        facts.append((f"reached {describe_goal(quality)}", f"{sum(run.reached for run in over)} of {len(over)}"))
+        reached = f"{sum(run.reached for run in over)} of {len(over)}"
+        facts.append((f"reached {verdicts.describe_goal(quality)}", reached))
     if quality.seconds_to_target is not None:
         facts.append(("time to target, median", format_seconds(quality.seconds_to_target)))
     if repeated.score_seconds is not None:
@@ -164,18 +159,6 @@ def list_repeated_facts(repeated: Repeated, quality: Quality) -> list[tuple[str,
     return facts
 
 
-def _or_never(run: TrainedRun, number: float | None) -> float:
-    return number if run.reached and number is not None else math.inf
-
-
-# What is told of the sweep itself, or of every run by itself.
-NOT_GATHERED = frozenset({"interrupted", "killed", "out-of-memory", "run-failed"})
-# What a profile alone can say: its speed, and all doubts about that, are the bench's.
-OF_A_PROFILE = frozenset({"not-measured", "profiled"})
-# A point's own hint may not hold for a sweep: a smaller batch is another point.
-HINTS = {"few-steps": "give each point more time: --seconds N"}
-
-
 def describe_measured(child: Result) -> dict[str, Any]:
     measured, used, memory = child.throughput, child.utilisation, child.memory
     if measured is None:
@@ -184,13 +167,10 @@ def describe_measured(child: Result) -> dict[str, Any]:
     batch, accumulate = train.get("batch_size"), train.get("accumulate", 1)
     whole = isinstance(batch, int) and isinstance(accumulate, int)
     return {
+        **measured.model_dump(include={"images_per_second", "ci95", "ci_covers", "num_steps"}),
         "images_per_step": batch * accumulate * child.world.ranks if whole else None,
-        "images_per_second": measured.images_per_second,
-        "ci95": measured.ci95,
-        "ci_covers": measured.ci_covers,
         # Too few to judge is told by the missing interval
         "steady": measured.steady or measured.trend_percent is None,
-        "num_steps": measured.num_steps,
         "mfu": used.mfu if used else None,
         "limit": used.limit if used else None,
         "memory_bytes": (memory.peak_device_bytes or memory.peak_host_bytes) if memory else None,
@@ -217,14 +197,18 @@ def list_points(sweep: Sweep) -> list[Point]:
 
 
 def conclude_sweep(sweep: Sweep, children: Sequence[Result], profiles: Sequence[Result] = ()) -> dict[str, Any]:
-    sweep = judge_sweep(sweep)
+    sweep = verdicts.judge_sweep(sweep)
     titles = [child.verdict.partition(":")[0] for child in children if child.verdict]
+    of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
+    of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
+    gathered = [*gather_findings(of_points, "points"), *gather_findings(of_profiles, "profiles")]
+    hinted = [found.model_copy(update={"hint": HINTS.get(found.code, found.hint)}) for found in gathered]
     return {
         "sweep": sweep,
-        "verdict": write_sweep_verdict(sweep, titles[0] if titles else "sweep"),
+        "verdict": verdicts.write_sweep_verdict(sweep, titles[0] if titles else "sweep"),
         "points": list_points(sweep),
         "noise": worst_noise(children),
-        "findings": [*find_faults(sweep), *_gather(children, profiles)],
+        "findings": [*find_faults(sweep), *hinted],
     }
 
 
@@ -237,22 +221,15 @@ def find_faults(sweep: Sweep) -> list[Finding]:
     full = [row for row in sweep.rows if row.status == "out_of_memory"]
     if full:
         untried = [row for row in sweep.rows if row.status == "not_tried"]
-        beyond = f"; not tried, because larger: {join_labels(sweep, untried)}" if untried else ""
+        beyond = f"; not tried, because larger: {verdicts.join_labels(sweep, untried)}" if untried else ""
         why = full[0].note.removeprefix("out of memory: ")
-        told = f"out of memory at {join_labels(sweep, full)} ({why}){beyond}"
+        told = f"out of memory at {verdicts.join_labels(sweep, full)} ({why}){beyond}"
         findings.append(finding("out-of-memory", told, severity="info", hint="a result, too: memory ends the sweep"))
     unprofiled = [row for row in sweep.rows if row.profile == "failed"]
     if unprofiled:
-        told = f"no profile of {join_labels(sweep, unprofiled)}: {unprofiled[0].note}"
+        told = f"no profile of {verdicts.join_labels(sweep, unprofiled)}: {unprofiled[0].note}"
         findings.append(finding("profile-failed", told))
     return findings
-
-
-def _gather(children: Sequence[Result], profiles: Sequence[Result]) -> list[Finding]:
-    of_points = [[f for f in child.findings if f.code not in NOT_GATHERED] for child in children]
-    of_profiles = [[f for f in one.findings if f.code in OF_A_PROFILE and f.severity != "info"] for one in profiles]
-    gathered = [*gather_findings(of_points, "points"), *gather_findings(of_profiles, "profiles")]
-    return [found.model_copy(update={"hint": HINTS.get(found.code, found.hint)}) for found in gathered]
 
 
 def strip_devices(devices: Sequence[Device]) -> list[Device]:

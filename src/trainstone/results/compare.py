@@ -1,7 +1,6 @@
 """Compare runs with runs or with published figures: rows with ratio and interval, judged together, and a verdict.
 
 What was executed and by which software must agree for a ratio to mean the machine; machines may differ.
-The statistics are in ratio.py, the figures in anchors.py.
 """
 
 import json
@@ -12,10 +11,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainstone.config.load import HASHED_SECTIONS, flatten
+from trainstone.config.load import HASHED_SECTIONS, did_you_mean, flatten
 from trainstone.errors import ResultError
 from trainstone.results import anchors, ratio
-from trainstone.results.anchors import LONGEST, Anchor, describe_share, is_published
+from trainstone.results.anchors import Anchor, describe_share, is_published
 from trainstone.results.schema import Comparison, ComparisonRow, Result, Side, Throughput
 from trainstone.results.store import find_runs as find_folders
 from trainstone.results.store import read_result
@@ -25,8 +24,7 @@ from trainstone.units import format_count, format_interval, format_ratio
 
 # The first of these that differs names the sides; what else differs is listed.
 NAMING_KEYS = ("device", "host", "engine.threads")
-
-
+LONGEST = 200  # letters of a word that is nothing, in a message
 ABSENT = "absent"
 # Executed keys that follow from the machine: they may differ, as machines may.
 OF_THE_MACHINE = frozenset({"engine.threads", "loader.threads", "data.root"})
@@ -70,29 +68,37 @@ Group = list[Run]  # runs that executed the same
 Groups = dict[tuple[tuple[str, str], ...], Group]
 
 
-class Compared(NamedTuple):
-    comparison: Comparison
-    lost: list[str]  # runs of A without a number, and what is only in B
+def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> tuple[Comparison, list[str]]:
+    """Compare what is in `runs` (A) with what is in `to` (B): paths, or names of published figures in `to`.
 
-
-def compare(runs: Sequence[str], to: Sequence[str], *, force: bool = False) -> Compared:
-    """Compare what is in `runs` (A) with what is in `to` (B): paths, or names of published figures in `to`."""
+    Return what is lost, too: runs of A without a number, and what is only in B.
+    """
     _check_words(runs, to)
     a, left_out = find_runs(Path(word) for word in runs)
     b, left_out_of_b = find_runs(Path(word) for word in to if not anchors.is_anchor(word))
     left_out += [left._replace(lost=False) for left in left_out_of_b]
-    refuse_shared(a, b)
+    # The noise of a run that stands on both sides, or of a copy of it, would cancel and the interval lie.
+    others = {run.identity for run in b}
+    if shared := [str(run.folder) for run in a if run.identity in others]:
+        told = f"on both sides stands the same run: {', '.join(shared)}"
+        raise ResultError(told, hint="name each run before or after --to, not both")
     groups = group_runs(a)
     pairs, unpaired = pair_groups(groups, group_runs(b), force=force) if b else ([], [])
     left_out += unpaired
     labels = zip(name_rows(pairs), pairs, strict=True)
-    rows = judge_rows([compare_pair(label, *pair, force=force) for label, pair in labels])
+    rows = [compare_pair(label, *pair, force=force) for label, pair in labels]
+    for place, p_holm in enumerate(ratio.correct_holm([row.p_value for row in rows])):
+        row = rows[place]
+        assert row.noise_floor is not None  # compare_pair sets it
+        judgement = ratio.judge(row.ratio, row.ci95, p_holm, row.noise_floor)
+        rows[place] = row.model_copy(update={"p_holm": p_holm, "judgement": judgement})
     mean = ratio.geometric_mean(row.ratio for row in rows) if len(rows) > 1 else None
     words = [word for word in to if anchors.is_anchor(word)]
     rows += compare_published(list(groups.values()), words, left_out) if words else []
-    verdict, told = write_comparison_verdict(rows, mean), [left.told for left in left_out]
-    comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=told)
-    return Compared(comparison, [left.told for left in left_out if left.lost])
+    left = [left.told for left in left_out]
+    verdict = write_comparison_verdict(rows, mean)
+    comparison = Comparison(rows=rows, geometric_mean=mean, verdict=verdict, left_out=left)
+    return comparison, [left.told for left in left_out if left.lost]
 
 
 def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group, Group]], list[LeftOut]]:
@@ -103,8 +109,14 @@ def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group,
         pairs = [min(choices, key=lambda pair: len(_unlike(*pair))) for choices in every]
         if not force:
             pairs = [min(pairs, key=lambda pair: len(_unlike(*pair)))]
-    if not force:
-        refuse_unlike(pairs, several=len(a) + len(b) > 2)
+    unlike = {} if force else dict.fromkeys(difference for pair in pairs for difference in _unlike(*pair))
+    if unlike:
+        nearest = "; of the nearest" if len(a) + len(b) > 2 and len(pairs) == 1 else ""
+        hint = "--force compares anyway"
+        if any(difference.key == "train.batch_size" for difference in unlike):
+            hint += "; or give both the same batch: --set train.batch_size=N"
+        listed = "\n".join(str(difference) for difference in unlike)
+        raise ResultError(f"the runs are unlike, so a ratio would not tell why{nearest} (A | B):\n{listed}", hint=hint)
     paired = [id(group) for pair in pairs for group in pair]
     left_out = [
         LeftOut(f"{_join(group)}: only in {side}, {format_count(len(group), 'run')}", lost=side == "B")
@@ -115,44 +127,33 @@ def pair_groups(a: Groups, b: Groups, *, force: bool) -> tuple[list[tuple[Group,
     return pairs, left_out
 
 
-def refuse_unlike(pairs: Sequence[tuple[Group, Group]], *, several: bool) -> None:
-    found = dict.fromkeys(difference for pair in pairs for difference in _unlike(*pair))
-    if not found:
-        return
-    nearest = "; of the nearest" if several and len(pairs) == 1 else ""
-    hint = "--force compares anyway"
-    if any(difference.key == "train.batch_size" for difference in found):
-        hint += "; or give both the same batch: --set train.batch_size=N"
-    listed = "\n".join(str(difference) for difference in found)
-    raise ResultError(f"the runs are unlike, so a ratio would not tell why{nearest} (A | B):\n{listed}", hint=hint)
-
-
 def compare_pair(label: str, a: Group, b: Group, *, force: bool) -> ComparisonRow:
-    """Make a row, judged later with the others; runs that never became steady get no interval, unless forced."""
+    """Make a row, judged later with the others; runs that never became steady get no interval, unless forced.
+
+    The first thing that tells the sides apart names them: device, host, threads, what is unlike, or the runs.
+    """
     estimate = ratio.estimate_ratio([run.throughput for run in a], [run.throughput for run in b])
     unsteady = None if force else tell_unsteady(a, b)
     if unsteady:
         estimate = replace(estimate, ci95=None, p_value=None, ci_covers=f"not established: {unsteady}")
     differences = find_differences(a, b)
-    name_a, name_b = name_sides(a, b, differences)
+    by_key = {difference.key: difference for difference in differences}
+    telling = [by_key[key] for key in NAMING_KEYS if key in by_key] + [d for d in differences if d.unlike]
+    if telling:
+        key, *values, _ = telling[0]
+        names = values if key in ("device", "host") else [f"{key} {value}" for value in values]
+    else:
+        more = [f" and {len(group) - 1} more" if len(group) > 1 else "" for group in (a, b)]
+        names = [f"{group[0].result.run_id}{others}" for group, others in zip((a, b), more, strict=True)]
     return ComparisonRow(
         label=label,
-        a=_make_side(name_a, a),
-        b=_make_side(name_b, b),
+        a=_make_side(printable(names[0]), a),
+        b=_make_side(printable(names[1]), b),
         **asdict(estimate),
-        noise_floor=ratio.choose_floor(run.result.noise.grade if run.result.noise else None for run in [*a, *b]),
+        noise_floor=max(ratio.NOISE_FLOORS[run.result.noise.grade if run.result.noise else None] for run in (*a, *b)),
         judgement="not judged",
         differences=[str(difference) for difference in differences],
     )
-
-
-def judge_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    judged = []
-    for row, p_holm in zip(rows, ratio.correct_holm([row.p_value for row in rows]), strict=True):
-        assert row.noise_floor is not None  # compare_pair sets it
-        judgement = ratio.judge(row.ratio, row.ci95, p_holm, row.noise_floor)
-        judged.append(row.model_copy(update={"p_holm": p_holm, "judgement": judgement}))
-    return judged
 
 
 def compare_published(groups: Sequence[Group], words: Sequence[str], left_out: list[LeftOut]) -> list[ComparisonRow]:
@@ -174,15 +175,14 @@ def compare_anchor(label: str, group: Group, anchor: Anchor) -> ComparisonRow:
     estimate = ratio.estimate_share([run.throughput for run in group], anchor.per_device, per=ranks)
     device = printable(first.devices[0].name if first.devices else first.process.host)
     side = _make_side(device, group)
-    covers = "the steady window | the whole run, evaluation included" if anchor.whole_run else None
     differing = {
         "precision": f"{_read(first, 'train', 'precision')} | {anchor.precision}" if anchor.precision else None,
         "batch a device": f"{_read(first, 'train', 'batch_size')} | {anchor.batch}" if anchor.batch else None,
         "devices": f"{ranks} | {anchor.devices}" if ranks != anchor.devices else None,
         "software": f"trainstone, torch {first.software.get('torch', 'unknown')} | {anchor.stack}",
-        "counted": covers,
+        "counted": "the steady window | the whole run, evaluation included" if anchor.whole_run else None,
         "the figure": anchor.note,
-        **{key: f"{told} | unknown" for key, told in find_doubts(group).items()},
+        **{doubt.key: f"{doubt.a} | unknown" for doubt in _differ(group, group, read_state, unlike=False)},
     }
     return ComparisonRow(
         label=label,
@@ -213,17 +213,6 @@ def name_rows(pairs: Sequence[tuple[Group, Group]]) -> list[str]:
     return [printable(f"{label} · {told}") for label, told in zip(labels, named, strict=True)]
 
 
-def name_sides(a: Group, b: Group, differences: Sequence[Difference]) -> tuple[str, str]:
-    """Name each side by the first thing that tells them apart: device, host, threads, what is unlike, or the runs."""
-    by_key = {difference.key: difference for difference in differences}
-    telling = [by_key[key] for key in NAMING_KEYS if key in by_key] + [d for d in differences if d.unlike]
-    if telling:
-        key, of_a, of_b, _ = telling[0]
-        prefix = "" if key in ("device", "host") else f"{key} "
-        return printable(f"{prefix}{of_a}"), printable(f"{prefix}{of_b}")
-    return _name_runs(a), _name_runs(b)
-
-
 def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
     for word in runs:
         if not os.path.exists(word):  # noqa: PTH110 (False for a name that is too long)
@@ -231,7 +220,10 @@ def _check_words(runs: Sequence[str], to: Sequence[str]) -> None:
             raise ResultError(f"there is no run {word[:LONGEST]}", hint=hint)
     for word in to:
         if not anchors.is_anchor(word) and not os.path.exists(word):  # noqa: PTH110
-            raise anchors.refuse_name(word)
+            known = [anchors.PUBLISHED, *(anchor.id for anchor in anchors.load_anchors())]
+            quoted = repr(printable(word[:LONGEST]))
+            told = f"there is no run and no published figure {quoted}{did_you_mean(word, known)}"
+            raise ResultError(told, hint=f"give a run folder, or one of: {', '.join(known)}")
 
 
 def _unlike(a: Group, b: Group) -> list[Difference]:
@@ -256,64 +248,46 @@ def _describe(group: Group) -> list[str]:
     return [printable(part) for part in parts]
 
 
-def _name_runs(group: Group) -> str:
-    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-    return printable(f"{group[0].result.run_id}{more}")
-
-
 def _read(result: Result, section: str, key: str) -> str:
-    values = result.config.get(section)
-    return str(values.get(key, "unknown")) if isinstance(values, dict) else "unknown"
+    return str(result.config.get(section, {}).get(key, "unknown"))
 
 
-class Gate(NamedTuple):
-    failed: list[str]  # what says no: rows below the limit, and what is gone
-    doubtful: list[str]  # rows below the limit that pass
-
-
-def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -> Gate:
-    """Judge each row whose ratio is below the limit, and what is lost: a run of A without a number, or only in B.
+def check_gate(comparison: Comparison, limit: float, lost: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """Return what says no, rows below the limit and what is lost (see compare), and the rows below it that pass.
 
     A row fails if it is judged slower or, for a limit above 1, if its whole interval lies below the limit. It also
     fails where nothing can be shown: without an interval, or against a published figure, which has none.
     """
-    gate = Gate([f"{told}; the gate cannot pass without it" for told in lost], [])
+    failed, doubtful = [f"{told}; the gate cannot pass without it" for told in lost], list[str]()
+    below = f"is below {format_ratio(limit)}"
     for row in comparison.rows:
         if row.ratio < limit:
             shown = row.ci95 is None or is_published(row) or row.judgement == "slower"
             fails = shown or (limit > 1 and row.ci95 is not None and row.ci95[1] < limit)
-            (gate.failed if fails else gate.doubtful).append(_describe_low(row, limit))
-    return gate
-
-
-def _describe_low(row: ComparisonRow, limit: float) -> str:
-    below = f"is below {format_ratio(limit)}"
-    if is_published(row):
-        return f"{row.label}: {describe_share(row)} {below}"
-    interval = format_interval(row.ci95, format_ratio) if row.ci95 else f"interval {row.ci_covers}"
-    return f"{row.label}: {format_ratio(row.ratio)} ({interval}) {below}, {row.judgement}"
+            interval = format_interval(row.ci95, format_ratio) if row.ci95 else f"interval {row.ci_covers}"
+            low = f"{format_ratio(row.ratio)} ({interval}) {below}, {row.judgement}"
+            low = f"{describe_share(row)} {below}" if is_published(row) else low
+            (failed if fails else doubtful).append(f"{row.label}: {low}")
+    return failed, doubtful
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     runs: dict[tuple[str, str, str], Run] = {}
     left_out: list[LeftOut] = []
     for path in paths:
-        for run in _open(path, left_out):
+        # Both are False for a name that is too long, or a folder that may not be read
+        if not os.path.isdir(path) or os.path.exists(path / "result.json"):  # noqa: PTH110, PTH112
+            found = _read_runs(path, left_out)
+        else:
+            found = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
+        if not found:
+            why = "; ".join(left.told for left in left_out) or "no folder in it holds a result.json"
+            raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
+        for run in found:
             if run.identity in runs:
                 left_out.append(LeftOut(f"{run.folder}: given twice, counted once", lost=False))
             runs.setdefault(run.identity, run)
     return list(runs.values()), left_out
-
-
-def refuse_shared(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Refuse a run, or a copy of it, that stands on both sides: its noise would cancel and the interval lie."""
-    others = {run.identity for run in b}
-    shared = [str(run.folder) for run in a if run.identity in others]
-    if shared:
-        raise ResultError(
-            f"on both sides stands the same run: {', '.join(shared)}",
-            hint="name each run before or after --to, not both",
-        )
 
 
 def group_runs(runs: Sequence[Run]) -> Groups:
@@ -339,14 +313,10 @@ def find_differences(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
     return sorted(found, key=lambda difference: not difference.unlike)
 
 
-def find_doubts(runs: Sequence[Run]) -> dict[str, str]:
-    return {difference.key: difference.a for difference in _differ(runs, runs, read_state, unlike=False)}
-
-
 def tell_unsteady(a: Sequence[Run], b: Sequence[Run]) -> str | None:
     """Name the sides of which half of the runs or more never became steady: their numbers say nothing about later.
 
-    Fewer among several are left to the spread between the runs: of noisy runs 2 to 3 % look like drifting (steady.py).
+    Fewer among several are left to the spread between the runs: of noisy runs 2 to 3 % look like drifting (stats.py).
     """
     told = []
     for name, runs in (("A", a), ("B", b)):
@@ -383,14 +353,12 @@ def read_surroundings(result: Result) -> dict[str, str]:
     facts = {"host": result.process.host, "kind": result.kind}
     if result.devices:
         facts["device"] = result.devices[0].name
-    cpu, engine = (
-        values if isinstance(values, dict) else {}
-        for values in (result.machine.get("cpu"), result.config.get("engine"))
-    )
+    cpu = result.machine.get("cpu")
+    known = ("model", "physical_cores", "available", "governor", "boost", "smt") if isinstance(cpu, dict) else ()
     named = {
         "config.device": result.config.get("device"),
-        "engine.threads": engine.get("threads"),
-        **{f"cpu.{key}": cpu.get(key) for key in ("model", "physical_cores", "available", "governor", "boost", "smt")},
+        "engine.threads": result.config.get("engine", {}).get("threads"),
+        **{f"cpu.{key}": result.machine["cpu"].get(key) for key in known},
         **{key: result.machine.get(key) for key in ("os", "kernel", "memory", "virtualisation")},
         **{key: result.software.get(key) for key in ("python", "numpy", "libc", "environment")},
         "measure": result.config.get("measure"),
@@ -414,17 +382,6 @@ def read_state(result: Result) -> dict[str, str]:
     return facts
 
 
-def _open(path: Path, left_out: list[LeftOut]) -> list[Run]:
-    # Both are False for a name that is too long, or a folder that may not be read
-    if not os.path.isdir(path) or os.path.exists(path / "result.json"):  # noqa: PTH110, PTH112
-        return _read_runs(path, left_out)
-    runs = [run for child in find_folders(path) for run in _try_runs(child, left_out)]
-    if not runs:
-        why = "; ".join(left.told for left in left_out) or "no folder in it holds a result.json"
-        raise ResultError(f"no runs to compare in {path}: {why}", hint="measure: trainstone bench --out DIR")
-    return runs
-
-
 def _try_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
     """Read what may be left out: in a folder of runs, or one of --runs."""
     try:
@@ -439,34 +396,23 @@ def _read_runs(path: Path, left_out: list[LeftOut]) -> list[Run]:
     result = read_result(path)
     folder = path if path.is_dir() else path.parent
     if result.points and result.kind != "sweep":
-        children = [_inside(folder, point.run) for point in result.points]
-        runs = [run for child in children for run in _try_runs(child, left_out)]
+        for name in (point.run for point in result.points):
+            # Path.resolve raises RuntimeError for links in a circle before Python 3.13, realpath does not.
+            if "\0" in name or Path(os.path.realpath(folder)) not in Path(os.path.realpath(folder / name)).parents:
+                raise ResultError(f"{folder} is damaged: its point {printable(name)} lies outside of it")
+        runs = [run for point in result.points for run in _try_runs(folder / point.run, left_out)]
         if runs:
             return runs
     elif result.throughput is not None and result.kind != "profile":
-        return [Run(folder, result, _checked(result.throughput, path))]
+        rate, ci95 = result.throughput.images_per_second, result.throughput.ci95
+        low, high = ci95 or (rate, rate)
+        if not (all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in (low, rate, high)) and low <= rate <= high):
+            raise ResultError(f"{path} is damaged: its throughput is {rate} images/s, interval {ci95}")
+        return [Run(folder, result, result.throughput)]
     told = NOT_COMPARABLE.get(result.kind, f"no throughput, its status is {result.status}")
     again = "measure it again: trainstone bench RUN/config.toml"
     hint = "name points: RUN/points/X --to OTHER/points/Y" if result.kind == "sweep" else again
     raise ResultError(f"{path}: {told}", hint=hint)
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """Join them; realpath, since Path.resolve raises RuntimeError for links in a circle before Python 3.13."""
-    child = folder / name
-    if "\0" in name or Path(os.path.realpath(folder)) not in Path(os.path.realpath(child)).parents:
-        raise ResultError(f"{folder} is damaged: its point {printable(name)} lies outside of it")
-    return child
-
-
-def _checked(throughput: Throughput, path: Path) -> Throughput:
-    low, high = throughput.ci95 or (throughput.images_per_second, throughput.images_per_second)
-    numbers = (low, throughput.images_per_second, high)
-    plausible = all(PLAUSIBLE_RATES[0] <= n <= PLAUSIBLE_RATES[1] for n in numbers)
-    if not plausible or not low <= throughput.images_per_second <= high:
-        told = f"{throughput.images_per_second} images/s, interval {throughput.ci95}"
-        raise ResultError(f"{path} is damaged: its throughput is {told}")
-    return throughput
 
 
 def _differ(

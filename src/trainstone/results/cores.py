@@ -1,7 +1,4 @@
-"""How busy the pipes of a GPU's cores were, from the kernels that ncu measured: means weighted by each one's cycles.
-
-How a file is read is in formats/ncu.py, how ncu is started in launch/ncu.py.
-"""
+"""How busy the pipes of a GPU's cores were, from the kernels that ncu measured: means weighted by each one's cycles."""
 
 import math
 from collections.abc import Mapping
@@ -58,11 +55,8 @@ def aggregate_cores(file: NcuFile) -> CoreUse:
         # One metric counts for all kernels, so that two measures are never mixed: the first that most of them have.
         accepted = [f"{name}{PERCENT}" for name in PIPE_METRICS[pipe]]
         chosen = max(accepted, key=lambda name: sum(name in kernel.metrics for kernel in weighed))
-        pairs = [
-            (kernel.metrics[cycles].value, kernel.metrics[chosen].value)
-            for kernel in weighed
-            if chosen in kernel.metrics
-        ]
+        having = [kernel.metrics for kernel in weighed if chosen in kernel.metrics]
+        pairs = [(metrics[cycles].value, metrics[chosen].value) for metrics in having]
         if not pairs:
             continue
         percents[pipe] = math.fsum(weight * value for weight, value in pairs) / math.fsum(weight for weight, _ in pairs)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-AREAS = {"all": 0, "small": 1, "medium": 2, "large": 3}  # size of the true boxes -> place in the arrays of Counted
+AREAS = {"all": 0, "small": 1, "medium": 2, "large": 3}  # size of the true boxes -> place in the arrays of _count
+SIZE_LIMITS = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, np.inf)}
 RECALLS = np.linspace(0.0, 1.0, 101)  # where precision is read off
 MATCH_OVERLAP = 0.5  # of a found box with a true one, for pictures to look at
 MOST_FOUND = 100  # found boxes of a picture and class that count, by their score
@@ -41,6 +42,21 @@ RECALLED = {
 }
 """Metric -> place in MOST_COUNTED, and the size of the true boxes."""
 METRICS = (*PRECISIONS, *RECALLED)  # in COCO's order
+EVALUATORS = {"hotcoco": ("hotcoco", "COCOeval"), "faster-coco-eval": ("faster_coco_eval", "COCOeval_faster")}
+"""Package -> its module and the class that evaluates; the best first."""
+
+MOST_CLASSES = 100  # more rows nobody reads
+DIGITS = 4
+LINES = {"map50": "overlap 0.50", "map75": "overlap 0.75", "map": "mean of 0.50 to 0.95"}
+SIZES = {"small": "small: below 32² px", "medium": "medium: 32² to 96² px", "large": "large: 96² px and more"}
+_OVERLAPS = {"map": "0.50:0.95", "map50": "0.50", "map75": "0.75"}
+TABLES: dict[str, tuple[str, Literal["table", "bars", "lines"], list[str]]] = {
+    "coco": ("COCO's twelve numbers", "table", ["measure", "value"]),
+    "precision-recall": ("Precision over recall", "lines", ["recall", "precision", "line"]),
+    "ap-by-size": ("Average precision by size", "table", ["size of the true boxes", "AP", "recall", "true boxes"]),
+    "ap-by-class": ("Average precision by class", "bars", ["class", "AP", "AP50", "true boxes"]),
+}
+"""Name -> title, how it is drawn, columns."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +100,6 @@ class BoxScores:
     evaluator: str  # name and version of the library that counted
 
 
-class Counted(NamedTuple):
-    precision: Numbers  # (10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count)
-    recall: Numbers  # (10 overlaps, classes, 4 AREAS, 3 numbers of found boxes that count)
-
-
 def score_boxes(
     truth: Truth,
     found: Found,
@@ -106,10 +117,9 @@ def score_boxes(
     """
     pictures = np.unique(pictures)
     if not (~truth.crowd).any():
-        raise DataError(
-            f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored",
-            hint="trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count",
-        )
+        hint = "trainstone data info DIR counts the boxes of a data set; boxes marked as crowds do not count"
+        told = f"no box to find in {len(pictures)} validation pictures, so that nothing can be scored"
+        raise DataError(told, hint=hint)
     name = evaluator or choose_evaluator()
     asked, good = ~truth.crowd, np.isfinite(found.edges).all(axis=1) & np.isfinite(found.score)
     # Pictures and classes are counted from 1, as some take 0 for none.
@@ -117,12 +127,25 @@ def score_boxes(
     sides = _list_sides(found.edges[good], int(inclusive_edges))
     seen = (found.picture[good] + 1, sides, found.score[good], found.label[good] + 1)
     rows = (np.column_stack(columns).astype(np.float64) for columns in (true, seen))
-    counted = _count(name, np.arange(num_classes) + 1, pictures + 1, *rows)
+    precision, recall = _count(name, np.arange(num_classes) + 1, pictures + 1, *rows)
+
+    def read(metric: str, size: str = "all") -> Numbers:  # its overlaps, 101 recalls, classes
+        return precision[OVERLAPS.get(metric, slice(None)), :, :, AREAS[size], -1]
+
+    values = {metric: read(metric, size) for metric, size in PRECISIONS.items()}
+    values |= {metric: recall[:, :, AREAS[size], most] for metric, (most, size) in RECALLED.items()}
+    defined = {metric: value[value > -1] for metric, value in values.items()}  # -1: there is no true box
+    by_class = {metric: read(metric).mean(axis=(0, 1)) for metric in ("map", "map50")}
+    num_true, areas = np.bincount(truth.label[asked], minlength=num_classes), truth.area[asked]
+    has_truth = {metric: (read(metric) > -1).all(axis=(0, 1)) for metric in ("map50", "map75", "map")}
     return BoxScores(
-        metrics=_list_metrics(counted),
-        curves={metric: _draw_curve(counted, metric) for metric in ("map50", "map75", "map")},
-        classes=_score_classes(counted, np.bincount(truth.label[asked], minlength=num_classes)),
-        sizes=_count_sizes(truth.area[asked]),
+        metrics={metric: float(value.mean()) for metric, value in defined.items() if value.size},
+        curves={metric: read(metric)[:, :, classes].mean(axis=(0, 2)) for metric, classes in has_truth.items()},
+        classes=[
+            ClassScore(label, float(by_class["map"][label]), float(by_class["map50"][label]), int(num_true[label]))
+            for label in np.flatnonzero(num_true).tolist()
+        ],
+        sizes={name: int(((areas >= least) & (areas < most)).sum()) for name, (least, most) in SIZE_LIMITS.items()},
         num_pictures=len(pictures),
         num_true=int(asked.sum()),
         num_found=int(good.sum()),
@@ -133,37 +156,6 @@ def score_boxes(
 def _list_sides(edges: Numbers, added_pixels: int = 0) -> Numbers:
     edges = edges.astype(np.float64).reshape(-1, 4)
     return np.column_stack((edges[:, :2], edges[:, 2:] - edges[:, :2] + added_pixels))
-
-
-def _list_metrics(counted: Counted) -> dict[str, float]:
-    values = {metric: _precision(counted, metric, size) for metric, size in PRECISIONS.items()}
-    values |= {metric: counted.recall[:, :, AREAS[size], most] for metric, (most, size) in RECALLED.items()}
-    defined = {metric: value[value > -1] for metric, value in values.items()}  # -1: there is no true box
-    return {metric: float(value.mean()) for metric, value in defined.items() if value.size}
-
-
-def _precision(counted: Counted, metric: str, size: str = "all") -> Numbers:
-    return counted.precision[OVERLAPS.get(metric, slice(None)), :, :, AREAS[size], -1]
-
-
-def _draw_curve(counted: Counted, metric: str) -> Numbers:
-    precision = _precision(counted, metric)
-    has_truth = (precision > -1).all(axis=(0, 1))
-    curve: Numbers = precision[:, :, has_truth].mean(axis=(0, 2))
-    return curve
-
-
-def _score_classes(counted: Counted, num_true: Integers) -> list[ClassScore]:
-    all_overlaps, fifty = (_precision(counted, metric).mean(axis=(0, 1)) for metric in ("map", "map50"))
-    labels = np.flatnonzero(num_true).tolist()
-    return [
-        ClassScore(label, float(all_overlaps[label]), float(fifty[label]), int(num_true[label])) for label in labels
-    ]
-
-
-def _count_sizes(areas: Numbers) -> dict[str, int]:
-    limits = {"small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, np.inf)}
-    return {name: int(((areas >= least) & (areas < most)).sum()) for name, (least, most) in limits.items()}
 
 
 def match_boxes(truth: Truth, found: Found) -> tuple[Flags, Flags]:
@@ -179,27 +171,18 @@ def match_boxes(truth: Truth, found: Found) -> tuple[Flags, Flags]:
     for place in np.argsort(-found.score, kind="stable").tolist():
         near = np.array(true_of.get((int(found.picture[place]), int(found.label[place])), []), np.int64)
         near = near[~is_found[near] | truth.crowd[near]]
-        shares = _share(found.edges[place], truth.edges[near], truth.crowd[near])
+        box, edges = found.edges[place], truth.edges[near]
+        common = (np.minimum(box[2:], edges[:, 2:]) - np.maximum(box[:2], edges[:, :2])).clip(0).prod(axis=1)
+        own, theirs = (box[2:] - box[:2]).prod(), (edges[:, 2:] - edges[:, :2]).prod(axis=1)
+        # Intersection over union; of a crowd, the share of the box that lies in it.
+        whole = np.where(truth.crowd[near], own, own + theirs - common)
+        shares = np.divide(common, whole, out=np.zeros(len(edges)), where=whole > 0)
         good = shares >= MATCH_OVERLAP
         good &= ~truth.crowd[near] | ~(good & ~truth.crowd[near]).any()  # a thing of its own comes before a crowd
         if good.any():
             chosen = near[np.argmax(np.where(good, shares, -1.0))]
             is_right[place] = is_found[chosen] = True
     return is_right, is_found
-
-
-def _share(box: Numbers, edges: Numbers, crowd: Flags) -> Numbers:
-    """Return intersection over union with each; of a crowd, the share of the box that lies in it."""
-    sides = np.minimum(box[2:], edges[:, 2:]) - np.maximum(box[:2], edges[:, :2])
-    common = sides.clip(0).prod(axis=1)
-    own, theirs = (box[2:] - box[:2]).prod(), (edges[:, 2:] - edges[:, :2]).prod(axis=1)
-    whole = np.where(crowd, own, own + theirs - common)
-    shares: Numbers = np.divide(common, whole, out=np.zeros(len(edges)), where=whole > 0)
-    return shares
-
-
-EVALUATORS = {"hotcoco": ("hotcoco", "COCOeval"), "faster-coco-eval": ("faster_coco_eval", "COCOeval_faster")}
-"""Package -> its module and the class that evaluates; the best first."""
 
 
 def choose_evaluator() -> str:
@@ -209,14 +192,19 @@ def choose_evaluator() -> str:
         except ImportError:
             continue
         return package
-    raise MachineError(
-        f"boxes cannot be scored: {' and '.join(EVALUATORS)} cannot be imported", hint="pip install hotcoco"
-    )
+    told = f"boxes cannot be scored: {' and '.join(EVALUATORS)} cannot be imported"
+    raise MachineError(told, hint="pip install hotcoco")
 
 
-def _count(package: str, classes: Integers, pictures: Integers, true: Numbers, found: Numbers) -> Counted:
+def _count(
+    package: str, classes: Integers, pictures: Integers, true: Numbers, found: Numbers
+) -> tuple[Numbers, Numbers]:
     """Evaluate true boxes (picture, left, top, width, height, class, area, 1 for a crowd) and found boxes (picture,
-    left, top, width, height, score, class)."""
+    left, top, width, height, score, class).
+
+    Return precision (10 overlaps, 101 recalls, classes, 4 AREAS, 3 numbers of found boxes that count) and recall (the
+    same without recalls).
+    """
     module, evaluator = EVALUATORS[package]
     library = import_module(module)
     annotations = [
@@ -234,93 +222,50 @@ def _count(package: str, classes: Integers, pictures: Integers, true: Numbers, f
     evaluation = getattr(library, evaluator)(truth, truth.loadRes(found), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
-    return Counted(np.asarray(evaluation.eval["precision"]), np.asarray(evaluation.eval["recall"]))
-
-
-MOST_CLASSES = 100  # more rows nobody reads
-DIGITS = 4
-LINES = {"map50": "overlap 0.50", "map75": "overlap 0.75", "map": "mean of 0.50 to 0.95"}
-SIZES = {"small": "small: below 32² px", "medium": "medium: 32² to 96² px", "large": "large: 96² px and more"}
-_OVERLAPS = {"map": "0.50:0.95", "map50": "0.50", "map75": "0.75"}
-
-Row = list[str | float | None]
+    return np.asarray(evaluation.eval["precision"]), np.asarray(evaluation.eval["recall"])
 
 
 def list_tables(scores: BoxScores, class_names: Sequence[str]) -> list[QualityTable]:
-    return [_tell_twelve(scores), _tell_curves(scores), _tell_sizes(scores), _tell_classes(scores, class_names)]
-
-
-def _tell_twelve(scores: BoxScores) -> QualityTable:
-    rows: list[Row] = [[_name_metric(metric), _round(scores.metrics.get(metric))] for metric in METRICS]
-    counted = f"{format_count(scores.num_pictures, 'picture')} with {scores.num_true:,} true and {scores.num_found:,}"
-    note = f"{counted} found boxes; counted by {scores.evaluator}."
-    if len(scores.metrics) < len(METRICS):
-        note += " Without a value: no true box of that size."
-    return QualityTable(
-        name="coco", title="COCO's twelve numbers", drawn="table", columns=["measure", "value"], rows=rows, note=note
-    )
-
-
-def _name_metric(metric: str) -> str:
-    """Return COCO's own name: AP @[ IoU=0.50:0.95 | area=all | maxDets=100 ]."""
-    place, size = RECALLED.get(metric) or (2, PRECISIONS[metric])
-    kind, most = "AP" if metric in PRECISIONS else "AR", MOST_COUNTED[place]
-    return f"{kind} @[ IoU={_OVERLAPS.get(metric, '0.50:0.95')} | area={size} | maxDets={most} ]"
-
-
-def _tell_curves(scores: BoxScores) -> QualityTable:
-    rows: list[Row] = [
+    rows: dict[str, list[list[str | float | None]]] = {"coco": [], "ap-by-class": []}
+    for metric in METRICS:
+        place, size = RECALLED.get(metric) or (2, PRECISIONS[metric])
+        kind, overlap = "AP" if metric in PRECISIONS else "AR", _OVERLAPS.get(metric, "0.50:0.95")
+        own_name = f"{kind} @[ IoU={overlap} | area={size} | maxDets={MOST_COUNTED[place]} ]"
+        rows["coco"].append([own_name, _round(scores.metrics.get(metric))])
+    rows["precision-recall"] = [
         [round(float(recall), 2), _round(float(precision)), LINES[metric]]
         for metric, curve in scores.curves.items()
         for recall, precision in zip(RECALLS, curve, strict=True)
     ]
-    return QualityTable(
-        name="precision-recall",
-        title="Precision over recall",
-        drawn="lines",
-        columns=["recall", "precision", "line"],
-        rows=rows,
-        note="Mean of all classes that have true boxes. A found box is right if its overlap with a true one of its "
-        "class (intersection over union) is at least what the line is called. The area below a line is its average "
-        "precision.",
-    )
-
-
-def _tell_classes(scores: BoxScores, class_names: Sequence[str]) -> QualityTable:
-    """The classes of the most true boxes, if there are too many: their scores are the surest."""
-    shown = sorted(scores.classes, key=lambda one: (-one.num_true, one.label))[:MOST_CLASSES]
-    shown.sort(key=lambda one: (-one.average_precision, -one.average_precision_50, one.label))
-    rows: list[Row] = [
-        [
-            class_names[one.label] if one.label < len(class_names) else f"class {one.label}",
-            _round(one.average_precision),
-            _round(one.average_precision_50),
-            one.num_true,
-        ]
-        for one in shown
-    ]
-    note = "AP: mean of the overlaps 0.50 to 0.95. AP50: overlap 0.50."
-    if len(shown) < len(scores.classes):
-        note += f" Shown are the {MOST_CLASSES} of {len(scores.classes)} classes with the most true boxes."
-    columns = ["class", "AP", "AP50", "true boxes"]
-    title = "Average precision by class"
-    return QualityTable(name="ap-by-class", title=title, drawn="bars", columns=columns, rows=rows, note=note)
-
-
-def _tell_sizes(scores: BoxScores) -> QualityTable:
-    rows: list[Row] = [
-        [SIZES[name], _round(scores.metrics.get(f"map_{name}")), _round(scores.metrics.get(f"recall_{name}")), num_true]
+    rows["ap-by-size"] = [
+        [SIZES[name], *(_round(scores.metrics.get(f"{kind}_{name}")) for kind in ("map", "recall")), num_true]
         for name, num_true in scores.sizes.items()
     ]
-    return QualityTable(
-        name="ap-by-size",
-        title="Average precision by size",
-        drawn="table",
-        columns=["size of the true boxes", "AP", "recall", "true boxes"],
-        rows=rows,
-        note="Size: the thing's own area, in pixels of its picture. "
+    # The classes of the most true boxes, if there are too many: their scores are the surest.
+    shown = sorted(scores.classes, key=lambda one: (-one.num_true, one.label))[:MOST_CLASSES]
+    for one in sorted(shown, key=lambda one: (-one.average_precision, -one.average_precision_50, one.label)):
+        name = class_names[one.label] if one.label < len(class_names) else f"class {one.label}"
+        averages = _round(one.average_precision), _round(one.average_precision_50)
+        rows["ap-by-class"].append([name, *averages, one.num_true])
+    counted = f"{format_count(scores.num_pictures, 'picture')} with {scores.num_true:,} true and {scores.num_found:,}"
+    notes = {
+        "coco": f"{counted} found boxes; counted by {scores.evaluator}.",
+        "precision-recall": "Mean of all classes that have true boxes. A found box is right if its overlap with a true "
+        "one of its class (intersection over union) is at least what the line is called. The area below a line is its "
+        "average precision.",
+        "ap-by-size": "Size: the thing's own area, in pixels of its picture. "
         f"Recall: of at most {MOST_FOUND} found boxes a picture and class.",
-    )
+        "ap-by-class": "AP: mean of the overlaps 0.50 to 0.95. AP50: overlap 0.50.",
+    }
+    if len(scores.metrics) < len(METRICS):
+        notes["coco"] += " Without a value: no true box of that size."
+    if len(shown) < len(scores.classes):
+        most = f"the {MOST_CLASSES} of {len(scores.classes)} classes with the most true boxes"
+        notes["ap-by-class"] += f" Shown are {most}."
+    return [
+        QualityTable(name=name, title=title, drawn=drawn, columns=columns, rows=rows[name], note=notes[name])
+        for name, (title, drawn, columns) in TABLES.items()
+    ]
 
 
 def _round(value: float | None) -> float | None:

@@ -1,7 +1,4 @@
-"""What `trainstone data bench` finds out: how fast a data set can be read, decoded and batched, and for what that does.
-
-Records for result.json, terminal and page alike, and the sentences drawn from them. Nothing is measured here.
-"""
+"""What `trainstone data bench` finds out: how fast a data set can be read, decoded and batched; for what that does."""
 
 import math
 from typing import Annotated
@@ -11,13 +8,8 @@ from pydantic import Field
 from trainstone.results.record import Count, Rate, Record, Seconds
 from trainstone.units import format_count, format_rate
 
-WORK = {
-    "read": "reading",
-    "decode": "decoding",
-    "crop-resize": "cropping and resizing",
-    "batch": "making batches",
-}
-"""Stages as a sentence names them."""
+# Stages as a sentence names them
+WORK = {"read": "reading", "decode": "decoding", "crop-resize": "cropping and resizing", "batch": "making batches"}
 
 Positive = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -73,10 +65,6 @@ def rate_per_core(images_per_second: float, threads: int, cpu_cores: float | Non
 
 def best_point(feeding: Feeding) -> ThreadPoint:
     return max(feeding.points, key=lambda point: point.images_per_second)
-
-
-def find_one_thread(feeding: Feeding) -> float | None:
-    return next((point.images_per_second for point in feeding.points if point.threads == 1), None)
 
 
 def widest_point(feeding: Feeding) -> ThreadPoint:

@@ -7,20 +7,10 @@ from trainstone.results.series import choose_evenly
 from trainstone.units import format_percent, format_seconds
 
 METRIC_NAMES = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "map": "mAP",
-    "map50": "mAP@0.5",
-    "map75": "mAP@0.75",
-    "map_small": "mAP small",
-    "map_medium": "mAP medium",
-    "map_large": "mAP large",
-    "recall_1": "recall@1",
-    "recall_10": "recall@10",
-    "recall_100": "recall@100",
-    "recall_small": "recall small",
-    "recall_medium": "recall medium",
-    "recall_large": "recall large",
+    **{"top1": "top-1", "top5": "top-5", "map": "mAP", "map50": "mAP@0.5", "map75": "mAP@0.75"},
+    **{f"map_{size}": f"mAP {size}" for size in ("small", "medium", "large")},
+    **{f"recall_{most}": f"recall@{most}" for most in (1, 10, 100)},
+    **{f"recall_{size}": f"recall {size}" for size in ("small", "medium", "large")},
 }
 SHARES = ("top1", "top5")  # metrics that are a share of the pictures and are told in percent
 DRAWN_TOGETHER = (SHARES, ("map", "map50"))  # metrics on one scale, that say more beside each other

@@ -1,15 +1,78 @@
-"""What a profile says, as records of result.json's `timeline`: the parts of each step, operators, kernels, roofline.
+"""What a profile says: the records of result.json's `timeline`, mean parts of a step, and every sentence about it."""
 
-How it is read off a trace is in results/timeline.py, the roofline in results/roofline.py, ncu's in results/cores.py.
-"""
-
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from trainstone.results.record import Count, Record, Seconds
+from trainstone.text import printable
+from trainstone.units import format_percent, format_seconds, format_share
 
 Lane = Literal["thread", "stream"]
 Bound = Literal["compute", "memory"]
 PIPES = ("fma", "fp16", "tensor", "sfu")
+PARTS = {
+    "compute": "compute_seconds",
+    "optimiser": "optimizer_seconds",
+    "communication": "communication_seconds",
+    "copies": "copy_seconds",
+    "waiting for data": "data_wait_seconds",
+    "synchronising": "synchronisation_seconds",
+    "launching": "launch_seconds",
+    "Python": "host_seconds",
+    "unaccounted": "unaccounted_seconds",
+}
+"""Name of each part that adds up -> its field of StepParts, in the order in which a moment is judged."""
+
+ADDED_UP = "kernels, added up"
+"""More than the step where streams run side by side; of a CPU's one stream of operators it says nothing new."""
+
+BESIDE = {
+    "anything runs": "busy_seconds",
+    ADDED_UP: "kernel_seconds",
+    "communication, hidden or not": "communication_total_seconds",
+    "communication hidden behind compute": "overlap_seconds",
+    "copies, hidden or not": "copy_total_seconds",
+    "host waits for data": "data_wait_total_seconds",
+    "host is in the optimiser": "optimizer_total_seconds",
+}
+"""What lies across the parts."""
+
+MIN_SHARE = 0.0005  # a smaller part of a step is not worth a word
+IDLE = {
+    "launch": "launch-bound (the host is not fast enough in giving out work: larger batches, engine.compile or "
+    "engine.cuda_graphs help)",
+    "data_wait": "waiting for data",
+    "synchronisation": "synchronising (the host waits for the device before it gives out more)",
+    "host": "Python between operators",
+    "unaccounted": "not accounted for",
+}
+BETWEEN = {"host": "is Python between them", "data_wait": "is waiting for data", "unaccounted": "is not accounted for"}
+LONG_SHARE = 0.05  # operators that take less of the step have no sentence
+MOST_SENTENCES = 5
+NAME_LENGTH = 40
+FAR_FROM_ROOF = 0.3  # what is so far below its roof is bound by neither: by threads, caches, latency, overhead
+
+PLAIN_NAMES = {
+    "convolution": "convolution",
+    "convolution_backward": "convolution backward",
+    **{f"{library}_batch_norm": "batch norm" for library in ("native", "cudnn", "miopen")},
+    **{f"{library}_batch_norm_backward": "batch norm backward" for library in ("native", "cudnn", "miopen")},
+    **dict.fromkeys(("relu", "relu_"), "ReLU"),
+    "threshold_backward": "ReLU backward",
+    "mm": "matrix multiplication",
+    "addmm": "matrix multiplication with bias",
+    "bmm": "batched matrix multiplication",
+    "add": "addition",
+    "add_": "addition in place",
+    "max_pool2d_with_indices": "max pooling",
+    "max_pool2d_with_indices_backward": "max pooling backward",
+    "_log_softmax": "log-softmax",
+    "_log_softmax_backward_data": "log-softmax backward",
+    "_fused_sgd_": "optimiser (fused SGD)",
+    "_fused_adam_": "optimiser (fused Adam)",
+    "_fused_adamw_": "optimiser (fused AdamW)",
+}
 
 
 class StepParts(Record):
@@ -129,3 +192,104 @@ class Timeline(Record):
     roofline: RooflineChart | None = None
     cores: CoreUse | None = None
     events: Count = 0
+
+
+class Part(NamedTuple):
+    name: str
+    seconds: float
+    share: float
+
+
+def mean_step(timeline: Timeline) -> float:
+    return _mean(timeline.steps, "seconds")
+
+
+def average_parts(timeline: Timeline, names: dict[str, str] = PARTS) -> list[Part]:
+    whole = mean_step(timeline)
+    found = [(name, _mean(timeline.steps, field)) for name, field in names.items()]
+    return [Part(name, seconds, seconds / whole) for name, seconds in found if seconds > 0 and whole > 0]
+
+
+def tell_overhead(overhead: Overhead) -> str:
+    """Return +3.1 % a step (244 ms without it, 252 ms with it; steps scatter by 1.2 %), or that none is seen."""
+    plain, profiled = format_seconds(overhead.plain_step_seconds), format_seconds(overhead.profiled_step_seconds)
+    scatter = f"steps scatter by {format_percent(overhead.noise)}"
+    share = f"{100 * overhead.share:+.1f} %"
+    if overhead.share <= overhead.noise:
+        return f"no cost seen: {share} a step, {scatter} ({plain} without it, {profiled} with it)"
+    return f"{share} a step ({plain} without it, {profiled} with it; {scatter})"
+
+
+def format_calls(calls: int, num_steps: int) -> str:
+    a_step = calls / max(1, num_steps)
+    return f"{a_step:,.0f}" if a_step == round(a_step) or a_step >= 1000 else f"{a_step:.3g}"
+
+
+def shorten(text: str, most: int) -> str:
+    """Return the text made printable, without its middle where it is longer: both ends of a C++ name tell something."""
+    text = printable(text)
+    if len(text) <= most:
+        return text
+    head = math.ceil((most - 1) / 2)
+    return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def describe_steps(steps: Sequence[StepParts], *, on_device: bool) -> list[str]:
+    runs = f"Operators run for {format_percent(share_of(steps, 'kernel_running'))} of the step"
+    busy = share_of(steps, "busy")
+    causes = [
+        f"{format_share(share)} {words}"
+        for part, words in (IDLE if on_device else BETWEEN).items()
+        if (share := share_of(steps, part)) > MIN_SHARE
+    ]
+    if not on_device:
+        sentences = ["; ".join([runs, *causes]) + "."]
+    elif 1 - busy > MIN_SHARE and causes:
+        sentences = [f"The device is idle for {format_share(1 - busy)} of the step: {', '.join(causes)}."]
+    else:
+        sentences = [f"The device is busy for {format_percent(busy)} of the step."]
+    if (total := share_of(steps, "communication_total")) > MIN_SHARE:
+        hidden, exposed = share_of(steps, "overlap") / total, share_of(steps, "communication")
+        rest = f"; the rest takes {format_share(exposed)} of the step" if exposed > MIN_SHARE else ""
+        sentences.append(f"{format_percent(hidden, 0)} of communication is hidden behind compute{rest}.")
+    return sentences
+
+
+def share_of(steps: Sequence[StepParts], part: str) -> float:
+    taken = sum(getattr(step, f"{part}_seconds") for step in steps)
+    return float(taken / sum(step.seconds for step in steps))
+
+
+def describe_roofline(operators: Sequence[RooflinePoint], step_seconds: float) -> list[str]:
+    """Say how near to their roofs the operators are that take most of the step, and what all would take there."""
+    longest = [point for point in operators if point.seconds >= LONG_SHARE * step_seconds][:MOST_SENTENCES]
+    spent = sum(point.seconds for point in operators)
+    # What is above its roof, by caches, would not get slower: it is taken as it is.
+    ideal = sum(point.seconds * min(1.0, point.share_of_bound) for point in operators)
+    told = []
+    for point in longest:
+        reached, name = point.share_of_bound, shorten(name_plainly(point.operator), NAME_LENGTH)
+        roof = "peak" if point.bound == "compute" else "memory bandwidth"
+        if "::" not in name:  # names of a trace keep their spelling
+            name = name[:1].upper() + name[1:]
+        only = "only " if reached < FAR_FROM_ROOF else ""
+        speed = f"reaches {only}{_percent(reached)} of the measured {roof}"
+        if reached > 1:
+            speed = f"works at {reached:.3g} times the measured {roof}: caches or a cheaper algorithm explain it, or "
+            speed += "the roof was measured too low"
+        told.append(f"{name} takes {_percent(point.seconds / step_seconds)} of the step and {speed}.")
+    judged = f"the operators judged here, {_percent(spent / step_seconds)} of the step,"
+    return [*told, f"At their roofs {judged} would take {_percent(ideal / spent)} of their time."]
+
+
+def name_plainly(name: str) -> str:
+    space, _, bare = name.partition("::")
+    return PLAIN_NAMES.get(bare, name) if space == "aten" else name
+
+
+def _percent(share: float) -> str:
+    return format_percent(share, 0 if share >= 0.0995 else 1)
+
+
+def _mean(steps: list[StepParts], field: str) -> float:
+    return sum(getattr(step, field) for step in steps) / len(steps) if steps else 0.0

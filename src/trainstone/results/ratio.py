@@ -19,13 +19,19 @@ from trainstone.results.verdicts import write_row_verdict
 from trainstone.text import printable
 from trainstone.units import format_bytes, format_count, format_interval, format_percent, format_seconds
 
+Array = NDArray[np.float64]
+
 NOISE_FLOORS: dict[Grade | None, float] = {"A": 0.01, "B": 0.02, "C": 0.05, None: 0.02}
-"""Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines.
+"""Smaller differences are never claimed, however narrow the interval: it cannot see what moves whole machines. The
+noisiest run sets the floor.
 
 `doctor --aa` on a shared virtual machine with two cores, grade B, found a floor of 1.7 % in 60 s; A is what the rule
 for stopping a run aims at (half-width 1 %); C is SuperBench's rule for a defect, 5 %. None: not graded, taken as B.
 """
 LEVEL = 0.05
+ORDER = "ABBA"
+MIN_ROUNDS = 6  # below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7
+OUTER, INNER = [0, 3], [1, 2]
 # The fewest degrees of freedom that an interval within a run can have (stats._t_factor). A p-value far from 0.05 is
 # read off that interval with these tails, the heaviest it can have.
 _WITHIN_DF = math.floor(1.5 * (MIN_BLOCKS - 1))
@@ -40,12 +46,32 @@ class Estimate:
 
 
 def estimate_ratio(a: Sequence[Throughput], b: Sequence[Throughput]) -> Estimate:
-    """Compare the runs of two sides; what the interval covers depends on how many there are."""
-    if len(a) > 1 and len(b) > 1:
-        return _welch(_logs(a), _logs(b))
-    if len(a) > 1 or len(b) > 1:
-        return _one_with_several(_logs(a), _logs(b))
-    return _within_runs(a[0], b[0])
+    """Compare the runs of two sides; what the interval covers depends on how many there are.
+
+    Of several with several: Welch's t with the degrees of freedom of Satterthwaite; the sides may scatter differently.
+    They are estimated, and too high where the spread of a few runs came out small against that of many: 2 and 10 of
+    the same were told apart in 10 % of simulations. With n runs on the shorter side, n - 1 are always few enough
+    (Mickey & Brown 1966), but then 2 and 5 find less than 2 and 2. So unequal sides get at most 1.5 (n - 1), half-way
+    to the 2 (n - 1) of two sides of n: at most 5.4 % with a noise floor of 2 % (docs/comparing.md).
+
+    Of one with several: is it out of line with them (Crawford & Howell 1998)? Their spread is taken for its own, too.
+    """
+    if len(a) == len(b) == 1:
+        return _within_runs(a[0], b[0])
+    logs = _logs(a), _logs(b)
+    difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
+    if len(a) == 1 or len(b) == 1:
+        several, where = (logs[0], "A") if len(a) > 1 else (logs[1], "B")
+        error = statistics.stdev(several) * math.sqrt(1 + 1 / len(several))
+        covers = f"between runs; the spread of the {len(several)} runs of {where} taken for the single one, too"
+        return from_error(difference, error, len(several) - 1, covers)
+    parts = [statistics.stdev(side) ** 2 / len(side) for side in logs]
+    variance = sum(parts)
+    spread_of_variance = sum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
+    df = max(1.0, variance**2 / spread_of_variance) if spread_of_variance > 0 else 1.0
+    if len(a) != len(b):
+        df = min(df, 1.5 * (min(len(a), len(b)) - 1))
+    return from_error(difference, math.sqrt(variance), df, "between runs")
 
 
 def estimate_share(runs: Sequence[Throughput], published: float, *, per: int = 1) -> Estimate:
@@ -91,38 +117,9 @@ def judge(ratio: float, ci95: tuple[float, float] | None, p_holm: float | None, 
     return "no difference shown"
 
 
-def choose_floor(grades: Iterable[Grade | None]) -> float:
-    return max(NOISE_FLOORS[grade] for grade in grades)
-
-
 def geometric_mean(values: Iterable[float]) -> float:
     """Return the mean that fits ratios: of 2 and 1/2 it is 1 (Hoefler & Belli 2015, rule 4)."""
     return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
-def _welch(a: list[float], b: list[float]) -> Estimate:
-    """Welch's t with the degrees of freedom of Satterthwaite: the sides may scatter differently.
-
-    They are estimated, and too high where the spread of a few runs came out small against that of many: 2 and 10 of
-    the same were told apart in 10 % of simulations. With n runs on the shorter side, n - 1 are always few enough
-    (Mickey & Brown 1966), but then 2 and 5 find less than 2 and 2. So unequal sides get at most 1.5 (n - 1), half-way
-    to the 2 (n - 1) of two sides of n: at most 5.4 % with a noise floor of 2 % (docs/comparing.md).
-    """
-    parts = [statistics.stdev(side) ** 2 / len(side) for side in (a, b)]
-    variance = sum(parts)
-    spread_of_variance = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
-    df = max(1.0, variance**2 / spread_of_variance) if spread_of_variance > 0 else 1.0
-    if len(a) != len(b):
-        df = min(df, 1.5 * (min(len(a), len(b)) - 1))
-    return from_error(statistics.fmean(a) - statistics.fmean(b), math.sqrt(variance), df, "between runs")
-
-
-def _one_with_several(a: list[float], b: list[float]) -> Estimate:
-    """Is one run out of line with several (Crawford & Howell 1998)? Their spread is taken for its own, too."""
-    several, where = (a, "A") if len(a) > 1 else (b, "B")
-    error = statistics.stdev(several) * math.sqrt(1 + 1 / len(several))
-    covers = f"between runs; the spread of the {len(several)} runs of {where} taken for the single one, too"
-    return from_error(statistics.fmean(a) - statistics.fmean(b), error, len(several) - 1, covers)
 
 
 def _within_runs(a: Throughput, b: Throughput) -> Estimate:
@@ -133,19 +130,15 @@ def _within_runs(a: Throughput, b: Throughput) -> Estimate:
         sides = [(name, run) for name, run in (("A", a), ("B", b)) if run.ci95 is None]
         why = "; ".join(f"{name}: {run.ci_covers.removeprefix('not established: ')}" for name, run in sides)
         return Estimate(math.exp(difference), None, printable(f"not established: {why}"), None)
-    (below_a, above_a), (below_b, above_b) = _reaches(a, a.ci95), _reaches(b, b.ci95)
+    below_a, below_b = (math.log(rate / ci95[0]) for rate, ci95 in zip(rates, (a.ci95, b.ci95), strict=True))
+    above_a, above_b = (math.log(ci95[1] / rate) for rate, ci95 in zip(rates, (a.ci95, b.ci95), strict=True))
     low, high = math.hypot(below_a, above_b), math.hypot(above_a, below_b)
     ends = math.exp(difference - low), math.exp(difference + high)
-    p_value = _p_value(
-        abs(difference), low if difference > 0 else high, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF
-    )
+    reach = low if difference > 0 else high
+    p_value = _p_value(abs(difference), reach, student_t_quantile(0.975, _WITHIN_DF), _WITHIN_DF)
     covered = {a.ci_covers, b.ci_covers}
     covers = "within each run" if covered == {"within this run"} else f"A: {a.ci_covers}; B: {b.ci_covers}"
     return Estimate(math.exp(difference), ends, printable(covers), p_value)
-
-
-def _reaches(run: Throughput, ci95: tuple[float, float]) -> tuple[float, float]:
-    return math.log(run.images_per_second / ci95[0]), math.log(ci95[1] / run.images_per_second)
 
 
 def _p_value(distance: float, reach: float, quantile: float, df: float) -> float:
@@ -157,13 +150,6 @@ def _p_value(distance: float, reach: float, quantile: float, df: float) -> float
 
 def _logs(runs: Sequence[Throughput]) -> list[float]:
     return [math.log(run.images_per_second) for run in runs]
-
-
-Array = NDArray[np.float64]
-
-ORDER = "ABBA"
-MIN_ROUNDS = 6  # below this no interval: one disturbed round would be a fifth of the evidence or more, and t beyond 2.7
-OUTER, INNER = [0, 3], [1, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +218,8 @@ def judge_exchange(sizes: Communication, seconds: Sequence[Sequence[Sequence[flo
         interval = float(exposed.mean()) - error, float(exposed.mean()) + error
     # With an interval its middle; of few rounds the median, which one disturbed round moves less.
     cost = float(exposed.mean()) if interval else float(np.median(exposed))
-    return sizes.model_copy(
-        update={"exposed_seconds": cost, "exposed_ci95": interval, "share": cost / float(np.median(with_it))}
-    )
+    share = cost / float(np.median(with_it))
+    return sizes.model_copy(update={"exposed_seconds": cost, "exposed_ci95": interval, "share": share})
 
 
 def tell_exchange(communication: Communication) -> str:

@@ -8,11 +8,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
-from trainstone.results.breakdown import describe_roofline
-from trainstone.results.profiled import RooflineChart, RooflinePoint
-from trainstone.results.trace.tables import OperatorCalls
+from trainstone.results.profiled import RooflineChart, RooflinePoint, describe_roofline
+from trainstone.results.timeline import OperatorCalls
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -34,14 +33,7 @@ class WorkedOp:
     bytes_moved: float
 
 
-class _Time(NamedTuple):
-    calls: float
-    seconds: float
-
-
-class _Group(NamedTuple):
-    ops: list[WorkedOp]
-    times: list[_Time]
+Group = tuple[list[WorkedOp], list[tuple[float, float]]]  # counted work; calls and seconds per step, as traced
 
 
 def judge_roofline(
@@ -62,19 +54,14 @@ def judge_roofline(
         return None
     operators: list[RooflinePoint] = []
     points: list[RooflinePoint] = []
+    judge = partial(_judge, peak_flops=peak_flops, peak_bytes_per_second=peak_bytes_per_second)
     for name, groups in _group(ops, calls, steps).items():
-        everything = _Group(
-            [op for group in groups.values() for op in group.ops],
-            [time for group in groups.values() for time in group.times],
-        )
-        whole = _judge(name, "", everything, peak_flops, peak_bytes_per_second)
+        every_op = [op for worked, _ in groups.values() for op in worked]
+        whole = judge(name, (), (every_op, [time for _, times in groups.values() for time in times]))
         if whole is None:
             continue
         operators.append(whole)
-        judged = [
-            _judge(name, _format_shapes(shapes), group, peak_flops, peak_bytes_per_second)
-            for shapes, group in groups.items()
-        ]
+        judged = [judge(name, shapes, group) for shapes, group in groups.items()]
         # A trace does not know the shapes of lists of tensors: then there is one point for all.
         points += [point for point in judged if point is not None] or [whole]
     if not operators:
@@ -98,42 +85,45 @@ def name_in_trace(name: str) -> str:
 
 
 def _judge(
-    name: str, shapes: str, group: _Group, peak_flops: float, peak_bytes_per_second: float
+    name: str, shapes: Shapes, group: Group, *, peak_flops: float, peak_bytes_per_second: float
 ) -> RooflinePoint | None:
-    counted = sum(op.count for op in group.ops)
-    seconds = math.fsum(time.seconds for time in group.times)
-    if abs(math.fsum(time.calls for time in group.times) - counted) > MOST_CALLS_APART * counted:
+    ops, times = group
+    counted = sum(op.count for op in ops)
+    seconds = math.fsum(seconds for _, seconds in times)
+    if abs(math.fsum(calls for calls, _ in times) - counted) > MOST_CALLS_APART * counted:
         return None
-    bounds = [(op.flops / peak_flops, op.bytes_moved / peak_bytes_per_second) for op in group.ops]
+    bounds = [(op.flops / peak_flops, op.bytes_moved / peak_bytes_per_second) for op in ops]
     least = math.fsum(max(bound) for bound in bounds)
     arithmetic = math.fsum(compute for compute, traffic in bounds if compute > traffic)
     if not _positive(seconds) or not _positive(least / seconds):
         return None
+    # The first few are images and weights: 8×64×56×56, 64×64×3×3.
+    shown = ["×".join(map(str, shape)) for shape in shapes[:MOST_SHAPES]] + ["…"] * (len(shapes) > MOST_SHAPES)
     return RooflinePoint(
         operator=name,
-        shapes=shapes,
+        shapes=", ".join(shown),
         calls=counted,
         seconds=seconds,
-        flops=math.fsum(op.flops for op in group.ops),
-        bytes_moved=math.fsum(op.bytes_moved for op in group.ops),
+        flops=math.fsum(op.flops for op in ops),
+        bytes_moved=math.fsum(op.bytes_moved for op in ops),
         bound="compute" if arithmetic > least / 2 else "memory",
         share_of_bound=least / seconds,
     )
 
 
-def _group(ops: Iterable[WorkedOp], calls: Iterable[OperatorCalls], steps: int) -> dict[str, dict[Shapes, _Group]]:
+def _group(ops: Iterable[WorkedOp], calls: Iterable[OperatorCalls], steps: int) -> dict[str, dict[Shapes, Group]]:
     """Group by the trace's name, overloads together, and by shapes.
 
     Names that have any time on the device are timed there, others on the host.
     """
-    groups: dict[str, dict[Shapes, _Group]] = defaultdict(lambda: defaultdict(lambda: _Group([], [])))
+    groups: dict[str, dict[Shapes, Group]] = defaultdict(lambda: defaultdict(lambda: ([], [])))
     for op in ops:
-        groups[name_in_trace(op.name)][_strip(op.shapes)].ops.append(op)
+        groups[name_in_trace(op.name)][_strip(op.shapes)][0].append(op)
     calls = list(calls)
     on_device = {call.name for call in calls if call.device_seconds is not None}
     for call in calls:
         seconds = (call.device_seconds or 0.0) if call.name in on_device else call.host_seconds
-        groups[call.name][_strip(call.dims)].times.append(_Time(call.calls / steps, seconds / steps))
+        groups[call.name][_strip(call.dims)][1].append((call.calls / steps, seconds / steps))
     return groups
 
 
@@ -144,12 +134,6 @@ def _strip(shapes: Iterable[Shape]) -> Shapes:
 
 def _by_time(point: RooflinePoint) -> tuple[float, str, str]:
     return -point.seconds, point.operator, point.shapes
-
-
-def _format_shapes(shapes: Shapes) -> str:
-    """Return 8×64×56×56, 64×64×3×3: the first few, which are images and weights."""
-    shown = ["×".join(str(size) for size in shape) for shape in shapes[:MOST_SHAPES]]
-    return ", ".join([*shown, *(["…"] if len(shapes) > MOST_SHAPES else [])])
 
 
 def _positive(value: float) -> bool:

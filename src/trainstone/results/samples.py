@@ -1,7 +1,4 @@
-"""Telemetry samples and their file, telemetry-<host>-<device>.csv: written line by line, read back, summed up.
-
-Who takes the samples: measure/telemetry.py. Reading tolerates a file cut anywhere.
-"""
+"""Telemetry samples and their file, telemetry-<host>-<device>.csv: written line by line, read back, summed up."""
 
 import itertools
 import math

@@ -17,6 +17,18 @@ from trainstone.results.steps import Columns, read_blocks
 
 Array = NDArray[np.float64]
 
+STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
+KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
+# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
+BIN_WIDTH = math.log(1.002)
+SHORTEST_SECONDS = 1e-7
+NUM_BINS = 14_000
+NUM_POINTS = 500
+SMOOTH_SHARE = 0.03  # share of the run that a smoothed loss averages over
+HIGHEST_LOSS = 1e30  # a larger loss is taken for not finite: training has diverged, and sums would overflow
+SHOWN = ("clock_mhz", "mem_clock_mhz", "power_watts", "temp_celsius", "util_percent", "mem_used_bytes")
+REASONS = tuple(sorted(HINDRANCES))
+
 
 def choose_evenly(count: int, most: int, keep: Iterable[int] = ()) -> list[int]:
     """Return at most so many places out of `count`, evenly spread; the first, the last and `keep` are among them."""
@@ -54,19 +66,6 @@ def downsample(
     return num_rows, kept
 
 
-STEP_COLUMNS = ("step", "start_seconds", "data_seconds", "step_seconds")
-KEPT_COLUMNS = ("step", "start_seconds", "step_seconds")
-# Histogram bins are 0.2 % wide, from 0.1 µs to more than a day: fine enough to be summed into any picture.
-BIN_WIDTH = math.log(1.002)
-SHORTEST_SECONDS = 1e-7
-NUM_BINS = 14_000
-NUM_POINTS = 500
-SMOOTH_SHARE = 0.03  # share of the run that a smoothed loss averages over
-HIGHEST_LOSS = 1e30  # a larger loss is taken for not finite: training has diverged, and sums would overflow
-SHOWN = ("clock_mhz", "mem_clock_mhz", "power_watts", "temp_celsius", "util_percent", "mem_used_bytes")
-REASONS = tuple(sorted(HINDRANCES))
-
-
 @dataclass(frozen=True)
 class StepSeries:
     """Arrays over buckets of neighbouring steps; up to twice the requested number of steps, a bucket is one step."""
@@ -100,10 +99,15 @@ def sample_steps(
 
     def take(block: Columns) -> dict[str, Array]:
         nonlocal end
-        _check_durations(path, block)
+        for name in STEP_COLUMNS:
+            bad = ~(block[name] >= 0) | (block[name] == np.inf)
+            if bad.any():
+                at, value = float(block["step"][bad][0]), float(block[name][bad][0])
+                raise ResultError(f"{path}: {name} of step {at:g} is {value}; it is finite and not negative")
         step, spent = block["step"], block["step_seconds"]
         end = float(block["start_seconds"][-1] + spent[-1])
-        histogram[:] += np.bincount(_bin_of(spent[step >= steady_from]), minlength=NUM_BINS)
+        bins = np.log(np.maximum(spent[step >= steady_from], SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
+        histogram[:] += np.bincount(np.clip(bins + 1e-9, 0, NUM_BINS - 1).astype(np.int64), minlength=NUM_BINS)
         kept.append(np.stack([block[name] for name in KEPT_COLUMNS])[:, np.isin(step, wanted)])
         return {"step": step, "start": block["start_seconds"], "low": spent, "high": spent, "seconds": spent}
 
@@ -125,19 +129,6 @@ def sample_steps(
         bin_count=histogram[filled],
         kept=dict(zip(KEPT_COLUMNS, np.concatenate(kept, axis=1), strict=True)),
     )
-
-
-def _check_durations(path: Path, block: Columns) -> None:
-    for name in STEP_COLUMNS:
-        bad = ~(block[name] >= 0) | (block[name] == np.inf)
-        if bad.any():
-            step, value = float(block["step"][bad][0]), float(block[name][bad][0])
-            raise ResultError(f"{path}: {name} of step {step:g} is {value}; it is finite and not negative")
-
-
-def _bin_of(seconds: Array) -> NDArray[np.int64]:
-    bins = np.log(np.maximum(seconds, SHORTEST_SECONDS) / SHORTEST_SECONDS) / BIN_WIDTH
-    return np.clip(bins + 1e-9, 0, NUM_BINS - 1).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Step records and their file, steps-rank0000.csv: every step with its warm-up, flushed once a second.
-
-Reading tolerates a file cut anywhere (kill -9): a torn last line is dropped.
-"""
+"""Step records and their file, steps-rank0000.csv: every step with its warm-up, flushed once a second."""
 
 import io
 import itertools
@@ -9,7 +6,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +37,12 @@ class StepRecord(NamedTuple):
 
 
 PHASE_COLUMNS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
-DECAY_COLUMN = "decay_loss"
 WHOLE_NUMBERS = ("step", "epoch", "images")
-COLUMNS = tuple(name for name in StepRecord._fields if name not in (*PHASE_COLUMNS, DECAY_COLUMN))
+COLUMNS = tuple(name for name in StepRecord._fields if name not in StepRecord._field_defaults)
 
 
 def list_columns(*, split_phases: bool, decay_loss: bool = False) -> tuple[str, ...]:
-    return COLUMNS + (PHASE_COLUMNS if split_phases else ()) + ((DECAY_COLUMN,) if decay_loss else ())
+    return COLUMNS + (PHASE_COLUMNS if split_phases else ()) + (("decay_loss",) if decay_loss else ())
 
 
 class StepWriter:
@@ -70,12 +66,6 @@ class StepWriter:
         if not go_on:
             self._file.write(",".join(self._columns) + "\n")
             self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._file.close()
@@ -122,10 +112,14 @@ def set_aside(path: Path) -> None:
 
 
 def read_blocks(path: Path, names: Sequence[str] | None = None) -> Iterator[Columns]:
-    """Read a step file some 100,000 steps at a time, so that memory stays bounded; a torn last line is dropped."""
+    """Read a step file some 100,000 steps at a time, so that memory stays bounded; a line torn by a kill is dropped."""
     try:
         with path.open("rb") as file:
-            header = _read_header(path, file.readline())
+            line = file.readline()
+            header = line.decode("utf-8", "replace").strip().split(",") if line.endswith(b"\n") else list(COLUMNS)
+            unknown, missing = sorted(set(header) - set(StepRecord._fields)), sorted(set(COLUMNS) - set(header))
+            if unknown or missing:
+                raise ResultError(f"{path}: not a step file: columns missing {missing}, unknown {unknown}")
             names = [name for name in names or header if name in header]
             rest, line_number = b"", 2
             while chunk := file.read(BLOCK_BYTES):
@@ -155,15 +149,6 @@ def as_stored(record: StepRecord) -> StepRecord:
     values = record._asdict().items()
     rounded: dict[str, Any] = {name: float(f"{value:.9g}") for name, value in values if isinstance(value, float)}
     return record._replace(**rounded)
-
-
-def _read_header(path: Path, line: bytes) -> list[str]:
-    header = line.decode("utf-8", "replace").strip().split(",") if line.endswith(b"\n") else list(COLUMNS)
-    unknown = set(header) - set(StepRecord._fields)
-    missing = set(COLUMNS) - set(header)
-    if unknown or missing:
-        raise ResultError(f"{path}: not a step file: columns missing {sorted(missing)}, unknown {sorted(unknown)}")
-    return header
 
 
 def _parse(path: Path, lines: bytes, header: list[str], names: Sequence[str], line_number: int) -> Columns:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from trainstone.files import dump_json, write_atomically
 from trainstone.machine.launched import launch_name
 from trainstone.results.checks import check_throughput, finding
 from trainstone.results.learning import check_speed, scale_throughput
-from trainstone.results.schema import FINISHED, FORMAT, Kind, Phases, Process, Recipe, Result
+from trainstone.results.schema import FINISHED, FORMAT, Kind, Process, Recipe, Result
 from trainstone.results.steps import PHASE_COLUMNS, read_columns
 from trainstone.results.summary import summarise_steps
 from trainstone.results.verdicts import write_learning_verdict, write_verdict
@@ -44,11 +44,6 @@ LAST_START: dict[str, Any] = {
 }
 
 
-class Before(NamedTuple):
-    result: Result
-    files: dict[str, bytes]
-
-
 class RunFolder:
     """One run's folder; `result` is what result.json holds now. Of many ranks only the first writes it."""
 
@@ -56,7 +51,7 @@ class RunFolder:
         self.path = path
         self.result = result
         self._writes = writes
-        self._before: Before | None = None
+        self._before: tuple[Result, dict[str, bytes]] | None = None  # a run that was taken up, and its files
 
     def update(self, **changes: Any) -> None:
         self.result = self.result.model_copy(update=changes)
@@ -78,9 +73,8 @@ class RunFolder:
         self.update(machine=machine, software=software)
 
     def remember(self) -> None:
-        names = ("config.toml", "machine.json")
-        files = {name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()}
-        self._before = Before(self.result, files)
+        files = [path for path in (self.path / "config.toml", self.path / "machine.json") if path.is_file()]
+        self._before = self.result, {path.name: path.read_bytes() for path in files}
 
     def begin(self) -> None:
         """A run that was taken up does something: from here on there is no way back."""
@@ -90,10 +84,10 @@ class RunFolder:
         """Leave a run that was taken up as it was, unless it has done something; says whether it did so."""
         if self._before is None:
             return False
-        before, self._before = self._before, None
-        for name, content in before.files.items():
+        (result, files), self._before = self._before, None
+        for name, content in files.items():
             write_atomically(self.path / name, [content])
-        self.result = before.result
+        self.result = result
         self.update()
         return True
 
@@ -203,10 +197,8 @@ def _lock(descriptor: int) -> bool:
 
 def refuse_running(path: Path, result: Result) -> None:
     if result.status == "running":
-        writer = result.process
-        raise ResultError(
-            f"{path} is still running: process {writer.pid} on {writer.host}", hint="wait for it, or stop it first"
-        )
+        told = f"{path} is still running: process {result.process.pid} on {result.process.host}"
+        raise ResultError(told, hint="wait for it, or stop it first")
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -230,10 +222,8 @@ def read_result(path: Path) -> Result:
     if not isinstance(document, dict) or not isinstance(document.get("format"), int):
         raise ResultError(f"{file} is not a trainstone result: it has no format number")
     if document["format"] > FORMAT:
-        raise ResultError(
-            f"{file} has format {document['format']}; this trainstone reads up to {FORMAT}",
-            hint="update trainstone",
-        )
+        told = f"{file} has format {document['format']}; this trainstone reads up to {FORMAT}"
+        raise ResultError(told, hint="update trainstone")
     try:
         result = Result.model_validate(document)
     except ValidationError as err:
@@ -269,35 +259,41 @@ def is_alive(process: Process, folder: Path) -> bool:
         return False
 
 
-NEEDED = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
-
-
 def recover(path: Path) -> Result:
     """Read a run; where its result has no throughput but its step file has steps, fill in what they say."""
     result = read_result(path)
-    if result.status == "killed":
-        result = tell_killed(result)
+    if result.status == "killed":  # so it wrote no finding
+        told = "the run ended without a word: killed, out of memory, or the machine went down"
+        resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
+        killed = finding("killed", told, hint=resume if result.kind in ("train", "sweep") else None)
+        result = result.model_copy(update={"findings": [*result.findings, killed]})
     if result.throughput is not None or result.points or result.kind == "sweep":
         return result
     if result.kind == "train" and result.verdict is None:
         verdict = write_learning_verdict(result.quality, result.status, result.phases, result.recipe.name)
         result = result.model_copy(update={"verdict": verdict})
     file = (path if path.is_dir() else path.parent) / "steps-rank0000.csv"
+    needed = ("step_seconds", "images", "data_seconds", *PHASE_COLUMNS)
     try:
-        columns = read_columns(file, NEEDED) if file.is_file() else {}
+        columns = read_columns(file, needed) if file.is_file() else {}
         if not columns:
             return result
         summary = summarise_steps(columns, compiled=bool(result.config.get("engine", {}).get("compile")))
     except ResultError as err:
         return result.model_copy(update={"findings": [*result.findings, finding("damaged-file", err.message)]})
     throughput = scale_throughput(summary.throughput, result.world.ranks)
-    found: dict[str, Any] = {"throughput": throughput, "step_seconds": summary.step_seconds}
+    found: dict[str, Any] = {"throughput": throughput, "step_seconds": summary.step_seconds, "phases": summary.phases}
     if result.kind == "train":
-        findings = check_speed(throughput, summary.step_seconds)
-        found["phases"] = add_phases(result, summary.phases)
+        findings, known = check_speed(throughput, summary.step_seconds), result.phases
+        if known is not None and result.status in (*FINISHED, "interrupted"):
+            found["phases"] = known
+        elif known is not None:
+            # Steps after the last evaluation count, too; but the step file may lack the steps of an earlier start.
+            names = ("train_seconds", "data_wait_seconds")
+            longer = {name: max(getattr(known, name) or 0.0, getattr(summary.phases, name) or 0.0) for name in names}
+            found["phases"] = summary.phases.model_copy(update=known.model_dump(exclude_none=True) | longer)
     else:
         findings = check_throughput(throughput, summary.step_seconds)
-        found["phases"] = summary.phases
         found["verdict"] = write_verdict(
             f"{result.recipe.name}, {result.status} after {len(columns['step_seconds'])} steps, until then",
             throughput,
@@ -308,22 +304,3 @@ def recover(path: Path) -> Result:
             ranks=result.world.ranks,
         )
     return result.model_copy(update=found | {"findings": [*result.findings, *findings]})
-
-
-def tell_killed(result: Result) -> Result:
-    """Add the finding that nobody was left to write."""
-    told = "the run ended without a word: killed, out of memory, or the machine went down"
-    resume = f"resume it: trainstone {result.kind} --resume RUN; dmesg shows whether memory ran out"
-    hint = resume if result.kind in ("train", "sweep") else None
-    return result.model_copy(update={"findings": [*result.findings, finding("killed", told, hint=hint)]})
-
-
-def add_phases(result: Result, stepped: Phases) -> Phases:
-    """Let steps after the last evaluation count; where a run has come to its end, its phases are what they are."""
-    known = result.phases
-    if known is None or result.status in (*FINISHED, "interrupted"):
-        return known or stepped
-    # The step file may lack the steps of an earlier start.
-    names = ("train_seconds", "data_wait_seconds")
-    longer = {name: max(getattr(known, name) or 0.0, getattr(stepped, name) or 0.0) for name in names}
-    return stepped.model_copy(update=known.model_dump(exclude_none=True) | longer)

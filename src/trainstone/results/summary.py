@@ -1,7 +1,4 @@
-"""From raw steps to the numbers of a result: steady window, throughput with its interval, phases, verdict.
-
-Pure; every definition of a metric stands here or in results/stats.py, once.
-"""
+"""From raw steps to the numbers of a result: steady window, throughput with its interval, phases, verdict."""
 
 import shlex
 from collections import Counter
@@ -12,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.results import schema, stats
-from trainstone.results.steady import find_outliers, find_steady
 from trainstone.results.steps import PHASE_COLUMNS
 from trainstone.results.sweep import BATCH, format_setting, write_setting
 from trainstone.units import format_bytes, format_count, format_rate, format_seconds, format_spread
@@ -37,12 +33,12 @@ class StepSummary:
 
 def summarise_steps(columns: dict[str, Series], *, compiled: bool) -> StepSummary:
     seconds, images, waits = columns["step_seconds"], columns["images"], columns["data_seconds"]
-    steady = find_steady(seconds)
+    steady = stats.find_steady(seconds)
     window = slice(steady.from_step, len(seconds))
     inside = seconds[window]
     estimate = stats.throughput_within(inside, images[window])
     spread = stats.spread(inside)
-    outliers = find_outliers(inside)
+    outliers = stats.find_outliers(inside)
     throughput = schema.Throughput(
         **asdict(estimate),
         steady=steady.steady,
@@ -103,11 +99,13 @@ def describe_setting(result: schema.Result) -> str:
         threads = f", {number} thread{'' if number == 1 else 's'}" if on_cpu else ""
         told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
         parts.append(f"{told}{threads}")
+    data = result.config.get("data", {})
+    files = data.get("source") == "files" and isinstance(data.get("root"), str)
     values = {
         "{}": train.get("precision") if "train.precision" not in swept else None,
         "batch {}": (result.sweep and result.sweep.tell_batches())
         or (train.get("batch_size") if BATCH not in swept else None),
-        "{} data": _name_data(result.config.get("data", {})),
+        "{} data": Path(data["root"]).name if files else str(data["source"]) if "source" in data else None,
     }
     return " · ".join(parts + [form.format(value) for form, value in values.items() if value not in (None, "auto")])
 
@@ -117,9 +115,8 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
     if result.kind == "train":
         unfinished = result.status in ("interrupted", "killed", "failed")
         runs = f" --runs {result.repeated.num_runs}" if result.repeated else ""
-        return (
-            f"trainstone train --resume {shlex.quote(str(path))}" if unfinished else f"trainstone train {config}{runs}"
-        )
+        resume = f"trainstone train --resume {shlex.quote(str(path))}"
+        return resume if unfinished else f"trainstone train {config}{runs}"
     if result.kind in ("eval", "profile", "data"):
         return result.command
     if result.kind == "sweep":
@@ -127,11 +124,10 @@ def describe_repeat(result: schema.Result, path: Path) -> str:
     if result.comparison is not None:
         rival = shlex.quote(str(path / "points" / "b" / "config.toml"))
         return f"trainstone bench {config} --against {rival}"
+    world, runs = result.world, f" --runs {len(result.points)}" if result.points else ""
     # Ranks on other nodes were started by something that the run does not know.
-    launch = (
-        f"launch local --ranks {result.world.ranks} -- " if result.world.ranks > 1 and result.world.nodes == 1 else ""
-    )
-    return f"trainstone {launch}bench {config}" + (f" --runs {len(result.points)}" if result.points else "")
+    launch = f"launch local --ranks {world.ranks} -- " if world.ranks > 1 and world.nodes == 1 else ""
+    return f"trainstone {launch}bench {config}{runs}"
 
 
 def _repeat_sweep(result: schema.Result, path: Path) -> str:
@@ -175,9 +171,3 @@ def describe_rate(images_per_second: float, ci95: tuple[float, float] | None) ->
     if ci95 is None:
         return format_rate(images_per_second)
     return f"{format_rate(images_per_second)} {format_spread(images_per_second, ci95)}"
-
-
-def _name_data(data: dict[str, object]) -> str | None:
-    if data.get("source") == "files" and isinstance(data.get("root"), str):
-        return Path(str(data["root"])).name
-    return str(data["source"]) if "source" in data else None

@@ -1,7 +1,4 @@
-"""A sweep in result.json: its points as rows, the knee and what else it could be, the fit of step time. Pure.
-
-The sentences about them are in results/verdicts.py.
-"""
+"""A sweep in result.json: its points as rows, the knee and what else it could be, the fit of step time. Pure."""
 
 import json
 import math

@@ -5,15 +5,16 @@ Cells are text as people read it; making it printable or escaping it is the work
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from trainstone import units
 from trainstone.results import learning
 from trainstone.results.anchors import describe_share
 from trainstone.results.compare import ON_BOTH
-from trainstone.results.feeding import Feeding, find_one_thread, format_microseconds
+from trainstone.results.feeding import Feeding, format_microseconds
 from trainstone.results.profiled import PIPES
-from trainstone.results.quality import Evaluation, Quality, Repeated, TrainedRun
-from trainstone.results.schema import ComparisonRow, Result, Side
+from trainstone.results.quality import Evaluation, Quality, Repeated
+from trainstone.results.schema import ComparisonRow, Result
 from trainstone.results.sweep import Sweep, SweepRow, find_knee_row, format_setting, is_numeric, name_key
 
 STATES = {"out_of_memory": "out of memory", "failed": "failed", "not_tried": "not tried"}
@@ -39,13 +40,9 @@ class Table:
 
 def keep_filled(columns: Mapping[str, bool], rows: Sequence[Sequence[str]]) -> Table:
     """Return a table without the columns that no row has; `columns` says of each whether it is flush right."""
-    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    names, numeric = list(columns), list(columns.values())
-    return Table(
-        [names[place] for place in kept],
-        [[row[place] for place in kept] for row in rows],
-        numeric=[numeric[place] for place in kept],
-    )
+    filled = [any(row[place] for row in rows) for place in range(len(columns))]
+    names, numeric = list(compress(columns, filled)), list(compress(columns.values(), filled))
+    return Table(names, [list(compress(row, filled)) for row in rows], numeric=numeric)
 
 
 def keyed_table(
@@ -82,30 +79,22 @@ def describe_point(sweep: Sweep, row: SweepRow) -> dict[str, tuple[str, float | 
     if sweep.profile:
         cells["utilisation"] = _cell(row.compute_utilisation, units.format_percent)
         cells |= {name: _cell(row.cores_percent.get(name), "{:.1f} %".format) for name in PIPES}
-    note = "; ".join(list_point_notes(sweep, row))
+    if row.status != "ok":
+        state = STATES[row.status]
+        # A message of the child's may begin with the same words
+        why = row.note.removeprefix(state).lstrip(": ")
+        notes = [f"{state}: {why}" if why else state]
+    else:
+        notes = ["knee"] if is_knee(sweep, row) else []
+        notes += ["no interval"] if row.images_per_second is not None and row.ci95 is None else []
+        notes += [] if row.steady else ["not steady"]
+        notes += ["no profile"] if row.profile == "failed" else [row.note] if row.note else []
+    note = "; ".join(notes)
     return cells | {"note": (note, note)}
 
 
 def _cell(number: float | None, form: Callable[[float], str]) -> tuple[str, float | str]:
     return ("", "") if number is None else (form(number), number)
-
-
-def list_point_notes(sweep: Sweep, row: SweepRow) -> list[str]:
-    notes = ["knee"] if is_knee(sweep, row) else []
-    if row.status != "ok":
-        state = STATES[row.status]
-        # A message of the child's may begin with the same words
-        why = row.note.removeprefix(state).lstrip(": ")
-        return [f"{state}: {why}" if why else state]
-    if row.images_per_second is not None and row.ci95 is None:
-        notes.append("no interval")
-    if not row.steady:
-        notes.append("not steady")
-    if row.profile == "failed":
-        notes.append("no profile")
-    elif row.note:
-        notes.append(row.note)
-    return notes
 
 
 def is_knee(sweep: Sweep, row: SweepRow) -> bool:
@@ -117,35 +106,23 @@ def comparison_table(rows: Sequence[ComparisonRow], *, full: bool = False) -> Ta
 
     `full` adds what the terminal shows in notes: what the interval covers, the noise floor, a figure's source.
     """
-    columns = ["", "A", "B", "A / B", "p (Holm)", *(["interval covers", "noise floor"] if full else []), "judgement"]
-    cells = [
-        [
-            row.label,
-            *(format_side(side) + (f", {side.source}" if full and side.source else "") for side in (row.a, row.b)),
-            format_row_ratio(row),
-            format_p_value(row.p_holm),
-            *(
-                [row.ci_covers, "" if row.noise_floor is None else units.format_percent(row.noise_floor)]
-                if full
-                else []
-            ),
-            row.judgement,
-        ]
-        for row in rows
-    ]
-    return keep_filled(dict.fromkeys(columns, False), cells)
+    more = ["interval covers", "noise floor"] if full else []
+    cells = []
+    for row in rows:
+        sides = [f"{side.label}: {units.format_rate(side.images_per_second)} images/s" for side in (row.a, row.b)]
+        if full:
+            sources = [f", {side.source}" if side.source else "" for side in (row.a, row.b)]
+            sides = [side + source for side, source in zip(sides, sources, strict=True)]
+        p_value = "" if row.p_holm is None else "< 0.001" if row.p_holm < 0.001 else f"{row.p_holm:.3f}"
+        added = [row.ci_covers, "" if row.noise_floor is None else units.format_percent(row.noise_floor)]
+        cells.append([row.label, *sides, format_row_ratio(row), p_value, *added[: len(more)], row.judgement])
+    return keep_filled(dict.fromkeys(["", "A", "B", "A / B", "p (Holm)", *more, "judgement"], False), cells)
 
 
 def share_table(rows: Sequence[ComparisonRow]) -> Table:
-    cells = [
-        [
-            row.label,
-            units.format_rate(row.b.images_per_second),
-            units.format_rate(row.a.images_per_second),
-            describe_share(row),
-        ]
-        for row in sorted(rows, key=lambda row: -row.b.images_per_second)
-    ]
+    ranked = sorted(rows, key=lambda row: -row.b.images_per_second)
+    rates = [[units.format_rate(side.images_per_second) for side in (row.b, row.a)] for row in ranked]
+    cells = [[row.label, *both, describe_share(row)] for row, both in zip(ranked, rates, strict=True)]
     return Table(["images/s a device", "published", "A", "A / published"], cells, numeric=[False, True, True, True])
 
 
@@ -166,19 +143,8 @@ def format_row_ratio(row: ComparisonRow) -> str:
     return f"{units.format_ratio(row.ratio)} ({interval})"
 
 
-def format_p_value(value: float | None) -> str:
-    """Return 0.012, < 0.001, or nothing where there is none."""
-    if value is None:
-        return ""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def format_side(side: Side) -> str:
-    return f"{side.label}: {units.format_rate(side.images_per_second)} images/s"
-
-
 def thread_table(feeding: Feeding) -> Table:
-    one = find_one_thread(feeding)
+    one = next((point.images_per_second for point in feeding.points if point.threads == 1), None)
     rows = [
         [
             f"{point.threads:,}",
@@ -229,15 +195,7 @@ def evaluation_table(quality: Quality) -> Table:
         ]
         for found in shown
     ]
-    heads = [
-        "epochs",
-        "steps",
-        *(learning.name_metric(name) for name in metrics),
-        "run's clock",
-        "evaluation",
-        "images",
-        "",
-    ]
+    heads = ["epochs", "steps", *map(learning.name_metric, metrics), "run's clock", "evaluation", "images", ""]
     left_out = len(quality.history) - len(shown)
     caption = f"{units.format_count(left_out, 'evaluation')} between these left out." if left_out else ""
     return Table(heads, rows, caption=caption, numeric=[True] * (len(heads) - 1) + [False])
@@ -251,32 +209,24 @@ def training_table(
     caption: str = "",
 ) -> Table:
     """A row for each run of train --runs, with the address of its page; what is not known is empty."""
-    pairs = zip(repeated.runs, results or [None] * len(repeated.runs), strict=True)
-    rows = [_describe_run(run, quality, result, scored=repeated.score_seconds is not None) for run, result in pairs]
+    rows = []
+    for run, result in zip(repeated.runs, results or [None] * len(repeated.runs), strict=True):
+        notes = ["dropped"] if repeated.score_seconds is not None and not run.counted else []
+        notes += [f"in {run.starts} starts"] if run.starts > 1 else []
+        value = ""
+        if quality and run.value is not None:
+            value = learning.format_metric(quality.metric, run.value, quality.target)
+        cells = [
+            "" if run.epochs is None else learning.format_epoch(run.epochs),
+            "" if run.seconds_to_target is None else units.format_seconds(run.seconds_to_target),
+            value,
+            units.format_rate(result.throughput.images_per_second) if result and result.throughput else "",
+        ]
+        rows.append([f"seed {run.seed}", *cells, run.status.replace("_", " "), ", ".join(notes)])
     best = f"{learning.name_metric(quality.metric)}, best" if quality else "best"
     numeric = dict.fromkeys(("epochs", "time to target", best, "images/s"), True)
     table = keep_filled({"run": False, **numeric, "status": False, "": False}, rows)
     return replace(table, caption=caption, links=links)
-
-
-def _describe_run(run: TrainedRun, quality: Quality | None, result: Result | None, *, scored: bool) -> list[str]:
-    rate = result.throughput.images_per_second if result and result.throughput else None
-    value = (
-        learning.format_metric(quality.metric, run.value, quality.target) if quality and run.value is not None else ""
-    )
-    notes = [
-        *(["dropped"] if scored and not run.counted else []),
-        *([f"in {run.starts} starts"] if run.starts > 1 else []),
-    ]
-    return [
-        f"seed {run.seed}",
-        "" if run.epochs is None else learning.format_epoch(run.epochs),
-        "" if run.seconds_to_target is None else units.format_seconds(run.seconds_to_target),
-        value,
-        "" if rate is None else units.format_rate(rate),
-        run.status.replace("_", " "),
-        ", ".join(notes),
-    ]
 
 
 def quality_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = "") -> Table:

@@ -1,44 +1,30 @@
-"""Every sentence about a whole run: the verdict of each kind, and what a sweep means. Pure: numbers in, text out.
-
-What a profile says of its parts is made where they are measured: results/timeline.py and results/roofline.py.
-"""
+"""Every sentence about a whole run: the verdict of each kind, and what a sweep means. Pure: numbers in, text out."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
 
 from trainstone import units
 from trainstone.machine.health import Noise
 from trainstone.results import feeding as fed
-from trainstone.results import learning
+from trainstone.results import learning, schema
 from trainstone.results import sweep as swept
 from trainstone.results.anchors import describe_share, is_published
 from trainstone.results.feeding import Feeding
 from trainstone.results.profiled import Timeline
 from trainstone.results.quality import Evaluation, Quality, Repeated
-from trainstone.results.schema import (
-    FINISHED,
-    ComparisonRow,
-    Judgement,
-    Loader,
-    Phases,
-    Status,
-    Throughput,
-    Utilisation,
-)
 from trainstone.results.summary import describe_interval, describe_rate
 from trainstone.results.sweep import Knee, StepFit, Sweep, SweepRow
 
 BUSY_SHARE = 0.8
 """Threads that keep less of their cores busy than this wait for something else, and more cores would not help."""
-JUDGEMENTS: tuple[Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
+JUDGEMENTS: tuple[schema.Judgement, ...] = ("faster", "slower", "no difference shown", "not judged")
 
 
 def write_verdict(
     title: str,
-    throughput: Throughput,
-    utilisation: Utilisation | None,
+    throughput: schema.Throughput,
+    utilisation: schema.Utilisation | None,
     noise: Noise | None,
     *,
     device_kind: str,
@@ -74,7 +60,9 @@ def write_profile_verdict(title: str, timeline: Timeline) -> str:
     return "; ".join(part.rstrip(".") for part in parts)
 
 
-def write_runs_verdict(title: str, combined: Throughput, loaders: Sequence[Loader], noise: Noise | None) -> str:
+def write_runs_verdict(
+    title: str, combined: schema.Throughput, loaders: Sequence[schema.Loader], noise: Noise | None
+) -> str:
     verdict = f"{title}: {units.format_rate(combined.images_per_second)} images/s {describe_interval(combined)}"
     if loaders:
         verdict += f"; data-bound in {sum(loader.data_bound for loader in loaders)} of {len(loaders)} runs"
@@ -90,8 +78,8 @@ def write_eval_verdict(title: str, evaluation: Evaluation, metric: str, origin: 
 
 def write_learning_verdict(
     quality: Quality | None,
-    status: Status,
-    phases: Phases | None,
+    status: schema.Status,
+    phases: schema.Phases | None,
     title: str,
     *,
     stopped_by: str = "a signal",
@@ -122,11 +110,6 @@ def write_learning_verdict(
     return f"{title}: {told}"
 
 
-def describe_score(repeated: Repeated) -> str:
-    assert repeated.score_seconds is not None
-    return f"olympic mean {units.format_seconds(repeated.score_seconds)}"
-
-
 def describe_goal(quality: Quality) -> str:
     assert quality.target is not None
     return f"{learning.format_target(quality.metric, quality.target)} {learning.name_metric(quality.metric)}"
@@ -134,7 +117,7 @@ def describe_goal(quality: Quality) -> str:
 
 def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: str) -> str:
     """One sentence that can be quoted: how many runs reached the target and when, or the median of the best values."""
-    over = [run for run in repeated.runs if run.status in FINISHED]
+    over = [run for run in repeated.runs if run.status in schema.FINISHED]
     if quality is None or not over:
         return f"{title}: none of {repeated.num_runs} runs has come to its end"
     values = [run.value for run in over if run.value is not None and not run.reached]
@@ -148,7 +131,8 @@ def write_repeated_verdict(repeated: Repeated, quality: Quality | None, title: s
         told = f"{len(times)} of {len(over)} runs reached {describe_goal(quality)}"
         if times:
             middle, least, most = (units.format_seconds(pick(times)) for pick in (median, min, max))
-            score = f"; {describe_score(repeated)}" if repeated.score_seconds is not None else ""
+            olympic = repeated.score_seconds
+            score = "" if olympic is None else f"; olympic mean {units.format_seconds(olympic)}"
             told += f", in {middle} ({least} to {most}{score})"
         if values:
             best = learning.format_metric(quality.metric, max(values), quality.target)
@@ -173,7 +157,7 @@ def write_data_verdict(feeding: Feeding, workload: str = "") -> str:
     return "; ".join(parts)
 
 
-def write_row_verdict(row: ComparisonRow) -> str:
+def write_row_verdict(row: schema.ComparisonRow) -> str:
     """Return e.g. A (x=1) is 1.062 times as fast as B (x=2) (1.041 … 1.083; 95 %, interleaved blocks): faster."""
     claim = f"A ({row.a.label}) is {units.format_ratio(row.ratio)} times as fast as B ({row.b.label})"
     if row.ci95 is None:
@@ -182,7 +166,7 @@ def write_row_verdict(row: ComparisonRow) -> str:
     return f"{claim} ({ends}; 95 %, {row.ci_covers}): {row.judgement}"
 
 
-def write_comparison_verdict(rows: Sequence[ComparisonRow], mean: float | None) -> str:
+def write_comparison_verdict(rows: Sequence[schema.ComparisonRow], mean: float | None) -> str:
     """One sentence that can be quoted: the row, or of several how many were judged how."""
     judged, published = [row for row in rows if not is_published(row)], [row for row in rows if is_published(row)]
     sentences = []
@@ -209,7 +193,7 @@ def judge_sweep(sweep: Sweep) -> Sweep:
         points = swept.list_measured(rows)
         knee = swept.find_knee(points, curve) if ordered else None
         fit = swept.fit_steps(points, curve) if ordered and sweep.key == swept.BATCH else None
-        prefix = "" if sweep.curve_key is None else f"{_name(sweep.curve_key, curve)}: "
+        prefix = "" if sweep.curve_key is None else f"{swept.label_point(sweep.curve_key, curve)}: "
         if len(points) > 1:
             sentences = _explain_curve(sweep, rows, knee, fit) if ordered else _explain_choice(sweep, points)
             told += [prefix + sentence for sentence in sentences]
@@ -225,7 +209,7 @@ def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
     curves = [(curve, points) for curve, points in curves if len(points) > 1 and swept.has_order(sweep)]
     told = []
     for curve, points in sorted(curves, key=lambda item: -swept.find_fastest(item[1]).rate):
-        of = "" if sweep.curve_key is None else f"{_name(sweep.curve_key, curve)}: "
+        of = "" if sweep.curve_key is None else f"{swept.label_point(sweep.curve_key, curve)}: "
         told.append(of + _describe_knee(sweep, points, swept.find_knee(points, curve)))
     if not told:
         fastest = swept.find_fastest(sweep.rows)
@@ -234,26 +218,18 @@ def write_sweep_verdict(sweep: Sweep, title: str) -> str | None:
     return f"{title}: {'; '.join(told)}{done}"
 
 
-def _name(key: str, value: Any) -> str:
-    return f"{swept.name_key(key)} {swept.format_setting(value)}"
-
-
 def _describe_rate(row: SweepRow) -> str:
     return f"{describe_rate(row.rate, row.ci95)} images/s" + ("" if row.ci95 else " (no interval)")
 
 
 def _describe_knee(sweep: Sweep, points: Sequence[SweepRow], knee: Knee | None) -> str:
     if knee is None:
-        return f"no knee up to {_name(sweep.key, points[-1].value)}: {_describe_rate(points[-1])}, still rising"
+        last = points[-1]
+        return f"no knee up to {swept.label_point(sweep.key, last.value)}: {_describe_rate(last)}, still rising"
     at = next(point for point in points if point.value == knee.value)
-    share = units.format_percent(knee.share_of_best, 0)
-    best = f"{share} of the best ({describe_rate(*_best(points))} at {knee.best_value})"
-    return f"knee at {_name(sweep.key, knee.value)}: {_describe_rate(at)}, {best}"
-
-
-def _best(points: Sequence[SweepRow]) -> tuple[float, tuple[float, float] | None]:
-    fastest = swept.find_fastest(points)
-    return fastest.rate, fastest.ci95
+    fastest, share = swept.find_fastest(points), units.format_percent(knee.share_of_best, 0)
+    best = f"{share} of the best ({describe_rate(fastest.rate, fastest.ci95)} at {knee.best_value})"
+    return f"knee at {swept.label_point(sweep.key, knee.value)}: {_describe_rate(at)}, {best}"
 
 
 def _explain_curve(sweep: Sweep, rows: Sequence[SweepRow], knee: Knee | None, fit: StepFit | None) -> Iterator[str]:
@@ -267,33 +243,32 @@ def _explain_curve(sweep: Sweep, rows: Sequence[SweepRow], knee: Knee | None, fi
     if fit is not None and fit.error <= swept.POOR_FIT:
         cost = f"{units.format_seconds(fit.fixed_seconds)} and {units.format_seconds(fit.seconds_per_image)} an image"
         fitted = f"fitted to {fit.points} points within {units.format_percent(max(fit.error, 1e-3))}"
-        shares = [f"{_fixed_share(fit, row)} at {_name(sweep.key, row.value)}" for row in (points[0], at)]
+        shares = []
+        for row in (points[0], at):
+            whole = fit.fixed_seconds + fit.seconds_per_image * (row.images_per_step or 0)
+            share = units.format_percent(fit.fixed_seconds / whole if whole > 0 else 0.0, 0)
+            shares.append(f"{share} at {swept.label_point(sweep.key, row.value)}")
         yield f"A step costs {cost} ({fitted}); the fixed part is {' and '.join(dict.fromkeys(shares))}."
     if at.mfu is not None:
         limit = f", limited by {at.limit}" if at.limit not in (None, "unknown") else ""
         yield f"There it reaches {units.format_percent(at.mfu, 0)} of the measured peak{limit}."
     full = [row.value for row in rows if row.status == "out_of_memory" and row.value > points[-1].value]
     if full:
-        yield f"Memory ends it: {_name(sweep.key, min(full))} does not fit."
+        yield f"Memory ends it: {swept.label_point(sweep.key, min(full))} does not fit."
     best = swept.find_fastest(points)
     if swept.is_behind(points[-1], best):
         share = units.format_percent(points[-1].rate / best.rate, 0)
-        yield f"Beyond {best.value} it falls: {share} of the best at {_name(sweep.key, points[-1].value)}."
-
-
-def _fixed_share(fit: StepFit, row: SweepRow) -> str:
-    whole = fit.fixed_seconds + fit.seconds_per_image * (row.images_per_step or 0)
-    return units.format_percent(fit.fixed_seconds / whole if whole > 0 else 0.0, 0)
+        yield f"Beyond {best.value} it falls: {share} of the best at {swept.label_point(sweep.key, points[-1].value)}."
 
 
 def _explain_choice(sweep: Sweep, points: Sequence[SweepRow]) -> Iterator[str]:
     best, *others = sorted(points, key=lambda point: -point.rate)
-    yield f"{_name(sweep.key, best.value)} is the fastest: {_describe_rate(best)}."
+    yield f"{swept.label_point(sweep.key, best.value)} is the fastest: {_describe_rate(best)}."
     for point in others:
         share = units.format_percent(point.rate / best.rate, 0)
         apart = point.ci95 and best.ci95 and point.ci95[1] < best.ci95[0]
         unclear = "" if apart else "; the intervals do not tell them apart"
-        yield f"{_name(sweep.key, point.value)} has {_describe_rate(point)}, {share} of it{unclear}."
+        yield f"{swept.label_point(sweep.key, point.value)} has {_describe_rate(point)}, {share} of it{unclear}."
 
 
 def join_labels(sweep: Sweep, rows: Sequence[SweepRow]) -> str:

@@ -24,8 +24,7 @@ from trainstone.results.profiled import Overhead, Timeline
 from trainstone.results.progress import Progress
 from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
 from trainstone.results.schema import Finding, Status
-from trainstone.results.stats import spread
-from trainstone.results.steady import find_steady
+from trainstone.results.stats import find_steady, spread
 from trainstone.results.steps import StepRecord
 from trainstone.results.timeline import analyse_trace
 from trainstone.results.verdicts import write_profile_verdict

@@ -14,7 +14,6 @@ from trainstone.measure.clock import Timer
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import stats
 from trainstone.results.progress import Progress
-from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
 from trainstone.train.distributed import Agreement, World, barrier
 from trainstone.train.lifecycle import OTHER_RANK
@@ -57,7 +56,7 @@ class StopRule:
             return False
         self._next_check = int(number * CHECK_GROWTH) + 1
         seconds = self.recorder.column("step_seconds")
-        steady = find_steady(seconds)
+        steady = stats.find_steady(seconds)
         inside = seconds[steady.from_step :]
         self.half_width = stats.half_width_quick(inside)
         ripe = self.measure.seconds - self.seconds_left >= min(MIN_SECONDS, self.measure.seconds / 2)

@@ -5,7 +5,12 @@ import pytest
 from made_results import write_runs
 from trainstone.cli.compare import check_limit, spread_to, suggest_next
 from trainstone.errors import ConfigError
-from trainstone.results.compare import compare
+from trainstone.results import compare as module
+from trainstone.results.schema import Comparison
+
+
+def compare(runs, to) -> Comparison:
+    return module.compare(runs, to)[0]
 
 
 @pytest.mark.parametrize(

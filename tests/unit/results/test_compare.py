@@ -1,29 +1,24 @@
-"""Runs found, told apart, compared and judged."""
+"""Runs found, told apart, compared and judged; the published figures they are held against."""
 
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 
 from made_results import change_result, make_result, write_repeated, write_run, write_runs
+from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results import compare as module
-from trainstone.results.compare import (
-    Run,
-    find_differences,
-    find_doubts,
-    find_runs,
-    group_runs,
-    refuse_shared,
-    tell_unsteady,
-)
-from trainstone.results.schema import Comparison, ComparisonRow, Device, Point, Result, Side, Throughput
+from trainstone.results.anchors import anchors_for, choose_anchors, load_anchors, matching_device
+from trainstone.results.compare import Run, check_gate, find_differences, find_runs, group_runs, tell_unsteady
+from trainstone.results.schema import Comparison, ComparisonRow, Device, Point, Result, Side
 
 FAST, SLOW = [110.0, 111.0, 109.0, 110.5, 109.5], [100.0, 101.0, 99.0, 100.5, 99.5]
 
 
 def compare(runs, to, **options) -> Comparison:
-    return module.compare(runs, to, **options).comparison
+    return module.compare(runs, to, **options)[0]
 
 
 def words(paths) -> list[str]:
@@ -81,13 +76,8 @@ def test_unlike_runs_are_refused_with_every_difference(tmp_path):
 def write_grid(folder, name, rates, **features):
     """Three precisions, three runs each."""
     for precision, rate in zip(("fp32", "bf16", "fp16"), rates, strict=True):
-        write_runs(
-            folder,
-            f"{name}-{precision}",
-            [rate, rate * 1.002, rate * 0.998],
-            settings=(f"train.precision={precision}",),
-            **features,
-        )
+        three, settings = [rate, rate * 1.002, rate * 0.998], (f"train.precision={precision}",)
+        write_runs(folder, f"{name}-{precision}", three, settings=settings, **features)
     return [str(folder)]
 
 
@@ -95,11 +85,9 @@ def test_many_rows_are_corrected_and_summed_up(tmp_path):
     a = write_grid(tmp_path / "a", "a", [110.0, 200.0, 190.0])
     b = write_grid(tmp_path / "b", "b", [100.0, 200.1, 200.0])
     got = compare(a, b)
-    assert sorted(row.label for row in got.rows) == [
-        f"resnet50 v2 · {precision} · batch 8" for precision in ("bf16", "fp16", "fp32")
-    ]
-    by_label = {row.label.split(" · ")[1]: row.judgement for row in got.rows}
-    assert by_label == {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
+    judged = {"fp32": "faster", "bf16": "no difference shown", "fp16": "slower"}
+    expected = {f"resnet50 v2 · {precision} · batch 8": judgement for precision, judgement in judged.items()}
+    assert {row.label: row.judgement for row in got.rows} == expected
     assert all(row.p_holm >= row.p_value for row in got.rows)
     assert got.geometric_mean == pytest.approx((1.1 * 200 / 200.1 * 0.95) ** (1 / 3), rel=1e-3)
     assert got.verdict == "3 rows: 1 faster, 1 slower, 1 no difference shown; geometric mean 1.015"
@@ -186,8 +174,9 @@ def test_other_models_are_left_out_or_refused(tmp_path):
 
 def test_words_that_are_nothing(tmp_path):
     run = str(gpu_run(tmp_path))
-    with pytest.raises(ResultError, match=r"'a100-80-mxnet-am', did you mean"):
-        compare([run], ["a100-80-mxnet-am"])
+    with pytest.raises(ResultError, match=r"'a100-80-mxnt-amp', did you mean a100-80-mxnet-amp\?") as caught:
+        compare([run], ["a100-80-mxnt-amp"])
+    assert "h200-lambda-amp" in caught.value.hint
     for runs, to in ((["published"], [run]), ([run], ["runs/nothing"]), ([run], [run])):
         with pytest.raises(ResultError):
             compare(runs, to)
@@ -213,9 +202,14 @@ def test_two_drifting_runs_are_not_judged_unless_forced(tmp_path):
 
 
 def test_doubts_are_told_at_a_published_figure(tmp_path):
-    run = write_run(tmp_path, unsteady("run", status="interrupted"))
-    (row,) = compare([str(run)], ["a10-lambda-amp"]).rows
+    run = str(write_run(tmp_path, unsteady("run", status="interrupted")))
+    steady = str(write_run(tmp_path, make_result("steady")))
+    (row,) = compare([run], ["a10-lambda-amp"]).rows
     assert {"steady: no | unknown", "status: interrupted | unknown"} <= set(row.differences)
+    (row,) = compare([run, steady], ["a10-lambda-amp"]).rows
+    assert {"steady: no, yes | unknown", "status: interrupted, ok | unknown"} <= set(row.differences)
+    (row,) = compare([steady], ["a10-lambda-amp"]).rows
+    assert not [told for told in row.differences if told.startswith(("steady", "status"))]
 
 
 def make_comparison(ratio, ci95, judgement, *, published=False) -> Comparison:
@@ -241,23 +235,16 @@ def make_comparison(ratio, ci95, judgement, *, published=False) -> Comparison:
     ],
 )
 def test_the_gate(ratio, ci95, judgement, limit, outcome):
-    gate = module.check_gate(make_comparison(ratio, ci95, judgement), limit)
-    assert (len(gate.failed), len(gate.doubtful)) == {"failed": (1, 0), "doubtful": (0, 1), "passed": (0, 0)}[outcome]
+    failed, doubtful = check_gate(make_comparison(ratio, ci95, judgement), limit)
+    assert (len(failed), len(doubtful)) == {"failed": (1, 0), "doubtful": (0, 1), "passed": (0, 0)}[outcome]
 
 
-def test_the_gate_at_a_published_figure():
-    gate = module.check_gate(make_comparison(0.71, (0.6, 1.1), "not judged", published=True), 0.8)
-    assert gate.failed == ["what: 71 % (60 … 110 %) is below 0.800"]
-
-
-def test_what_is_lost_says_no_whatever_the_rows_say():
-    comparison = make_comparison(1.2, (1.1, 1.3), "faster")
-    gate = module.check_gate(comparison, 0.95, ["a/broken: no throughput, its status is failed", "x: only in B, 1 run"])
-    assert gate.failed == [
-        "a/broken: no throughput, its status is failed; the gate cannot pass without it",
-        "x: only in B, 1 run; the gate cannot pass without it",
-    ]
-    assert gate.doubtful == []
+def test_the_gate_at_a_published_figure_and_with_what_is_lost():
+    failed, _ = check_gate(make_comparison(0.71, (0.6, 1.1), "not judged", published=True), 0.8)
+    assert failed == ["what: 71 % (60 … 110 %) is below 0.800"]
+    lost = ["a/broken: no throughput, its status is failed", "x: only in B, 1 run"]
+    passing = make_comparison(1.2, (1.1, 1.3), "faster")
+    assert check_gate(passing, 0.95, lost) == ([f"{told}; the gate cannot pass without it" for told in lost], [])
 
 
 def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
@@ -269,19 +256,17 @@ def test_what_is_lost_is_told_apart_from_what_is_left_out(tmp_path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     comparison, lost = module.compare([a, f"{a}/a-both0"], [b])
     assert len(comparison.rows) == 1
-    assert lost == [
-        f"{a}/a-broken: no throughput, its status is failed",
-        "resnet50 v2 · fp16 · batch 8: only in B, 1 run",
-    ]
+    broken = "broken: no throughput, its status is failed"
+    assert lost == [f"{a}/a-{broken}", "resnet50 v2 · fp16 · batch 8: only in B, 1 run"]
     assert [told for told in comparison.left_out if told not in lost] == [
         f"{a}/a-both0: given twice, counted once",
-        f"{b}/b-broken: no throughput, its status is failed",
+        f"{b}/b-{broken}",
         "resnet50 v2 · bf16 · batch 8: only in A, 1 run",
     ]
 
 
 def runs_of(*results):
-    return [Run(None, result, result.throughput) for result in results]
+    return [Run(Path(), result, result.throughput) for result in results]
 
 
 def unlike(a, b):
@@ -299,6 +284,9 @@ def test_a_run_folder_its_file_and_a_folder_of_runs(tmp_path):
     assert [run.folder for run in find_runs([one])[0]] == [one]
     assert [run.folder for run in find_runs([two / "result.json"])[0]] == [two]
     assert [run.folder for run in find_runs([tmp_path])[0]] == [one, two]
+    whole = write_repeated(tmp_path / "repeated", "five", [100.0, 101.0, 102.0])
+    for path in (whole, whole / "result.json", tmp_path / "repeated"):  # they count one by one
+        assert [run.throughput.images_per_second for run in find_runs([path])[0]] == [100.0, 101.0, 102.0]
 
 
 @pytest.mark.parametrize(("kind", "hint"), [("sweep", "name points"), ("profile", "measure it again")])
@@ -313,12 +301,6 @@ def test_a_sweep_or_a_profile_is_refused_and_left_out_of_a_folder(tmp_path, kind
     runs, left_out = find_runs([tmp_path])
     assert [one.folder for one in runs] == [run]
     assert [left.lost for left in left_out] == [False]  # it never had a number to lose
-
-
-def test_repeated_runs_count_one_by_one(tmp_path):
-    whole = write_repeated(tmp_path, "five", [100.0, 101.0, 102.0])
-    for path in (whole, whole / "result.json", tmp_path):
-        assert [run.throughput.images_per_second for run in find_runs([path])[0]] == [100.0, 101.0, 102.0]
 
 
 def test_what_has_no_number_is_refused_or_left_out_of_a_folder(tmp_path):
@@ -392,7 +374,7 @@ def test_a_run_on_both_sides_is_refused_also_as_a_copy(tmp_path):
     (path,) = write_runs(tmp_path / "a", "run", [100.0])
     copy = shutil.copytree(path, tmp_path / "b" / "renamed")
     with pytest.raises(ResultError, match="on both sides stands the same run"):
-        refuse_shared(find_runs([path])[0], find_runs([copy])[0])
+        compare([str(path)], [str(copy)])
 
 
 def test_groups_are_by_what_was_executed():
@@ -438,38 +420,31 @@ def test_machines_may_differ_and_it_is_listed():
     a = make_result("a", settings=("engine.threads=2",))
     b = make_result("b", host="there", device="Zen", settings=("engine.threads=8",), grade="C", status="interrupted")
     assert unlike(a, b) == []
-    assert set(alike(a, b)) == {
-        "host: here | there",
-        "device: Intel Xeon | Zen",
-        "engine.threads: 2 | 8",
-        "cpu.model: Intel Xeon | Zen",
-        "noise grade: B | C",
-        "status: ok | interrupted",
-    }
-
-
-def drifting(name: str, **changes):
-    measured = Throughput(
-        images_per_second=1.0, ci_covers="x", steady=False, steady_from_step=0, num_steps=30, trend_percent=9.0
-    )
-    return make_result(name, throughput=measured, **changes)
+    named = {"host: here | there", "device: Intel Xeon | Zen", "engine.threads: 2 | 8", "cpu.model: Intel Xeon | Zen"}
+    assert set(alike(a, b)) == named | {"noise grade: B | C", "status: ok | interrupted"}
 
 
 def test_doubts_are_told_of_both_sides():
-    a, b = drifting("a", status="interrupted"), drifting("b", status="interrupted")
+    a, b = unsteady("a", status="interrupted"), unsteady("b", status="interrupted")
     assert alike(a, b) == ["status: interrupted on both sides", "steady: no on both sides"]
     assert alike(a, make_result("b")) == ["status: interrupted | ok", "steady: no | yes"]
     assert alike(make_result("a"), make_result("b")) == []
-    assert find_doubts(runs_of(a, make_result("b"))) == {"status": "interrupted, ok", "steady": "no, yes"}
-    assert find_doubts(runs_of(make_result("b"))) == {}
 
 
 def test_a_side_is_unsteady_if_half_of_its_runs_are():
-    steady, unsteady = make_result("s"), drifting("d")
+    steady, drifting = make_result("s"), unsteady("d")
     assert tell_unsteady(runs_of(steady), runs_of(steady)) is None
-    assert tell_unsteady(runs_of(unsteady), runs_of(steady)) == "1 of 1 run of A never became steady"
-    assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady)) == "1 of 2 runs of B never became steady"
-    assert tell_unsteady(runs_of(steady), runs_of(unsteady, steady, steady)) is None
+    assert tell_unsteady(runs_of(drifting), runs_of(steady)) == "1 of 1 run of A never became steady"
+    assert tell_unsteady(runs_of(steady), runs_of(drifting, steady)) == "1 of 2 runs of B never became steady"
+    assert tell_unsteady(runs_of(steady), runs_of(drifting, steady, steady)) is None
+
+
+def test_the_noisiest_run_sets_the_floor():
+    quiet, middle, noisy = (runs_of(make_result(grade, grade=grade)) for grade in "ABC")
+    unknown = runs_of(make_result("x").model_copy(update={"noise": None}))
+    floors = {0.01: quiet, 0.02: unknown, 0.05: [*noisy, *middle]}
+    for floor, others in floors.items():
+        assert module.compare_pair("x", quiet, others, force=True).noise_floor == floor
 
 
 def test_software_must_agree_among_pooled_runs():
@@ -488,3 +463,84 @@ def test_odd_values_in_a_result_do_not_trip_it():
         software={"torch": 2.13, "environment": {"A": 1}},
     )
     assert "model.x.y: absent | true" in unlike(make_result("a"), odd)
+
+
+ANCHORS = {anchor.id: anchor for anchor in load_anchors()}
+
+
+def test_every_figure_is_there_once_and_names_its_source():
+    assert len(ANCHORS) == len(load_anchors()) == 56
+    assert sum(anchor.model == "resnet50" for anchor in ANCHORS.values()) == 39
+    for anchor in ANCHORS.values():
+        assert (anchor.workload, anchor.model) in (("classify", "resnet50"), ("detect", "ssd300"))
+        assert len(anchor.source) > 10
+        assert "http" not in anchor.source
+        assert anchor.id.endswith(f"-{anchor.devices}") == (anchor.devices > 1)
+        assert anchor.whole_run == ("MLPerf" in anchor.stack)
+        assert 20 < anchor.per_device < 10_000
+
+
+def test_a_figure_has_a_speed_per_device_and_a_title():
+    anchor = ANCHORS["a100-80-mxnet-amp-8"]
+    assert anchor.per_device == pytest.approx(26674 / 8)
+    assert (anchor.kind, anchor.title) == ("8 × A100-80", "8 × A100-80, AMP, MXNet, container 22.10")
+
+
+RESNET, SSD = load_config("resnet50").model_dump(mode="json"), load_config("ssd300-mlperf").model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "kinds"),
+    [
+        (RESNET, "NVIDIA A100-SXM4-80GB", {"A100-80", "A100-80 SXM", "A100"}),
+        (RESNET, "NVIDIA A100-SXM4-40GB", {"A100"}),
+        (RESNET, "NVIDIA A100 80GB PCIe", {"A100-80 PCIe"}),
+        (RESNET, "NVIDIA H100 80GB HBM3", {"H100 SXM5", "H100"}),
+        (RESNET, "NVIDIA H100 PCIe", set()),
+        (RESNET, "Tesla V100-SXM2-16GB", {"V100-16", "V100"}),
+        (RESNET, "NVIDIA GeForce RTX 3090", {"RTX 3090"}),
+        (RESNET, "NVIDIA GeForce RTX 3090 Ti", set()),
+        (RESNET, "NVIDIA A10", {"A10"}),
+        (RESNET, "NVIDIA RTX A6000", {"RTX A6000"}),
+        (RESNET, "NVIDIA RTX 6000 Ada Generation", set()),
+        (RESNET, "NVIDIA GH200 480GB", {"GH200"}),
+        (RESNET, "Intel(R) Xeon(R) Platinum 8380H CPU @ 2.90GHz", {"Xeon Platinum 8380H"}),
+        (RESNET, "Intel(R) Xeon(R) Processor", set()),
+        (RESNET, "", set()),
+        (SSD, "Tesla V100-SXM2-32GB", {"V100-32", "V100"}),
+        (SSD, "Tesla V100S-PCIE-32GB", {"V100S-PCIe-32"}),
+        (SSD, "NVIDIA A100-SXM4-40GB", {"A100"}),
+    ],
+)
+def test_figures_of_the_same_device(config, device, kinds):
+    result = make_result("x", devices=[Device(host="h", name=device, label="cuda:0")], config=config)
+    assert {anchor.device for anchor in matching_device(result)} == kinds
+    assert len(anchors_for(result)) == (39 if config is RESNET else 17)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting"),
+    [
+        ("resnet50", "model.depth=18"),
+        ("resnet50", "data.image_size=128"),
+        ("ssd300-mlperf", "model.depth=18"),
+        ("ssd300-mlperf", "model.width=32"),
+        ("ssd300-mlperf", "data.image_size=160"),
+    ],
+)
+def test_other_models_have_no_figures(recipe, setting):
+    result = make_result("x", config=load_config(recipe, settings=[setting]).model_dump(mode="json"))
+    assert anchors_for(result) == []
+    with pytest.raises(ResultError, match="no published figures for "):
+        choose_anchors("published", result)
+
+
+def test_choosing():
+    result = make_result("x")
+    assert len(choose_anchors("published", result)) == 39
+    assert [anchor.id for anchor in choose_anchors("a10-lambda-amp", result)] == ["a10-lambda-amp"]
+    with pytest.raises(ResultError, match="of another model"):
+        choose_anchors("ssd300-a100-lambda", result)
+    with pytest.raises(ResultError):
+        choose_anchors("published", make_result("x", config={"data": {}}))
+    assert matching_device(make_result("x", devices=[])) == []

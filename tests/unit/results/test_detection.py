@@ -10,21 +10,11 @@ from damage import real_data
 from made_boxes import ask_pycocotools, draw_boxes
 from trainstone.errors import DataError, MachineError
 from trainstone.formats.coco import number_categories, read_instances
-from trainstone.results.detection import (
-    EVALUATORS,
-    METRICS,
-    MOST_CLASSES,
-    BoxScores,
-    ClassScore,
-    Found,
-    Truth,
-    list_tables,
-    match_boxes,
-    score_boxes,
-)
+from trainstone.results import detection
+from trainstone.results.detection import Found, Truth, list_tables, score_boxes
 from trainstone.results.quality import QualityTable
 
-BOTH = sorted(EVALUATORS)
+BOTH = sorted(detection.EVALUATORS)
 
 
 def truth_of(*boxes: tuple[float, ...], picture: int = 0, label: int = 0, crowd: bool = False) -> Truth:
@@ -70,7 +60,7 @@ def test_real_annotations_and_results_give_the_known_twelve(evaluator: str):
         np.array([item["score"] for item in results]),
     )
     scores = score_boxes(truth, found, pictures=np.arange(100), num_classes=80, evaluator=evaluator)
-    assert list(scores.metrics) == list(METRICS)
+    assert list(scores.metrics) == list(detection.METRICS)
     assert list(scores.metrics.values()) == pytest.approx(expected, abs=1e-6)
     assert scores.evaluator.startswith(evaluator)
 
@@ -88,7 +78,7 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
         truth, found, pictures=np.arange(sizes["num_pictures"]), num_classes=sizes["num_classes"],
         inclusive_edges=added_pixels == 1, evaluator=evaluator,
     )  # fmt: skip
-    expected = {name: value for name, value in zip(METRICS, theirs.stats, strict=True) if value > -1}
+    expected = {name: value for name, value in zip(detection.METRICS, theirs.stats, strict=True) if value > -1}
     assert scores.metrics == pytest.approx(expected, abs=1e-12)
     precision = theirs.eval["precision"][:, :, :, 0, 2]
     has_truth = [label for label in range(sizes["num_classes"]) if precision[0, 0, label] > -1]
@@ -105,7 +95,7 @@ def test_random_boxes_score_as_pycocotools_says(seed: int, added_pixels: int, ev
 def test_what_has_no_true_box_has_no_metric(evaluator: str, capfd: pytest.CaptureFixture[str]):
     truth = truth_of((0, 0, 50, 50))
     nothing = score_boxes(truth, found_of(), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
-    assert nothing.metrics == {name: 0.0 for name in METRICS if name[-5:] not in ("small", "large")}
+    assert nothing.metrics == {name: 0.0 for name in detection.METRICS if name[-5:] not in ("small", "large")}
     assert nothing.sizes == {"small": 0, "medium": 1, "large": 0}
     right = score_boxes(truth, found_of((0, 0, 50, 50, 0.9)), pictures=np.arange(2), num_classes=3, evaluator=evaluator)
     assert list(right.metrics.values()) == pytest.approx([1.0] * 8)
@@ -125,8 +115,7 @@ def test_pictures_are_judged_by_the_numbers_they_have(evaluator: str):
 
 
 def test_without_a_box_to_find_there_is_one_clear_error():
-    crowd = truth_of((0, 0, 50, 50), crowd=True)
-    for truth in (truth_of(), crowd):
+    for truth in (truth_of(), truth_of((0, 0, 50, 50), crowd=True)):
         with pytest.raises(DataError, match="no box to find in 7 validation pictures") as caught:
             score_boxes(truth, found_of((0, 0, 9, 9, 0.5)), pictures=np.arange(7), num_classes=2)
         assert "trainstone data info" in (caught.value.hint or "")
@@ -165,56 +154,31 @@ def test_matches_are_those_pycocotools_makes(seed: int):
     for told in evaluation.evalImgs:
         if told is not None and told["aRng"] == [0, 1e10]:
             theirs[np.array(told["dtIds"], int) - 1] = told["dtMatches"][0] > 0
-    assert match_boxes(truth, found)[0].tolist() == theirs.tolist()
+    assert detection.match_boxes(truth, found)[0].tolist() == theirs.tolist()
 
 
-def some_scores(num_classes: int = 4) -> BoxScores:
-    truth, found = draw_boxes(
-        np.random.default_rng(1), num_pictures=9, num_classes=num_classes, true=30 * num_classes, found=400
-    )
-    return score_boxes(truth, found, pictures=np.arange(9), num_classes=num_classes)
+def some_scores() -> detection.BoxScores:
+    truth, found = draw_boxes(np.random.default_rng(1), num_pictures=9, num_classes=4, true=120, found=400)
+    return score_boxes(truth, found, pictures=np.arange(9), num_classes=4)
 
 
 def find(tables: list[QualityTable], name: str) -> QualityTable:
     return next(table for table in tables if table.name == name)
 
 
-def test_the_twelve_have_cocos_names_and_order():
+def test_tables_have_cocos_names_whole_lines_and_sorted_classes():
     scores = some_scores()
-    table = find(list_tables(scores, []), "coco")
-    assert [row[0] for row in table.rows] == [
-        "AP @[ IoU=0.50:0.95 | area=all | maxDets=100 ]",
-        "AP @[ IoU=0.50 | area=all | maxDets=100 ]",
-        "AP @[ IoU=0.75 | area=all | maxDets=100 ]",
-        "AP @[ IoU=0.50:0.95 | area=small | maxDets=100 ]",
-        "AP @[ IoU=0.50:0.95 | area=medium | maxDets=100 ]",
-        "AP @[ IoU=0.50:0.95 | area=large | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=all | maxDets=1 ]",
-        "AR @[ IoU=0.50:0.95 | area=all | maxDets=10 ]",
-        "AR @[ IoU=0.50:0.95 | area=all | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=small | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=medium | maxDets=100 ]",
-        "AR @[ IoU=0.50:0.95 | area=large | maxDets=100 ]",
-    ]
+    tables = list_tables(scores, ["cat", "dog"])
+    table = find(tables, "coco")
+    precision = [f"AP @[ IoU={overlap} | area=all | maxDets=100 ]" for overlap in ("0.50:0.95", "0.50", "0.75")]
+    recall = [f"AR @[ IoU=0.50:0.95 | area=all | maxDets={most} ]" for most in (1, 10, 100)]
+    sized = [f"@[ IoU=0.50:0.95 | area={size} | maxDets=100 ]" for size in ("small", "medium", "large")]
+    expected = [*precision, *(f"AP {name}" for name in sized), *recall, *(f"AR {name}" for name in sized)]
+    assert [row[0] for row in table.rows] == expected
     assert [row[1] for row in table.rows] == [round(value, 4) for value in scores.metrics.values()]
     assert f"{scores.num_true} true and 400 found boxes" in table.note
-
-
-def test_numbers_that_are_not_defined_are_left_empty():
-    truth = Truth(np.array([0]), np.array([0]), np.array([[0.0, 0, 9, 9]]), np.array([81.0]), np.array([False]))
-    found = Found(np.array([0]), np.array([0]), np.array([[0.0, 0, 9, 9]]), np.array([0.5]))
-    tables = list_tables(score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"])
-    assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]
-    assert "no true box of that size" in find(tables, "coco").note
-    assert [row[1:] for row in find(tables, "ap-by-size").rows] == [[1, 1, 1], [None, None, 0], [None, None, 0]]
-    assert find(tables, "ap-by-class").rows == [["a", 1.0, 1.0, 1]]
-
-
-def test_lines_go_from_no_recall_to_all_of_it():
-    scores = some_scores()
-    table = find(list_tables(scores, []), "precision-recall")
-    assert table.drawn == "lines"
-    assert table.columns == ["recall", "precision", "line"]
+    table = find(tables, "precision-recall")
+    assert (table.drawn, table.columns) == ("lines", ["recall", "precision", "line"])
     lines = {row[2] for row in table.rows}
     assert lines == {"overlap 0.50", "overlap 0.75", "mean of 0.50 to 0.95"}
     for line in lines:
@@ -223,24 +187,27 @@ def test_lines_go_from_no_recall_to_all_of_it():
         assert [row[1] for row in points] == sorted((row[1] for row in points), reverse=True)
     half = [row[1] for row in table.rows if row[2] == "overlap 0.50"]
     assert abs(np.mean(half) - scores.metrics["map50"]) < 1e-4
-
-
-def test_classes_are_sorted_and_named():
-    scores = some_scores()
-    table = find(list_tables(scores, ["cat", "dog"]), "ap-by-class")
-    assert table.drawn == "bars"
-    assert table.columns == ["class", "AP", "AP50", "true boxes"]
+    table = find(tables, "ap-by-class")
+    assert (table.drawn, table.columns) == ("bars", ["class", "AP", "AP50", "true boxes"])
     assert [row[1] for row in table.rows] == sorted((row[1] for row in table.rows), reverse=True)
     assert {row[0] for row in table.rows} == {"cat", "dog", "class 2"}  # the fourth has no true box
     by_name = {row[0]: row for row in table.rows}
     assert by_name["dog"][3] == scores.classes[1].num_true
     assert by_name["dog"][2] == round(scores.classes[1].average_precision_50, 4)
-
-
-def test_of_many_classes_those_with_the_most_boxes_are_shown():
-    scores = some_scores()
-    classes = [ClassScore(label, label / 1000, 0.5, 1000 - label) for label in range(MOST_CLASSES + 20)]
-    many = BoxScores(**{**vars(scores), "classes": classes})
+    # Of many classes those with the most boxes are shown.
+    classes = [
+        detection.ClassScore(label, label / 1000, 0.5, 1000 - label) for label in range(detection.MOST_CLASSES + 20)
+    ]
+    many = detection.BoxScores(**{**vars(scores), "classes": classes})
     table = find(list_tables(many, [str(number) for number in range(500)]), "ap-by-class")
-    assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(MOST_CLASSES))]
+    assert [row[0] for row in table.rows] == [str(number) for number in reversed(range(detection.MOST_CLASSES))]
     assert "the 100 of 120 classes with the most true boxes" in table.note
+
+
+def test_numbers_that_are_not_defined_are_left_empty():
+    truth, found = truth_of((0, 0, 9, 9)), found_of((0, 0, 9, 9, 0.5))
+    tables = list_tables(score_boxes(truth, found, pictures=np.arange(1), num_classes=2), ["a", "b"])
+    assert [row[1] for row in find(tables, "coco").rows] == [1, 1, 1, 1, None, None, 1, 1, 1, 1, None, None]
+    assert "no true box of that size" in find(tables, "coco").note
+    assert [row[1:] for row in find(tables, "ap-by-size").rows] == [[1, 1, 1], [None, None, 0], [None, None, 0]]
+    assert find(tables, "ap-by-class").rows == [["a", 1.0, 1.0, 1]]

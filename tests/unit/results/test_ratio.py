@@ -193,13 +193,6 @@ def test_a_claim_needs_interval_and_correction_and_size(value, ci95, p_holm, flo
     assert ratio.judge(value, ci95, p_holm, floor) == expected
 
 
-def test_the_noisiest_run_sets_the_floor_and_ratios_have_a_geometric_mean():
-    assert ratio.choose_floor(["A", "A"]) == 0.01
-    assert ratio.choose_floor(["A", None]) == 0.02
-    assert ratio.choose_floor(["A", "C", "B"]) == 0.05
-    assert ratio.geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
-
-
 def test_many_rows_are_no_more_often_wrong_than_one():
     rng = np.random.default_rng(5)
     wrong = 0

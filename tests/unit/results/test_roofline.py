@@ -1,30 +1,27 @@
-"""Counted work joined with traced times: what belongs together is divided, nothing else is; and what is told of it."""
+"""What a profile says: counted work joined with traced times, mean parts of a step, its cost, and the sentences."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_profile import make_timeline
 
 from hostile import EVIL
-from trainstone.results.breakdown import name_plainly
-from trainstone.results.profiled import RooflineChart
+from trainstone.results import profiled
+from trainstone.results.profiled import Overhead, RooflineChart
 from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
-from trainstone.results.trace.tables import OperatorCalls
+from trainstone.results.timeline import OperatorCalls
 
 IMAGE, WEIGHT = (8, 64, 56, 56), (64, 64, 3, 3)
 PEAK, BANDWIDTH = 1e12, 1e11
 CONVOLUTION = WorkedOp("aten.convolution.default", (IMAGE, WEIGHT), 3, 6e9, 3e8)
-
-
 OTHER_SHAPES = replace(CONVOLUTION, shapes=(IMAGE, (64, 64, 1, 1)))
+TIMED = OperatorCalls("aten::convolution", (IMAGE, WEIGHT, (), ()), 6, 0.04, None)
 
 
 def calls(name: str, dims: tuple, count: int, host: float, device: float | None = None) -> OperatorCalls:
     return OperatorCalls(f"aten::{name}", dims, count, host, device)
-
-
-TIMED = calls("convolution", (IMAGE, WEIGHT, (), ()), 6, 0.04)
 
 
 def judge(ops: list[WorkedOp], timed: list[OperatorCalls], **changes: Any) -> RooflineChart | None:
@@ -65,11 +62,8 @@ def test_overloads_and_strides_of_a_name_come_together():
         *(add, replace(add, count=1, bytes_moved=1e8), WorkedOp("aten.add_.Scalar", (IMAGE,), 1, 0, 1e8)),
         WorkedOp("aten.add_.Tensor", ((),), 5, 0, 80),
     ]
-    timed = [
-        calls("add_", (IMAGE, IMAGE, ()), 8, 0.02),
-        calls("add_", (IMAGE, (), ()), 2, 0.004),
-        calls("add_", ((), (), ()), 10, 0.002),
-    ]
+    timed = [calls("add_", (IMAGE, IMAGE, ()), 8, 0.02), calls("add_", (IMAGE, (), ()), 2, 0.004)]
+    timed += [calls("add_", ((), (), ()), 10, 0.002)]
     chart = judged(ops, timed)
     assert [(found.operator, found.calls) for found in chart.operators] == [("aten::add_", 10)]
     assert chart.operators[0].bytes_moved == 5e8 + 80
@@ -132,7 +126,7 @@ def test_without_work_time_or_peak_there_is_no_roofline(op: WorkedOp, timed: lis
 )
 def test_names_are_translated(name: str, traced: str, plain: str):
     assert name_in_trace(name) == traced
-    assert name_plainly(traced) == plain
+    assert profiled.name_plainly(traced) == plain
 
 
 def tell(*made: tuple[str, float, float, str]) -> list[str]:
@@ -154,9 +148,8 @@ def test_sentences_tell_the_longest_operators_and_the_ideal():
         ("x.y.default", 0.0052, 0.0421, "compute"),
         ("aten.add.Tensor", 0.0049, 0.5, "compute"),
     )
-    for sentence, values in zip(
-        told, ("48 61", "20 88", "10 1.4 times", "6.0 1.1 times", "5.2 only 4.2", "94 70"), strict=True
-    ):
+    expected = ("48 61", "20 88", "10 1.4 times", "6.0 1.1 times", "5.2 only 4.2", "94 70")
+    for sentence, values in zip(told, expected, strict=True):
         assert all(value in sentence for value in values.split()), sentence
     assert "3.5 %" in tell(("aten.native_batch_norm.default", 0.05, 0.035, "memory"))[0]
     assert len(tell(*((f"x.{number}.y", 0.01, 0.5, "compute") for number in range(9)))) == 6
@@ -166,13 +159,60 @@ def test_shapes_at_their_own_roofs_make_an_operator_at_its_roof():
     """One choice of shapes is bound by arithmetic, the other by memory, and both reach it."""
     computes = WorkedOp("aten.convolution.default", ((8, 3), *[(1,)] * 3), 1, 20e9, 1e8)  # 20 ms of arithmetic
     moves = WorkedOp("aten.convolution.default", ((8, 4),), 1, 1e9, 1e9)  # 10 ms of traffic
-    timed = [
-        TIMED._replace(dims=op.shapes, calls=2, host_seconds=seconds)
-        for op, seconds in ((computes, 0.04), (moves, 0.02))
-    ]
+    pairs = ((computes, 0.04), (moves, 0.02))
+    timed = [TIMED._replace(dims=op.shapes, calls=2, host_seconds=seconds) for op, seconds in pairs]
     chart = judged([computes, moves], timed)
     (whole,) = chart.operators
     assert whole.share_of_bound == pytest.approx(1.0)
     assert whole.bound == "compute"
     assert [(point.bound, point.shapes) for point in chart.points] == [("compute", "8×3, 1, 1, …"), ("memory", "8×4")]
     assert chart.told[-1].endswith("would take 100 % of their time.")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_parts_add_up_to_the_mean_step(kind: str):
+    timeline = make_timeline(kind)
+    parts = profiled.average_parts(timeline)
+    assert sum(part.seconds for part in parts) == pytest.approx(profiled.mean_step(timeline))
+    assert sum(part.share for part in parts) == pytest.approx(1)
+    skipped = {"communication", "synchronising", "launching"} if kind == "cpu" else set()
+    assert [part.name for part in parts] == [name for name in profiled.PARTS if name not in skipped]
+
+
+def test_without_steps_there_is_nothing():
+    timeline = make_timeline(steps=[])
+    assert profiled.mean_step(timeline) == 0
+    assert profiled.average_parts(timeline) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (0.031, "+3.1 % a step (244 ms without it, 252 ms with it; steps scatter by 1.2 %)"),
+        (0.012, "no cost seen: +1.2 % a step, steps scatter by 1.2 % (244 ms without it, 252 ms with it)"),
+        (-0.02, "no cost seen: -2.0 % a step, steps scatter by 1.2 % (244 ms without it, 252 ms with it)"),
+    ],
+)
+def test_the_cost_of_profiling_is_told_with_its_noise(share: float, message: str):
+    seconds = {"plain_step_seconds": 0.244, "profiled_step_seconds": 0.252}
+    assert (
+        profiled.tell_overhead(Overhead(**seconds, plain_steps=20, profiled_steps=5, share=share, noise=0.012))
+        == message
+    )
+
+
+def test_calls_are_told_a_step():
+    assert profiled.format_calls(265, 5) == "53"
+    assert profiled.format_calls(10, 4) == "2.5"
+    assert profiled.format_calls(12_345_678, 10) == "1,234,568"
+    assert profiled.format_calls(3, 0) == "3"
+
+
+@pytest.mark.parametrize("most", [12, 13, 36])
+def test_long_names_lose_their_middle(most: int):
+    name = "void cutlass::Kernel2<" + "x" * 2000 + ">(Params)"
+    short = profiled.shorten(name, most)
+    assert len(short) == most
+    assert short.startswith("void ")
+    assert short.endswith("rams)")
+    assert profiled.shorten("short", most) == "short"

@@ -1,6 +1,8 @@
-"""Steps, losses and telemetry sampled down: nothing lost, nothing counted twice, whatever the length."""
+"""Files of steps and telemetry, read back after any cut, and sampled down: nothing lost, nothing counted twice."""
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainstone.errors import ResultError
-from trainstone.results.samples import HEADER, Sample, format_sample
+from trainstone.results.samples import HEADER, Sample, format_sample, read_samples, summarise
 from trainstone.results.series import BIN_WIDTH, LossCurve, read_loss, sample_steps, sample_telemetry
-from trainstone.results.steps import COLUMNS
+from trainstone.results.steps import COLUMNS, StepRecord, StepWriter, cut_steps, read_blocks, read_columns, set_aside
 
 
 def write(path: Path, seconds: np.ndarray, losses: np.ndarray | None = None) -> Path:
@@ -116,10 +118,7 @@ def write_telemetry(path: Path, samples: list[Sample]) -> Path:
 @pytest.mark.parametrize("number", [18, 20, 41, 333])
 def test_telemetry_becomes_means_and_loses_no_throttle_reason(tmp_path: Path, number: int):
     reasons = ["thermal|sw_power_cap" if n == 17 else "none" for n in range(number)]
-    samples = [
-        Sample(time_seconds=float(n), step=n, util_percent=float(n % 2), throttle=reason)
-        for n, reason in enumerate(reasons)
-    ]
+    samples = [Sample(time_seconds=float(n), step=n, util_percent=n % 2, throttle=r) for n, r in enumerate(reasons)]
     points = sample_telemetry(write_telemetry(tmp_path / "t.csv", samples), 10)
     assert len(points) == number if number <= 20 else len(points) <= 20
     assert [point.time_seconds for point in points] == sorted(point.time_seconds for point in points)
@@ -134,3 +133,188 @@ def test_telemetry_that_was_not_measured_is_absent(tmp_path: Path):
     points = sample_telemetry(write_telemetry(tmp_path / "t.csv", samples))
     assert [point.means for point in points] == [{}, {"temp_celsius": 50.0}]
     assert sample_telemetry(write_telemetry(tmp_path / "t.csv", [])) == []
+
+
+RECORDS = [
+    StepRecord(0, 0, 0.0, 0.001, 1.25, 4, 6.9077, 0.01),
+    StepRecord(1, 0, 1.25, 0.002, 0.41234567, 4, float("nan"), 0.01),
+]
+
+
+def write_records(path: Path, records=RECORDS, *, split: bool = False) -> None:
+    with closing(StepWriter(path, split_phases=split)) as writer:
+        for record in records:
+            writer.add(record)
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    write_records(tmp_path / "s.csv")
+    header = (tmp_path / "s.csv").read_text().splitlines()[0]
+    assert header == ",".join(COLUMNS) == "step,epoch,start_seconds,data_seconds,step_seconds,images,loss,lr"
+    columns = read_columns(tmp_path / "s.csv")
+    assert tuple(columns) == COLUMNS
+    first, second = zip(*columns.values(), strict=True)
+    assert first == RECORDS[0][:8]
+    assert second[:6] == RECORDS[1][:6]
+    assert second[6] != second[6]  # a NaN stays one
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path):
+    path = tmp_path / "s.csv"
+    write_records(path)
+    whole = path.read_bytes()
+    header, first = (place + 1 for place, byte in enumerate(whole[:-1]) if byte == ord("\n"))
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        columns = read_columns(path)
+        assert columns == {} if length < first else columns["step"].tolist() == [0]
+    assert header < first
+
+
+def test_blocks_hold_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "s.csv"
+    write_records(path, [StepRecord(n, 0, n * 0.5, 0.0, 0.5, 4, 1.0, 0.1) for n in range(200)])
+    monkeypatch.setattr("trainstone.results.steps.BLOCK_BYTES", 100)
+    blocks = list(read_blocks(path, ["step", "forward_seconds"]))
+    assert len(blocks) > 10
+    assert [list(block) for block in blocks] == [["step"]] * len(blocks)
+    assert [step for block in blocks for step in block["step"]] == list(range(200))
+
+
+def test_flushed_at_least_once_a_second(tmp_path: Path):
+    now = [0.0]
+    path = tmp_path / "s.csv"
+    with closing(StepWriter(path, split_phases=False, now=lambda: now[0])) as writer:
+        writer.add(RECORDS[0])
+        assert len(path.read_text().splitlines()) == 1
+        now[0] = 1.0
+        writer.add(RECORDS[1])
+        assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a,b\n1,2\n", "not a step file"),
+        *((f"{bad}\n1,0,0,0,1,4,1,1\n", "not step records from line 2") for bad in ("1,2,3", "", "1,2,3,4,5,6,7,é")),
+    ],
+)
+def test_other_files_are_not_taken_for_steps(tmp_path: Path, text: str, match: str):
+    path = tmp_path / "s.csv"
+    begin = "" if text.startswith("a") else f"{','.join(COLUMNS)}\n0,0,0,0,1,4,1,1\n"
+    path.write_text(begin + text)
+    with pytest.raises(ResultError, match=match):
+        read_columns(path)
+    with pytest.raises(ResultError, match="cannot read"):
+        read_columns(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize(("begin", "first", "kept"), [(0, 3, 3), (4, 6, 2), (4, 4, 0), (4, 3, None), (0, 9, None)])
+def test_steps_before_one_are_kept_where_they_are_all_there(tmp_path: Path, begin: int, first: int, kept: int | None):
+    path = tmp_path / "s.csv"
+    write_records(path, [StepRecord(n, 0, n * 0.5, 0.0, 0.5, 4, 1.0, 0.1) for n in range(begin, begin + 5)])
+    whole = path.read_bytes()
+    columns = cut_steps(path, first, split_phases=False)
+    if kept is None:
+        assert columns is None
+        assert path.read_bytes() == whole
+    else:
+        assert columns is not None
+        assert columns["step"].tolist() == list(range(begin, begin + kept))
+        assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[: kept + 1])
+
+
+def test_what_cannot_be_gone_on_with(tmp_path: Path):
+    path = tmp_path / "s.csv"
+    set_aside(path)  # there is none
+    path.write_text(",".join(COLUMNS) + "\nnan,0,0,0,1,4,1,1\n")
+    assert cut_steps(path, 1, split_phases=False) is None
+    set_aside(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["s.csv.before-1"]
+
+
+SAMPLES = [
+    Sample(time_seconds=0.0, step=0),
+    Sample(time_seconds=0.5, step=1, clock_mhz=2000.5, mem_used_bytes=123456789012, throttle="none"),
+    Sample(time_seconds=1.0, step=2, power_watts=301.25, energy_joules=1e9, throttle="sw_power_cap|sync_boost"),
+    Sample(time_seconds=1.5, step=None, mem_clock_mhz=1215.0, temp_celsius=65.0, util_percent=99.5),
+]
+TEXT = f"{HEADER}\n" + "".join(map(format_sample, SAMPLES))
+
+
+def test_killed_at_any_byte_costs_at_most_the_last_line(tmp_path):
+    path = tmp_path / "t.csv"
+    known = "time_seconds,step,clock_mhz,mem_clock_mhz,power_watts,energy_joules,temp_celsius,util_percent"
+    assert f"{known},mem_used_bytes,throttle" == HEADER  # the contract
+    for length in range(len(TEXT) + 1):
+        path.write_bytes(TEXT.encode()[:length])
+        assert read_samples(path) == SAMPLES[: max(0, TEXT[:length].count("\n") - 1)]
+
+
+def test_torn_line_in_the_middle_is_dropped(tmp_path):
+    lines = TEXT.splitlines()
+    hostile = ["1.0,2,,,", "\0" * 40, "nan,1,,,,,,,,", "1.0,x,,,,,,,,", "1.0,1,inf,,,,,,,", ",,,,,,,,,"]
+    (tmp_path / "t.csv").write_text("\n".join([lines[0], *hostile, *lines[1:]]) + "\n")
+    assert read_samples(tmp_path / "t.csv") == SAMPLES
+    assert format_sample(Sample(time_seconds=1.0, step=1, power_watts=float("nan"))) == "1.000,1,,,,,,,,\n"
+
+
+@pytest.mark.parametrize("text", ["step,loss\n1,2\n", "hello", "\0\0\n"])
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ResultError, match="not a telemetry file"):
+        read_samples(tmp_path / "t.csv")
+    with pytest.raises(ResultError, match="cannot read telemetry"):
+        read_samples(tmp_path / "none.csv")
+
+
+def make_samples(count: int, watts: float = 100.0, **values: Any) -> list[Sample]:
+    return [Sample(time_seconds=i / 2, step=i, energy_joules=50.0 + watts * i / 2, **values) for i in range(count)]
+
+
+def test_summary_of_the_steady_window():
+    samples = make_samples(21, clock_mhz=1400.0, temp_celsius=60.0, throttle="none")
+    samples[10] = Sample(time_seconds=5.0, step=10, energy_joules=550.0, clock_mhz=900.0, temp_celsius=80.0)
+    summary = summarise(samples, 2.0, 8.0, meter="RAPL package-0")
+    assert summary["num_samples"] == 13
+    assert (summary["clock_mhz"], summary["temp_celsius"], summary["max_temp_celsius"]) == (1400.0, 60.0, 80.0)
+    assert summary["joules"] == pytest.approx(600.0)
+    assert (summary["average_watts"], summary["energy_seconds"]) == (pytest.approx(100.0), pytest.approx(6.0))
+    assert summary["meter"] == "RAPL package-0"
+    assert (summary["throttle_percent"], summary["throttled"]) == ({}, False)
+    assert summary["mem_used_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("count", "begin", "end", "joules", "seconds"),
+    [
+        (21, 2.1, 7.9, 580.0, 5.8),  # edges between two samples count their part
+        (11, 3.0, 100.0, 200.0, 2.0),  # the samples end at 5 s
+    ],
+)
+def test_energy_is_that_of_the_part_of_the_window_that_was_seen(count, begin, end, joules, seconds):
+    summary = summarise(make_samples(count), begin, end)
+    assert (summary["joules"], summary["energy_seconds"]) == (pytest.approx(joules), pytest.approx(seconds))
+    assert summary["average_watts"] == pytest.approx(100.0)
+
+
+def test_power_is_never_passed_off_as_energy():
+    samples = [Sample(time_seconds=float(i), step=i, power_watts=250.0) for i in range(10)]
+    summary = summarise(samples, 0.0, 9.0, meter="a meter")
+    assert summary["power_watts"] == 250.0
+    assert [summary[key] for key in ("joules", "average_watts", "energy_seconds", "meter")] == [None] * 4
+
+
+@pytest.mark.parametrize("energies", [[5.0, 5.0, 5.0], [9.0, 2.0, 30.0], [0.0, 0.0, 0.0], [4.0, None, None]])
+def test_counter_that_stands_still_or_was_reset_measures_nothing(energies):
+    samples = [Sample(time_seconds=float(i), step=i, energy_joules=e) for i, e in enumerate(energies)]
+    assert summarise(samples, 0.0, 2.0, meter="m")["joules"] is None
+
+
+def test_throttling_is_shared_out_by_reason():
+    reasons = ["none"] * 6 + ["sw_power_cap"] * 3 + ["sw_power_cap|hw_thermal_slowdown"]
+    samples = [Sample(time_seconds=float(i), step=i, throttle=reason) for i, reason in enumerate(reasons)]
+    summary = summarise(samples, 0.0, 9.0)
+    assert summary["throttle_percent"] == {"sw_power_cap": 40.0, "hw_thermal_slowdown": 10.0}
+    assert summary["throttled"] is True
+    assert summarise(samples, 0.0, 8.0)["throttled"] is False  # a power cap alone is how big GPUs work

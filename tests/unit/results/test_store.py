@@ -14,7 +14,7 @@ from made_results import change_result
 from trainstone.config.load import load_config
 from trainstone.errors import ResultError
 from trainstone.results.quality import Quality
-from trainstone.results.schema import FORMAT, Finding, Phases
+from trainstone.results.schema import FORMAT, Phases
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, find_runs, read_result, recover, reopen_run
 from trainstone.results.summary import summarise_steps
@@ -38,6 +38,9 @@ def test_a_new_run_is_readable_at_once_and_updates_are_read_back(run):
     document = json.loads((run.path / "result.json").read_text())
     assert "throughput" not in document
     assert None not in document.values()
+    odd = create_run(run.path, "bench", load_config("resnet50", settings=['name="../../x y"']), "")
+    assert odd.path.parent == run.path  # a name that is no file name
+    assert odd.path.is_dir()
 
 
 def test_a_run_whose_process_is_gone_reads_as_killed(run):
@@ -47,9 +50,7 @@ def test_a_run_whose_process_is_gone_reads_as_killed(run):
     for changes in ({"pid": gone.pid}, {"started_utc": "2020-01-01T00:00:00+00:00"}):
         change_result(run.path, process={**run.result.process.model_dump(), **changes})
         assert read_result(run.path).status == "killed"
-
-
-def test_on_another_host_still_files_mean_dead(run):
+    # On another host files that stand still mean that it is dead.
     change_result(run.path, process={**run.result.process.model_dump(), "host": "elsewhere"})
     assert read_result(run.path).status == "running"
     for path in run.path.iterdir():
@@ -73,13 +74,6 @@ def test_other_documents_are_refused(tmp_path: Path, content: str | None, words:
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(ResultError, match=words):
         read_result(tmp_path)
-
-
-def test_names_that_are_no_file_names(tmp_path: Path):
-    config = load_config("resnet50", settings=['name="../../x y"'])
-    run = create_run(tmp_path, "bench", config, "")
-    assert run.path.parent == tmp_path
-    assert run.path.is_dir()
 
 
 THROUGHPUT = {"images_per_second": 1, "ci_covers": "", "steady": True, "steady_from_step": 0, "num_steps": 1}
@@ -124,13 +118,10 @@ def test_a_run_that_was_taken_up_in_vain_is_as_it_was(tmp_path: Path):
     assert (path / "config.toml").read_text() == "# as it was\n"
     assert read_result(path).model_copy(update={"files": []}) == before.model_copy(update={"files": []})
     assert not run.undo()
-
-
-def test_a_run_that_has_done_something_is_not_undone(tmp_path: Path):
-    run = reopen_run(write_training(tmp_path), "train", "x")
-    run.begin()
+    run = reopen_run(path, "train", "x")
+    run.begin()  # it has done something
     assert not run.undo()
-    assert read_result(run.path).status == "running"
+    assert read_result(path).status == "running"
 
 
 def test_find_runs_skips_folders_that_the_user_may_not_read():
@@ -163,27 +154,18 @@ def test_a_finished_run_is_left_as_it_is(golden):
 def test_a_killed_run_gets_the_numbers_of_its_steps(golden):
     path = golden("killed")
     assert read_result(path).throughput is None
-    result = recover(path)
-    expected = summarise_steps(read_columns(path / "steps-rank0000.csv"), compiled=False)
-    assert result.throughput == expected.throughput
-    assert result.step_seconds == expected.step_seconds
-    assert "killed" in [found.code for found in result.findings]
-    assert result.verdict is not None
-    assert "killed after 79 steps" in result.verdict
-
-
-def test_a_killed_run_of_two_ranks_counts_the_images_of_both(golden):
-    path = golden("killed")
-    alone = recover(path)
+    alone, steps = recover(path), path / "steps-rank0000.csv"
+    expected = summarise_steps(read_columns(steps), compiled=False)
+    assert (alone.throughput, alone.step_seconds) == (expected.throughput, expected.step_seconds)
+    assert "killed" in [found.code for found in alone.findings]
+    assert "killed after 79 steps" in alone.verdict
     change_result(path, world={"ranks": 2, "nodes": 1})
-    both = recover(path)
+    both = recover(path)  # the images of both ranks count
     assert both.throughput.images_per_second == pytest.approx(2 * alone.throughput.images_per_second)
     assert "images/s on 2 ranks" in both.verdict
-
-
-def test_a_killed_run_without_a_whole_step_has_no_number(golden):
-    path = golden("killed")
-    steps = path / "steps-rank0000.csv"
+    change_result(path, points=[{"label": "a", "run": "points/a"}])
+    assert recover(path).throughput is None  # points speak for their run
+    change_result(path, points=[])
     steps.write_text(steps.read_text().splitlines()[0] + "\n0,0,0.")
     assert recover(path).throughput is None
     steps.unlink()
@@ -200,13 +182,6 @@ def test_a_damaged_step_file_is_a_finding(golden, line, cell, text):
     assert [found.code for found in recover(path).findings][-1] == "damaged-file"
 
 
-def test_points_speak_for_their_run(golden):
-    path = golden("killed")
-    change_result(path, points=[{"label": "a", "run": "points/a"}])
-    assert Path(path / "steps-rank0000.csv").exists()
-    assert recover(path).throughput is None
-
-
 def write_cut_short(folder: Path, status: str, quality: Quality | None = None, **changes: object) -> Path:
     """A training that ended after 120 steps, 100 of them before its last evaluation; its writer is long dead."""
     known = Phases(train_seconds=30.0, data_wait_seconds=2.0, eval_seconds=6.0, checkpoint_seconds=0.8)
@@ -217,27 +192,20 @@ def write_cut_short(folder: Path, status: str, quality: Quality | None = None, *
     return path
 
 
-def find(findings: list[Finding], code: str) -> Finding:
-    return next(found for found in findings if found.code == code)
-
-
 def test_a_killed_training_says_what_it_had_learned_and_how_to_go_on(tmp_path: Path):
     quality = make_quality(history=make_quality().history[:2], epochs=2.0, seconds_to_target=None)
     result = recover(write_cut_short(tmp_path, "running", quality))
     assert result.status == "killed"
     told = "best 40.5 % top-1 after 2 epochs; killed; resume it with trainstone train --resume RUN"
     assert result.verdict == f"resnet50: {told}"
-    assert find(result.findings, "killed").hint.startswith("resume it: trainstone train --resume RUN")
+    (killed,) = (found for found in result.findings if found.code == "killed")
+    assert killed.hint.startswith("resume it: trainstone train --resume RUN")
     assert result.throughput is not None
-    assert result.phases is not None
     assert result.phases.train_seconds == pytest.approx(36.0)
     assert (result.phases.eval_seconds, result.phases.checkpoint_seconds) == (6.0, 0.8)
     assert {found.severity for found in result.findings if found.code != "killed"} <= {"info"}
-
-
-def test_steps_that_were_set_aside_still_count(tmp_path: Path):
-    result = recover(write_cut_short(tmp_path, "running", phases=make_phases()))
-    assert result.phases == make_phases()
+    set_aside = write_cut_short(tmp_path / "other", "running", phases=make_phases())
+    assert recover(set_aside).phases == make_phases()  # steps that were set aside still count
 
 
 @pytest.mark.parametrize(("status", "told"), [("failed", "failed"), ("interrupted", "stopped by a signal")])

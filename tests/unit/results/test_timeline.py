@@ -83,18 +83,13 @@ def test_operators_kernels_lanes_and_calls_of_a_device(tmp_path: Path):
     assert told["aten::convolution"].share == pytest.approx(300 / 1980)
     kernels = [(each.name[:8], each.kind, each.calls, round(each.seconds * 1e6)) for each in timeline.kernels]
     assert kernels == [
-        ("wgrad", "compute", 2, 400),
-        ("void con", "compute", 2, 300),
-        ("ncclDevK", "communication", 2, 200),
-        ("multi_te", "compute", 2, 120),
-        ("Memcpy H", "copy", 2, 60),
+        *(("wgrad", "compute", 2, 400), ("void con", "compute", 2, 300), ("ncclDevK", "communication", 2, 200)),
+        *(("multi_te", "compute", 2, 120), ("Memcpy H", "copy", 2, 60)),
     ]
     lanes = [(each.name, each.kind, each.events, round(each.busy_seconds * 1e6)) for each in timeline.lanes]
     assert lanes == [
-        ("stream 7", "stream", 8, 880),
-        ("stream 20", "stream", 2, 200),
-        ("thread 100 (python)", "thread", 14, 620),
-        ("thread 101", "thread", 4, 200),
+        *(("stream 7", "stream", 8, 880), ("stream 20", "stream", 2, 200)),
+        *(("thread 100 (python)", "thread", 14, 620), ("thread 101", "thread", 4, 200)),
     ]
 
 
@@ -172,23 +167,15 @@ def test_only_what_lies_in_the_steps_counts(tmp_path: Path):
 
 
 def test_what_keeps_the_host_waiting(tmp_path: Path):
-    names = (
-        "cudaDeviceSynchronize",
-        "cudaEventSynchronize",
-        "cudaMemcpy",
-        "hipStreamSynchronize",
-        "hipMemcpyWithStream",
-    )
-    for name in names:
+    waiting = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+    for name in (*waiting, "hipStreamSynchronize", "hipMemcpyWithStream"):
         told = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name=name), kernel(90, 5)])
         assert parts(told.steps[0])["synchronisation"] == 20
         assert told.device == ("rocm" if name.startswith("hip") else "cuda")
     told = look(tmp_path, [step(0, 0, 100), call(10, 20, 0, name="cudaMemcpyAsync"), kernel(90, 5)])
     assert parts(told.steps[0])["launch"] == 20
-    waits = [
-        kernel(10, 20, name="Stream Sync", cat="cuda_sync"),
-        kernel(40, 9, name="Stream Wait Event", cat="cuda_sync"),
-    ]
+    spans = ((10, 20, "Stream Sync"), (40, 9, "Stream Wait Event"))
+    waits = [kernel(start, length, name=name, cat="cuda_sync") for start, length, name in spans]
     assert parts(look(tmp_path, [step(0, 0, 100), kernel(90, 5), *waits]).steps[0])["synchronisation"] == 20
 
 
@@ -227,29 +214,16 @@ def test_a_trace_without_work_is_refused(tmp_path: Path, events: Events, told: s
 
 
 times = st.tuples(st.integers(0, 60), st.integers(0, 40))
+names = st.sampled_from(["aten::mm", "aten::copy_", "aten::item", "c10d::send", "aten::mm2"])
+phases = st.sampled_from(["data", "forward", "backward", "optimizer", "gloo:all_reduce", "else"])
+kernels = st.tuples(st.sampled_from(["gemm", "ncclKernel", "relu"]), st.integers(7, 8), st.integers(0, 20))
 host_events = st.one_of(
-    st.builds(
-        lambda at, name, tid: host(name, *at, tid=tid),
-        times,
-        st.sampled_from(["aten::mm", "aten::copy_", "aten::item", "c10d::send", "aten::mm2"]),
-        st.integers(100, 102),
-    ),
-    st.builds(
-        lambda at, name, tid: mark(name, *at, tid=tid),
-        times,
-        st.sampled_from(["data", "forward", "backward", "optimizer", "gloo:all_reduce", "else"]),
-        st.integers(100, 101),
-    ),
+    st.builds(lambda at, name, tid: host(name, *at, tid=tid), times, names, st.integers(100, 102)),
+    st.builds(lambda at, name, tid: mark(name, *at, tid=tid), times, phases, st.integers(100, 101)),
 )
 device_events = st.one_of(
     host_events,
-    st.builds(
-        lambda at, name, stream, number: kernel(*at, number, name=name, stream=stream),
-        times,
-        st.sampled_from(["gemm", "ncclKernel", "relu"]),
-        st.integers(7, 8),
-        st.integers(0, 20),
-    ),
+    st.builds(lambda at, made: kernel(*at, made[2], name=made[0], stream=made[1]), times, kernels),
     st.builds(lambda at: kernel(*at, name="Memset", cat="gpu_memset"), times),
 )
 

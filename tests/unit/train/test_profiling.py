@@ -13,7 +13,7 @@ from trainstone.errors import MachineError
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.peaks import Peaks
 from trainstone.measure.profiler import Window
-from trainstone.results.breakdown import PARTS
+from trainstone.results.profiled import PARTS
 from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import RunFolder, create_run, read_result

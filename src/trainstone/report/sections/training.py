@@ -16,9 +16,9 @@ from trainstone.report.charts import BLUE, DASHED, GREY, LEFT, ORANGE, PALETTE, 
 from trainstone.report.view import STEPS, RunView
 from trainstone.results import learning
 from trainstone.results.learning import format_epochs, format_metric, format_target, name_metric, thin_history
-from trainstone.results.mlperf import convergence
-from trainstone.results.mlperf.convergence import Expected
+from trainstone.results.mlperf import summary as convergence
 from trainstone.results.mlperf.logged import LoggedRun, find_run_logs, read_logs
+from trainstone.results.mlperf.summary import Expected
 from trainstone.results.quality import Evaluation, Quality, Repeated
 from trainstone.results.series import Array, LossCurve, read_loss
 from trainstone.results.tables import Table, evaluation_table, training_table

@@ -98,13 +98,16 @@ def find_logs(given: Sequence[Path]) -> tuple[list[Path], dict[Path, DataError]]
     found: dict[str, Path] = {}
     errors: dict[Path, DataError] = {}
     for path in given:
-        try:
-            logs = _find_in_folder(path) if path.is_dir() else [path]
-        except DataError as err:
-            errors[path] = err
-            continue
+        logs = (find_run_logs(path) or sorted(_walk(path), key=_order)) if path.is_dir() else [path]
         for log in logs:
             found.setdefault(os.path.realpath(log), log)  # the same log twice would be two runs
+        name = printable(str(path))
+        if not logs and (path / "result.json").is_file():
+            hint = "trainstone train writes one, other verbs do not"
+            errors[path] = DataError(f"no {LOG_NAME} in run {name}", hint=hint)
+        elif not logs:
+            told = f"no {LOG_NAME} or {RESULT_NAMES} in {name} or below"
+            errors[path] = DataError(told, hint="give a log, a run, or a folder of logs")
     return list(found.values()), errors
 
 
@@ -125,9 +128,12 @@ def read_logs(paths: Sequence[Path]) -> tuple[list[LoggedRun], list[DataError]]:
 
 
 def read_logged(path: Path) -> LoggedRun:
-    form = _read_form(path)
-    events, namespace = _gather(path)
     name = printable(str(path))
+    forms = (re.search(r":::(MLLOG |MLL |MLPv)", line) for _, line in read_lines(path))
+    form = next((FORMS[found[1]] for found in forms if found), None)
+    if form is None:
+        raise DataError(f"{name}: no MLPerf log line in it", hint=HINT)
+    events, namespace = _gather(path)
     starts, stops = events["run_start"], events["run_stop"]
     if not starts:
         raise DataError(f"{name}: no run_start in it, so no run", hint="a run that fell over while it was built?")
@@ -170,8 +176,12 @@ def measure_times(events: Events) -> Times:
     later = list(epochs)[1:]
     evaluated = min((one.epoch for one in evaluations if one.epoch is not None), default=None)
     before = [epoch for epoch in later if evaluated is None or epoch < evaluated] or later
+    # Every rank of the originals wrote init_start; ours writes one, and the platform's name begins with the ranks.
+    starts, platform = len(events["init_start"]), first.get("submission_platform")
+    own = platform is not None and str(platform.metadata.get("file", "")).startswith(OWN)
+    ranks = re.match(r"([0-9]{1,9})x", str(platform.value)) if platform and own else None
     return Times(
-        devices=_count_devices(events),
+        devices=starts if starts > 1 else int(ranks[1]) if ranks else None,
         total_seconds=_span(first.get("init_start"), first.get("run_stop")),
         converge_seconds=_span(first.get("run_start"), first.get("run_stop")),
         init_seconds=_span(first.get("init_start"), first.get("init_stop")),
@@ -179,18 +189,6 @@ def measure_times(events: Events) -> Times:
         mean_epoch_seconds=sum(epochs[epoch] for epoch in before) / len(before) if before else None,
         train_seconds=sum(epochs.values()) if epochs else None,
         evaluations=evaluations,
-    )
-
-
-def _find_in_folder(folder: Path) -> list[Path]:
-    logs = find_run_logs(folder) or sorted(_walk(folder), key=_order)
-    if logs:
-        return logs
-    name = printable(str(folder))
-    if (folder / "result.json").is_file():
-        raise DataError(f"no {LOG_NAME} in run {name}", hint="trainstone train writes one, other verbs do not")
-    raise DataError(
-        f"no {LOG_NAME} or {RESULT_NAMES} in {name} or below", hint="give a log, a run, or a folder of logs"
     )
 
 
@@ -202,13 +200,6 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _order(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]{1,9})", str(path))]
-
-
-def _read_form(path: Path) -> str:
-    for _, line in read_lines(path):
-        if found := re.search(r":::(MLLOG |MLL |MLPv)", line):
-            return FORMS[found[1]]
-    raise DataError(f"{printable(str(path))}: no MLPerf log line in it", hint=HINT)
 
 
 def _gather(path: Path) -> tuple[Events, str]:
@@ -233,24 +224,11 @@ def _list_evaluations(events: Events) -> Iterator[LoggedEvaluation]:
     seen: set[float] = set()
     for event in events["eval_accuracy"]:
         accuracy, epoch = _number(event.value), _number(event.metadata.get("epoch_num"))
-        if accuracy is None or epoch in seen:
-            continue
-        if epoch is None:
+        if epoch is None and accuracy is not None:
             yield LoggedEvaluation(None, None, accuracy)
-        else:
+        elif epoch is not None and accuracy is not None and epoch not in seen:
             seen.add(epoch)
             yield LoggedEvaluation(epoch, _span(starts.get(epoch), stops.get(epoch, event)), accuracy)
-
-
-def _count_devices(events: Events) -> int | None:
-    """Every rank of the originals wrote init_start; ours writes one, and the platform's name begins with the ranks."""
-    starts, platforms = len(events["init_start"]), events["submission_platform"]
-    if starts > 1:
-        return starts
-    if not platforms or not str(platforms[0].metadata.get("file", "")).startswith(OWN):
-        return None
-    counted = re.match(r"([0-9]{1,9})x", str(platforms[0].value))
-    return int(counted[1]) if counted else None
 
 
 def _by_epoch(events: Sequence[Event]) -> dict[float, Event]:

@@ -40,10 +40,8 @@ def test_find_logs_reports_folders_without_logs_beside_the_logs_of_others(tmp_pa
     logs, errors = find_logs([tmp_path / "empty", tmp_path / "good", tmp_path / "other"])
     assert logs == [log]
     assert list(errors) == [tmp_path / "empty", tmp_path / "other"]
-    assert [err.message.split(" in ")[0] for err in errors.values()] == [
-        "no mlperf.log or result_*.txt",
-        "no mlperf.log",
-    ]
+    told = [err.message.split(" in ")[0] for err in errors.values()]
+    assert told == ["no mlperf.log or result_*.txt", "no mlperf.log"]
 
 
 def write_log(path: Path, *events: tuple, start_ms: int = 1000) -> Path:
@@ -175,11 +173,7 @@ def test_measure_times_of_published_logs():
     old, *new = [read_logged(log).times for log in logs]
     assert {one.devices for one in (old, *new)} == {8}
     assert [one.epoch for one in old.evaluations] == [33, 44, 50]
-    assert [f"{old.converge_seconds:.1f}", f"{old.init_seconds:.1f}", f"{old.mean_epoch_seconds:.1f}"] == [
-        "1347.5",
-        "20.0",
-        "26.6",
-    ]
-    assert [([one.epoch for one in times.evaluations], f"{times.mean_epoch_seconds:.0f}") for times in new] == [
-        ([40, 50], "12")
-    ] * 5
+    seconds = (old.converge_seconds, old.init_seconds, old.mean_epoch_seconds)
+    assert [f"{value:.1f}" for value in seconds] == ["1347.5", "20.0", "26.6"]
+    evaluated = [([one.epoch for one in times.evaluations], f"{times.mean_epoch_seconds:.0f}") for times in new]
+    assert evaluated == [([40, 50], "12")] * 5

@@ -1,22 +1,21 @@
-"""MLPerf logs grouped, scored and checked."""
+"""MLPerf logs grouped, scored and checked; the reference is mlperf-logging's, judged as its rcp_checker judges."""
 
+import json
+import random
+import re
+import warnings
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from command import ROOT
 from damage import real_data
 from made_mlperf import closed_log, make_logged, write_mlperf_run, write_mlperf_runs, write_ssd_log
 from trainstone.errors import ConfigError, DataError
-from trainstone.results.mlperf.convergence import olympic_mean, score_runs
+from trainstone.results.mlperf import summary
 from trainstone.results.mlperf.logged import LoggedEvaluation, Times, find_logs, read_logged, read_logs
-from trainstone.results.mlperf.summary import (
-    choose_ruleset,
-    document_group,
-    group_runs,
-    make_group,
-    run_table,
-    time_table,
-)
 from trainstone.results.tables import Table
 
 
@@ -25,7 +24,7 @@ def summarise(*paths):
     runs, errors = read_logs(logs)
     assert not errors
     assert not empty
-    return group_runs(runs)
+    return summary.group_runs(runs)
 
 
 def column(table: Table, name: str) -> list[str]:
@@ -45,12 +44,12 @@ def test_points_of_a_run_are_one_result(tmp_path):
     (group,) = summarise(write_mlperf_runs(tmp_path))
     assert group.name == "8xMade-up accelerator"
     assert group.score.minutes == pytest.approx(29.0, abs=0.01)
-    document = document_group(group)
+    document = summary.document_group(group)
     assert [run["dropped"] for run in document["runs"]] == [False, False, False, True, True]
     assert (document["reference"]["how"], document["reference"]["passes"]) == ("recorded", True)
     assert document["reference"]["reference_epochs"] == pytest.approx(35.1538, abs=1e-4)
-    assert column(run_table(group), "log") == [f"seed {seed}" for seed in range(1, 6)]
-    assert column(run_table(group), "minutes") == ["30.00", "28.00", "29.00", "27.00", "40.00"]
+    assert column(summary.run_table(group), "log") == [f"seed {seed}" for seed in range(1, 6)]
+    assert column(summary.run_table(group), "minutes") == ["30.00", "28.00", "29.00", "27.00", "40.00"]
 
 
 def test_runs_of_another_batch_or_submitter_are_another_result(tmp_path):
@@ -74,7 +73,7 @@ def test_a_document_has_only_what_the_logs_say(tmp_path):
     log = write_mlperf_run(tmp_path, 1, converged=False) / "mlperf.log"
     first, middle, last = log.read_text().rpartition('"key": "eval_accuracy", "value": 0.7584')
     log.write_text(f"{first}{middle.replace('0.7584', '0.75')}{last}")
-    document = document_group(*summarise(log))
+    document = summary.document_group(*summarise(log))
     assert not {"reference", "score_minutes", "mean_minutes"} & set(document)
     (run,) = document["runs"]
     assert (run["ended"], run["epochs"], run["seeds"], run["dropped"]) == ("aborted", 35.0, (1,), False)
@@ -112,14 +111,14 @@ def test_copies_of_one_log_and_runs_of_one_seed_have_no_score(tmp_path, minutes,
     ],
 )
 def test_score_of_runs(benchmark, minutes, score, dropped, mean):
-    found = score_runs(benchmark, minutes)
+    found = summary.score_runs(benchmark, minutes)
     assert (found.minutes, found.dropped, found.mean_minutes) == (pytest.approx(score), dropped, pytest.approx(mean))
     assert found.note
 
 
 @pytest.mark.parametrize(("values", "mean"), [([3.0], 3.0), ([1.0, 2.0], 1.5), ([9.0, 1.0, 2.0], 2.0)])
 def test_olympic_mean_of_few_values(values, mean):
-    assert olympic_mean(values) == mean
+    assert summary.olympic_mean(values) == mean
 
 
 def test_runs_have_names_that_tell_them_apart():
@@ -129,21 +128,21 @@ def test_runs_have_names_that_tell_them_apart():
         (["a/mlperf.log", "b/mlperf.log"], [(1, 2), ()], ["a", "b"]),
     ):
         runs = tuple(make_logged(path, seeds=seed) for path, seed in zip(paths, seeds, strict=True))
-        assert column(run_table(make_group(runs)), "log") == names
+        assert column(summary.run_table(summary.make_group(runs)), "log") == names
 
 
 def test_times_have_the_columns_of_mll_status(tmp_path: Path):
     write_ssd_log(tmp_path / "mlperf.log")
-    table = time_table(make_group((read_logged(tmp_path / "mlperf.log"),)))
+    table = summary.time_table(summary.make_group((read_logged(tmp_path / "mlperf.log"),)))
     cells = ["8", "1024", "1584.0", "1524.0", "60.0", "30.4", "30.4", "1518.0", "3.0"]
     assert table.rows == [["seed 1", *cells, "40: 3.0 0.1841; 50: 3.0 0.2301"]]
-    assert time_table(make_group((make_logged(),))) is None
+    assert summary.time_table(summary.make_group((make_logged(),))) is None
 
 
 def test_a_run_that_missed_its_target_has_a_word_in_place_of_a_time():
     evaluations = tuple(LoggedEvaluation(at, None, at / 100) for at in range(1, 12))
     times = Times(converge_seconds=5.0, evaluations=evaluations)
-    table = time_table(make_group((make_logged(ended="aborted", times=times),)))
+    table = summary.time_table(summary.make_group((make_logged(ended="aborted", times=times),)))
     assert column(table, "converge") == ["aborted"]
     assert table.rows[0][-1].startswith("…; 4: – 0.0400; 5: – ")
 
@@ -163,7 +162,7 @@ KNOWN = {"4.10.0": {"unet3d"}, "0.6.0": {"resnet", "ssd"}, "0.7.0": {"resnet"}, 
     ],
 )
 def test_the_choice_has_its_reason(changes, requested, ruleset):
-    choice = choose_ruleset(make_logged(**changes), KNOWN, requested)
+    choice = summary.choose_ruleset(make_logged(**changes), KNOWN, requested)
     assert choice.ruleset == ruleset
     assert choice.reason
 
@@ -183,7 +182,7 @@ def test_the_choice_has_its_reason(changes, requested, ruleset):
 )
 def test_what_cannot_be_is_refused(changes, requested, kind, seen):
     with pytest.raises(kind) as err:
-        choose_ruleset(make_logged(**changes), KNOWN, requested)
+        summary.choose_ruleset(make_logged(**changes), KNOWN, requested)
     assert seen in err.value.message
     assert err.value.hint
 
@@ -191,5 +190,121 @@ def test_what_cannot_be_is_refused(changes, requested, kind, seen):
 def test_the_hint_for_ssd_is_the_ruleset_of_ssd300():
     known = {"1.0.0": {"ssd"}, "4.1.0": {"ssd"}, "5.0.0": {"bert"}}
     with pytest.raises(ConfigError) as err:
-        choose_ruleset(make_logged(benchmark="ssd"), known, "5.0.0")
+        summary.choose_ruleset(make_logged(benchmark="ssd"), known, "5.0.0")
     assert err.value.hint == "--ruleset 1.0.0"
+
+
+TABLE = r"\| (global batch|epochs, mean|least|\| \| \| not counted) "
+RULESETS = {"resnet": "4.0.0", "ssd": "1.0.0"}
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """mlperf-logging's own module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker")
+
+
+def counts(document: dict[str, Any]) -> dict[int, dict[int, int]]:
+    return {record["BS"]: dict(Counter(record["Epochs to converge"])) for record in document.values()}
+
+
+@pytest.mark.parametrize("benchmark", RULESETS)
+def test_the_shipped_numbers_are_those_of_the_installed_files(theirs, benchmark):
+    folder = Path(theirs.__file__).parent / f"training_{RULESETS[benchmark]}"
+    document = json.loads((folder / f"rcps_{benchmark}.json").read_text())
+    assert summary.REFERENCES[benchmark] == counts(document)
+    assert list(summary.REFERENCES[benchmark]) == sorted(summary.REFERENCES[benchmark])
+
+
+@pytest.mark.parametrize("benchmark", RULESETS)
+def test_points_and_pruning_are_the_checkers(theirs, benchmark):
+    checker = theirs.RCP_Checker("training", RULESETS[benchmark], benchmark, False)
+    points = summary.list_points(benchmark)
+    for point, record in zip(points, checker.rcp_data.values(), strict=True):
+        assert point.batch == record["BS"]
+        assert point.mean == pytest.approx(record["RCP Mean"], abs=1e-9)
+        assert point.stdev == pytest.approx(record["RCP Stdev"], abs=1e-9)
+        assert point.least == pytest.approx(record["Min Epochs"], abs=1e-4)  # theirs is searched for
+    assert [point.batch for point in summary.prune(points, 5)] == [
+        record["BS"] for record in checker.pruned_rcp_data.values()
+    ]
+
+
+def write_logs(folder: Path, benchmark: str, batch: int, epochs: list[float | None]) -> None:
+    for number, value in enumerate(epochs):
+        events = [
+            {"key": "submission_benchmark", "value": benchmark, "metadata": {}},
+            {"key": "global_batch_size", "value": batch, "metadata": {}},
+            {"key": "eval_accuracy", "value": 0.76, "metadata": {"epoch_num": value or 99}},
+            {"key": "run_stop", "value": None, "metadata": {"status": "aborted" if value is None else "success"}},
+        ]
+        (folder / f"result_{number}.txt").write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
+
+
+def test_assessments_are_the_checkers(theirs, tmp_path):
+    draw = random.Random(3)
+    seen = set()
+    for batch in (256, 1632, 2000, 3264, 4096, 8192, 30_000, 32_768, 60_000, 67_840):
+        needed = summary.expect("resnet", batch)
+        assert needed is not None
+        for shift in (-3, -1, 0, 2):
+            epochs: list[float | None] = [round(needed.mean) + shift + draw.choice((-1, 0, 0, 1)) for _ in range(5)]
+            if draw.random() < 0.3:
+                epochs[2] = None
+            write_logs(tmp_path, "resnet", batch, epochs)
+            passed, _, factor = theirs.check_directory(
+                str(tmp_path), "training", "4.0.0", False, False, rcp_pass="pruned_rcps"
+            )
+            ours = summary.assess(needed, epochs)
+            assert ours is not None
+            assert ours.passes == passed, (batch, epochs)
+            assert ours.factor == pytest.approx(factor)
+            seen.add((passed, factor > 1))
+    assert seen == {(True, False), (True, True), (False, True)}
+
+
+def test_more_than_one_miss_is_not_assessed_and_one_of_five_is_the_slowest():
+    expected = summary.expect("resnet", 3264)
+    assert summary.assess(expected, [35, None, None, 35, 35]) is None
+    assert summary.assess(expected, [None]) is None
+    assert not summary.assess(expected, [0]).passes
+    assert summary.expect("resnet", 70_000) is None
+    assert summary.assess(expected, [36, None, 35, 35, 36]).epochs == pytest.approx((35 + 36 + 36) / 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({}, None),
+        ({"train_samples": 1_281_167 - 3263}, None),  # an epoch without its last batch
+        ({"benchmark": "ssd", "global_batch": 912, "train_samples": 117_266}, None),
+        ({"benchmark": "ssd", "global_batch": 256, "train_samples": 1_170_301}, "1,170,301"),  # RetinaNet
+        ({"benchmark": "bert"}, "bert"),
+        ({"benchmark": None}, "unnamed"),
+        ({"global_batch": None}, "batch"),
+        ({"optimizer": "adam"}, "adam"),
+        ({"train_samples": 2000}, "2,000"),
+        ({"train_samples": None}, "unknown"),
+        ({"accuracy": 0.75}, "0.75"),
+        ({"global_batch": 70_000}, "70,000"),
+    ],
+)
+def test_where_the_reference_is_no_measure_it_says_why(changes, seen):
+    values = {"optimizer": "lars", "global_batch": 3264, "train_samples": 1_281_167, "accuracy": 0.7592}
+    reason = summary.find_reason([make_logged(ended="success", stop_ms=1, **(values | changes))])
+    assert reason is None if seen is None else seen in reason
+
+
+def test_the_document_has_the_same_numbers():
+    text = (ROOT / "docs/mlperf.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in text.splitlines() if re.match(TABLE, line)]
+    points = summary.list_points("resnet")
+    counted = summary.prune(points, 5)
+    assert rows == [
+        [f"{point.batch:,}" for point in points],
+        [f"{point.mean:.1f}" for point in points],
+        [f"{point.least:.1f}" for point in points],
+        ["" if point in counted else "not counted" for point in points],
+    ]
