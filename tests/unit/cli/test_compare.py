@@ -5,12 +5,7 @@ import pytest
 from made_results import write_runs
 from trainstone.cli.compare import check_limit, spread_to, suggest_next
 from trainstone.errors import ConfigError
-from trainstone.results import compare as module
-from trainstone.results.schema import Comparison
-
-
-def compare(runs, to) -> Comparison:
-    return module.compare(runs, to)[0]
+from trainstone.results.compare import compare
 
 
 @pytest.mark.parametrize(
@@ -48,4 +43,4 @@ def test_the_next_command_depends_on_what_there_is(tmp_path):
         (fast, slow, "trainstone report"),
         (single[:1], ["a10-lambda-amp"], "--runs 5"),
     ):
-        assert told in suggest_next(compare([*map(str, runs)], [*map(str, to)]).comparison)
+        assert told in suggest_next(compare([*map(str, runs)], [*map(str, to)])[0])

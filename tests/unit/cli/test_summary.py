@@ -281,7 +281,7 @@ def test_how_to_repeat_a_sweep_or_go_on():
 def test_shares_fit_their_terminal(tmp_path, width):
     run = write_run(tmp_path, make_result("run", 3.3))
     for words in (["published"], ["a10-lambda-amp"]):
-        text = draw(summary.print_comparison, compare([str(run)], words).comparison, width)
+        text = draw(summary.print_comparison, compare([str(run)], words)[0], width)
         assert all(len(line) <= width for line in text.splitlines())
         assert "a10-lambda-amp" in text
         assert "0.517 % (0.512 … 0.522 %)" in as_one_line(text)

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from made_feeding import A100, HERE, make_feeding, make_point
 from pydantic import ValidationError
 
 from command import ROOT
+from made_results import A100, HERE, make_feeding, make_point
 from trainstone.machine.health import Noise
 from trainstone.results import checks, schema
 from trainstone.results import feeding as loading

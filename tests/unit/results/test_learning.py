@@ -3,9 +3,16 @@
 from typing import Any
 
 import pytest
-from made_repeated import FIRST_SEED, make_child, make_children, make_repeated
 
-from made_learning import make_evaluations, make_phases, make_quality
+from made_learning import (
+    FIRST_SEED,
+    make_child,
+    make_children,
+    make_evaluations,
+    make_phases,
+    make_quality,
+    make_repeated,
+)
 from made_results import make_result
 from trainstone.results import learning
 from trainstone.results.checks import finding

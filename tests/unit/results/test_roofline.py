@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_profile import make_timeline
 
 from hostile import EVIL
+from made_results import make_timeline
 from trainstone.results import profiled
 from trainstone.results.profiled import Overhead, RooflineChart
 from trainstone.results.roofline import WorkedOp, judge_roofline, name_in_trace
