@@ -110,16 +110,14 @@ def send_compressed(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.future
     return future.then(lambda done: gradients.copy_(done.value()[0]))
 
 
-def settle_buckets(model: nn.Module, run_once: Callable[[], None]) -> None:
+def settle_buckets(model: DistributedDataParallel, run_once: Callable[[], None]) -> None:
     """Bring gradients into the order that stays, by a forward and backward (two, if static) that leave no trace.
 
     After its first backward DistributedDataParallel regroups gradients by when they came, and above two ranks another
     grouping adds them up in another order. A run that is resumed would differ from one that never stopped by its first
     step; with this before the first step of both they are the same bit for bit. Buffers, gradients and random numbers
-    are as before; optimisers must not move in run_once. Alone: nothing is run.
+    are as before; optimisers must not move in run_once.
     """
-    if not isinstance(model, DistributedDataParallel):
-        return
     buffers = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]
@@ -131,42 +129,6 @@ def settle_buckets(model: nn.Module, run_once: Callable[[], None]) -> None:
     with torch.no_grad():
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
-
-
-class Agreement:
-    """The largest of what ranks say, known one call later, so that no rank waits between steps.
-
-    Every rank must call post and take at the same steps.
-    """
-
-    def __init__(self, world: World, size: int) -> None:
-        self._world = world
-        self._size = size
-        self._posted: tuple[Any, Tensor] | None = None
-
-    def post(self, values: list[int]) -> None:
-        assert len(values) == self._size, "all ranks must post as many values"
-        assert self._posted is None, "take what was posted before"
-        tensor = torch.tensor(values, dtype=torch.int64)
-        work = None
-        if not self._world.alone:
-            work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
-        self._posted = work, tensor
-
-    def take(self) -> list[int]:
-        """Return the maxima of what was posted before; zeros if nothing was."""
-        if self._posted is None:
-            return [0] * self._size
-        (work, tensor), self._posted = self._posted, None
-        if work is not None:
-            work.wait()
-        values: list[int] = tensor.tolist()
-        return values
-
-    def settle(self) -> None:
-        """Wait until nothing is under way; what was posted can still be taken."""
-        if self._posted is not None and self._posted[0] is not None:
-            self._posted[0].wait()
 
 
 def average_buffers(buffers: Iterable[Tensor], world: World) -> None:

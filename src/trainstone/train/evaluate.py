@@ -61,7 +61,7 @@ def judge_network(
             seen = 0
             for batch in feed_device(loader, device):
                 pact.look()
-                if pact.stopped:
+                if pact.agreed.stop:
                     break
                 with torch.inference_mode(), autocast(device, config.train.precision):
                     rows.append(look(model, batch))
@@ -69,7 +69,7 @@ def judge_network(
                 yield Progress("evaluating", images=seen, total_images=total)
     finally:
         model.train(trained)
-    stopped = pact.stopped
+    stopped = pact.agreed.stop
     pact.finish()  # what was asked since the last batch is too late here, and asked again elsewhere
     if stopped:
         return None

@@ -5,7 +5,6 @@ that all stop after the same one.
 """
 
 import logging
-import math
 import shlex
 import time
 from collections.abc import Generator, Iterator
@@ -25,10 +24,11 @@ from trainstone.results.store import RunFolder
 from trainstone.train import checkpoint
 from trainstone.train.course import Course
 from trainstone.train.decision import Agreed, Cadence, State, decide
-from trainstone.train.distributed import Agreement, World, average_buffers, barrier
+from trainstone.train.distributed import World, average_buffers, barrier
 from trainstone.train.evaluate import Scoring, judge, keep_pictures
 from trainstone.train.loop import train_steps
 from trainstone.train.observation import sync_steps
+from trainstone.train.stopping import Pact
 from trainstone.train.task import Task
 
 CHECKPOINTS = "checkpoints"
@@ -71,12 +71,12 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
         match action := decide(state, agreed, setting.cadence):
             case "train":
                 agreed = yield from run_steps(setting, course, timer)
-                share_statistics(setting)
             case "evaluate":
                 yield from run_evaluation(setting, course)
-                agreement = Agreement(setting.world, len(Agreed._fields))
-                agreement.post(list_requests(setting, course, None))
-                agreed = merge(agreed, agreement)
+                pact = Pact(setting.world, setting.signals)
+                look(setting, course, pact)
+                pact.finish()
+                agreed = Agreed(*map(max, agreed, pact.agreed))
             case "collect":
                 take_scores(setting, course)
             case "checkpoint":
@@ -92,14 +92,15 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
 
 def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progress, None, Agreed]:
     """Train until an event may be due or the ranks agree on something; return what they agreed on."""
-    agreement, agreed = Agreement(setting.world, len(Agreed._fields)), Agreed()
+    task, world, cadence, limit = setting.task, setting.world, setting.cadence, setting.config.stop.seconds
+    metric, pact = setting.config.eval.metric, Pact(world, setting.signals, late=True)
     steps = train_steps(
-        setting.task,
+        task,
         timer,
         first_step=course.done,
-        num_steps=setting.cadence.next_event(course.done) - course.done,
+        num_steps=cadence.next_event(course.done) - course.done,
         origin=timer.now() - course.clock(),
-        go_on=lambda: not any(agreed),
+        go_on=lambda: not any(pact.agreed),
     )
     for sink in setting.sinks:
         sink.begin_steps(course.done)
@@ -108,34 +109,34 @@ def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progr
         for sink in setting.sinks:
             sink.step(record)
         course.add_step(record)
-        agreed = merge(agreed, agreement)
-        agreement.post(list_requests(setting, course, record))
-        yield tell_progress(setting, course, record)
-    return merge(agreed, agreement)
-
-
-def merge(agreed: Agreed, agreement: Agreement) -> Agreed:
-    return Agreed(*map(max, agreed, agreement.take()))
-
-
-def share_statistics(setting: Setting) -> None:
-    """Give all ranks the same running statistics, of the network and of its average: each saw other pictures."""
-    task = setting.task
-    average_buffers(task.plain.buffers(), setting.world)
+        look(setting, course, pact, record)
+        left = (cadence.last_step - course.done) * course.seconds_per_step
+        best = course.best(metric)
+        yield Progress(
+            "training",
+            step=record.step + 1,
+            images_per_second=record.images * world.rank.world / course.seconds_per_step,
+            seconds_left=max(0.0, min(left, limit - course.clock()) if limit else left),
+            epoch=cadence.epochs_after(course.done),
+            epochs=cadence.epochs_after(cadence.last_step),
+            loss=course.loss,
+            metric=metric,
+            accuracy=best.metrics[metric] if best else None,
+        )
+    pact.finish()
+    # All ranks get the same running statistics, of the network and of its average: each saw other pictures.
+    average_buffers(task.plain.buffers(), world)
     if task.average:
         names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.state()
-        average_buffers((tensor for name, tensor in averages.items() if name in names), setting.world)
+        average_buffers((tensor for name, tensor in averages.items() if name in names), world)
+    return pact.agreed
 
 
-def list_requests(setting: Setting, course: Course, record: StepRecord | None) -> list[int]:
-    """Return what this rank requests, in the order of Agreed; `record`: the step that has just ended."""
+def look(setting: Setting, course: Course, pact: Pact, record: StepRecord | None = None) -> None:
+    """Say what this rank requests; `record`: the step that has just ended."""
     limit, every = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
-    return [
-        0 if record is None or math.isfinite(record.loss) else record.step + 1,
-        int(setting.signals.received is not None),
-        int(bool(limit) and course.clock() >= limit),
-        int(bool(every) and course.clock() - course.saved_at_seconds >= every),
-    ]
+    saves = bool(every) and course.clock() - course.saved_at_seconds >= every
+    pact.look(record, enough=bool(limit) and course.clock() >= limit, checkpoint=saves)
 
 
 def save(setting: Setting, course: Course) -> None:
@@ -176,25 +177,6 @@ def diverged(setting: Setting, step: int) -> RunError:
     return RunError(
         f"the loss is no number any more at step {step} (learning rate {rate:g}{scaled}); {good}",
         hint=f"{go_on}; or a longer schedule.warm_up_epochs, or train.precision=fp32",
-    )
-
-
-def tell_progress(setting: Setting, course: Course, record: StepRecord) -> Progress:
-    left = (setting.cadence.last_step - course.done) * course.seconds_per_step
-    limit = setting.config.stop.seconds
-    if limit:
-        left = min(left, limit - course.clock())
-    best = course.best(setting.config.eval.metric)
-    return Progress(
-        "training",
-        step=record.step + 1,
-        images_per_second=record.images * setting.world.rank.world / course.seconds_per_step,
-        seconds_left=max(0.0, left),
-        epoch=setting.cadence.epochs_after(course.done),
-        epochs=setting.cadence.epochs_after(setting.cadence.last_step),
-        loss=course.loss,
-        metric=setting.config.eval.metric,
-        accuracy=best.metrics[setting.config.eval.metric] if best else None,
     )
 
 

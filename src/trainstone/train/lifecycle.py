@@ -78,11 +78,12 @@ class Lifecycle:
         """Return the signal that ends the run, wherever it arrived. All ranks must call this at the same point."""
         if self.rank.world == 1:
             return self.signals.received
-        from trainstone.train.distributed import Agreement
+        from trainstone.train.stopping import Pact
 
-        agreement = Agreement(self.world, 1)
-        agreement.post([int(self.signals.received is not None)])
-        return (self.signals.received or OTHER_RANK) if any(agreement.take()) else None
+        pact = Pact(self.world, self.signals)
+        pact.look()
+        pact.finish()
+        return (self.signals.received or OTHER_RANK) if pact.agreed.stop else None
 
     def check_stop(self) -> None:
         """Raise KeyboardInterrupt on every rank if any received a stop signal. Call between phases, on all ranks."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainstone.measure.clock import Timer
 from trainstone.results.steps import StepRecord
-from trainstone.train.optim import keep_rate_on_device, set_rate
+from trainstone.train.optim import set_rate
 from trainstone.train.task import Task
 from trainstone.workloads.workload import Batch
 
@@ -86,7 +86,6 @@ def train_steps(
         marks.batch_ready = timer.mark()
         set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
-            keep_rate_on_device(task.optimizer, task.device)
             update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
         loss = losses.put(update(task, batch, timer, marks), task.decay_loss())
         if task.average:
@@ -110,28 +109,23 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
             marks.later_waits.append((begin, timer.mark()))
         # Ranks exchange gradients once, with the last part.
         with nullcontext() if part == task.accumulate - 1 else task.without_exchange():
-            one = add_gradients(task, batch, timer, marks)
+            with task.mark("forward"), task.autocast():
+                one = task.loss(task.model, batch)
+                if task.accumulate > 1:
+                    one = one / task.accumulate
+            if task.split_phases:
+                marks.forward = timer.mark()
+            with task.mark("backward"):
+                task.scale.backward(one)
+            if task.split_phases:
+                marks.backward = timer.mark()
+        one = one.detach()  # its graph goes before the optimiser's work
         loss = one if loss is None else loss + one
     assert loss is not None  # accumulate is at least 1
     with task.mark("optimizer"):
         task.scale.step(task.optimizer)
         task.optimizer.zero_grad(set_to_none=True)
     return loss
-
-
-def add_gradients(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> Tensor:
-    """Forward and backward of one batch; returns its share of the step's loss."""
-    with task.mark("forward"), task.autocast():
-        loss = task.loss(task.model, batch)
-        if task.accumulate > 1:
-            loss = loss / task.accumulate
-    if task.split_phases:
-        marks.forward = timer.mark()
-    with task.mark("backward"):
-        task.scale.backward(loss)
-    if task.split_phases:
-        marks.backward = timer.mark()
-    return loss.detach()
 
 
 def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: list[Tensor | None]) -> StepRecord:
@@ -157,6 +151,8 @@ def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: list[T
 
 def capture_update(task: Task, batch: Batch, timer: Timer) -> Update:
     """CUDA: capture one update as a graph after three ordinary ones; later ones copy the batch in and replay it."""
+    for group in task.optimizer.param_groups:  # a replay reads a tensor anew, where a number would stay for ever
+        group["lr"] = torch.tensor(float(group["lr"]), device=task.device)
     static_batch = tuple(tensor.clone() for tensor in batch)
     side = torch.cuda.Stream(task.device)
     side.wait_stream(torch.cuda.current_stream(task.device))

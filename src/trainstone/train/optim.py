@@ -55,7 +55,9 @@ class Lars(torch.optim.Optimizer):
         torch._foreach_mul_(moments, group["momentum"] * change)
         # Decay is added by itself: no copy of all gradients.
         if group["trust"]:
-            local = trust(weights, gradients, decay, group["eta"], group["epsilon"])
+            norms, slopes = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, gradients))
+            ratio = group["eta"] * norms / (slopes + decay * norms + group["epsilon"])
+            local = torch.where((norms > 0) & (slopes > 0), ratio, 1.0).unbind()
             torch._foreach_addcmul_(moments, gradients, local, rate)
             if decay:
                 torch._foreach_addcmul_(moments, weights, local, rate * decay)
@@ -64,15 +66,6 @@ class Lars(torch.optim.Optimizer):
             if decay:
                 torch._foreach_add_(moments, weights, alpha=rate * decay)
         torch._foreach_sub_(weights, moments)
-
-
-def trust(
-    weights: list[nn.Parameter], gradients: list[Tensor], decay: float, eta: float, epsilon: float
-) -> list[Tensor]:
-    weight_norms = torch.stack(torch._foreach_norm(weights))
-    gradient_norms = torch.stack(torch._foreach_norm(gradients))
-    local = eta * weight_norms / (gradient_norms + decay * weight_norms + epsilon)
-    return list(torch.where((weight_norms > 0) & (gradient_norms > 0), local, 1.0).unbind())
 
 
 def is_torchs(config: OptimizerConfig) -> bool:
@@ -145,12 +138,6 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-def keep_rate_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Make the rate a tensor: a captured graph reads it anew at each replay, where a number would stay for ever."""
-    for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
 
 def decay_term(parameters: Iterable[Tensor], factor: float) -> Tensor:

@@ -100,7 +100,7 @@ def measure_steps(
             timer,
             num_steps=limit_steps(task, measure),
             origin=clock_start,
-            go_on=lambda: not pact.pause and profiled.pass_to_next_step(),
+            go_on=lambda: not any(pact.agreed) and profiled.pass_to_next_step(),
         )
         yield from record_steps(watch(steps, sinks), timer, measure, recorder, pact)
 

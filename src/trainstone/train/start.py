@@ -1,6 +1,5 @@
 """What happens before the first step of a training run: ranks agree, data is there, a checkpoint is taken up."""
 
-import logging
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -40,8 +39,6 @@ from trainstone.train.task import (
 )
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
-
-log = logging.getLogger(__name__)
 
 
 def find_seats(world: World) -> tuple[Seat, ...]:
@@ -95,15 +92,6 @@ def open_both(config: Config) -> Pictures:
             "with eval.every_epochs = 0 and no eval.target `train` does without",
         )
     return Pictures(training, open_data(config, "val"))
-
-
-def tell_unjudged(pictures: Pictures, config: Config) -> list[schema.Finding]:
-    """A finding where there is nothing to validate with."""
-    if pictures.validation is not None:
-        return []
-    splits = ", ".join(split.name for split in pictures.training.dataset.splits)
-    told = f"{find_data(config)} has nothing to validate with (splits: {splits}): the network is not evaluated"
-    return [finding("not-evaluated", f"{told}; without eval_accuracy MLPerf's checker refuses mlperf.log")]
 
 
 def agree_on(config: Config, world: World, *keys: str) -> Config:
@@ -173,27 +161,23 @@ def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Che
     course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures if split}
     if checkpoint:
         course.go_on_from(checkpoint.document, str(checkpoint.path))
-        refuse_other_run(course, checkpoint, train.batch_size, rank)
+        # With other images, or another number of them a step, it would not be the same run.
+        before = checkpoint.document.get("global_batch")
+        if before != course.global_batch:
+            ranks = format_count(rank.world, "rank")
+            raise ConfigError(
+                f"the run has {before} images a step so far; {ranks} with train.batch_size = {train.batch_size} have "
+                f"{course.global_batch}",
+                hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
+            )
+        if (checkpoint.document.get("pictures"), checkpoint.document.get("data")) != (course.pictures, course.data):
+            raise DataError(
+                "the data set is not the one that the run began with: pictures were added, taken away or changed",
+                hint="bring it back as it was, or start a new run",
+            )
         if course.is_best_now and config.checkpoint.best and rank.number == 0:
             keep_best(checkpoint.path.parent, course.done)  # it may have been killed before it did
     return course
-
-
-def refuse_other_run(course: Course, checkpoint: Checkpoint, batch_size: int, rank: Rank) -> None:
-    """Refuse to go on with other pictures or another number of them a step: it would not be the same run."""
-    before = checkpoint.document.get("global_batch")
-    if before != course.global_batch:
-        ranks = format_count(rank.world, "rank")
-        raise ConfigError(
-            f"the run has {before} images a step so far; {ranks} with train.batch_size = {batch_size} have "
-            f"{course.global_batch}",
-            hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
-        )
-    if (checkpoint.document.get("pictures"), checkpoint.document.get("data")) != (course.pictures, course.data):
-        raise DataError(
-            "the data set is not the one that the run began with: pictures were added, taken away or changed",
-            hint="bring it back as it was, or start a new run",
-        )
 
 
 def start_task(
@@ -202,15 +186,14 @@ def start_task(
     world: World,
     course: Course,
     checkpoint: Checkpoint | None,
-    network: nn.Module | None = None,
+    network: nn.Module,
 ) -> Task:
     """Build what is trained, as it was when the checkpoint was written; `network`: built before (seed_network)."""
-    config, device = fitted.config, fitted.device
-    task = build_task(config, device, training, world=world, first_step=course.done, network=network)
+    task = build_task(fitted.config, fitted.device, training, world=world, first_step=course.done, network=network)
     course.parameters = count_parameters(task.plain)
     if checkpoint:
         restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
-    settle_gradients(task, config)
+    settle_gradients(task, fitted.config)
     return task
 
 
@@ -229,7 +212,14 @@ def settle_gradients(task: Task, config: Config) -> None:
     settle_buckets(task.model, run_once)
 
 
-def check_learning_rate(config: Config, global_batch: int, rank: Rank) -> list[schema.Finding]:
+def list_doubts(config: Config, pictures: Pictures, global_batch: int, rank: Rank) -> list[schema.Finding]:
+    """Findings about a rate that is far from usual ones, and where there is nothing to validate with."""
     peak = peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * config.train.accumulate)
     told = check_rate(config.optimizer, peak=peak, global_batch=global_batch)
-    return [finding("learning-rate", told)] if told else []
+    findings = [finding("learning-rate", told)] if told else []
+    if pictures.validation is None:
+        splits = ", ".join(split.name for split in pictures.training.dataset.splits)
+        told = f"{find_data(config)} has nothing to validate with (splits: {splits}): the network is not evaluated"
+        told += "; without eval_accuracy MLPerf's checker refuses mlperf.log"
+        findings.append(finding("not-evaluated", told))
+    return findings

@@ -71,9 +71,8 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
         task = files.enter_context(closing(start.start_task(fitted, training, world, course, checkpoint, network)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
         findings = [*fitted.findings, *uncleared, *told]
-        findings += start.check_learning_rate(config, course.global_batch, rank)
-        findings += [*start.tell_unjudged(pictures, config), *check_division(config, counts, rank)]
-        findings += WORKLOADS[config.workload].list_doubts(config)
+        findings += start.list_doubts(config, pictures, course.global_batch, rank)
+        findings += [*check_division(config, counts, rank), *WORKLOADS[config.workload].list_doubts(config)]
         # Not before: a change that a resumed run cannot bear must not stay in its folder.
         run.write_config(config)
         # Evaluations after the checkpoint are to be made again.

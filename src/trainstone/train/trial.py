@@ -33,13 +33,24 @@ class Trial:
 
 def try_precisions(device: str, precisions: Sequence[str], threads: int) -> list[Trial]:
     """Run the trial block at each precision in child processes; a crash loses only the precision that caused it."""
-    remaining, trials = list(precisions), list[Trial]()
-    while remaining:
-        done, failure = _run_child(device, remaining, threads)
+    trials: list[Trial] = []
+    while remaining := precisions[len(trials) :]:
+        command = [sys.executable, "-P", "-m", "trainstone.train.trial", device, ",".join(remaining), str(threads)]
+        try:
+            # A session of its own: a Ctrl-C is for us, and must not look like a precision that crashed.
+            how = {"capture_output": True, "text": True, "timeout": TRIAL_TIMEOUT_SECONDS, "start_new_session": True}
+            child = subprocess.run(command, check=False, **how)
+            output, code, errors = child.stdout, child.returncode, child.stderr
+        except subprocess.TimeoutExpired as err:
+            output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
+            code, errors = None, f"no answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
+        done = [Trial(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
         trials += done
-        remaining = remaining[len(done) :]
-        if failure is not None and remaining:
-            trials.append(Trial(remaining.pop(0), None, failure))
+        if len(done) < len(remaining):
+            failure = (errors.strip().splitlines() or ["failed without a word"])[-1]
+            if code is not None and code < 0:
+                failure = f"crashed: {signal.strsignal(-code)}"
+            trials.append(Trial(remaining[len(done)], None, failure))
     return trials
 
 
@@ -52,24 +63,6 @@ def fastest(trials: Sequence[Trial]) -> str:
         if seconds * margin < works.get(choice, float("inf")):
             choice = precision
     return choice
-
-
-def _run_child(device: str, precisions: Sequence[str], threads: int) -> tuple[list[Trial], str | None]:
-    command = [sys.executable, "-P", "-m", "trainstone.train.trial", device, ",".join(precisions), str(threads)]
-    try:
-        # A session of its own: a Ctrl-C is for us, and must not look like a precision that crashed.
-        how = {"capture_output": True, "text": True, "timeout": TRIAL_TIMEOUT_SECONDS, "start_new_session": True}
-        child = subprocess.run(command, check=False, **how)
-        output, code, errors = child.stdout, child.returncode, child.stderr
-    except subprocess.TimeoutExpired as err:
-        output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
-        code, errors = None, f"no answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
-    done = [Trial(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
-    if code == 0 and len(done) == len(precisions):
-        return done, None
-    if code is not None and code < 0:
-        return done, f"crashed: {signal.strsignal(-code)}"
-    return done, (errors.strip().splitlines() or ["failed without a word"])[-1]
 
 
 def _time_block(device_name: str, precision: str) -> float:

@@ -1,6 +1,7 @@
 """Three real ranks that talk through gloo, the same ones started anew to resume, and one that is alone."""
 
 import json
+import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,8 +15,11 @@ from ranks import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
 from trainstone.errors import MachineError
 from trainstone.machine.ranks import Rank
+from trainstone.machine.signals import StopSignals
+from trainstone.results.steps import StepRecord
 from trainstone.train import distributed
 from trainstone.train.distributed import World, average_buffers, barrier, gather, settle_buckets, sum_over, wrap_model
+from trainstone.train.stopping import Pact
 
 CPU = torch.device("cpu")
 SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
@@ -127,13 +131,17 @@ def tell_rows(rows: torch.Tensor | None) -> list[list[float]] | None:
 
 
 def check_agreement(world: World) -> list[list[int]]:
-    """Rank 1 asks to stop at step 2."""
-    agreement = distributed.Agreement(world, 2)
-    taken = []
-    for step in range(4):
-        taken.append(agreement.take())
-        agreement.post([step * 10 + world.rank.number, int(step == 2 and world.rank.number == 1)])
-    return [*taken, agreement.take(), agreement.take()]
+    """Rank 0 has enough at step 1, rank 1 gets a signal at step 2, rank 2 a NaN and a checkpoint due at step 3."""
+    signals, known = StopSignals(), []
+    pact = Pact(world, signals)
+    for step in range(5):
+        now = (step, world.rank.number)
+        signals.received = "SIGTERM" if now == (2, 1) else None
+        loss = math.nan if now == (3, 2) else 1.0
+        pact.look(StepRecord(step, 0, 0.0, 0.0, 0.1, 4, loss, 0.1), enough=now == (1, 0), checkpoint=now == (3, 2))
+        known.append(list(pact.agreed))
+    pact.finish()
+    return [*known, list(pact.agreed)]
 
 
 def check_gradients(world: World) -> dict[str, Any]:
@@ -241,7 +249,8 @@ def test_running_statistics_are_averaged_and_counters_left(answers: list[Any]):
 
 def test_ranks_agree_one_call_later(answers: list[Any]):
     for answer in answers:
-        assert answer["agreement"] == [[0, 0], [2, 0], [12, 0], [22, 1], [32, 0], [0, 0]]
+        none, enough, stop = [0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]
+        assert answer["agreement"] == [none, none, enough, stop, [4, 1, 1, 1], [4, 1, 1, 1]]
 
 
 def test_gradients_are_the_mean_over_ranks(answers: list[Any]):

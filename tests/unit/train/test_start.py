@@ -15,7 +15,7 @@ from trainstone.machine.ranks import Rank
 from trainstone.train import start
 from trainstone.train.distributed import World
 from trainstone.train.original.lines import Seat
-from trainstone.train.start import find_seats, open_both, tell_unjudged
+from trainstone.train.start import find_seats, list_doubts, open_both
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def test_a_set_without_a_split_to_validate_with_can_be_trained_on(tmp_path: Path
     config = make_config(make_splits(tmp_path / "set", *names))
     pictures = open_both(config)
     assert (len(pictures.training.source), pictures.validation, pictures.num_validation) == (4, None, 0)
-    (told,) = tell_unjudged(pictures, config)
+    *_, told = list_doubts(config, pictures, 256, Rank(0, 1))
     assert (told.code, told.severity) == ("not-evaluated", "info")
     assert f"nothing to validate with (splits: {', '.join(names)})" in told.message
 

@@ -32,7 +32,6 @@ def count_steps(folder: Path, measure: MeasureConfig, seconds: float, most: int 
             now += seconds
             # Not all alike: of equal ones nothing can be said.
             recorder.step(step(number, seconds * (1 + 0.01 * (number % 3))))
-            rule.count()
             if rule.is_enough():
                 return number + 1
     return most
@@ -54,12 +53,12 @@ def test_alone_all_is_known_at_once():
     with StopSignals() as signals:
         pact = Pact(WORLD, signals)
         pact.look(step(0))
-        assert not pact.pause
+        assert not any(pact.agreed)
         assert not pact.wish_end(False)
         assert pact.wish_end(True)
         signals.received = "SIGTERM"
         pact.look(step(1))
-        assert pact.stopped
+        assert pact.agreed.stop
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
             pact.end_if_stopped()
         with pytest.raises(RunError, match="the loss of step 2 is nan"):
