@@ -59,7 +59,7 @@ class Lifecycle:
 
     def join(self) -> Iterator[Progress]:
         """Connect with the other ranks, if any, share the run folder, write the machine's facts."""
-        from trainstone.train.preflight.group import meet_all, share_run
+        from trainstone.train.preflight.roll import meet_all, share_run
         from trainstone.train.preflight.store import format_address
 
         run = self.run if self.rank.number == 0 else None

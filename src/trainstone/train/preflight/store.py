@@ -157,26 +157,23 @@ def open_store(rank: Rank, address: Meeting, seconds: float) -> RankStore:
     if store is None:
         # The agent of torchrun may host it already.
         by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        hosts = rank.number == 0 and not by_agent
-        store = host_store(address, seconds) if hosts else connect_store(rank, address, seconds)
+        if rank.number or by_agent:
+            store = connect_store(rank, address, seconds)
+        else:
+            # Rank 0 connects to its own store by loopback: its name may lead elsewhere, as behind an address translation.
+            here = Meeting("::1" if ":" in address.host else "127.0.0.1", address.port)
+            try:
+                store = call_within(seconds, lambda: make_store(here, seconds, hosts=True))
+            except (RuntimeError, TimeoutError) as err:
+                reason = "another program uses this port" if "EADDRINUSE" in str(err) else first_line(err)
+                raise LaunchError(
+                    f"rank 0 on {name_host()} cannot listen at {format_address(address)}: {reason}",
+                    hint=f"set MASTER_PORT to a free port of {printable(address.host)}, the same for all ranks",
+                ) from err
     # It stays open until the process ends: a second rendezvous here would find the first one half closed.
     _opened[address] = store, times + 1
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return RankStore(dist.PrefixStore(f"trainstone/{attempt}/{times}", store), rank, address)
-
-
-def host_store(address: Meeting, seconds: float) -> dist.Store:
-    """Listen for the other ranks, at all addresses of this host."""
-    # Rank 0 connects to its own store by loopback: its name may lead elsewhere, as behind an address translation.
-    here = Meeting("::1" if ":" in address.host else "127.0.0.1", address.port)
-    try:
-        return call_within(seconds, lambda: make_store(here, seconds, hosts=True))
-    except (RuntimeError, TimeoutError) as err:
-        reason = "another program uses this port" if "EADDRINUSE" in str(err) else first_line(err)
-        raise LaunchError(
-            f"rank 0 on {name_host()} cannot listen at {format_address(address)}: {reason}",
-            hint=f"set MASTER_PORT to a free port of {printable(address.host)}, the same for all ranks",
-        ) from err
 
 
 def make_store(address: Meeting, seconds: float, *, hosts: bool) -> dist.Store:
