@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from trainstone.config.schema import Config
     from trainstone.results.schema import Status
+    from trainstone.train.checkpoint import Saved
     from trainstone.train.lifecycle import Lifecycle
-    from trainstone.train.saved import Saved
 
 
 class EvalCommand(TyperCommand):
@@ -124,7 +124,7 @@ def open_asked(
 
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
-        from trainstone.train.saved import check_weights, open_saved, resolve_config
+        from trainstone.train.checkpoint import check_weights, open_saved, resolve_config
 
         line.show(Progress("reading the weights"))
         saved = open_saved(checkpoint)

@@ -31,7 +31,6 @@ from trainstone.train.observation import sync_steps
 from trainstone.train.stopping import Pact
 from trainstone.train.task import Task
 
-CHECKPOINTS = "checkpoints"
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +51,7 @@ class Setting:
 
     @property
     def checkpoints(self) -> Path:
-        return self.run.path / CHECKPOINTS
+        return self.run.path / checkpoint.CHECKPOINTS
 
 
 def learn(setting: Setting, course: Course) -> Iterator[Progress]:

@@ -21,9 +21,9 @@ from trainstone.data.sample import ClassName
 from trainstone.data.sources import PictureSource
 from trainstone.errors import ConfigError, DataError
 from trainstone.models.weights import write_weights
+from trainstone.train.checkpoint import Saved, load_network
 from trainstone.train.fit import fit_engine
 from trainstone.train.precision import autocast
-from trainstone.train.saved import Saved, load_network
 from trainstone.train.task import count_parameters, find_data
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Seen

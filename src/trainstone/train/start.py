@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, change_section
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.launched import name_host
@@ -17,12 +17,10 @@ from trainstone.measure.recorder import Sink
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
-from trainstone.results.store import RunFolder
-from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read_checkpoint, restore, set_aside
+from trainstone.train.checkpoint import Checkpoint, keep_best, restore
 from trainstone.train.course import Course
 from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted, fit_to_machine
-from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.original.lines import Facts, Seat
 from trainstone.train.original.writers import list_writers
@@ -97,7 +95,7 @@ def open_both(config: Config) -> Pictures:
 def agree_on(config: Config, world: World, *keys: str) -> Config:
     """Return the configuration with what the first rank found for keys of its section train."""
     told = broadcast_dict(world, {key: getattr(config.train, key) for key in keys})
-    return config.model_copy(update={"train": config.train.model_copy(update=told)})
+    return change_section(config, "train", **told)
 
 
 def fit_all(
@@ -133,24 +131,6 @@ def open_originals(life: Lifecycle, fitted: Fitted, **facts: Any) -> Iterator[Si
     return list_writers(
         Facts(config=fitted.config, folder=folder, ranks=rank.world, device=device, seats=seats, **facts)
     )
-
-
-def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[schema.Finding]]:
-    """Return the latest whole checkpoint of a run, the same on all ranks, and what is to be said of it."""
-    folder = run.path / CHECKPOINTS
-    document, latest = None, None
-    if world.rank.number == 0:
-        latest, damaged = find_latest(folder)
-        set_aside(folder, latest.path if latest else None)
-        document = {"name": latest.path.name if latest else None, "damaged": damaged}
-    told = broadcast_dict(world, document)
-    findings = [finding("checkpoint-damaged", message) for message in told["damaged"]]
-    if told["name"] is None:
-        begun = "the run has no checkpoint yet: it starts from the beginning"
-        return None, [*findings, finding("resumed", begun)]
-    checkpoint = latest or read_checkpoint(folder / told["name"])
-    step = checkpoint.document["step"]
-    return checkpoint, [*findings, finding("resumed", f"went on from {checkpoint.path.name}, after step {step:,}")]
 
 
 def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Checkpoint | None, starts: int) -> Course:

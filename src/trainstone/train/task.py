@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainstone.config.schema import Config, OptimizerConfig
+from trainstone.config.schema import Config, OptimizerConfig, change_section
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.source import find_stored, provide_stored
@@ -140,7 +140,7 @@ def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
     number = len(opened.dataset.classes) if opened else IMAGENET_CLASSES
     if number < WORKLOADS[config.workload].min_classes:
         raise ConfigError(f"{find_data(config)} does not say how many classes it has", hint="--set model.num_classes=N")
-    return config.model_copy(update={"model": config.model.model_copy(update={"num_classes": number})})
+    return change_section(config, "model", num_classes=number)
 
 
 def find_data(config: Config) -> Path:

@@ -17,6 +17,7 @@ from trainstone.results.samples import Sample, read_samples
 from trainstone.results.schema import Status
 from trainstone.results.verdicts import write_learning_verdict
 from trainstone.train import start
+from trainstone.train.checkpoint import find_start
 from trainstone.train.conclude import describe_device, describe_speed, gather_devices, summarise_own, tell_skipped
 from trainstone.train.course import Course
 from trainstone.train.decision import Cadence
@@ -58,7 +59,7 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
     """
     config, run, world, rank = fitted.config, life.run, life.world, life.rank
     training, validation = pictures
-    checkpoint, told = start.find_start(run, world) if resume else (None, [])
+    checkpoint, told = find_start(run, world) if resume else (None, [])
     with ExitStack() as files:
         cleared, uncleared = clear_caches(config, world, resumed=resume)
         network = seed_network(config, fitted.device, world, begins=checkpoint is None)

@@ -169,7 +169,7 @@ def test_checkpoints_are_listed_by_number(tmp_path: Path):
     (tmp_path / "step-00000012.safetensors").symlink_to("nowhere")
     for name in ("step-13.safetensors", "step-00000014.safetensors.ab.partial", f"step-{'9' * 5000}"[:200], "x"):
         (tmp_path / name).touch()
-    assert [checkpoint._step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
+    assert [int(path.stem[5:]) for path in checkpoint.list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
 
 
 def test_a_folder_that_is_not_there_has_no_checkpoints(tmp_path: Path):

@@ -19,11 +19,11 @@ from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
 from trainstone.results.schema import Result
 from trainstone.results.store import create_run, read_result
+from trainstone.train.checkpoint import open_saved, resolve_config
 from trainstone.train.distributed import World
 from trainstone.train.evaluate import judge, judge_network
 from trainstone.train.evaluation import open_pictures, run_eval, tell_left_out
 from trainstone.train.loop import train_steps
-from trainstone.train.saved import open_saved, resolve_config
 from trainstone.train.start import open_both
 from trainstone.train.task import Task, build_network, build_task, provide_data
 from trainstone.workloads.classify import CLASSIFY

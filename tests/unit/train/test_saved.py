@@ -11,9 +11,8 @@ from made_saved import RUN_ID, STEP, make_checkpoint, make_config, make_document
 from trainstone.data.generated.source import find_stored, provide_stored
 from trainstone.data.splits import open_split
 from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.train.checkpoint import keep_best
+from trainstone.train.checkpoint import Saved, check_weights, keep_best, load_network, open_saved, resolve_config
 from trainstone.train.predict import export_weights, predict
-from trainstone.train.saved import Saved, check_weights, load_network, open_saved, resolve_config
 from trainstone.workloads.classify import CLASSIFY
 
 CPU = torch.device("cpu")

@@ -160,7 +160,8 @@ def open_store(rank: Rank, address: Meeting, seconds: float) -> RankStore:
         if rank.number or by_agent:
             store = connect_store(rank, address, seconds)
         else:
-            # Rank 0 connects to its own store by loopback: its name may lead elsewhere, as behind an address translation.
+            # It listens at all addresses of this host; rank 0 itself connects by loopback, because its name may lead
+            # elsewhere, as behind an address translation.
             here = Meeting("::1" if ":" in address.host else "127.0.0.1", address.port)
             try:
                 store = call_within(seconds, lambda: make_store(here, seconds, hosts=True))
