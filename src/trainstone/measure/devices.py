@@ -1,8 +1,9 @@
-"""Which device to run on, what torch knows of it, and who reads its telemetry."""
+"""Which device to run on, what torch knows of it, in which precision it computes, and who reads its telemetry."""
 
 import contextlib
 import resource
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ CPU_SIXTEEN_BIT = {
     "bf16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
     "fp16": ("_is_amx_fp16_supported",),
 }
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
@@ -58,6 +60,18 @@ def candidate_precisions(device: torch.device) -> list[str]:
         return ["fp32", "bf16", "fp16"]
     probes = {name: [getattr(torch.cpu, check, bool) for check in checks] for name, checks in CPU_SIXTEEN_BIT.items()}
     return ["fp32", *(name for name, checks in probes.items() if any(check() for check in checks))]
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    dtype = AUTOCAST_DTYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def switch_tf32(precision: str) -> None:
+    """Allow TF32 for tf32 alone: cuDNN's default would pass it off as fp32."""
+    mode = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = mode
+    torch.backends.cudnn.conv.fp32_precision = mode
 
 
 def reset_peaks(device: torch.device) -> None:

@@ -4,6 +4,7 @@ Messages between ranks are tensors or JSON, never pickled objects.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,19 +25,11 @@ from trainstone.train.preflight.store import first_line
 TORCH_BUCKET_BYTES = 25 * 2**20
 COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # What gloo and NCCL say when another rank is gone or does not answer.
-PEER_SIGNS = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection refused",
-    "connection was likely closed",
-    "timed out waiting",
-    "caused pair closure",
-    "collective operation timeout",
-    "communicator was aborted",
-    "ncclremoteerror",
-    "remote process exited",
+PEER_SIGNS = re.compile(
+    "closed by peer|reset by peer|broken pipe|connection refused|connection was likely closed|timed out waiting|"
+    "caused pair closure|collective operation timeout|communicator was aborted|ncclremoteerror|remote process exited|"
     "socket timeout",
+    re.IGNORECASE,
 )
 
 
@@ -70,17 +63,6 @@ def place_device(device: torch.device, rank: Rank) -> torch.device:
             hint="start at most one rank a device, or --device cpu",
         )
     return torch.device("cuda", index)
-
-
-def explain_peer_error(err: RuntimeError) -> PeerLostError | None:
-    """Return the error to raise if another rank died or hangs; None: this one has another cause."""
-    text = str(err).lower()
-    if not any(sign in text for sign in PEER_SIGNS):
-        return None
-    return PeerLostError(
-        f"another rank died or does not answer: {first_line(err)}",
-        hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
-    )
 
 
 def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.Module:
@@ -212,4 +194,9 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
         told = next((line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text)
         return MachineError(f"torch.compile does not work here: {told}", hint="--set engine.compile=false")
-    return explain_peer_error(err)
+    if PEER_SIGNS.search(text):
+        return PeerLostError(
+            f"another rank died or does not answer: {first_line(err)}",
+            hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
+        )
+    return None

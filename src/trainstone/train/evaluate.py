@@ -20,10 +20,10 @@ from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.files import write_atomically
 from trainstone.machine.signals import StopSignals
+from trainstone.measure.devices import autocast
 from trainstone.results.progress import Progress
 from trainstone.results.quality import QualityPicture
 from trainstone.train.distributed import World, broadcast_dict, gather_rows
-from trainstone.train.precision import autocast
 from trainstone.train.stopping import Pact
 from trainstone.train.task import Task, feed_device
 from trainstone.workloads.registry import WORKLOADS

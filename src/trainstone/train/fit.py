@@ -23,7 +23,6 @@ from trainstone.results.schema import Finding
 from trainstone.train.distributed import place_device
 from trainstone.train.loop import train_steps
 from trainstone.train.optim import is_torchs
-from trainstone.train.precision import autocast
 from trainstone.train.schedule import tell_rate
 from trainstone.train.task import apply_process_settings, build_task
 from trainstone.train.trial import Trial, fastest, try_precisions
@@ -161,7 +160,7 @@ def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -
         loss, score = workload.build_loss(config, CPU), workload.build_scores(config, CPU)
 
         def forward() -> Tensor:
-            with autocast(CPU, config.train.precision):
+            with devices.autocast(CPU, config.train.precision):
                 return loss(model, batch) if backward else score(model, batch[0])
 
         return count_work(forward, backward=backward)

@@ -5,7 +5,7 @@ It times and records, nothing else: no evaluation, no output, no stop rule but a
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,26 +37,6 @@ class StepMarks:
 Update = Callable[[Task, Batch, Timer, StepMarks], Tensor]
 
 
-@dataclass(slots=True)
-class LateLosses:
-    """A small pinned ring: losses are copied out behind the device's work and read when the step is over."""
-
-    slots: Tensor | None
-    """None where every step is waited for: the loss can be read as it is."""
-    _next: int = field(default=0)
-
-    def put(self, *parts: Tensor | None) -> list[Tensor | None]:
-        """Start copying a step's loss and what there is of its parts; return the slots to read later."""
-        if self.slots is None:
-            return [part if part is None else part.detach() for part in parts]
-        row = self.slots[self._next % len(self.slots)]
-        self._next += 1
-        return [
-            part if part is None else slot.copy_(part.detach(), non_blocking=True)
-            for slot, part in zip(row, parts, strict=True)
-        ]
-
-
 def train_steps(
     task: Task,
     timer: Timer,
@@ -72,9 +52,9 @@ def train_steps(
     says no, the steps under way are finished, yielded, and the row ends. A consumer that stops by itself loses them, at
     most `timer.lag`.
     """
-    pinned = task.device.type == "cuda"
-    losses = LateLosses(torch.zeros(timer.lag + 1, 2, pin_memory=pinned) if timer.lag else None)
-    pending: deque[tuple[int, StepMarks, list[Tensor | None]]] = deque()
+    # A small ring, pinned for CUDA: losses are copied out behind the device's work and read when the step is over.
+    ring = torch.zeros(timer.lag + 1, 2, pin_memory=task.device.type == "cuda")
+    pending: deque[tuple[int, StepMarks, Sequence[Tensor | None]]] = deque()
     update: Update = update_weights
     origin = timer.now() if origin is None else origin
     for step in itertools.count(first_step) if num_steps is None else range(first_step, first_step + num_steps):
@@ -87,11 +67,16 @@ def train_steps(
         set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
             update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
-        loss = losses.put(update(task, batch, timer, marks), task.decay_loss())
+        losses: Sequence[Tensor | None] = (update(task, batch, timer, marks), task.decay_loss())
+        if timer.lag:
+            losses = [
+                part if part is None else slot.copy_(part, non_blocking=True)
+                for slot, part in zip(ring[step % len(ring)], losses, strict=True)
+            ]
         if task.average:
             task.average.update(step)
         marks.end = timer.mark()
-        pending.append((step, marks, loss))
+        pending.append((step, marks, losses))
         if len(pending) > timer.lag:
             yield settle(task, timer, *pending.popleft())
     while pending:
@@ -128,7 +113,7 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
     return loss
 
 
-def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: list[Tensor | None]) -> StepRecord:
+def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: Sequence[Tensor | None]) -> StepRecord:
     timer.wait(marks.end)
     loss, decay = (None if part is None else part.item() for part in losses)
     split = marks.forward is not None

@@ -1,4 +1,4 @@
-"""How weights move: SGD, LARS, and what decays. Many tensors at a time; nothing here waits for the device."""
+"""How weights move: SGD, LARS, what decays, and the loss scale of fp16. Many tensors at a time."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -143,3 +143,40 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def decay_term(parameters: Iterable[Tensor], factor: float) -> Tensor:
     """Return factor / 2 x sum of squares, a term for the loss; its gradient is factor x w."""
     return torch.stack(torch._foreach_norm(list(parameters))).square().sum() * (factor / 2)
+
+
+class LossScale:
+    """Backward and optimiser step with no scale (anything but fp16), a fixed one, or one adapted to overflows."""
+
+    def __init__(self, device: torch.device, precision: str, scale: float | Literal["dynamic"]) -> None:
+        self._fixed = float(scale) if precision == "fp16" and scale != "dynamic" else None
+        self._dynamic = torch.amp.GradScaler(device.type, enabled=precision == "fp16" and scale == "dynamic")
+
+    def backward(self, loss: Tensor) -> None:
+        if self._fixed is not None:
+            (loss * self._fixed).backward()
+        else:
+            self._dynamic.scale(loss).backward()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale the gradients and update the weights; a dynamic scale skips an update that overflowed."""
+        if self._fixed is not None:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self._fixed)
+        self._dynamic.step(optimizer)
+        self._dynamic.update()
+
+    @property
+    def value(self) -> float | None:
+        """The factor now; None where there is none. Waits for the device."""
+        if self._fixed is not None:
+            return self._fixed
+        return float(self._dynamic.get_scale()) if self._dynamic.is_enabled() else None
+
+    def state(self) -> dict[str, Any]:
+        """What an adapted scale has learned, in plain numbers; nothing for others."""
+        return dict(self._dynamic.state_dict())
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._dynamic.is_enabled() and state:
+            self._dynamic.load_state_dict(state)

@@ -24,11 +24,11 @@ from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import ConfigError, MachineError
 from trainstone.machine.cpus import read_affinity
 from trainstone.machine.ranks import ALONE, Rank
+from trainstone.measure.devices import autocast, switch_tf32
 from trainstone.models.weights import load_pretrained
 from trainstone.results.progress import Progress
 from trainstone.train.distributed import World, wrap_model
-from trainstone.train.optim import build_optimizer, decay_term, split_parameters
-from trainstone.train.precision import LossScale, autocast, switch_tf32
+from trainstone.train.optim import LossScale, build_optimizer, decay_term, split_parameters
 from trainstone.train.schedule import Rate, build_rate, peak_rate
 from trainstone.train.span import span_batch_norm
 from trainstone.workloads.registry import WORKLOADS

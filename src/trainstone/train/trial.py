@@ -70,8 +70,7 @@ def _time_block(device_name: str, precision: str) -> float:
     import torch
     from torch import nn
 
-    from trainstone.measure.devices import synchronize
-    from trainstone.train.precision import autocast, switch_tf32
+    from trainstone.measure.devices import autocast, switch_tf32, synchronize
 
     device = torch.device(device_name)
     width, size, batch = (64, 28, 2) if device.type == "cpu" else (256, 56, 64)

@@ -13,7 +13,7 @@ from torch import nn
 
 from ranks import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
-from trainstone.errors import MachineError
+from trainstone.errors import MachineError, PeerLostError
 from trainstone.machine.ranks import Rank
 from trainstone.machine.signals import StopSignals
 from trainstone.results.steps import StepRecord
@@ -195,7 +195,7 @@ def talk_and_train(folder: str) -> Any:
         try:
             sum_over(world, torch.ones(1))
         except RuntimeError as err:
-            explained = distributed.explain_peer_error(err)
+            explained = distributed.explain_torch_error(err)
             return {"answers": answers, "peer": [explained.message, explained.hint] if explained else str(err)}
         return None
 
@@ -299,8 +299,8 @@ def test_a_rank_that_died_is_told(returned: list[Any]):
     ],
 )
 def test_errors_of_peers_are_told_from_our_own(text: str, recognised: bool):
-    explained = distributed.explain_peer_error(RuntimeError(text))
-    assert (explained is not None) == recognised
+    explained = distributed.explain_torch_error(RuntimeError(text))
+    assert isinstance(explained, PeerLostError) == recognised
 
 
 def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):

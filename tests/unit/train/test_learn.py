@@ -20,7 +20,7 @@ from trainstone.results.store import RunFolder, read_result
 from trainstone.train import checkpoint, learn, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.course import Course
-from trainstone.train.precision import LossScale
+from trainstone.train.optim import LossScale
 from trainstone.train.to_target import has_one_clock
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}

@@ -10,7 +10,7 @@ from flows import LateTimer
 from trainstone.config.schema import OptimizerConfig
 from trainstone.measure.clock import HostTimer
 from trainstone.train.loop import train_steps
-from trainstone.train.precision import LossScale
+from trainstone.train.optim import LossScale
 from trainstone.train.task import DecayedLoss, Task
 
 CPU = torch.device("cpu")

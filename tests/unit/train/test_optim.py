@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from trainstone.config.schema import OptimizerConfig
-from trainstone.train.optim import build_optimizer, decay_term, set_rate, split_parameters
-from trainstone.train.precision import LossScale
+from trainstone.train.optim import LossScale, build_optimizer, decay_term, set_rate, split_parameters
 
 CPU = torch.device("cpu")
 RATES = [0.0, 0.5, 2.0, 2.0, 0.3, 0.0, 0.0, 1.0]

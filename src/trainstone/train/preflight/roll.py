@@ -90,7 +90,14 @@ def call_roll(config: Config, rank: Rank, folder: Path | None, trouble: Trainsto
     store = open_store(rank, address, deadline.left)
     if rank.number:  # rank 0 may have started a moment ago, and waits as long
         deadline = Deadline.after(seconds)
-    mine = describe_rank(rank)
+    mine = {
+        "rank": rank.number,
+        "host": name_host(),
+        "network": interfaces.name_network(),
+        "devices": sum(not name.startswith("cpu") for name in list_devices()),
+        "versions": read_versions(),
+        "interfaces": [one for one in list_interfaces() if not one.loopback],
+    }
     store.post(f"arrived/{rank.number}", {"host": mine["host"]}, deadline.left)
     # A file that another folder of the same name does not have; it is not a file of the run.
     token = folder.absolute() / f".meeting-{secrets.token_hex(8)}.partial" if folder else None
@@ -242,17 +249,6 @@ def group_by_host(numbers: Iterable[int], hosts: dict[int, str]) -> str:
 
 def shorten(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def describe_rank(rank: Rank) -> Document:
-    return {
-        "rank": rank.number,
-        "host": name_host(),
-        "network": interfaces.name_network(),
-        "devices": sum(not name.startswith("cpu") for name in list_devices()),
-        "versions": read_versions(),
-        "interfaces": [one for one in list_interfaces() if not one.loopback],
-    }
 
 
 def read_versions() -> dict[str, str]:

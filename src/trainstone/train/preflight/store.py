@@ -79,8 +79,18 @@ class RankStore:
 
     def read(self, keys: list[str], seconds: float) -> dict[str, Document]:
         """Wait for documents; return those that are there in time."""
-        found = self._call(seconds, lambda: self._wait_for(keys, Deadline.after(seconds)))
-        return {key: json.loads(text) for key, text in found.items()}
+
+        def wait_for_all() -> dict[str, bytes]:
+            there, deadline, pause = keys, Deadline.after(seconds), FIRST_PAUSE
+            while not self.store.check(there):
+                if not deadline.left:
+                    there = [key for key in there if self.store.check([key])]
+                    break
+                time.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 1.5)
+            return {key: self.store.get(key) for key in there}
+
+        return {key: json.loads(text) for key, text in self._call(seconds, wait_for_all).items()}
 
     def read_of_rank_0(self, key: str, seconds: float) -> Document:
         found = self.read([key], seconds)
@@ -117,16 +127,6 @@ class RankStore:
             raise
         self.post(f"{name}/answer", answer, LINGER_SECONDS)
         return answer
-
-    def _wait_for(self, keys: list[str], deadline: Deadline) -> dict[str, bytes]:
-        pause = FIRST_PAUSE
-        while not self.store.check(keys):
-            if not deadline.left:
-                keys = [key for key in keys if self.store.check([key])]
-                break
-            time.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 1.5)
-        return {key: self.store.get(key) for key in keys}
 
     def _call(self, seconds: float, function: Callable[[], Answer]) -> Answer:
         """Use the store, which is in the process of rank 0: that may have ended, or hang."""
