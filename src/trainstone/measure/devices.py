@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from trainstone.errors import ConfigError, MachineError
+from trainstone.machine.cpus import memory_available_bytes
 from trainstone.machine.facts import read_cpu_model
 from trainstone.measure.telemetry import CpuReader, NvmlReader, Reader
 
@@ -89,8 +90,10 @@ def peak_device_bytes(device: torch.device) -> int | None:
     return None
 
 
-def free_device_bytes(device: torch.device) -> int | None:
-    """Device memory we can still have, what torch holds in its cache included."""
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that we can still have on a device, what torch holds in its cache included; None: not known."""
+    if device.type == "cpu":
+        return memory_available_bytes()
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)

@@ -27,7 +27,7 @@ from trainstone.results.progress import Progress
 from trainstone.results.summary import StepSummary
 from trainstone.train.fit import Fitted
 from trainstone.train.loop import train_steps
-from trainstone.train.task import Task, build_task, feed_synthetic
+from trainstone.train.task import Task, build_task, feed_device, synthetic_batches
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
@@ -87,7 +87,9 @@ def measure_before(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterat
 def measure_after(task: Task, fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
     """Second halves, in the opposite order; the task's own loader is at rest."""
     task.close()
-    synthetic = replace(task, batches=feed_synthetic(fitted.config, fitted.device), loader=None)
+    config, device = fitted.config, fitted.device
+    batches = WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), ALONE, 0)
+    synthetic = replace(task, batches=feed_device(batches, device), loader=None)
     yield from measure_synthetic(synthetic, fitted.config.measure, alone, signals)
     if not signals.received:
         yield from measure_loader(fitted, alone, signals)

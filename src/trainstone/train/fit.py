@@ -13,10 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainstone.config.schema import Config, change_section
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
-from trainstone.machine.cpus import available_cores, memory_available_bytes
+from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
 from trainstone.measure import devices
 from trainstone.measure.clock import choose_timer
+from trainstone.measure.devices import free_bytes
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
@@ -260,42 +261,36 @@ def _try_steps(config: Config, device: torch.device, batch: int) -> float:
     return min(record.step_seconds for record in train_steps(task, choose_timer(device), num_steps=3))
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that a run on this device can still have; None: not known."""
-    return memory_available_bytes() if device.type == "cpu" else devices.free_device_bytes(device)
-
-
 def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
     """auto: the fastest by trial. A requested precision is tried too: it may crash here, or be slower than fp32.
 
     A recipe that leaves the choice (train.adapt) then takes the fastest as well.
     """
     asked, candidates = config.train.precision, devices.candidate_precisions(device)
+    precision, told, code = asked, "", "precision-chosen"
     if asked == "fp32":
         return config, []
     if asked == "auto" and candidates == ["fp32"]:
-        message = "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
-        return change_section(config, "train", precision="fp32"), [finding("precision-chosen", message)]
-    trials = try_precisions(str(device), candidates if asked == "auto" else ["fp32", asked], threads)
-    if asked == "auto":
+        precision, told = "fp32", "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+    elif asked == "auto":
+        trials = try_precisions(str(device), candidates, threads)
         precision = fastest(trials)
-        found = finding("precision-chosen", f"took {precision}: {_tell_trials(trials, precision)}")
-        return change_section(config, "train", precision=precision), [found]
-    base, trial = trials
-    trouble = ""
-    if trial.seconds is None:
-        trouble = f"{asked} does not run on this device: {trial.failure}"
-    elif base.seconds is not None and trial.seconds > base.seconds:
-        trouble = f"{asked} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
-    if trouble and "precision" in config.train.adapt:
-        others = [precision for precision in candidates if precision not in ("fp32", asked)]
-        # Beside fp32 once more: a disturbance then slows both.
-        precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
-        found = finding("engine-adapted", f"{trouble}: took {precision}")
-        return change_section(config, "train", precision=precision), [found]
-    if trial.seconds is None:
-        raise MachineError(trouble, hint="--set train.precision=auto")
-    return config, [finding("precision-slow", trouble)] if trouble else []
+        told = f"took {precision}: {_tell_trials(trials, precision)}"
+    else:
+        base, trial = trials = try_precisions(str(device), ["fp32", asked], threads)
+        code = "precision-slow"
+        if trial.seconds is None:
+            told = f"{asked} does not run on this device: {trial.failure}"
+        elif base.seconds is not None and trial.seconds > base.seconds:
+            told = f"{asked} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
+        if told and "precision" in config.train.adapt:
+            others = [precision for precision in candidates if precision not in ("fp32", asked)]
+            # Beside fp32 once more: a disturbance then slows both.
+            precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
+            told, code = f"{told}: took {precision}", "engine-adapted"
+        elif trial.seconds is None:
+            raise MachineError(told, hint="--set train.precision=auto")
+    return change_section(config, "train", precision=precision), [finding(code, told)] if told else []
 
 
 def _tell_trials(trials: list[Trial], chosen: str) -> str:

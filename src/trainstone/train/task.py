@@ -27,10 +27,9 @@ from trainstone.machine.ranks import ALONE, Rank
 from trainstone.measure.devices import autocast, switch_tf32
 from trainstone.models.weights import load_pretrained
 from trainstone.results.progress import Progress
-from trainstone.train.distributed import World, wrap_model
+from trainstone.train.distributed import World, span_batch_norm, wrap_model
 from trainstone.train.optim import LossScale, build_optimizer, decay_term, split_parameters
 from trainstone.train.schedule import Rate, build_rate, peak_rate
-from trainstone.train.span import span_batch_norm
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, Loss
 
@@ -225,11 +224,6 @@ class DecayedLoss:
         term = decay_term(self._decayed, self._factor)
         self.term = term.detach()
         return self._loss(model, batch) + term
-
-
-def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:
-    """Yield the same few random batches for ever, on the device."""
-    return feed_device(WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), ALONE, 0), device)
 
 
 def synthetic_batches(config: Config, device: torch.device) -> Iterator[Batch]:

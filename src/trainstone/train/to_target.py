@@ -1,39 +1,75 @@
 """How `train` flows: data, fit, start or resume, learn, judge, write. The table of contents, the same on every rank.
 
 The first rank writes the result; each writes its own steps and log. Killed at any moment, the folder can be read and
-the run goes on from its last checkpoint.
+the run goes on from its last checkpoint. All carry out what train/decision.py decides; what only one of them knows (a
+signal, the time, a NaN loss) they agree on between steps, so that all stop after the same one.
 """
 
+import logging
 import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
 
+from trainstone.config.schema import Config
+from trainstone.data.splits import OpenSplit
+from trainstone.errors import RunError
+from trainstone.machine.signals import StopSignals
+from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.learning import check_speed
 from trainstone.results.progress import Progress
+from trainstone.results.quality import Evaluation
 from trainstone.results.samples import Sample, read_samples
 from trainstone.results.schema import Status
+from trainstone.results.steps import StepRecord
+from trainstone.results.store import RunFolder
 from trainstone.results.verdicts import write_learning_verdict
-from trainstone.train import start
-from trainstone.train.checkpoint import find_start
+from trainstone.train import checkpoint, start
 from trainstone.train.conclude import describe_device, describe_speed, gather_devices, summarise_own, tell_skipped
 from trainstone.train.course import Course
-from trainstone.train.decision import Cadence
-from trainstone.train.evaluate import Scoring
+from trainstone.train.decision import Agreed, Cadence, State, decide
+from trainstone.train.distributed import World, average_buffers, barrier
+from trainstone.train.evaluate import Scoring, judge, keep_pictures
 from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
-from trainstone.train.learn import Setting, learn
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
-from trainstone.train.observation import Observed, measure_device, observe, open_recorder
+from trainstone.train.loop import train_steps
+from trainstone.train.observation import Observed, measure_device, observe, open_recorder, sync_steps
 from trainstone.train.original.lines import has_decay
 from trainstone.train.original.mllog import check_division, clear_caches, find_run_start, open_log
-from trainstone.train.task import seed_network, settle_classes
+from trainstone.train.stopping import Pact
+from trainstone.train.task import Task, seed_network, settle_classes
 from trainstone.train.tracking import open_trackers
 from trainstone.workloads.registry import WORKLOADS
 
+log = logging.getLogger(__name__)
+
 ENERGY = ("joules", "energy_seconds", "average_watts", "meter")
+
+
+@dataclass(frozen=True)
+class Setting:
+    config: Config
+    run: RunFolder
+    world: World
+    task: Task
+    cadence: Cadence
+    validation: OpenSplit | None
+    """None: nothing is evaluated."""
+    recorder: StepRecorder
+    """The first of the sinks, whose columns become the result."""
+    sinks: tuple[Sink, ...]
+    scoring: Scoring
+    signals: StopSignals
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run.path / checkpoint.CHECKPOINTS
 
 
 def run_train(life: Lifecycle, *, strict: bool, resume: bool) -> Generator[Progress, None, Status]:
@@ -59,17 +95,17 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
     """
     config, run, world, rank = fitted.config, life.run, life.world, life.rank
     training, validation = pictures
-    checkpoint, told = find_start(run, world) if resume else (None, [])
+    begun, told = checkpoint.find_start(run, world) if resume else (None, [])
     with ExitStack() as files:
         cleared, uncleared = clear_caches(config, world, resumed=resume)
-        network = seed_network(config, fitted.device, world, begins=checkpoint is None)
+        network = seed_network(config, fitted.device, world, begins=begun is None)
         counts = len(training.source), pictures.num_validation
         mlperf = files.enter_context(open_log(run, fitted, counts, rank, network, cleared))
         if not resume:
             mlperf.begin()
         # The run's clock starts: from here on training data is touched.
-        course = start.begin_course(config, pictures, rank, checkpoint, run.result.process.starts)
-        task = files.enter_context(closing(start.start_task(fitted, training, world, course, checkpoint, network)))
+        course = start.begin_course(config, pictures, rank, begun, run.result.process.starts)
+        task = files.enter_context(closing(start.start_task(fitted, training, world, course, begun, network)))
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
         findings = [*fitted.findings, *uncleared, *told]
         findings += start.list_doubts(config, pictures, course.global_batch, rank)
@@ -106,6 +142,177 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
             yield Progress("measuring this device's peak")
             observed.peaks = measure_device(life, fitted)
         conclude_training(setting, fitted, course, observed, life.seconds)
+
+
+def learn(setting: Setting, course: Course) -> Iterator[Progress]:
+    """Train from where the course is to the end; the course then holds how it ended."""
+    timer, agreed, saved = choose_timer(setting.task.device), Agreed(), True
+    while not course.ended:
+        state = State(
+            done=course.done,
+            has_validation=setting.validation is not None,
+            evaluated=course.judged_now,
+            is_best=course.is_best_now,
+            pending=setting.scoring.step,
+            reached=course.has_reached(setting.config.eval.target),
+            saved=saved,
+        )
+        match action := decide(state, agreed, setting.cadence):
+            case "train":
+                agreed = yield from run_steps(setting, course, timer)
+            case "evaluate":
+                yield from run_evaluation(setting, course)
+                pact = Pact(setting.world, setting.signals)
+                look(setting, course, pact)
+                pact.finish()
+                agreed = Agreed(*map(max, agreed, pact.agreed))
+            case "collect":
+                take_scores(setting, course)
+            case "checkpoint":
+                yield Progress("writing a checkpoint")
+                save(setting, course)
+            case "fail":
+                raise diverged(setting, agreed.nan_step - 1)
+            case "end":
+                barrier(setting.world)  # every rank's steps are in its file
+                course.ended, course.reached, course.stopped = True, state.reached, bool(agreed.stop)
+        saved = action == "checkpoint"
+
+
+def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progress, None, Agreed]:
+    """Train until an event may be due or the ranks agree on something; return what they agreed on."""
+    task, world, cadence, limit = setting.task, setting.world, setting.cadence, setting.config.stop.seconds
+    metric, pact = setting.config.eval.metric, Pact(world, setting.signals, late=True)
+    steps = train_steps(
+        task,
+        timer,
+        first_step=course.done,
+        num_steps=cadence.next_event(course.done) - course.done,
+        origin=timer.now() - course.clock(),
+        go_on=lambda: not any(pact.agreed),
+    )
+    for sink in setting.sinks:
+        sink.begin_steps(course.done)
+    for record in steps:
+        setting.run.begin()
+        for sink in setting.sinks:
+            sink.step(record)
+        course.add_step(record)
+        look(setting, course, pact, record)
+        left = (cadence.last_step - course.done) * course.seconds_per_step
+        best = course.best(metric)
+        yield Progress(
+            "training",
+            step=record.step + 1,
+            images_per_second=record.images * world.rank.world / course.seconds_per_step,
+            seconds_left=max(0.0, min(left, limit - course.clock()) if limit else left),
+            epoch=cadence.epochs_after(course.done),
+            epochs=cadence.epochs_after(cadence.last_step),
+            loss=course.loss,
+            metric=metric,
+            accuracy=best.metrics[metric] if best else None,
+        )
+    pact.finish()
+    # All ranks get the same running statistics, of the network and of its average: each saw other pictures.
+    average_buffers(task.plain.buffers(), world)
+    if task.average:
+        names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.state()
+        average_buffers((tensor for name, tensor in averages.items() if name in names), world)
+    return pact.agreed
+
+
+def look(setting: Setting, course: Course, pact: Pact, record: StepRecord | None = None) -> None:
+    """Say what this rank requests; `record`: the step that has just ended."""
+    limit, every = setting.config.stop.seconds, setting.config.checkpoint.every_seconds
+    saves = bool(every) and course.clock() - course.saved_at_seconds >= every
+    pact.look(record, enough=bool(limit) and course.clock() >= limit, checkpoint=saves)
+
+
+def save(setting: Setting, course: Course) -> None:
+    """Write a checkpoint, the best one too where this is it; the first rank does it for all."""
+    began = time.perf_counter()
+    if not checkpoint.is_finite(setting.task.plain):
+        raise diverged(setting, course.done - 1)
+    # A resumed run sets a step file aside that lacks steps of its checkpoint: they are written first, on every rank.
+    for sink in setting.sinks:
+        sink.flush()
+    sync_steps(setting.run, setting.recorder)
+    barrier(setting.world)
+    if setting.world.rank.number == 0:
+        setting.checkpoints.mkdir(exist_ok=True)
+        document = {
+            **course.document(),
+            **checkpoint.take_values(setting.task),
+            "run_id": setting.run.result.run_id,
+            "config": setting.config.model_dump(mode="json", exclude_none=True),
+        }
+        tensors = checkpoint.take_tensors(setting.task)
+        checkpoint.write_checkpoint(setting.checkpoints, course.done, document, tensors)
+        if setting.config.checkpoint.best and course.is_best_now:
+            checkpoint.keep_best(setting.checkpoints, course.done)
+        checkpoint.prune(setting.checkpoints, setting.config.checkpoint.keep)
+    course.checkpoint_seconds += time.perf_counter() - began
+    course.saved_at_seconds = course.clock()
+
+
+def diverged(setting: Setting, step: int) -> RunError:
+    scale = setting.task.scale.value
+    scaled = f", loss scale {scale:g}" if scale is not None else ""
+    saved = [path for path in checkpoint.list_checkpoints(setting.checkpoints) if path.exists()]
+    rate = setting.task.rate(step)
+    good = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint yet"
+    lower = f"--set optimizer.learning_rate={setting.config.optimizer.learning_rate / 4:g}"
+    go_on = f"trainstone train --resume {shlex.quote(str(setting.run.path))} {lower}" if saved else f"try {lower}"
+    return RunError(
+        f"the loss is no number any more at step {step} (learning rate {rate:g}{scaled}); {good}",
+        hint=f"{go_on}; or a longer schedule.warm_up_epochs, or train.precision=fp32",
+    )
+
+
+def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
+    """Evaluate the validation set, and record the scores unless they come later; nothing if a signal broke it off."""
+    assert setting.validation is not None
+    began = time.perf_counter()
+    for sink in setting.sinks:
+        sink.begin_evaluation(course.done)
+    rows = yield from judge(setting.task, setting.config, setting.validation, setting.world, setting.signals)
+    spent = time.perf_counter() - began
+    if rows is None:
+        course.eval_seconds += spent
+        return
+    setting.scoring.begin(setting.validation, rows, course.done, spent)
+    for sink in setting.sinks:
+        sink.end_evaluation(course.done)
+    if not setting.config.eval.async_:
+        take_scores(setting, course)
+
+
+def take_scores(setting: Setting, course: Course) -> None:
+    """Record the scores of the last evaluation, which may be some steps ago; wait for them if necessary."""
+    step, metric = setting.scoring.step, setting.config.eval.metric
+    assert step is not None
+    began = time.perf_counter()
+    scored = setting.scoring.take()
+    setting.run.begin()
+    evaluation = Evaluation(
+        epoch=setting.cadence.epochs_after(step),
+        step=step,
+        seconds=course.clock(),
+        eval_seconds=setting.scoring.eval_seconds + time.perf_counter() - began,
+        metrics=scored.metrics,
+        images=scored.images,
+    )
+    course.history.append(evaluation)
+    course.eval_seconds += evaluation.eval_seconds
+    for sink in setting.sinks:
+        sink.evaluation(evaluation)
+    told = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
+    log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, scored.images)
+    if course.best(metric) is evaluation:
+        course.tables, course.shown = scored.tables, keep_pictures(setting.run.path, scored)
+        if setting.config.checkpoint.best and step < course.done and setting.world.rank.number == 0:
+            checkpoint.keep_best(setting.checkpoints, step)
+    setting.run.update(quality=course.quality(setting.config.eval), phases=course.phases())
 
 
 def write_end(setting: Setting, course: Course, signal_name: str | None, program_seconds: float) -> None:

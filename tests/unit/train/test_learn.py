@@ -17,7 +17,7 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.samples import Sample
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import RunFolder, read_result
-from trainstone.train import checkpoint, learn, to_target
+from trainstone.train import checkpoint, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.course import Course
 from trainstone.train.optim import LossScale
@@ -93,7 +93,7 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
 
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
-    monkeypatch.setattr(learn, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(to_target, "judge", lambda *_: pretend(next(found))())
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
     run = train(tmp_path, monkeypatch, **changes)
     folder = run.path / "checkpoints"
@@ -113,7 +113,7 @@ def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "judge", pretend(0.0, float("nan")))
+    monkeypatch.setattr(to_target, "judge", pretend(0.0, float("nan")))
     learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
     assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 1.0}]
 
@@ -202,7 +202,7 @@ def test_scores_that_come_later_are_the_same(tmp_path: Path, monkeypatch: pytest
 
 def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.6, 0.9, 0.9])
-    monkeypatch.setattr(learn, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(to_target, "judge", lambda *_: pretend(next(found))())
     run = train(tmp_path, monkeypatch, **(ASYNC | {"eval.target": 0.5}))
     quality = run.result.quality
     assert quality is not None
@@ -229,7 +229,7 @@ ONE_EPOCH = {"stop.epochs": 1.0, "data.generated_val": 11}
 
 
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "judge", pretend(0.5, images=9))  # two of eleven could not be read
+    monkeypatch.setattr(to_target, "judge", pretend(0.5, images=9))  # two of eleven could not be read
     run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
     phases, quality = run.result.phases, run.result.quality
     assert run.result.status == "target_reached"

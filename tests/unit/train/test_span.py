@@ -13,8 +13,7 @@ from trainstone.config.schema import ParallelConfig
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
-from trainstone.train.distributed import World
-from trainstone.train.span import SpanBatchNorm2d, share_statistics, span_batch_norm
+from trainstone.train.distributed import SpanBatchNorm2d, World, share_statistics, span_batch_norm
 
 CPU = torch.device("cpu")
 RANKS = 4
@@ -188,7 +187,7 @@ def test_a_span_that_does_not_divide_the_ranks_is_refused():
 
 
 def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("trainstone.train.span.open_group", lambda world, bn_ranks: object())
+    monkeypatch.setattr("trainstone.train.distributed.open_group", lambda world, bn_ranks: object())
     model = build_resnet(18, num_classes=10)
     before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
