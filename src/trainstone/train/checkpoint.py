@@ -168,7 +168,7 @@ def take_tensors(task: Task) -> dict[str, Tensor]:
     names = {parameter: name for name, parameter in task.plain.named_parameters()}
     tensors = {MODEL + name: tensor for name, tensor in task.plain.state_dict().items()}
     if task.average:
-        tensors |= {AVERAGE + name: tensor for name, tensor in task.average.state().items()}
+        tensors |= {AVERAGE + name: tensor for name, tensor in task.average.tensors.items()}
     for parameter, state in task.optimizer.state.items():
         tensors |= {f"{OPTIMIZER}{names[parameter]}.{key}": t for key, t in state.items() if isinstance(t, Tensor)}
     tensors[f"{RANDOM}cpu"] = torch.get_rng_state()

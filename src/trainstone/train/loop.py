@@ -16,7 +16,7 @@ from torch import Tensor
 from trainstone.measure.clock import Timer
 from trainstone.results.steps import StepRecord
 from trainstone.train.optim import set_rate
-from trainstone.train.task import Task
+from trainstone.train.task import DecayedLoss, Task
 from trainstone.workloads.workload import Batch
 
 
@@ -67,7 +67,10 @@ def train_steps(
         set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
             update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
-        losses: Sequence[Tensor | None] = (update(task, batch, timer, marks), task.decay_loss())
+        loss = update(task, batch, timer, marks)
+        # Weight decay's part of it, where it is one.
+        decay = task.loss.term if isinstance(task.loss, DecayedLoss) else None
+        losses: Sequence[Tensor | None] = (loss, decay)
         if timer.lag:
             losses = [
                 part if part is None else slot.copy_(part, non_blocking=True)

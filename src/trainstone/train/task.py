@@ -43,7 +43,8 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model, self._decay = model, decay
-        self._averages = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self.tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        """The averages, under the names of the model's state."""
 
     def update(self, step: int) -> None:
         """Take in the weights after a step: d of the average stays, d = decay but less in the first steps."""
@@ -52,25 +53,19 @@ class WeightAverage:
         moving = [name for name, tensor in trained.items() if tensor.is_floating_point()]
         counters = [name for name, tensor in trained.items() if not tensor.is_floating_point()]  # they have no average
         with torch.no_grad():
-            torch._foreach_lerp_(
-                [self._averages[name] for name in moving], [trained[name] for name in moving], 1 - stays
-            )
+            torch._foreach_lerp_([self.tensors[name] for name in moving], [trained[name] for name in moving], 1 - stays)
             if counters:  # torch refuses empty lists
-                torch._foreach_copy_([self._averages[name] for name in counters], [trained[name] for name in counters])
+                torch._foreach_copy_([self.tensors[name] for name in counters], [trained[name] for name in counters])
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Let the model have the averages for a while; what was trained comes back bit for bit, errors or not."""
         kept = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         try:
-            self._model.load_state_dict(self._averages)
+            self._model.load_state_dict(self.tensors)
             yield
         finally:
             self._model.load_state_dict(kept)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the averages themselves, no copies, under the names of the model's state."""
-        return dict(self._averages)
 
 
 @dataclass(frozen=True)
@@ -97,10 +92,6 @@ class Task:
     accumulate: int = 1
     """Batches a step."""
     average: WeightAverage | None = None
-
-    def decay_loss(self) -> Tensor | None:
-        """Return weight decay's part of the last loss, still on the device; None where it is no part of it."""
-        return self.loss.term if isinstance(self.loss, DecayedLoss) else None
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch that a step begins in; synthetic batches have none."""

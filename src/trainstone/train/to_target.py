@@ -216,7 +216,7 @@ def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progr
     # All ranks get the same running statistics, of the network and of its average: each saw other pictures.
     average_buffers(task.plain.buffers(), world)
     if task.average:
-        names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.state()
+        names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.tensors
         average_buffers((tensor for name, tensor in averages.items() if name in names), world)
     return pact.agreed
 

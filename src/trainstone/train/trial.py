@@ -99,19 +99,15 @@ def _time_block(device_name: str, precision: str) -> float:
     return best
 
 
-def _main(device: str, precisions: str, threads: str) -> None:
+if __name__ == "__main__":
     restore_affinity()  # OpenMP may have bound our parent, and so us, to one core
     import torch
 
-    torch.set_num_threads(int(threads))
-    for precision in precisions.split(","):
+    torch.set_num_threads(int(sys.argv[3]))
+    for precision in sys.argv[2].split(","):
         try:
-            trial = Trial(precision, _time_block(device, precision))
+            trial = Trial(precision, _time_block(sys.argv[1], precision))
         except RuntimeError as err:
             trial = Trial(precision, None, str(err).splitlines()[0])
         sys.stdout.write(json.dumps(asdict(trial)) + "\n")
         sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -78,11 +78,11 @@ def test_the_average_is_the_recursion():
         d = min(decay, (1 + step) / (10 + step))
         for name, tensor in model.state_dict().items():
             expected[name] = d * expected[name] + (1 - d) * tensor.double()
-    for name, tensor in average.state().items():
+    for name, tensor in average.tensors.items():
         if tensor.is_floating_point():
             torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-6)
-    assert average.state()["1.num_batches_tracked"] == 12
-    assert "1.running_var" in average.state()
+    assert average.tensors["1.num_batches_tracked"] == 12
+    assert "1.running_var" in average.tensors
 
 
 def test_swapping_brings_the_trained_weights_back_bit_for_bit():
@@ -95,21 +95,21 @@ def test_swapping_brings_the_trained_weights_back_bit_for_bit():
         model[3].bias[0] = float("nan")
     trained = [parameter.detach().clone().view(torch.int32) for parameter in model.parameters()]
     tensors = [id(parameter) for parameter in model.parameters()]
-    kept = {name: tensor.clone() for name, tensor in average.state().items()}
+    kept = {name: tensor.clone() for name, tensor in average.tensors.items()}
     with average.swapped():
         assert same(copy_state(model), kept)
         move(model, 2)  # not even this stays
     assert [id(parameter) for parameter in model.parameters()] == tensors
     for parameter, bits in zip(model.parameters(), trained, strict=True):
         assert torch.equal(parameter.detach().view(torch.int32), bits)
-    assert same(average.state(), kept)
+    assert same(average.tensors, kept)
 
 
 def test_an_update_never_waits_for_the_device():
     """Meta tensors have no content: reading one number of them would raise."""
     average = WeightAverage(build_model().to("meta"), 0.9)
     average.update(0)
-    assert all(tensor.is_meta for tensor in average.state().values())
+    assert all(tensor.is_meta for tensor in average.tensors.values())
 
 
 SMALL = ["data.image_size=64", "model.width=16"]
