@@ -124,17 +124,10 @@ def average_buffers(buffers: Iterable[Tensor], world: World) -> None:
     if world.alone or not buffers:
         return
     flat = torch.cat([buffer.flatten().to(torch.promote_types(buffer.dtype, torch.float32)) for buffer in buffers])
-    mean = sum_over(world, flat) / world.rank.world
-    for buffer, part in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
+    dist.all_reduce(flat, group=world.control if flat.device.type == "cpu" else None)
+    parts = (flat / world.rank.world).split([buffer.numel() for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view_as(buffer))
-
-
-def sum_over(world: World, tensor: Tensor) -> Tensor:
-    """Return the sum over all ranks, on every rank; the argument stays as it is."""
-    total = tensor.detach().clone()
-    if not world.alone:
-        dist.all_reduce(total, group=world.control if total.device.type == "cpu" else None)
-    return total
 
 
 def gather(world: World, document: dict[str, Any]) -> list[dict[str, Any]] | None:

@@ -23,19 +23,11 @@ class Lars(torch.optim.Optimizer):
     in others it is 1. With `correction`, momentum is times rate / previous rate while the rate changes.
     """
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        lr: float,
-        momentum: float,
-        correction: bool,
-        eta: float,
-        epsilon: float,
-    ) -> None:
+    def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig, *, lr: float) -> None:
+        options = {"momentum": config.momentum, "correction": config.momentum_correction}
+        options |= {"eta": config.lars_eta, "epsilon": config.lars_epsilon}
         # previous_lr: 0 before the first update. In the group, so that it is saved with the state.
-        options = {"momentum": momentum, "correction": correction, "eta": eta, "epsilon": epsilon, "previous_lr": 0.0}
-        super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "trust": False, **options})
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "trust": False, **options, "previous_lr": 0.0})
         start_momentum(self)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -78,14 +70,7 @@ def build_optimizer(
     """Return the recipe's optimiser at a rate; plain SGD is torch's, in one fused kernel where torch has one."""
     groups = group_parameters(model, config)
     if not is_torchs(config):
-        return Lars(
-            groups,
-            lr=rate,
-            momentum=config.momentum,
-            correction=config.momentum_correction,
-            eta=config.lars_eta,
-            epsilon=config.lars_epsilon,
-        )
+        return Lars(groups, config, lr=rate)
     fused = device.type in FUSED_DEVICES or None
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=fused)
     if config.momentum:

@@ -65,10 +65,6 @@ class Pictures(NamedTuple):
     validation: OpenSplit | None
     """None: the set has no such split, and the recipe can do without."""
 
-    @property
-    def num_validation(self) -> int:
-        return len(self.validation.source) if self.validation else 0
-
 
 def open_both(config: Config) -> Pictures:
     """Open the pictures to train on and those to validate with; these may lack where nothing depends on them."""

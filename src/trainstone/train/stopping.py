@@ -4,7 +4,7 @@ What only one rank knows (a signal, the time, a loss that is no number) is known
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from trainstone.config.schema import MeasureConfig
 from trainstone.errors import RunError
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer
-from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results import stats
 from trainstone.results.progress import Progress
 from trainstone.results.steady import find_steady
@@ -136,7 +136,12 @@ class Pact:
 
 
 def record_steps(
-    steps: Iterator[StepRecord], timer: Timer, measure: MeasureConfig, recorder: StepRecorder, pact: Pact
+    steps: Iterator[StepRecord],
+    timer: Timer,
+    measure: MeasureConfig,
+    recorder: StepRecorder,
+    pact: Pact,
+    sinks: Sequence[Sink] = (),
 ) -> Iterator[Progress]:
     """Take steps until the rule says enough, there are no more or somebody asks; of many ranks all end after the same.
 
@@ -144,7 +149,8 @@ def record_steps(
     """
     rule, rank = StopRule(measure, timer, recorder), pact.world.rank
     for record in steps:
-        recorder.step(record)
+        for sink in (*sinks, recorder):
+            sink.step(record)
         pact.look(record, enough=rank.number == 0 and rule.is_enough())
         rate = record.images * rank.world / record.step_seconds
         yield Progress("measuring", record.step + 1, rate, rule.half_width, rule.seconds_left)

@@ -99,7 +99,7 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
     with ExitStack() as files:
         cleared, uncleared = clear_caches(config, world, resumed=resume)
         network = seed_network(config, fitted.device, world, begins=begun is None)
-        counts = len(training.source), pictures.num_validation
+        counts = len(training.source), len(validation.source) if validation else 0
         mlperf = files.enter_context(open_log(run, fitted, counts, rank, network, cleared))
         if not resume:
             mlperf.begin()

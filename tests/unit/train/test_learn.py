@@ -303,7 +303,7 @@ def make_splits(root: Path, *names: str) -> Path:
 def test_a_set_without_a_split_to_validate_with_can_be_trained_on(tmp_path: Path, names: tuple[str, ...]):
     config = make_original(make_splits(tmp_path / "set", *names))
     pictures = open_both(config)
-    assert (len(pictures.training.source), pictures.validation, pictures.num_validation) == (4, None, 0)
+    assert (len(pictures.training.source), pictures.validation) == (4, None)
     *_, told = list_doubts(config, pictures, 256, Rank(0, 1))
     assert (told.code, told.severity) == ("not-evaluated", "info")
     assert f"nothing to validate with (splits: {', '.join(names)})" in told.message
