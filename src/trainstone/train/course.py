@@ -47,7 +47,6 @@ class Course:
     seconds_before: float = 0.0
     """On the clock when this start began."""
     saved_at_seconds: float = 0.0
-    ended: bool = False
     reached: bool = False
     stopped: bool = False
     loss: float | None = None

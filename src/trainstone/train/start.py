@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.schema import Config, change_section
@@ -17,7 +16,7 @@ from trainstone.measure.recorder import Sink
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
-from trainstone.train.checkpoint import Checkpoint, keep_best, restore
+from trainstone.train.checkpoint import Checkpoint, keep_best
 from trainstone.train.course import Course
 from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted, fit_to_machine
@@ -25,16 +24,7 @@ from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.original.lines import Facts, Seat
 from trainstone.train.original.writers import list_writers
 from trainstone.train.schedule import check_rate, peak_rate
-from trainstone.train.task import (
-    Task,
-    build_task,
-    count_parameters,
-    find_data,
-    open_data,
-    order_pictures,
-    provide_data,
-    settle_classes,
-)
+from trainstone.train.task import Task, find_data, open_data, order_pictures, provide_data, settle_classes
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
@@ -154,23 +144,6 @@ def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Che
         if course.is_best_now and config.checkpoint.best and rank.number == 0:
             keep_best(checkpoint.path.parent, course.done)  # it may have been killed before it did
     return course
-
-
-def start_task(
-    fitted: Fitted,
-    training: OpenSplit,
-    world: World,
-    course: Course,
-    checkpoint: Checkpoint | None,
-    network: nn.Module,
-) -> Task:
-    """Build what is trained, as it was when the checkpoint was written; `network`: built before (seed_network)."""
-    task = build_task(fitted.config, fitted.device, training, world=world, first_step=course.done, network=network)
-    course.parameters = count_parameters(task.plain)
-    if checkpoint:
-        restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
-    settle_gradients(task, fitted.config)
-    return task
 
 
 def settle_gradients(task: Task, config: Config) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import RunError
-from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results import schema
@@ -27,13 +26,12 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.samples import Sample, read_samples
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
-from trainstone.results.store import RunFolder
 from trainstone.results.verdicts import write_learning_verdict
 from trainstone.train import checkpoint, start
 from trainstone.train.conclude import describe_device, describe_speed, gather_devices, summarise_own, tell_skipped
 from trainstone.train.course import Course
-from trainstone.train.decision import Agreed, Cadence, State, decide
-from trainstone.train.distributed import World, average_buffers, barrier
+from trainstone.train.decision import Cadence, State, decide
+from trainstone.train.distributed import average_buffers, barrier
 from trainstone.train.evaluate import Scoring, judge, keep_pictures
 from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
@@ -43,7 +41,7 @@ from trainstone.train.observation import Observed, measure_device, observe, open
 from trainstone.train.original.lines import has_decay
 from trainstone.train.original.mllog import check_division, clear_caches, find_run_start, open_log
 from trainstone.train.stopping import Pact
-from trainstone.train.task import Task, seed_network, settle_classes
+from trainstone.train.task import Task, build_task, count_parameters, seed_network, settle_classes
 from trainstone.train.tracking import open_trackers
 from trainstone.workloads.registry import WORKLOADS
 
@@ -54,9 +52,8 @@ ENERGY = ("joules", "energy_seconds", "average_watts", "meter")
 
 @dataclass(frozen=True)
 class Setting:
+    life: Lifecycle
     config: Config
-    run: RunFolder
-    world: World
     task: Task
     cadence: Cadence
     validation: OpenSplit | None
@@ -65,11 +62,10 @@ class Setting:
     """The first of the sinks, whose columns become the result."""
     sinks: tuple[Sink, ...]
     scoring: Scoring
-    signals: StopSignals
 
     @property
     def checkpoints(self) -> Path:
-        return self.run.path / checkpoint.CHECKPOINTS
+        return self.life.run.path / checkpoint.CHECKPOINTS
 
 
 def run_train(life: Lifecycle, *, strict: bool, resume: bool) -> Generator[Progress, None, Status]:
@@ -105,7 +101,12 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
             mlperf.begin()
         # The run's clock starts: from here on training data is touched.
         course = start.begin_course(config, pictures, rank, begun, run.result.process.starts)
-        task = files.enter_context(closing(start.start_task(fitted, training, world, course, begun, network)))
+        task = build_task(config, fitted.device, training, world=world, first_step=course.done, network=network)
+        files.enter_context(closing(task))
+        course.parameters = count_parameters(task.plain)
+        if begun:
+            checkpoint.restore(task, begun.tensors, begun.document, str(begun.path))
+        start.settle_gradients(task, config)
         cadence = Cadence(course.pictures, course.global_batch, config.eval, config.stop, config.checkpoint)
         findings = [*fitted.findings, *uncleared, *told]
         findings += start.list_doubts(config, pictures, course.global_batch, rank)
@@ -133,21 +134,21 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
         if resume:
             mlperf.resume(course.done, judged=course.judged_now)
         scoring = files.enter_context(Scoring(config, world))
-        setting = Setting(config, run, world, task, cadence, validation, recorder, sinks, scoring, life.signals)
+        setting = Setting(life, config, task, cadence, validation, recorder, sinks, scoring)
         with observe(life, fitted, recorder.current_step, time.perf_counter() - course.clock()) as observed:
             yield from learn(setting, course)
-        signal = (life.signals.received or OTHER_RANK) if course.stopped else None
-        write_end(setting, course, signal, life.seconds)
+        write_end(setting, course)
         if not course.stopped:  # a scheduler that asks for the end kills whoever is slow
             yield Progress("measuring this device's peak")
             observed.peaks = measure_device(life, fitted)
-        conclude_training(setting, fitted, course, observed, life.seconds)
+        conclude_training(setting, fitted, course, observed)
 
 
 def learn(setting: Setting, course: Course) -> Iterator[Progress]:
     """Train from where the course is to the end; the course then holds how it ended."""
-    timer, agreed, saved = choose_timer(setting.task.device), Agreed(), True
-    while not course.ended:
+    timer, saved = choose_timer(setting.task.device), True
+    pact = Pact(setting.life.world, setting.life.signals, late=True)
+    while True:
         state = State(
             done=course.done,
             has_validation=setting.validation is not None,
@@ -157,32 +158,31 @@ def learn(setting: Setting, course: Course) -> Iterator[Progress]:
             reached=course.has_reached(setting.config.eval.target),
             saved=saved,
         )
-        match action := decide(state, agreed, setting.cadence):
+        match action := decide(state, pact.agreed, setting.cadence):
             case "train":
-                agreed = yield from run_steps(setting, course, timer)
+                pact = yield from run_steps(setting, course, timer)
             case "evaluate":
                 yield from run_evaluation(setting, course)
-                pact = Pact(setting.world, setting.signals)
                 look(setting, course, pact)
                 pact.finish()
-                agreed = Agreed(*map(max, agreed, pact.agreed))
             case "collect":
                 take_scores(setting, course)
             case "checkpoint":
                 yield Progress("writing a checkpoint")
                 save(setting, course)
             case "fail":
-                raise diverged(setting, agreed.nan_step - 1)
+                raise diverged(setting, pact.agreed.nan_step - 1)
             case "end":
-                barrier(setting.world)  # every rank's steps are in its file
-                course.ended, course.reached, course.stopped = True, state.reached, bool(agreed.stop)
+                barrier(setting.life.world)  # every rank's steps are in its file
+                course.reached, course.stopped = state.reached, bool(pact.agreed.stop)
+                return
         saved = action == "checkpoint"
 
 
-def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progress, None, Agreed]:
-    """Train until an event may be due or the ranks agree on something; return what they agreed on."""
-    task, world, cadence, limit = setting.task, setting.world, setting.cadence, setting.config.stop.seconds
-    metric, pact = setting.config.eval.metric, Pact(world, setting.signals, late=True)
+def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progress, None, Pact]:
+    """Train until an event may be due or the ranks agree on something; return what holds it."""
+    task, world, cadence, limit = setting.task, setting.life.world, setting.cadence, setting.config.stop.seconds
+    metric, pact = setting.config.eval.metric, Pact(world, setting.life.signals, late=True)
     steps = train_steps(
         task,
         timer,
@@ -194,7 +194,7 @@ def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progr
     for sink in setting.sinks:
         sink.begin_steps(course.done)
     for record in steps:
-        setting.run.begin()
+        setting.life.run.begin()
         for sink in setting.sinks:
             sink.step(record)
         course.add_step(record)
@@ -218,7 +218,7 @@ def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progr
     if task.average:
         names, averages = {name for name, _ in task.plain.named_buffers()}, task.average.tensors
         average_buffers((tensor for name, tensor in averages.items() if name in names), world)
-    return pact.agreed
+    return pact
 
 
 def look(setting: Setting, course: Course, pact: Pact, record: StepRecord | None = None) -> None:
@@ -236,14 +236,14 @@ def save(setting: Setting, course: Course) -> None:
     # A resumed run sets a step file aside that lacks steps of its checkpoint: they are written first, on every rank.
     for sink in setting.sinks:
         sink.flush()
-    sync_steps(setting.run, setting.recorder)
-    barrier(setting.world)
-    if setting.world.rank.number == 0:
+    sync_steps(setting.life.run, setting.recorder)
+    barrier(setting.life.world)
+    if setting.life.world.rank.number == 0:
         setting.checkpoints.mkdir(exist_ok=True)
         document = {
             **course.document(),
             **checkpoint.take_values(setting.task),
-            "run_id": setting.run.result.run_id,
+            "run_id": setting.life.run.result.run_id,
             "config": setting.config.model_dump(mode="json", exclude_none=True),
         }
         tensors = checkpoint.take_tensors(setting.task)
@@ -262,7 +262,7 @@ def diverged(setting: Setting, step: int) -> RunError:
     rate = setting.task.rate(step)
     good = f"the last good checkpoint is {saved[0]}" if saved else "there is no checkpoint yet"
     lower = f"--set optimizer.learning_rate={setting.config.optimizer.learning_rate / 4:g}"
-    go_on = f"trainstone train --resume {shlex.quote(str(setting.run.path))} {lower}" if saved else f"try {lower}"
+    go_on = f"trainstone train --resume {shlex.quote(str(setting.life.run.path))} {lower}" if saved else f"try {lower}"
     return RunError(
         f"the loss is no number any more at step {step} (learning rate {rate:g}{scaled}); {good}",
         hint=f"{go_on}; or a longer schedule.warm_up_epochs, or train.precision=fp32",
@@ -275,7 +275,7 @@ def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
     began = time.perf_counter()
     for sink in setting.sinks:
         sink.begin_evaluation(course.done)
-    rows = yield from judge(setting.task, setting.config, setting.validation, setting.world, setting.signals)
+    rows = yield from judge(setting.task, setting.config, setting.validation, setting.life.world, setting.life.signals)
     spent = time.perf_counter() - began
     if rows is None:
         course.eval_seconds += spent
@@ -293,7 +293,7 @@ def take_scores(setting: Setting, course: Course) -> None:
     assert step is not None
     began = time.perf_counter()
     scored = setting.scoring.take()
-    setting.run.begin()
+    setting.life.run.begin()
     evaluation = Evaluation(
         epoch=setting.cadence.epochs_after(step),
         step=step,
@@ -309,15 +309,16 @@ def take_scores(setting: Setting, course: Course) -> None:
     told = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
     log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, scored.images)
     if course.best(metric) is evaluation:
-        course.tables, course.shown = scored.tables, keep_pictures(setting.run.path, scored)
-        if setting.config.checkpoint.best and step < course.done and setting.world.rank.number == 0:
+        course.tables, course.shown = scored.tables, keep_pictures(setting.life.run.path, scored)
+        if setting.config.checkpoint.best and step < course.done and setting.life.world.rank.number == 0:
             checkpoint.keep_best(setting.checkpoints, step)
-    setting.run.update(quality=course.quality(setting.config.eval), phases=course.phases())
+    setting.life.run.update(quality=course.quality(setting.config.eval), phases=course.phases())
 
 
-def write_end(setting: Setting, course: Course, signal_name: str | None, program_seconds: float) -> None:
+def write_end(setting: Setting, course: Course) -> None:
     """Write how it ended, before anything else is judged: whoever is killed now has come to the end all the same."""
-    config, run = setting.config, setting.run
+    config, run = setting.config, setting.life.run
+    signal_name = setting.life.signals.received or OTHER_RANK
     run.begin()
     validation = setting.validation
     quality = course.quality(config.eval, ended=validation is None)
@@ -328,10 +329,10 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
         status = "interrupted"
     # The clock of a run that reached its target stopped with that evaluation: what came after it is not counted.
     phases = run.result.phases if course.reached and run.result.phases else course.phases()
-    phases = phases.model_copy(update={"program_seconds": program_seconds})
+    phases = phases.model_copy(update={"program_seconds": setting.life.seconds})
     title = WORKLOADS[config.workload].title(config)
     verdict = write_learning_verdict(
-        quality, status, phases, title, stopped_by=signal_name or "a signal", run=shlex.quote(str(run.path))
+        quality, status, phases, title, stopped_by=signal_name, run=shlex.quote(str(run.path))
     )
     findings = [
         *run.result.findings,
@@ -346,8 +347,8 @@ def write_end(setting: Setting, course: Course, signal_name: str | None, program
         sink.finish(status)
 
 
-def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Observed, program_seconds: float) -> None:
-    run, world, recorder = setting.run, setting.world, setting.recorder
+def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Observed) -> None:
+    run, world, recorder = setting.life.run, setting.life.world, setting.recorder
     summary, telemetry = None, {}
     if len(recorder):  # or stopped before its first step
         summary, telemetry = summarise_own(fitted, recorder, seen)
@@ -357,7 +358,7 @@ def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Ob
     devices = gather_devices(world, describe_device(fitted, seen.reader, telemetry, summary))
     if not devices:
         return
-    phases = (run.result.phases or schema.Phases()).model_copy(update={"program_seconds": program_seconds})
+    phases = (run.result.phases or schema.Phases()).model_copy(update={"program_seconds": setting.life.seconds})
     run.update(devices=devices, phases=phases)
     if summary is not None:
         speed = describe_speed(fitted, summary, telemetry, seen, run.result.devices)

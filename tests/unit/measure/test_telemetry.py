@@ -1,5 +1,7 @@
-"""The sampler and its file, with made-up readers and an injected clock; and the readers of CPUs and NVIDIA devices, on
-made-up machines. NVML is a made-up module: there was no GPU to test with here.
+"""The sampler and its file, with made-up readers and an injected clock; the readers of CPUs and NVIDIA devices, on
+made-up machines; files of /proc and /sys that are damaged, gone or no files: what they would say is not measured.
+
+NVML is a made-up module: there was no GPU to test with here.
 """
 
 import logging
@@ -8,13 +10,18 @@ import platform
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from made_up import CPU, RAPL, STAT, make_nvml, make_server, make_tree, refuse
+from trainstone.machine.cpus import available_cores, count_kills, memory_available_bytes, memory_limit_bytes
+from trainstone.machine.facts import read_facts
+from trainstone.machine.health import Pressure, read_pressure
 from trainstone.measure.telemetry import CpuReader, NvmlReader, Telemetry, name_reasons
 from trainstone.results.samples import HEADER, Reading, read_samples
 
@@ -90,7 +97,6 @@ def test_driver_that_hangs_is_left_behind(tmp_path, caplog, monkeypatch):
     assert "hangs" in caplog.text
     release.set()
     telemetry._thread.join()
-    assert telemetry._file is not None
     telemetry._file.close()
 
 
@@ -239,9 +245,48 @@ def test_no_driver_or_no_such_device_still_makes_a_reader(monkeypatch, changes):
     reader.close()
 
 
-REASONS = {0: "none", 0x1: "gpu_idle", 0x108: "hw_slowdown|display_clocks", 0x600: "0x600", 0x204: "sw_power_cap|0x200"}
+def test_throttle_reasons():
+    told = {
+        0: "none",
+        0x1: "gpu_idle",
+        0x108: "hw_slowdown|display_clocks",
+        0x600: "0x600",
+        0x204: "sw_power_cap|0x200",
+    }
+    assert {bits: name_reasons(bits) for bits in told} == told
 
 
-@pytest.mark.parametrize(("bits", "words"), REASONS.items())
-def test_throttle_reasons(bits, words):
-    assert name_reasons(bits) == words
+def assert_nothing_measured(root: Path) -> None:
+    cores = available_cores(root)
+    assert (cores.quota_cores, cores.threads, cores.logical) == (None, cores.physical or 4, 4)
+    assert (memory_available_bytes(root), memory_limit_bytes(root), count_kills(root)) == (8, None, {})
+    pressure = read_pressure(root, pids={100}, cpus={0}, now=lambda: 1.0)
+    assert replace(pressure, governor=None) == Pressure(1.0)
+    assert not {"max_mhz", "boost", "smt", "isa", "sockets", "vendor"} & read_facts(root)["cpu"].keys()
+
+
+BROKEN = ["", "\n", "garbage", "-5", "-5 -5", "max", "1e9", "0 0", "\0\xff", ":::", "some avg10=x total=-5", "cpu0 x 2"]
+
+
+@pytest.mark.parametrize("content", [*BROKEN, "5 (x"])
+def test_broken_files_mean_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=9, available=8))
+    monkeypatch.setitem(sys.modules, "pynvml", make_nvml(Init=refuse))
+    monkeypatch.setenv("TRAINSTONE_CPUS", "0,1,2,3")
+    root = make_server(tmp_path)
+    reader = CpuReader(root)
+    files = [path for path in root.rglob("*") if path.is_file()]
+    for path in files:
+        path.write_text(content)
+    assert reader.read() == Reading()
+    assert_nothing_measured(root)
+    make_tree(root, {"proc/self/cgroup": "0::/\n"})
+    assert_nothing_measured(root)
+    for path in files:
+        path.unlink()
+    assert reader.read() == Reading()
+    assert_nothing_measured(root)
+    for path in files:
+        path.mkdir()
+    assert_nothing_measured(root)
+    reader.close()

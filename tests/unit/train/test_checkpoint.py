@@ -196,7 +196,6 @@ def test_the_latest_whole_one_is_found_and_damaged_ones_are_told(tmp_path: Path)
     paths[3].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
     found, sentences = checkpoint.find_latest(tmp_path)
-    assert found is not None
     assert found.document["n"] == 2
     assert len(sentences) == 2
     assert sentences[0] == f"{paths[3]} is empty; passed over"
@@ -219,7 +218,6 @@ def test_one_removed_while_it_is_looked_for_is_no_damage(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(checkpoint, "read_tensors", overtaken)
     found, sentences = checkpoint.find_latest(tmp_path)
-    assert found is not None
     assert found.document["step"] == 2
     assert sentences == []
 
@@ -312,7 +310,6 @@ def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Pa
     for name in done.stdout.split():
         assert name == "best.safetensors" or checkpoint.NAME.fullmatch(name) or name.endswith(".partial")
     found, sentences = checkpoint.find_latest(folder)
-    assert found is not None
     assert found.document["step"] > 3000
     assert sentences == []
     for path in [*checkpoint.list_checkpoints(folder), folder / "best.safetensors"]:
@@ -354,9 +351,10 @@ def test_a_restored_task_goes_on_bit_for_bit(changes: dict[str, Any]):
     assert len(rates) == 8  # past momentum is corrected at each step
     run(whole, 0, 4)
     tensors, values = take(whole)
-    losses = run(whole, 4, 4)
+    drawn, losses = torch.rand(3), run(whole, 4, 4)
     resumed = make_task(4, **changes)
     checkpoint.restore(resumed, tensors, values, "there")
+    assert torch.rand(3).equal(drawn)
     assert run(resumed, 4, 4) == losses
     expected, found = take(whole), take(resumed)
     assert expected[1] == found[1]
@@ -379,14 +377,6 @@ def test_another_network_is_refused_with_the_first_tensor(changes: dict[str, Any
     tensors, values = take(make_task())
     with pytest.raises(ResultError, match=r"^there is of another network or optimiser: \d+ tensors missing, .*first: "):
         checkpoint.restore(make_task(**changes), tensors, values, "there")
-
-
-def test_random_numbers_go_on():
-    task = make_task()
-    tensors, values = take(task)
-    drawn = torch.rand(3)
-    checkpoint.restore(make_task(), tensors, values, "there")
-    assert torch.rand(3).equal(drawn)
 
 
 def test_one_weight_or_statistic_that_is_no_number_is_seen():
@@ -420,15 +410,12 @@ def test_a_checkpoint_gives_its_average_and_where_it_comes_from(tmp_path: Path):
 
 
 def test_of_a_run_folder_the_best_is_taken_else_the_latest(tmp_path: Path):
+    with pytest.raises(DataError, match="holds no whole checkpoint"):
+        open_saved(tmp_path)
     path = make_checkpoint(tmp_path / "checkpoints")
     assert open_saved(tmp_path).path == path
     keep_best(tmp_path / "checkpoints", int(path.stem[5:]))
     assert open_saved(tmp_path).path == path.with_name("best.safetensors")
-
-
-def test_a_folder_without_checkpoints_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match="holds no whole checkpoint"):
-        open_saved(tmp_path)
 
 
 def test_the_machine_that_trained_is_forgotten(tmp_path: Path):

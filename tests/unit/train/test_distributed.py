@@ -9,7 +9,7 @@ import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -60,19 +60,17 @@ def lose(model: nn.Module, number: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(images), torch.randint(10, (4,), generator=numbers))
 
 
-class Trained(NamedTuple):
-    halfway: State
-    end: State
-
-
 def train(
     world: World, parallel: dict[str, Any], accumulate: int = 1, start: State | None = None, settled: bool = True
-) -> Trained:
+) -> dict[str, State]:
     """Steps 0 to 5, or 3 to 5 from a saved state; the state after steps 2 and 5."""
     network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     if start:
-        load_state(network, optimizer, start)
+        for parameter, momentum in zip(network.parameters(), start["momenta"], strict=True):
+            optimizer.state[parameter]["momentum_buffer"] = torch.tensor(momentum)
+        for tensor, values in zip(network.state_dict().values(), start["tensors"], strict=True):
+            tensor.copy_(torch.tensor(values, dtype=tensor.dtype))
     model = wrap_model(network, world, ParallelConfig(**SMALL, **parallel))
     torch.manual_seed(100 + world.rank.number)
     if settled:
@@ -89,20 +87,12 @@ def train(
         if step == 2:
             average_buffers(model.buffers(), world)
             halfway = save_state(network, optimizer)
-    return Trained(halfway, save_state(network, optimizer))
+    return {"halfway": halfway, "end": save_state(network, optimizer)}
 
 
 def save_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     momenta = [optimizer.state[parameter]["momentum_buffer"].tolist() for parameter in network.parameters()]
     return {"momenta": momenta, "tensors": [tensor.tolist() for tensor in network.state_dict().values()]}
-
-
-def load_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    tensors = zip(network.state_dict().values(), state["tensors"], strict=True)
-    for parameter, momentum in zip(network.parameters(), state["momenta"], strict=True):
-        optimizer.state[parameter]["momentum_buffer"] = torch.tensor(momentum)
-    for tensor, values in tensors:
-        tensor.copy_(torch.tensor(values, dtype=tensor.dtype))
 
 
 def learned(state: State) -> State:
@@ -120,17 +110,14 @@ def check_talk(world: World) -> dict[str, Any]:
     norm.num_batches_tracked.fill_(number)
     average_buffers(norm.buffers(), world)
     distributed.barrier(world)
+    rows = distributed.gather_rows(world, torch.full((2 * number, 2), float(number)))
     return {
         "place": [world.rank, str(world.device), world.alone],
         "gathered": distributed.gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
-        "rows": tell_rows(distributed.gather_rows(world, torch.full((2 * number, 2), float(number)))),
+        "rows": rows if rows is None else rows.tolist(),
         "heard": distributed.broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None),
         "norm": [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)],
     }
-
-
-def tell_rows(rows: torch.Tensor | None) -> list[list[float]] | None:
-    return None if rows is None else rows.tolist()
 
 
 def check_agreement(world: World) -> list[list[int]]:
@@ -188,7 +175,7 @@ def talk_and_train(folder: str) -> Any:
             "agreement": check_agreement(world),
             "gradients": check_gradients(world),
             "settling": check_settling(world),
-            "trained": {name: train(world, *way)._asdict() for name, way in WAYS.items()},
+            "trained": {name: train(world, *way) for name, way in WAYS.items()},
         }
         answers = distributed.gather(world, found)
         if answers:
@@ -207,8 +194,8 @@ def talk_and_train(folder: str) -> Any:
 def resume(folder: str) -> Any:
     saved = json.loads(Path(folder, "checkpoint.json").read_text())
     with join_world(ParallelConfig(**SMALL)) as world:
-        ends = {name: train(world, *way, start=saved[name]["halfway"]).end for name, way in WAYS.items()}
-        unsettled = train(world, {}, start=saved["plain"]["halfway"], settled=False).end
+        ends = {name: train(world, *way, start=saved[name]["halfway"])["end"] for name, way in WAYS.items()}
+        unsettled = train(world, {}, start=saved["plain"]["halfway"], settled=False)["end"]
         return {**ends, "unsettled": unsettled}
 
 
@@ -337,19 +324,18 @@ def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.randn(sum(COUNTS), 5, 4, 4, generator=numbers)
 
 
-def run_network(network: nn.Module, images: torch.Tensor, weights: torch.Tensor, case: str = "fp32") -> dict[str, Any]:
+def run_network(network: nn.Module, images: torch.Tensor, weights: torch.Tensor, layout: str) -> dict[str, Any]:
     """Two steps' worth of forward and backward, without updates: outputs, gradients, running statistics."""
     images = images.clone()
-    if case == "channels_last":
+    if layout == "channels_last":
         network.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
     images.requires_grad_()
     for factor in (1.0, 0.5):
         network.zero_grad()
         images.grad = None
-        with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
-            output = network(images * factor)
-        (output.float() * weights).sum().backward()
+        output = network(images * factor)
+        (output * weights).sum().backward()
     norm = network[1][0]
     outcome = {
         "output": output,
@@ -364,7 +350,7 @@ def run_network(network: nn.Module, images: torch.Tensor, weights: torch.Tensor,
     }
     found: dict[str, Any] = {name: tensor.tolist() for name, tensor in outcome.items()}
     network.train()
-    return found | {"dtype": str(output.dtype), "dense": output.is_contiguous(memory_format=torch.channels_last)}
+    return found | {"dense": output.is_contiguous(memory_format=torch.channels_last)}
 
 
 def run_half(norm: nn.Module, images: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
@@ -391,9 +377,9 @@ def norm_in_ranks() -> dict[str, Any]:
         for bn_ranks in (2, 4):
             network = span_batch_norm(make_normed(), world, bn_ranks)
             shared = {id(network[1][0].group): network[1][0].group}  # a process group cannot be copied
-            for case in ("fp32", "channels_last", "autocast"):
+            for layout in ("fp32", "channels_last"):
                 copied = copy.deepcopy(network, dict(shared))
-                found[f"{case} of {bn_ranks}"] = run_network(copied, images, weights, case)
+                found[f"{layout} of {bn_ranks}"] = run_network(copied, images, weights, layout)
             activations = make_normed()[0](images).detach()
             for dtype in (torch.bfloat16, torch.float16):
                 half = run_half(copy.deepcopy(network[1][0], dict(shared)), activations, weights, dtype)
@@ -407,16 +393,8 @@ def spans(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(RANKS, norm_in_ranks, Path(tmp_path_factory.mktemp("span")))
 
 
-def groups_of(bn_ranks: int) -> list[range]:
-    return [range(first, first + bn_ranks) for first in range(0, RANKS, bn_ranks)]
-
-
-def join_parts(spans: list[Any], members: range, case: str, name: str) -> torch.Tensor:
-    return torch.cat([torch.tensor(spans[number][case][name]) for number in members])
-
-
-def add_parts(spans: list[Any], members: range, case: str, name: str) -> torch.Tensor:
-    return torch.stack([torch.tensor(spans[number][case][name]) for number in members]).sum(dim=0)
+def list_parts(spans: list[Any], members: range, case: str, name: str) -> list[torch.Tensor]:
+    return [torch.tensor(spans[number][case][name]) for number in members]
 
 
 @pytest.mark.parametrize("bn_ranks", [2, 4])
@@ -424,15 +402,15 @@ def add_parts(spans: list[Any], members: range, case: str, name: str) -> torch.T
 def test_a_span_is_like_one_process_with_the_whole_batch(layout: str, bn_ranks: int, spans: list[Any]):
     case = f"{layout} of {bn_ranks}"
     images, weights = make_batch()
-    for members in groups_of(bn_ranks):
+    for members in (range(first, first + bn_ranks) for first in range(0, RANKS, bn_ranks)):
         whole = slice(take_part(members[0]).start, take_part(members[-1]).stop)
         # In double precision: what both should be.
         network = make_normed().double()
         expected = run_network(network, images[whole].double(), weights[whole].double(), layout)
         for name in ("output", "images", "evaluated"):
-            assert close(join_parts(spans, members, case, name), expected[name]), name
+            assert close(torch.cat(list_parts(spans, members, case, name)), expected[name]), name
         for name in ("conv", "weight", "bias"):
-            assert close(add_parts(spans, members, case, name), expected[name]), name
+            assert close(torch.stack(list_parts(spans, members, case, name)).sum(dim=0), expected[name]), name
         for number in members:
             found = spans[number][case]
             assert close(torch.tensor(found["mean"]), expected["mean"])
@@ -458,8 +436,8 @@ def test_activations_of_16_bits_have_statistics_of_32(dtype: torch.dtype, error:
     activations = make_normed()[0](images).detach()
     expected = run_half(make_normed()[1][0], activations, weights, dtype)
     case, members = f"{dtype} of 4", range(4)
-    found = {name: join_parts(spans, members, case, name) for name in ("output", "images")}
-    found["weight"] = add_parts(spans, members, case, "weight")
+    found = {name: torch.cat(list_parts(spans, members, case, name)) for name in ("output", "images")}
+    found["weight"] = torch.stack(list_parts(spans, members, case, "weight")).sum(dim=0)
     for name, tensor in found.items():
         reference = torch.tensor(expected[name])
         assert torch.allclose(tensor, reference, atol=error * float(reference.abs().max())), name

@@ -124,7 +124,6 @@ def test_the_average_is_judged_where_there_is_one():
     task = trained(config, 3)
     validation = open_both(config).validation
     try:
-        assert task.average is not None
         averaged = finish(judge(task, config, validation, WORLD, StopSignals()), config)
         plain = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
         task.plain.load_state_dict(task.average.tensors)

@@ -48,11 +48,9 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
         assert after == ["synthetic data"] * 6 + ["loader alone"] * 6
         assert alone.counted == [2, 3, 4, 5, 8, 9, 10, 11]  # the first two of each half do not count
         assert len(alone.loader.batch_seconds) == 12
-        assert task.loader is not None
         columns = {**alone.recorder.columns()}
         summary = summarise_steps(columns, compiled=False)
         judged = judge_feeding(fitted.config, task.loader, alone, summary)
-    assert judged is not None
     assert judged.images_per_second == pytest.approx(2 * 12 / sum(alone.loader.batch_seconds))
     counted = columns["step_seconds"][alone.counted]
     assert judged.synthetic_images_per_second == pytest.approx(2 * 8 / counted.sum())

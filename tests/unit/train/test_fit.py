@@ -48,7 +48,6 @@ def test_a_batch_too_large_for_memory_is_refused_with_one_that_fits():
     config = load_config("resnet50", settings=["device=cpu", "train.precision=fp32", "train.batch_size=100000"])
     with pytest.raises(RunError, match=r"out of memory: train.batch_size = 100000 needs about") as caught:
         fit_to_machine(config, strict=False)
-    assert caught.value.hint is not None
     hinted = int(caught.value.hint.split("=")[-1])
     assert 1 <= hinted < 100000
 
@@ -184,7 +183,6 @@ def test_the_fastest_that_works_is_taken(seconds: dict, choice: str):
 def test_fp32_runs_here():
     (done,) = try_precisions("cpu", ["fp32"], threads=1)
     assert done.failure is None
-    assert done.seconds is not None
     assert 0 < done.seconds < 10
 
 
