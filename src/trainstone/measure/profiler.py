@@ -100,9 +100,7 @@ def stop_profiler() -> None:
 
 @contextmanager
 def profiler_range(
-    steps: tuple[int, int] | None,
-    start: Callable[[], None] = start_profiler,
-    stop: Callable[[], None] = stop_profiler,
+    steps: tuple[int, int] | None, start: Callable[[], None] = start_profiler, stop: Callable[[], None] = stop_profiler
 ) -> Iterator[Callable[[], bool]]:
     """Follow the steps of a bench: on before the first of the range, off after the last. None: never on.
 

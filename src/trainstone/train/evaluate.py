@@ -39,12 +39,7 @@ def judge(
 
 
 def judge_network(
-    model: torch.nn.Module,
-    config: Config,
-    device: torch.device,
-    opened: OpenSplit,
-    world: World,
-    signals: StopSignals,
+    model: torch.nn.Module, config: Config, device: torch.device, opened: OpenSplit, world: World, signals: StopSignals
 ) -> Generator[Progress, None, Tensor | None]:
     """Let a network judge all ranks' shares of the pictures; return the workload's rows of all of them.
 

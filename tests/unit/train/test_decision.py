@@ -251,8 +251,7 @@ def test_a_course_goes_on_from_what_it_wrote():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"step": None}, {"seconds": "soon"}, {"history": [{"step": 1}]}, {"history": 7}, {"train_seconds": [1]}],
+    "change", [{"step": None}, {"seconds": "soon"}, {"history": [{"step": 1}]}, {"history": 7}, {"train_seconds": [1]}]
 )
 def test_a_document_that_does_not_say_how_far_it_was_is_refused(change: dict[str, object]):
     document = {**make_course(judged(10, 0.5)).document(), **change}

@@ -82,12 +82,7 @@ def compare(model: nn.Module, config: OptimizerConfig, rates: list[float], trust
 @pytest.mark.parametrize("epsilon", [0.0, 1e-2])
 def test_lars_is_the_slow_one_step_by_step(correction: bool, decay: str, epsilon: float):
     config = OptimizerConfig(
-        name="lars",
-        momentum_correction=correction,
-        decay=decay,
-        weight_decay=0.05,
-        lars_eta=0.1,
-        lars_epsilon=epsilon,
+        name="lars", momentum_correction=correction, decay=decay, weight_decay=0.05, lars_eta=0.1, lars_epsilon=epsilon
     )
     model = build_model()
     nn.init.zeros_(model[4].weight)  # norm 0: plain rate
