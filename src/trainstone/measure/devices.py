@@ -83,13 +83,6 @@ def reset_peaks(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # man 5 proc: resets VmHWM
 
 
-def peak_device_bytes(device: torch.device) -> int | None:
-    """Highest device memory torch has held since reset_peaks; a CPU has none of its own."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return None
-
-
 def free_bytes(device: torch.device) -> int | None:
     """Memory that we can still have on a device, what torch holds in its cache included; None: not known."""
     if device.type == "cpu":
@@ -112,13 +105,15 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def peak_host_bytes() -> int:
-    """Highest resident memory of this process since reset_peaks (where there is no /proc: since its start)."""
+def peak_bytes(device: torch.device) -> tuple[int | None, int]:
+    """Return the highest device memory that torch has held since reset_peaks (a CPU has none of its own), and the
+    highest resident memory of this process since then (where there is no /proc: since its start)."""
+    held = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        return held, int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held, resident if sys.platform == "darwin" else resident * 1024
 
 
 def choose_reader(device: torch.device) -> Reader:

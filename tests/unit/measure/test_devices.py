@@ -6,7 +6,7 @@ import torch
 from trainstone.errors import ConfigError, MachineError
 from trainstone.measure import peaks as module
 from trainstone.measure.clock import HostTimer, choose_timer
-from trainstone.measure.devices import candidate_precisions, choose_device, list_devices, name_device, peak_host_bytes
+from trainstone.measure.devices import candidate_precisions, choose_device, list_devices, name_device, peak_bytes
 from trainstone.measure.peaks import Peaks, measure_peaks
 
 
@@ -14,7 +14,7 @@ def test_devices_are_chosen_by_name():
     assert str(choose_device("auto")) == list_devices()[0]
     assert list_devices()[-1] == "cpu"
     assert name_device(torch.device("cpu"))
-    assert peak_host_bytes() > 50 * 2**20
+    assert peak_bytes(torch.device("cpu"))[1] > 50 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -403,18 +403,6 @@ def time_once(message: torch.Tensor) -> float:
 
 
 @contextmanager
-def close_group(backend: str) -> Iterator[None]:
-    unhurt = False
-    try:
-        yield
-        unhurt = True
-    finally:
-        # After an error NCCL might wait without end for kernels whose peers are gone; the process ends soon anyway.
-        if dist.is_initialized() and (unhurt or backend == "gloo"):
-            dist.destroy_process_group()
-
-
-@contextmanager
 def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
     """Connect with the other ranks that the launcher started, until the end; rank 0 has the run folder."""
     rank, began = read_rank(), time.perf_counter()
@@ -430,7 +418,8 @@ def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
     for variable in (interfaces.GLOO, interfaces.NCCL):
         if config.parallel.interface is not None or variable not in os.environ:
             os.environ[variable] = roll.interface
-    with close_group(roll.backend):
+    unhurt = False
+    try:
         control, timed = start_group(roll, config.parallel.timeout_seconds)
         preflight = None
         if rank.number == 0:
@@ -446,6 +435,11 @@ def meet_all(config: Config, run: RunFolder | None) -> Iterator[World]:
         timeout = timedelta(seconds=config.parallel.timeout_seconds)
         leads = rank.number in [host["ranks"][0] for host in roll.hosts]
         yield World(rank, roll.device, control, timeout, leads, preflight)
+        unhurt = True
+    finally:
+        # After an error NCCL might wait without end for kernels whose peers are gone; the process ends soon anyway.
+        if dist.is_initialized() and (unhurt or roll.backend == "gloo"):
+            dist.destroy_process_group()
 
 
 def share_run(run: RunFolder | None, world: World) -> RunFolder:
