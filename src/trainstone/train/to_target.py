@@ -47,8 +47,6 @@ from trainstone.workloads.registry import WORKLOADS
 
 log = logging.getLogger(__name__)
 
-ENERGY = ("joules", "energy_seconds", "average_watts", "meter")
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -353,7 +351,7 @@ def conclude_training(setting: Setting, fitted: Fitted, course: Course, seen: Ob
     if len(recorder):  # or stopped before its first step
         summary, telemetry = summarise_own(fitted, recorder, seen)
         if not has_one_clock(course, read_samples(seen.telemetry_file)):
-            telemetry |= dict.fromkeys(ENERGY)
+            telemetry |= dict.fromkeys(("joules", "energy_seconds", "average_watts", "meter"))
     # A rank may have lost its steps while others have theirs: all must come here.
     devices = gather_devices(world, describe_device(fitted, seen.reader, telemetry, summary))
     if not devices:

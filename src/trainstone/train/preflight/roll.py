@@ -144,7 +144,14 @@ def check_rank(
     if not dist.is_backend_available(backend):
         raise errors.MachineError(f"this torch was built without {backend}", hint="--set parallel.backend=auto")
     requested = interfaces.find_requested(config.parallel.interface)
-    check_data(config, seconds / 2)
+    if config.data.source == "files" and config.data.root is not None:  # generated data are written when missing
+        root = Path(config.data.root)
+        try:
+            call_within(seconds / 2, lambda: next(root.iterdir(), None) if root.is_dir() else root.open("rb").close())
+        except OSError as err:
+            reason = err.strerror or f"the file system does not answer within {seconds / 2:g} s"
+            hint = "every host needs the data at the same path: --data DIR"
+            raise errors.DataError(f"cannot read the data set {root}: {reason}", hint=hint) from err
     if rank.number:
         compare_with_rank_0(mine, list_shared_keys(config), first)
         if token:
@@ -198,36 +205,30 @@ def require_answers(documents: dict[int, Document], hosts: dict[int, str], place
 
 
 def list_hosts(documents: dict[int, Document]) -> list[Document]:
-    """Return each host with its ranks, and devices, versions and network interface of its first rank."""
+    """Return each host with its ranks, and devices, versions and network interface of its first rank.
+
+    The interface of a rank is the requested one, loopback on a single host, else the way to another host.
+    """
     far = next((one for one in documents.values() if one["network"] != documents[0]["network"]), None)
     loopback = next((one for one in list_interfaces() if one.loopback), None)
     hosts: dict[str, Document] = {}
     for number, one in sorted(documents.items()):
-        interface = choose_interface(one, far, loopback)
-        kept = {"host": one["host"], "ranks": [], "interface": interface.name, "address": interface.address}
+        found = Interface(*one["interface"]) if one["interface"] else None
+        if far is None and loopback and not one["requested"]:
+            found = loopback
+        elif far and far["interface"] and not one["requested"] and (found is None or found.loopback):
+            found = find_route(far["interface"][1])  # on rank 0's own host, where MASTER_ADDR may be a loopback address
+        if found is None or (far and found.loopback):
+            what = f"network interface {found.name} is loopback, which reaches no other host" if found else None
+            present = ", ".join(f"{name} ({address})" for name, address in one["interfaces"]) or "none"
+            raise LaunchError(
+                f"rank {one['rank']} on {one['host']}: {what or 'no way to others'}; there are: {present}",
+                hint="parallel.interface = NAME, or leave it out: the one that leads to rank 0's host is used",
+            )
+        kept = {"host": one["host"], "ranks": [], "interface": found.name, "address": found.address}
         host = hosts.setdefault(one["host"], kept | {"devices": one["devices"], "versions": one["versions"]})
         host["ranks"].append(number)
     return list(hosts.values())
-
-
-def choose_interface(one: Document, far: Document | None, loopback: Interface | None) -> Interface:
-    """Return the interface of a rank: the requested one, loopback on a single host, else the way to another host.
-
-    `far`: a rank on another host than rank 0's; None if all are on one.
-    """
-    found = Interface(*one["interface"]) if one["interface"] else None
-    if far is None and loopback and not one["requested"]:
-        return loopback
-    if far and far["interface"] and not one["requested"] and (found is None or found.loopback):
-        found = find_route(far["interface"][1])  # on rank 0's own host, where MASTER_ADDR may be a loopback address
-    if found and not (far and found.loopback):
-        return found
-    what = f"network interface {found.name} is loopback, which reaches no other host" if found else "no way to others"
-    present = ", ".join(f"{name} ({address})" for name, address in one["interfaces"]) or "none"
-    raise LaunchError(
-        f"rank {one['rank']} on {one['host']}: {what}; there are: {present}",
-        hint="parallel.interface = NAME, or leave it out: the one that leads to rank 0's host is used",
-    )
 
 
 def join_ranks(numbers: list[int]) -> str:
@@ -278,20 +279,6 @@ def compare_with_rank_0(mine: Document, keys: Document, first: Document) -> None
             f"its configuration differs from that of rank 0 on {first['host']}: {shown}",
             hint="start all ranks with the same command",
         )
-
-
-def check_data(config: Config, seconds: float) -> None:
-    """Refuse where this host cannot read the data set. Generated data are written when they are missing."""
-    if config.data.source != "files" or config.data.root is None:
-        return
-    root = Path(config.data.root)
-    try:
-        call_within(seconds, lambda: next(root.iterdir(), None) if root.is_dir() else root.open("rb").close())
-    except OSError as err:
-        reason = err.strerror or f"the file system does not answer within {seconds:g} s"
-        raise errors.DataError(
-            f"cannot read the data set {root}: {reason}", hint="every host needs the data at the same path: --data DIR"
-        ) from err
 
 
 def check_folder(token: Path, number: int, seconds: float) -> None:
