@@ -7,10 +7,10 @@ import resource
 import struct
 import subprocess
 import sys
-import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -227,11 +227,7 @@ def test_pruning_keeps_the_latest_and_the_best(tmp_path: Path):
 @pytest.mark.parametrize("links", [True, False])
 def test_the_best_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
     if not links:
-
-        def refuse(self: Path, target: Path) -> None:
-            raise OSError(errno.EPERM, "Operation not permitted")
-
-        monkeypatch.setattr(Path, "hardlink_to", refuse)
+        monkeypatch.setattr(Path, "hardlink_to", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
     paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2)]
     best = tmp_path / "best.safetensors"
     for step, path in ((1, paths[0]), (2, paths[1]), (2, paths[1]), (3, paths[1])):  # the same again, and one gone
@@ -286,16 +282,11 @@ for turn in (1, 2, 3):
 @pytest.mark.slow
 def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Path):
     folder = tmp_path / "checkpoints"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WRITERS), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    assert len(done.stdout.splitlines()) == 3
-    for name in done.stdout.split():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WRITERS, str(folder)]
+    output = subprocess.check_output(command, text=True, timeout=LIMIT, env=environment)
+    assert len(output.splitlines()) == 3
+    for name in output.split():
         assert name == "best.safetensors" or checkpoint.NAME.fullmatch(name) or name.endswith(".partial")
     found, sentences = checkpoint.find_latest(folder)
     assert found.document["step"] > 3000

@@ -34,16 +34,6 @@ from trainstone.train.to_target import has_one_clock
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
 
 
-def stop_at(step: int) -> Callable[[Progress], None]:
-    """Ask for an end after so many steps: a wish is known to all a step later."""
-
-    def act(progress: Progress) -> None:
-        if progress.phase == "training" and progress.step == step - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return act
-
-
 def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> RunFolder:
     return train_here(make_config(**(QUICK | changes)), folder, monkeypatch)
 
@@ -51,10 +41,15 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> RunF
 def stop_and_resume(
     folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, **changes: Any
 ) -> tuple[Learned, Learned, Learned]:
-    """Return what an undisturbed run learned, what one that was stopped had learned then and at its end."""
+    """Return what an undisturbed run learned, what one stopped after a step had learned then and at its end."""
+
+    def act(progress: Progress) -> None:
+        if progress.phase == "training" and progress.step == step - 1:  # a wish is known to all a step later
+            os.kill(os.getpid(), signal.SIGTERM)
+
     config = make_config(**(QUICK | changes))
     whole = train_here(config, folder / "whole", monkeypatch)
-    run = train_here(config, folder / "stopped", monkeypatch, act=stop_at(step))
+    run = train_here(config, folder / "stopped", monkeypatch, act=act)
     stopped = read_learned(run.path)
     train_here(config, run.path, monkeypatch, resume=True)
     return read_learned(whole.path), stopped, read_learned(run.path)

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from command import find_free_port
-from ranks import run_ranks
+from nursery import wait_until
+from ranks import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
 from trainstone.errors import DataError, LaunchError
 from trainstone.machine.interfaces import Interface
 from trainstone.machine.ranks import Meeting, Rank, read_rank
+from trainstone.train.distributed import barrier
 from trainstone.train.preflight import roll, store
 from trainstone.train.preflight.store import Deadline, RankStore
 
@@ -32,8 +36,6 @@ def make_documents(world: int, per_host: int) -> dict[int, dict[str, Any]]:
 
 
 def compare(documents: dict[int, dict[str, Any]], world: int, arrived: tuple[int, ...] = ()) -> dict[str, Any]:
-    import torch.distributed as dist
-
     store = RankStore(dist.HashStore(), Rank(0, world), Meeting("n0", 20123))
     for number in arrived:
         store.post(f"arrived/{number}", {"host": "n9"}, 1)
@@ -108,15 +110,6 @@ def test_open_store_names_a_port_in_use_and_an_address_without_rank_0():
 
 def connect_twice_and_wait(over: str) -> dict[str, Any]:
     """In each rank: connect, disconnect, connect again; then rank 1 is silent until rank 0 has waited for it."""
-    import time
-
-    import torch
-    import torch.distributed as dist
-
-    from nursery import wait_until
-    from ranks import join_world
-    from trainstone.train.distributed import barrier
-
     parallel = ParallelConfig(timeout_seconds=1.0, meeting_seconds=40.0)
     with join_world(parallel) as world:
         dist.all_reduce(first := torch.ones(1), group=world.control)
