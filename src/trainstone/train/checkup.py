@@ -50,12 +50,9 @@ def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
             yield Check("device", "missing", told, "install a torch build for it: make bench TORCH=...")
     cores = available_cores()
     told = f"{cores.threads} threads: {cores.physical or 'unknown'} physical cores, {cores.logical} logical"
-    told += ", for this process"
-    if cores.quota_cores is None:
-        yield Check("cores", "ok", told)
-    else:
-        told += f"; a CPU quota allows {cores.quota_cores:g}"
-        yield Check("cores", "limited", told, "raise the container's CPU quota")
+    quota = "" if cores.quota_cores is None else f"; a CPU quota allows {cores.quota_cores:g}"
+    hint = "raise the container's CPU quota" if quota else None
+    yield Check("cores", "limited" if quota else "ok", f"{told}, for this process{quota}", hint)
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if os.access(place, os.W_OK):
         disk = format_bytes(shutil.disk_usage(place).free)
