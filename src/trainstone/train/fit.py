@@ -17,7 +17,6 @@ from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
 from trainstone.measure import devices
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.devices import free_bytes
 from trainstone.measure.flops import GLIBC_HEAP_BLOCK_BYTES, Work, count_work, estimate_training_bytes
 from trainstone.results.checks import finding
 from trainstone.results.schema import Finding
@@ -220,7 +219,7 @@ def foresee_batch(config: Config, device: torch.device, asked: int, smallest: in
 
 def check_memory(config: Config, device: torch.device, batch: int) -> None:
     """Refuse a batch that does not fit, before the kernel kills us for it."""
-    free, needed = free_bytes(device), needed_bytes(config, device, batch)
+    free, needed = devices.free_bytes(device), needed_bytes(config, device, batch)
     if free is not None and needed > free:
         memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
         largest = max(1, int(batch * free / needed))
@@ -236,7 +235,7 @@ def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
 
 
 def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
-    free = free_bytes(device)
+    free = devices.free_bytes(device)
     return free is None or needed_bytes(config, device, batch) <= free
 
 
@@ -267,7 +266,8 @@ def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[C
     A recipe that leaves the choice (train.adapt) then takes the fastest as well.
     """
     asked, candidates = config.train.precision, devices.candidate_precisions(device)
-    precision, told, code = asked, "", "precision-chosen"
+    precision: str = asked
+    told, code = "", "precision-chosen"
     if asked == "fp32":
         return config, []
     if asked == "auto" and candidates == ["fp32"]:

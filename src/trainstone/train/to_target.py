@@ -198,7 +198,7 @@ def run_steps(setting: Setting, course: Course, timer: Timer) -> Generator[Progr
         course.add_step(record)
         look(setting, course, pact, record)
         left = (cadence.last_step - course.done) * course.seconds_per_step
-        best = course.best(metric)
+        best = course.best
         yield Progress(
             "training",
             step=record.step + 1,
@@ -287,7 +287,7 @@ def run_evaluation(setting: Setting, course: Course) -> Iterator[Progress]:
 
 def take_scores(setting: Setting, course: Course) -> None:
     """Record the scores of the last evaluation, which may be some steps ago; wait for them if necessary."""
-    step, metric = setting.scoring.step, setting.config.eval.metric
+    step = setting.scoring.step
     assert step is not None
     began = time.perf_counter()
     scored = setting.scoring.take()
@@ -306,7 +306,7 @@ def take_scores(setting: Setting, course: Course) -> None:
         sink.evaluation(evaluation)
     told = ", ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
     log.info("epoch %.2f, step %d: %s (%d pictures)", evaluation.epoch, evaluation.step, told, scored.images)
-    if course.best(metric) is evaluation:
+    if course.best is evaluation:
         course.tables, course.shown = scored.tables, keep_pictures(setting.life.run.path, scored)
         if setting.config.checkpoint.best and step < course.done and setting.life.world.rank.number == 0:
             checkpoint.keep_best(setting.checkpoints, step)

@@ -213,7 +213,7 @@ def record(step: int, seconds: float, loss: float = 2.0) -> StepRecord:
 
 def test_the_first_of_equal_evaluations_is_the_best():
     course = make_course(judged(10, 0.5), judged(20, 0.5))
-    assert course.best("top1").step == 10
+    assert course.best.step == 10
     assert not course.is_best_now
     assert make_course(judged(10, 0.5), judged(20, 0.6)).is_best_now
 
