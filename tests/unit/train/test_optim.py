@@ -226,33 +226,26 @@ def test_build_rate_gives_the_rates_of_the_table(case: str):
 
 @settings(deadline=None)
 @given(
-    st.sampled_from(["constant", "polynomial", "cosine", "steps"]),
-    st.sampled_from(["step", "epoch"]),
-    st.floats(0, 20),
-    st.sampled_from([0.0, 0.3, 1.0, "rank"]),
-    st.sampled_from([0, 1]),
-    st.booleans(),
+    st.builds(
+        ScheduleConfig,
+        name=st.sampled_from(["constant", "polynomial", "cosine", "steps"]),
+        by=st.sampled_from(["step", "epoch"]),
+        warm_up_epochs=st.floats(0, 20),
+        warm_up_from=st.sampled_from([0.0, 0.3, 1.0, "rank"]),
+        first_step=st.sampled_from([0, 1]),
+        warm_up_offset=st.booleans(),
+        end_rate=st.just(0.0),
+        decay_epochs=st.just((3, 7.5)),
+    ),
     st.floats(0.05, 500),
     st.floats(0.1, 30),
 )
-def test_no_schedule_leaves_the_span_between_end_and_peak(
-    name, by, warm_up, begin, first, offset, steps_per_epoch, epochs
-):
-    schedule = ScheduleConfig(
-        name=name,
-        by=by,
-        warm_up_epochs=warm_up,
-        warm_up_from=begin,
-        first_step=first,
-        warm_up_offset=offset,
-        end_rate=0.0,
-        decay_epochs=(3, 7.5),
-    )
+def test_no_schedule_leaves_the_span_between_end_and_peak(schedule, steps_per_epoch, epochs):
     rate = build_rate(schedule, 0.5, steps_per_epoch=steps_per_epoch, epochs=epochs, ranks=3)
     total = round(steps_per_epoch * epochs)
     rates = [rate(step) for step in range(0, total + 2, max(1, total // 50))]
     assert all(0 <= value <= 0.5 * (1 + 1e-12) for value in rates)
-    if by == "step":
+    if schedule.by == "step":
         assert rate(total + 1) == rate(total + 10**6)
     highest = rates.index(max(rates))
     assert all(later <= earlier + 1e-12 for earlier, later in zip(rates[highest:], rates[highest + 1 :], strict=False))
