@@ -32,7 +32,7 @@ from trainstone.results.store import create_run
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import lifecycle
 from trainstone.train.observation import observe, open_recorder
-from trainstone.train.precision import LossScale
+from trainstone.train.optim import LossScale
 from trainstone.train.run import measure_steps
 from trainstone.train.task import Task, build_task
 

@@ -40,7 +40,7 @@ def run_ranks(world: int, function: Callable[..., Any], folder: Path, *arguments
 @contextmanager
 def join_world(parallel: "ParallelConfig") -> "Iterator[World]":
     from trainstone.config.load import load_config
-    from trainstone.train.preflight.group import meet_all
+    from trainstone.train.preflight.roll import meet_all
 
     config = load_config("demo-classify").model_copy(update={"parallel": parallel, "device": "cpu"})
     with meet_all(config, None) as world:

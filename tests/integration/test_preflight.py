@@ -30,7 +30,7 @@ torch.cuda.device_count = lambda: 2 if os.environ['RANK'] == '0' else 0
 roll.choose_rank_device = choose
 """
 STOPS = """
-import os, signal; from trainstone.train.preflight import roll, {module}
+import os, signal; from trainstone.train.preflight import {module}, roll
 roll.REST_SECONDS = 5.0
 def stop(*_): os.kill(os.getpid(), signal.{signal})
 if os.environ['RANK'] == '{rank}': {module}.{function} = stop
@@ -152,7 +152,7 @@ def test_a_rank_that_never_comes_and_a_port_that_is_taken_are_told(hosts: Hosts,
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_told_by_another(hosts: Hosts, tmp_path: Path):
     silent = "no answer from h2 (1) after connecting to {}"
-    cases = [(1, "roll", "check_rank", silent, "SIGSTOP"), (1, "group", "open_group", silent, "SIGSTOP")]
+    cases = [(1, "roll", "check_rank", silent, "SIGSTOP"), (1, "roll", "open_group", silent, "SIGSTOP")]
     lost = "rank 1 on h2 lost rank 0 at {}: it "
     cases += [(0, "roll", "compare_ranks", f"{lost}does not answer", "SIGSTOP")]
     cases += [(0, "roll", "compare_ranks", f"{lost}ended without a message", "SIGKILL")]

@@ -17,7 +17,7 @@ from trainstone.units import format_bytes
 
 if TYPE_CHECKING:
     from trainstone.config.schema import Config
-    from trainstone.train.saved import Saved
+    from trainstone.train.checkpoint import Saved
 
 
 def evaluate(
@@ -116,7 +116,7 @@ def open_requested(
     refuse_repeated(checkpoint)
     with ProgressLine(quiet=quiet) as line:
         line.show(Progress("loading torch"))
-        from trainstone.train.saved import check_weights, open_saved, resolve_config
+        from trainstone.train.checkpoint import check_weights, open_saved, resolve_config
 
         line.show(Progress("reading the weights"))
         saved = open_saved(checkpoint)

@@ -5,7 +5,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,9 +112,10 @@ def open_run(kind: "Kind", config: "Config", options: Options) -> "Iterator[RunF
             if read_rank().world == 1:
                 raise
             print_error(err)  # at once: to meet the others, which would wait for this rank, may take long
-            from trainstone.train.preflight.roll import tell_refusal
+            from trainstone.train.preflight.roll import call_roll
 
-            tell_refusal(config, err)
+            with suppress(TrainstoneError, RuntimeError):  # what hinders that is not worth another message
+                call_roll(config, read_rank(), None, trouble=err)
             raise typer.Exit(err.exit_code) from err
         yield run
 

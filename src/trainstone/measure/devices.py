@@ -1,13 +1,15 @@
-"""Which device to run on, what torch knows of it, and who reads its telemetry."""
+"""Which device to run on, what torch knows of it, in which precision it computes, and who reads its telemetry."""
 
 import contextlib
 import resource
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
 from trainstone.errors import ConfigError, MachineError
+from trainstone.machine.cpus import memory_available_bytes
 from trainstone.machine.facts import read_cpu_model
 from trainstone.measure.telemetry import CpuReader, NvmlReader, Reader
 
@@ -15,6 +17,7 @@ CPU_SIXTEEN_BIT = {
     "bf16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
     "fp16": ("_is_amx_fp16_supported",),
 }
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
@@ -60,6 +63,18 @@ def candidate_precisions(device: torch.device) -> list[str]:
     return ["fp32", *(name for name, checks in probes.items() if any(check() for check in checks))]
 
 
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    dtype = AUTOCAST_DTYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def switch_tf32(precision: str) -> None:
+    """Allow TF32 for tf32 alone: cuDNN's default would pass it off as fp32."""
+    mode = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = mode
+    torch.backends.cudnn.conv.fp32_precision = mode
+
+
 def reset_peaks(device: torch.device) -> None:
     """Forget the highest memory use so far, so that set-up and trials do not count."""
     if device.type == "cuda":
@@ -68,15 +83,10 @@ def reset_peaks(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # man 5 proc: resets VmHWM
 
 
-def peak_device_bytes(device: torch.device) -> int | None:
-    """Highest device memory torch has held since reset_peaks; a CPU has none of its own."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return None
-
-
-def free_device_bytes(device: torch.device) -> int | None:
-    """Device memory we can still have, what torch holds in its cache included."""
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that we can still have on a device, what torch holds in its cache included; None: not known."""
+    if device.type == "cpu":
+        return memory_available_bytes()
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)
@@ -95,13 +105,15 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def peak_host_bytes() -> int:
-    """Highest resident memory of this process since reset_peaks (where there is no /proc: since its start)."""
+def peak_bytes(device: torch.device) -> tuple[int | None, int]:
+    """Return the highest device memory that torch has held since reset_peaks (a CPU has none of its own), and the
+    highest resident memory of this process since then (where there is no /proc: since its start)."""
+    held = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        return held, int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held, resident if sys.platform == "darwin" else resident * 1024
 
 
 def choose_reader(device: torch.device) -> Reader:

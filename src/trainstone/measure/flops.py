@@ -5,7 +5,7 @@ operator must move: each tensor once, no workspace, no cache misses. Nothing her
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,16 @@ def count_work(run_step: Callable[[], Tensor], *, backward: bool = True) -> Work
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = run_step()
         if backward:
-            parameters = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in _leaves(loss)}
+            nodes, seen = [loss.grad_fn], set()
+            while nodes:
+                node = nodes.pop()
+                if node is None or node in seen:
+                    continue
+                seen.add(node)
+                nodes += [following for following, _ in node.next_functions]
+                if hasattr(node, "variable"):  # only AccumulateGrad, the end of the graph at a leaf, has it
+                    storage = node.variable.untyped_storage()
+                    parameters[storage._cdata] = storage.nbytes()
             loss.backward()
     ops = list_ops(counter)
     return Work(
@@ -139,19 +148,6 @@ def estimate_training_bytes(work: Work, heap_block_bytes: float = math.inf) -> i
     in_heap = [size for size in work.saved_tensor_bytes if size <= heap_block_bytes]
     holes = HEAP_HOLES_FACTOR * sum(in_heap[:HEAP_HOLES_BLOCKS])
     return round(work.parameter_bytes * 3 + sum(work.saved_tensor_bytes) + holes)
-
-
-def _leaves(loss: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors whose gradients `loss.backward()` will fill."""
-    seen, waiting = set(), [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-        if hasattr(node, "variable"):  # only AccumulateGrad, the end of the graph at a leaf, has it
-            yield node.variable
 
 
 def _tensors(tree: object) -> list[Tensor]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainstone.machine.cpus import memory_available_bytes
-from trainstone.measure.devices import free_device_bytes, synchronize
+from trainstone.measure.devices import free_bytes, synchronize
 from trainstone.units import format_count
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,7 +46,11 @@ def measure_peaks(device: torch.device, precision: str, seconds: float = 1.5) ->
             best_flops, best_size = flops, size
     threads = f", {format_count(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
     source = f"measured in this run: {precision} matmul {best_size}x{best_size}, best of {repeats}{threads}"
-    return Peaks(best_flops, source, _measure_copy(device, 0.3 * seconds))
+    free, num_bytes = free_bytes(device), COPY_BYTES.get(device.type, COPY_BYTES_ACCELERATOR)
+    num_bytes = max(MIN_COPY_BYTES, num_bytes if free is None else min(num_bytes, free // 8)) // 4096 * 4096
+    origin, target = _make_buffer(device, num_bytes), _make_buffer(device, num_bytes)
+    best, _ = _best_seconds(lambda: target.copy_(origin), device, 0.3 * seconds)
+    return Peaks(best_flops, source, 2 * num_bytes / best)  # read once, written once
 
 
 def _measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> tuple[float, int]:
@@ -56,15 +59,6 @@ def _measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds
     out = torch.empty(size, size, device=device, dtype=dtype)
     best, repeats = _best_seconds(lambda: torch.mm(left, right, out=out), device, seconds)
     return 2 * size**3 / best, repeats
-
-
-def _measure_copy(device: torch.device, seconds: float) -> float:
-    free = memory_available_bytes() if device.type == "cpu" else free_device_bytes(device)
-    num_bytes = COPY_BYTES.get(device.type, COPY_BYTES_ACCELERATOR)
-    num_bytes = max(MIN_COPY_BYTES, num_bytes if free is None else min(num_bytes, free // 8)) // 4096 * 4096
-    source, target = _make_buffer(device, num_bytes), _make_buffer(device, num_bytes)
-    best, _ = _best_seconds(lambda: target.copy_(source), device, seconds)
-    return 2 * num_bytes / best  # read once, written once
 
 
 def _make_buffer(device: torch.device, num_bytes: int) -> torch.Tensor:

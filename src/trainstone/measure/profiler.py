@@ -6,8 +6,8 @@ the requested steps are kept.
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -98,41 +98,36 @@ def stop_profiler() -> None:
     torch.cuda.profiler.stop()
 
 
-class ProfilerRange:
-    """Follows the steps of a bench: on before the first of the range, off after the last. None: never on.
+@contextmanager
+def profiler_range(
+    steps: tuple[int, int] | None, start: Callable[[], None] = start_profiler, stop: Callable[[], None] = stop_profiler
+) -> Iterator[Callable[[], bool]]:
+    """Follow the steps of a bench: on before the first of the range, off after the last. None: never on.
 
-    It switches between the steps as the host gives them to the device; they are yielded some steps later.
+    Gives a function to be called when the next step is about to begin, which always returns True: it switches between
+    the steps as the host gives them to the device; they are yielded some steps later.
     """
+    step, on, failed = 0, False, True
 
-    def __init__(
-        self,
-        steps: tuple[int, int] | None,
-        start: Callable[[], None] = start_profiler,
-        stop: Callable[[], None] = stop_profiler,
-    ) -> None:
-        self._steps = steps
-        self._start, self._stop = start, stop
-        self._step = 0
-        self._on = False
+    def switch() -> None:
+        nonlocal on
+        inside = steps is not None and 0 <= step - steps[0] < steps[1]
+        if inside != on:
+            on = inside
+            (start if inside else stop)()
 
-    def __enter__(self) -> Self:
-        self._switch()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._on:
-            # A device in error answers with the error that is on its way up already.
-            with suppress(RuntimeError) if kind else nullcontext():
-                self._stop()
-
-    def pass_to_next_step(self) -> bool:
-        """The next step is about to begin; always returns True."""
-        self._step += 1
-        self._switch()
+    def pass_to_next_step() -> bool:
+        nonlocal step
+        step += 1
+        switch()
         return True
 
-    def _switch(self) -> None:
-        inside = self._steps is not None and 0 <= self._step - self._steps[0] < self._steps[1]
-        if inside != self._on:
-            self._on = inside
-            (self._start if inside else self._stop)()
+    switch()
+    try:
+        yield pass_to_next_step
+        failed = False
+    finally:
+        if on:
+            # A device in error answers with the error that is on its way up already.
+            with suppress(RuntimeError) if failed else nullcontext():
+                stop()

@@ -6,7 +6,6 @@ A run has one list of sinks and calls them in order, at every event: step file, 
 import operator
 import resource
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -50,14 +49,6 @@ class Sink:
 
     def close(self) -> None:
         """Close files."""
-
-
-def watch(steps: Iterable[StepRecord], sinks: Sequence[Sink]) -> Iterator[StepRecord]:
-    """Pass steps on after every sink has received them."""
-    for record in steps:
-        for sink in sinks:
-            sink.step(record)
-        yield record
 
 
 class StepRecorder(Sink):

@@ -83,7 +83,12 @@ class Telemetry:
         with self._complain_once(f"cannot write {self.path}"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: one write a line, nothing held back when killed, nothing doubled by a fork.
-            self._file = _open_for_append(self.path)
+            old = self.path.read_bytes() if self.path.exists() else b""
+            file = self.path.open("ab", buffering=0)
+            file.truncate(old.rfind(b"\n") + 1)  # a resumed run goes on after its last whole line
+            if b"\n" not in old:
+                file.write(f"{HEADER}\n".encode())
+            self._file = file
         with self._complain_once("cannot start the sampler"):
             self._thread.start()
         return self
@@ -130,16 +135,6 @@ class Telemetry:
                 log.warning("telemetry: %s: %s: %s", what, type(error).__name__, error)
 
 
-def _open_for_append(path: Path) -> BinaryIO:
-    """Open a new file with its header, or a resumed run's file after its last whole line."""
-    old = path.read_bytes() if path.exists() else b""
-    file = path.open("ab", buffering=0)
-    file.truncate(old.rfind(b"\n") + 1)
-    if b"\n" not in old:
-        file.write(f"{HEADER}\n".encode())
-    return file
-
-
 class _Rapl:
     """The energy counters of the CPU packages, without their wrap-arounds."""
 
@@ -153,21 +148,19 @@ class _Rapl:
         for folder in sorted(root.glob("sys/class/powercap/intel-rapl:*")):
             name = cpus.read_text(folder / "name") or ""
             # intel-rapl:0:1 is a part of package 0; psys is the whole board and holds the packages again.
-            if folder.name.count(":") == 1 and name.startswith("package"):
-                self._open(folder, name)
+            if folder.name.count(":") != 1 or not name.startswith("package"):
+                continue
+            path = folder / "energy_uj"
+            try:
+                self.files.append(cpus.OpenFile(path))
+            except OSError as error:
+                why = "needs root" if isinstance(error, PermissionError) else f"cannot be read: {error.strerror}"
+                unsupported.append(f"energy: {path} {why}")
+                continue
+            self.names.append(name)
+            self._ranges.append(cpus.read_int(folder / "max_energy_range_uj") or 0)
         if not self.names:
             unsupported.append("power: no RAPL counter to read" if unsupported else "power: no RAPL interface here")
-
-    def _open(self, folder: Path, name: str) -> None:
-        path = folder / "energy_uj"
-        try:
-            self.files.append(cpus.OpenFile(path))
-        except OSError as error:
-            why = "needs root" if isinstance(error, PermissionError) else f"cannot be read: {error.strerror}"
-            self._unsupported.append(f"energy: {path} {why}")
-            return
-        self.names.append(name)
-        self._ranges.append(cpus.read_int(folder / "max_energy_range_uj") or 0)
 
     def read(self, now_seconds: float) -> tuple[float | None, float | None]:
         """Return (joules on the counter, watts since the last reading)."""
@@ -205,7 +198,10 @@ class CpuReader(Reader):
         self._cpus = sorted(cpus.read_affinity() if available is None else available)
         self._rapl = _Rapl(root, self.unsupported)
         self.meter = f"RAPL {'+'.join(self._rapl.names)}" if self._rapl.names else None
-        cores = _choose_cores(self._cpus, root)
+        # At most MAX_CORES_READ CPUs, one a core, evenly spread.
+        by_core = {cpus.read_siblings(cpu, root) or frozenset({cpu}): cpu for cpu in self._cpus}
+        stride = -(-len(by_core) // MAX_CORES_READ) or 1
+        cores = [root / cpus.CPU_FOLDER / f"cpu{number}" for number in sorted(by_core.values())[::stride]]
         self._clocks = self._open([core / "cpufreq/scaling_cur_freq" for core in cores], "clock: no cpufreq here")
         counters = [core / f"thermal_throttle/{kind}_throttle_count" for core in cores for kind in ("core", "package")]
         self._throttles = self._open(counters, "throttle: no thermal_throttle counters here")
@@ -218,10 +214,11 @@ class CpuReader(Reader):
 
     def read(self) -> Reading:
         joules, watts = self._rapl.read(self._now())
+        clocks = [khz / 1000 for file in self._clocks if (khz := file.read_int())]
         millidegrees = [value for file in self._sensors if (value := file.read_int()) is not None]
         pages = [cpus.parse_int(number) for file in self._memory for number in file.read().split()[1:2]]
         return Reading(
-            clock_mhz=self._read_clock(),
+            clock_mhz=sum(clocks) / len(clocks) if clocks else None,
             power_watts=watts,
             energy_joules=joules,
             temp_celsius=max(millidegrees) / 1000 if millidegrees else None,
@@ -242,10 +239,6 @@ class CpuReader(Reader):
         if not files:
             self.unsupported.append(if_none)
         return files
-
-    def _read_clock(self) -> float | None:
-        clocks = [khz / 1000 for file in self._clocks if (khz := file.read_int())]
-        return sum(clocks) / len(clocks) if clocks else None
 
     def _read_ticks(self) -> cpus.CpuTicks | None:
         # The text may end within a line, and half a number is not a number.
@@ -270,14 +263,6 @@ class CpuReader(Reader):
 def _close_all(files: list[cpus.OpenFile]) -> None:
     while files:
         files.pop().close()
-
-
-def _choose_cores(available: Collection[int], root: Path) -> list[Path]:
-    """Return the folders of at most MAX_CORES_READ CPUs, one a core, evenly spread."""
-    by_core = {cpus.read_siblings(cpu, root) or frozenset({cpu}): cpu for cpu in available}
-    numbers = sorted(by_core.values())
-    stride = -(-len(numbers) // MAX_CORES_READ) or 1
-    return [root / cpus.CPU_FOLDER / f"cpu{number}" for number in numbers[::stride]]
 
 
 def _find_sensors(root: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from trainstone.data.loader import Loader
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, RunError
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.devices import choose_device
+from trainstone.measure.devices import choose_device, free_bytes
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema
 from trainstone.results.checks import check_throughput, finding
@@ -29,7 +29,7 @@ from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder, create_run
 from trainstone.results.summary import summarise_steps
 from trainstone.train import conclude
-from trainstone.train.fit import Fitted, fit_to_machine, free_bytes, needed_bytes
+from trainstone.train.fit import Fitted, fit_to_machine, needed_bytes
 from trainstone.train.interleave import Arm, Interleaving, naming
 from trainstone.train.lifecycle import Lifecycle, record_failure
 from trainstone.train.loop import train_steps

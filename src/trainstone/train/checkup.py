@@ -39,14 +39,6 @@ class Check:
 def examine(facts: dict[str, Any], out: Path) -> Iterator[Check]:
     """Go through the machine; takes some seconds (precision trial, a look at the idle noise)."""
     yield Check("software", "ok", f"Python {platform.python_version()}, torch {torch.__version__}")
-    yield from check_hardware(facts, out)
-    yield check_precision()
-    yield from check_software()
-    yield from check_measuring()
-
-
-def check_hardware(facts: dict[str, Any], out: Path) -> Iterator[Check]:
-    """Devices that torch finds beside those the machine has, cores, memory, a place for results."""
     for name in devices.list_devices():
         yield Check("device", "ok", f"{name}: {devices.name_device(torch.device(name))}")
     usable = {name.partition(":")[0] for name in devices.list_devices()}
@@ -58,17 +50,18 @@ def check_hardware(facts: dict[str, Any], out: Path) -> Iterator[Check]:
             yield Check("device", "missing", told, "install a torch build for it: make bench TORCH=...")
     cores = available_cores()
     told = f"{cores.threads} threads: {cores.physical or 'unknown'} physical cores, {cores.logical} logical"
-    if cores.quota_cores is None:
-        yield Check("cores", "ok", f"{told}, for this process")
-    else:
-        quota = f"; a CPU quota allows {cores.quota_cores:g}"
-        yield Check("cores", "limited", f"{told}, for this process{quota}", "raise the container's CPU quota")
+    quota = "" if cores.quota_cores is None else f"; a CPU quota allows {cores.quota_cores:g}"
+    hint = "raise the container's CPU quota" if quota else None
+    yield Check("cores", "limited" if quota else "ok", f"{told}, for this process{quota}", hint)
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if os.access(place, os.W_OK):
         disk = format_bytes(shutil.disk_usage(place).free)
         yield Check("memory", "ok", f"{format_bytes(memory_available_bytes())} free; {disk} on disk for results")
     else:
         yield Check("results", "missing", f"cannot write run folders under {out}", "choose another with --out DIR")
+    yield check_precision()
+    yield from check_software()
+    yield from check_measuring()
 
 
 def check_precision() -> Check:

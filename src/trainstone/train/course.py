@@ -47,7 +47,6 @@ class Course:
     seconds_before: float = 0.0
     """On the clock when this start began."""
     saved_at_seconds: float = 0.0
-    ended: bool = False
     reached: bool = False
     stopped: bool = False
     loss: float | None = None
@@ -68,8 +67,9 @@ class Course:
         slow = first or self.seconds_per_step > 2 * record.step_seconds
         self.seconds_per_step += (1.0 if slow else MOVES) * (record.step_seconds - self.seconds_per_step)
 
-    def best(self, metric: str) -> Evaluation | None:
-        return max(self.history, key=lambda one: one.metrics[metric], default=None)
+    @property
+    def best(self) -> Evaluation | None:
+        return max(self.history, key=lambda one: one.metrics[self.metric], default=None)
 
     @property
     def judged_now(self) -> bool:
@@ -79,7 +79,7 @@ class Course:
     @property
     def is_best_now(self) -> bool:
         """Whether the network as it is now was judged, and better than ever."""
-        best = self.best(self.metric)
+        best = self.best
         return best is not None and best.step == self.done
 
     def has_reached(self, target: float | None) -> bool:
@@ -88,7 +88,7 @@ class Course:
 
     def quality(self, config: EvalConfig, *, ended: bool = False) -> Quality | None:
         """What result.json says; before the first evaluation None, unless the run ended without one."""
-        best = self.best(self.metric)
+        best = self.best
         if best is None and not ended:
             return None
         first = next((one for one in self.history if config.target and one.metrics[self.metric] >= config.target), None)

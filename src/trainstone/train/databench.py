@@ -1,24 +1,26 @@
 """How `data bench` flows: open the set, let each number of threads deliver, train a little on synthetic data, judge."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from trainstone.config.schema import change_section
 from trainstone.data.feeding.transform import describe_transform, make_transform
 from trainstone.data.loader import Loader, open_loader
 from trainstone.data.splits import open_split
-from trainstone.machine.cpus import available_cores
+from trainstone.machine.cpus import Cores, available_cores
 from trainstone.machine.launched import name_host
 from trainstone.measure.clock import choose_timer
 from trainstone.measure.devices import list_devices, name_device
-from trainstone.measure.feeding import Turns, choose_threads, measure_threads, split_stages, summarise_turns
+from trainstone.results import stats
 from trainstone.results.checks import finding
-from trainstone.results.feeding import Demand, Feeding
+from trainstone.results.feeding import Demand, Feeding, ThreadPoint, rate_per_core
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Device, Phases, Status
 from trainstone.results.verdicts import write_data_verdict
+from trainstone.train.feeding import Turns, split_stages, take_turn
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
@@ -118,4 +120,42 @@ def measure_demand(life: Lifecycle, seconds: float) -> Generator[Progress, None,
         images_per_second=images / spent * devices,
         how=f"{config.name}, {train.precision}, batch {train.batch_size}, synthetic data, measured here"
         + (f" on one of {devices}" if devices > 1 else ""),
+    )
+
+
+def choose_threads(cores: Cores) -> list[int]:
+    """Return 1, 2, 4 ... up to the cores, these, and all hardware threads."""
+    most = max(cores.logical, cores.threads)
+    powers = [2**power for power in range(most.bit_length())]
+    return sorted({count for count in (*powers, cores.threads, most) if count <= most})
+
+
+def measure_threads(
+    open_loader: Callable[[int, int], Loader], counts: Sequence[int], seconds: float, done: list[Turns]
+) -> Iterator[Progress]:
+    """Let each number of threads deliver, twice, for a share of the time; fills `done`.
+
+    `open_loader` makes a loader of so many threads that begins at a step: every turn has other pictures. Numbers
+    take turns, up and down again, so that a machine that grows slower hits all alike.
+    """
+    turns = {count: Turns(count) for count in counts}
+    done += turns.values()
+    step = 0
+    for count in (*counts, *reversed(counts)):
+        with open_loader(count, step) as loader:
+            yield from take_turn(loader, turns[count], seconds / (2 * len(counts)))
+            step = loader.step
+
+
+def summarise_turns(turns: Turns, batch_size: int, cores: int) -> ThreadPoint:
+    seconds = np.asarray(turns.batch_seconds)
+    rate = stats.throughput_within(seconds, np.full(len(seconds), float(batch_size)))
+    busy = turns.cpu_seconds / turns.wall_seconds if turns.cpu_seconds else None
+    return ThreadPoint(
+        threads=turns.threads,
+        images_per_second=rate.images_per_second,
+        ci95=rate.ci95,
+        ci_covers=rate.ci_covers,
+        cpu_cores=busy,
+        images_per_second_per_core=rate_per_core(rate.images_per_second, turns.threads, busy, cores),
     )

@@ -1,6 +1,6 @@
 """Decides what a training run does next: train, evaluate, collect scores, write a checkpoint, end.
 
-Pure: no clock, no torch, no file. train/learn.py carries out one action, then asks for the next decision.
+Pure: no clock, no torch, no file. train/to_target.py carries out one action, then asks for the next decision.
 Steps are counted as done: after the first there is 1. An epoch ends with the step that takes its last picture.
 """
 

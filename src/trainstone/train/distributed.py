@@ -1,9 +1,12 @@
-"""Many ranks: how they average gradients and agree between steps. For a single rank nothing here costs anything.
+"""Many ranks: how they average gradients, share batch norm and exchange messages. A single rank pays for none of it.
 
-Messages between ranks are tensors or JSON, never pickled objects.
+Messages between ranks are tensors or JSON, never pickled objects. Batch norm goes over the batches of neighbouring
+ranks on any device (torch's SyncBatchNorm is for CUDA only); its statistics and their sums are fp32 whatever the
+precision of the activations.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,32 +14,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
 from trainstone.config.schema import ParallelConfig
-from trainstone.errors import MachineError, OutOfMemoryError, PeerLostError, TrainstoneError
+from trainstone.errors import ConfigError, MachineError, OutOfMemoryError, PeerLostError, TrainstoneError
 from trainstone.machine.ranks import Rank
 from trainstone.measure.devices import is_out_of_memory
 from trainstone.results.schema import Preflight
 from trainstone.train.preflight.store import first_line
 
+CHANNELS = (1, -1, 1, 1)  # shape of one number per channel beside images
 TORCH_BUCKET_BYTES = 25 * 2**20
 COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # What gloo and NCCL say when another rank is gone or does not answer.
-PEER_SIGNS = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection refused",
-    "connection was likely closed",
-    "timed out waiting",
-    "caused pair closure",
-    "collective operation timeout",
-    "communicator was aborted",
-    "ncclremoteerror",
-    "remote process exited",
+PEER_SIGNS = re.compile(
+    "closed by peer|reset by peer|broken pipe|connection refused|connection was likely closed|timed out waiting|"
+    "caused pair closure|collective operation timeout|communicator was aborted|ncclremoteerror|remote process exited|"
     "socket timeout",
+    re.IGNORECASE,
 )
 
 
@@ -72,17 +70,6 @@ def place_device(device: torch.device, rank: Rank) -> torch.device:
     return torch.device("cuda", index)
 
 
-def explain_peer_error(err: RuntimeError) -> PeerLostError | None:
-    """Return the error to raise if another rank died or hangs; None: this one has another cause."""
-    text = str(err).lower()
-    if not any(sign in text for sign in PEER_SIGNS):
-        return None
-    return PeerLostError(
-        f"another rank died or does not answer: {first_line(err)}",
-        hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
-    )
-
-
 def wrap_model(model: nn.Module, world: World, parallel: ParallelConfig) -> nn.Module:
     """Let backward average gradients over ranks; all begin with the weights and buffers of rank 0."""
     if world.alone:
@@ -110,16 +97,14 @@ def send_compressed(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.future
     return future.then(lambda done: gradients.copy_(done.value()[0]))
 
 
-def settle_buckets(model: nn.Module, run_once: Callable[[], None]) -> None:
+def settle_buckets(model: DistributedDataParallel, run_once: Callable[[], None]) -> None:
     """Bring gradients into the order that stays, by a forward and backward (two, if static) that leave no trace.
 
     After its first backward DistributedDataParallel regroups gradients by when they came, and above two ranks another
     grouping adds them up in another order. A run that is resumed would differ from one that never stopped by its first
     step; with this before the first step of both they are the same bit for bit. Buffers, gradients and random numbers
-    are as before; optimisers must not move in run_once. Alone: nothing is run.
+    are as before; optimisers must not move in run_once.
     """
-    if not isinstance(model, DistributedDataParallel):
-        return
     buffers = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]
@@ -133,59 +118,16 @@ def settle_buckets(model: nn.Module, run_once: Callable[[], None]) -> None:
             buffer.copy_(before)
 
 
-class Agreement:
-    """The largest of what ranks say, known one call later, so that no rank waits between steps.
-
-    Every rank must call post and take at the same steps.
-    """
-
-    def __init__(self, world: World, size: int) -> None:
-        self._world = world
-        self._size = size
-        self._posted: tuple[Any, Tensor] | None = None
-
-    def post(self, values: list[int]) -> None:
-        assert len(values) == self._size, "all ranks must post as many values"
-        assert self._posted is None, "take what was posted before"
-        tensor = torch.tensor(values, dtype=torch.int64)
-        work = None
-        if not self._world.alone:
-            work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
-        self._posted = work, tensor
-
-    def take(self) -> list[int]:
-        """Return the maxima of what was posted before; zeros if nothing was."""
-        if self._posted is None:
-            return [0] * self._size
-        (work, tensor), self._posted = self._posted, None
-        if work is not None:
-            work.wait()
-        values: list[int] = tensor.tolist()
-        return values
-
-    def settle(self) -> None:
-        """Wait until nothing is under way; what was posted can still be taken."""
-        if self._posted is not None and self._posted[0] is not None:
-            self._posted[0].wait()
-
-
 def average_buffers(buffers: Iterable[Tensor], world: World) -> None:
     """Give all ranks the mean of their running statistics, in one message. Counters stay as they are."""
     buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
     if world.alone or not buffers:
         return
     flat = torch.cat([buffer.flatten().to(torch.promote_types(buffer.dtype, torch.float32)) for buffer in buffers])
-    mean = sum_over(world, flat) / world.rank.world
-    for buffer, part in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
+    dist.all_reduce(flat, group=world.control if flat.device.type == "cpu" else None)
+    parts = (flat / world.rank.world).split([buffer.numel() for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view_as(buffer))
-
-
-def sum_over(world: World, tensor: Tensor) -> Tensor:
-    """Return the sum over all ranks, on every rank; the argument stays as it is."""
-    total = tensor.detach().clone()
-    if not world.alone:
-        dist.all_reduce(total, group=world.control if total.device.type == "cpu" else None)
-    return total
 
 
 def gather(world: World, document: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -250,4 +192,127 @@ def explain_torch_error(err: RuntimeError) -> TrainstoneError | None:
     if type(err).__module__.startswith(("torch._dynamo", "torch._inductor")):
         told = next((line.strip() for line in text.splitlines() if line.strip() and not line.endswith("raised:")), text)
         return MachineError(f"torch.compile does not work here: {told}", hint="--set engine.compile=false")
-    return explain_peer_error(err)
+    if PEER_SIGNS.search(text):
+        return PeerLostError(
+            f"another rank died or does not answer: {first_line(err)}",
+            hint="its own output says why; `trainstone train --resume RUN` goes on from the last checkpoint",
+        )
+    return None
+
+
+def span_batch_norm(model: nn.Module, world: World, bn_ranks: int) -> nn.Module:
+    """Let every batch norm of the model see the batches of bn_ranks neighbouring ranks. Weights and buffers stay the
+    same tensors under the same names. To be called by all ranks, before the model is wrapped or compiled."""
+    if world.rank.world % bn_ranks:
+        raise ConfigError(
+            f"parallel.bn_ranks = {bn_ranks} does not divide the number of ranks, {world.rank.world}",
+            hint="every rank must belong to a group of so many",
+        )
+    group = open_group(world, bn_ranks)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.BatchNorm2d:
+                setattr(module, name, SpanBatchNorm2d(child, group))
+    return model
+
+
+def open_group(world: World, bn_ranks: int) -> Any:
+    """Return the group of this rank. All ranks open all groups, in the same order: torch wants it so."""
+    mine = None
+    for first in range(0, world.rank.world, bn_ranks):
+        members = list(range(first, first + bn_ranks))
+        group = dist.new_group(members, timeout=world.timeout)
+        if world.rank.number in members:
+            mine = group
+    return mine
+
+
+class SpanBatchNorm2d(nn.BatchNorm2d):  # type: ignore[misc]
+    """A batch norm that learns from the batches of all ranks of its span; in evaluation the ordinary one."""
+
+    def __init__(self, norm: nn.BatchNorm2d, group: Any) -> None:
+        """Copy everything from an ordinary one; `group`: the ranks that share their batches."""
+        nn.Module.__init__(self)
+        self.__dict__.update(norm.__dict__)
+        self.group = group
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalise by the span's mean and variance and let the running ones follow them."""
+        if not self.training:
+            return super().forward(images)
+        self._check_input_dim(images)
+        mean, variance, count = share_statistics(images.detach(), self.group)
+        self.num_batches_tracked.add_(1)
+        share, unbiased = self.momentum, variance * (count / (count - 1))
+        self.running_mean.mul_(1 - share).add_(mean, alpha=share)  # none of these has a gradient
+        self.running_var.mul_(1 - share).add_(unbiased, alpha=share)
+        result: Tensor = Normalise.apply(images, self.weight, self.bias, mean, variance, count, self.eps, self.group)
+        return result
+
+
+def share_statistics(images: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and biased variance a channel over the whole span, and how many values a channel it has.
+
+    Means and variances are combined, not sums of squares: their difference would lose what a large mean hides.
+    """
+    if images.device.type in ("cpu", "cuda"):
+        # What nn.BatchNorm2d itself calls: on a CPU 25 times as fast as var_mean. It moves running statistics, too,
+        # and takes its precision from theirs.
+        zeros = torch.zeros(images.shape[1], device=images.device)
+        mean, variance = torch.ops.aten.batch_norm_update_stats(images, zeros, torch.ones_like(zeros), 0.1)
+        mean, variance = mean.float(), variance.float()
+    else:
+        variance, mean = torch.var_mean(images.float(), dim=(0, 2, 3), correction=0)
+    mine = torch.cat([mean, variance, mean.new_full((1,), images.numel() // images.shape[1])])
+    others = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(others, mine, group=group)
+    table = torch.stack(others)  # (ranks, 2 x channels + 1)
+    means, variances = table[:, :-1].chunk(2, dim=1)
+    counts = table[:, -1:]
+    count = counts.sum()
+    shares = counts / count
+    mean = (means * shares).sum(dim=0)
+    variance = ((variances + (means - mean).square()) * shares).sum(dim=0)
+    return mean, variance, count
+
+
+class Normalise(torch.autograd.Function):  # type: ignore[misc]
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with the gradient that knows mean and variance depend on
+    the batches of all ranks of the span."""
+
+    @staticmethod
+    def forward(  # the order of SpanBatchNorm2d.forward
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        count: Tensor,
+        eps: float,
+        group: Any,
+    ) -> Tensor:
+        ctx.save_for_backward(images, weight, mean, variance, count)
+        ctx.eps, ctx.group = eps, group
+        return F.batch_norm(images, mean, variance, weight, bias, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Share the sums of g and of g * x_hat, then dx = w / s * (g - mean of g - x_hat * mean of g * x_hat)."""
+        images, weight, mean, variance, count = ctx.saved_tensors
+        # This rank's own sums are the gradients of weight and bias: averaging those over ranks is DDP's work.
+        _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
+            gradient, images, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+        )
+        sums = torch.stack([weight_gradient.float(), bias_gradient.float()])
+        dist.all_reduce(sums, group=ctx.group)
+        of_products, of_gradients = sums / count
+        inverse = (variance + ctx.eps).rsqrt()
+        # dx = scale * g + slope * x + offset, a number each a channel
+        scale = weight * inverse
+        slope = -scale * of_products * inverse
+        offset = -scale * of_gradients - slope * mean
+        scale, slope, offset = (numbers.view(CHANNELS) for numbers in (scale, slope, offset))
+        images_gradient = torch.addcmul(torch.addcmul(offset, images, slope), gradient, scale).to(images.dtype)
+        return images_gradient, weight_gradient, bias_gradient, None, None, None, None, None

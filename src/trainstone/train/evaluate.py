@@ -20,10 +20,10 @@ from trainstone.config.schema import Config
 from trainstone.data.splits import OpenSplit
 from trainstone.files import write_atomically
 from trainstone.machine.signals import StopSignals
+from trainstone.measure.devices import autocast
 from trainstone.results.progress import Progress
 from trainstone.results.quality import QualityPicture
 from trainstone.train.distributed import World, broadcast_dict, gather_rows
-from trainstone.train.precision import autocast
 from trainstone.train.stopping import Pact
 from trainstone.train.task import Task, feed_device
 from trainstone.workloads.registry import WORKLOADS
@@ -39,12 +39,7 @@ def judge(
 
 
 def judge_network(
-    model: torch.nn.Module,
-    config: Config,
-    device: torch.device,
-    opened: OpenSplit,
-    world: World,
-    signals: StopSignals,
+    model: torch.nn.Module, config: Config, device: torch.device, opened: OpenSplit, world: World, signals: StopSignals
 ) -> Generator[Progress, None, Tensor | None]:
     """Let a network judge all ranks' shares of the pictures; return the workload's rows of all of them.
 
@@ -61,7 +56,7 @@ def judge_network(
             seen = 0
             for batch in feed_device(loader, device):
                 pact.look()
-                if pact.stopped:
+                if pact.agreed.stop:
                     break
                 with torch.inference_mode(), autocast(device, config.train.precision):
                     rows.append(look(model, batch))
@@ -69,7 +64,7 @@ def judge_network(
                 yield Progress("evaluating", images=seen, total_images=total)
     finally:
         model.train(trained)
-    stopped = pact.stopped
+    stopped = pact.agreed.stop
     pact.finish()  # what was asked since the last batch is too late here, and asked again elsewhere
     if stopped:
         return None

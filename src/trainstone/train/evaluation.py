@@ -19,12 +19,12 @@ from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Status
 from trainstone.results.store import RunFolder
 from trainstone.results.verdicts import write_eval_verdict
+from trainstone.train.checkpoint import Saved, load_network
 from trainstone.train.conclude import gather_devices
 from trainstone.train.distributed import World
 from trainstone.train.evaluate import Scoring, judge_network, keep_pictures
 from trainstone.train.fit import fit_engine
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
-from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import agree_on, provide_for_all
 from trainstone.train.task import count_parameters, open_data
 from trainstone.units import format_count

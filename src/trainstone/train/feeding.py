@@ -3,7 +3,9 @@
 Each is measured half before and half after the run itself, so that a machine that grows slower hits all three alike.
 """
 
+import itertools
 import math
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -12,20 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from trainstone.config.schema import Config, MeasureConfig
-from trainstone.data.loader import Loader
+from trainstone.data.loader import STAGES, Loader
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.machine.ranks import ALONE
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.feeding import Turns, split_stages, take_turn
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema, stats
 from trainstone.results.checks import is_data_bound
+from trainstone.results.feeding import Stage
 from trainstone.results.progress import Progress
 from trainstone.results.summary import StepSummary
 from trainstone.train.fit import Fitted
 from trainstone.train.loop import train_steps
-from trainstone.train.task import Task, build_task, feed_synthetic
+from trainstone.train.task import Task, build_task, feed_device, synthetic_batches
+from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 
 # Of the run's own time or steps, spent on each half.
@@ -36,6 +39,22 @@ WARM_UP_STEPS, WARM_UP_SHARE = 2, 0.2
 FILE_NAME = "steps-synthetic-rank0000.csv"
 # The loader alone reads in another order than training will: the first pictures would lie in memory already.
 OTHER_SEED = 0x5EED
+MIN_BATCHES = 6
+"""Of a turn, however long they take."""
+
+
+@dataclass
+class Turns:
+    """What a loader delivered with a number of threads, nobody training."""
+
+    threads: int
+    batch_seconds: list[float] = field(default_factory=list)
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    pictures: int = 0
+    read_bytes: int = 0
+    skipped: int = 0
 
 
 @dataclass
@@ -68,7 +87,9 @@ def measure_before(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterat
 def measure_after(task: Task, fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:
     """Second halves, in the opposite order; the task's own loader is at rest."""
     task.close()
-    synthetic = replace(task, batches=feed_synthetic(fitted.config, fitted.device), loader=None)
+    config, device = fitted.config, fitted.device
+    batches = WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), ALONE, 0)
+    synthetic = replace(task, batches=feed_device(batches, device), loader=None)
     yield from measure_synthetic(synthetic, fitted.config.measure, alone, signals)
     if not signals.received:
         yield from measure_loader(fitted, alone, signals)
@@ -134,3 +155,39 @@ def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSum
         skipped_pictures=len(loader.bad_pictures),
         stage_seconds_per_image={stage.name: stage.seconds_per_image for stage in split_stages(alone.loader)},
     )
+
+
+def take_turn(
+    loader: Loader, turns: Turns, seconds: float, num_batches: int | None = None, phase: str = ""
+) -> Iterator[Progress]:
+    """Take batches as fast as they come, for a time or a number. Those made before anything waited do not count."""
+    for _ in range(loader.num_slots):
+        next(loader)
+    begin = last = time.perf_counter()
+    cpu = time.process_time()
+    phase = phase or format_count(turns.threads, "thread")
+    for taken in itertools.count(1):
+        images = len(next(loader)[0])
+        now = time.perf_counter()
+        turns.batch_seconds.append(now - last)
+        rate, last = images / (now - last), now
+        yield Progress(phase, taken, rate)
+        over = taken >= MIN_BATCHES and last - begin >= seconds
+        if over if num_batches is None else taken >= num_batches:
+            break
+    turns.wall_seconds += last - begin
+    turns.cpu_seconds += time.process_time() - cpu
+    stages = loader.stages()
+    for name in STAGES:
+        turns.stage_seconds[name] += stages.seconds[name]
+    turns.pictures += stages.pictures
+    turns.read_bytes += stages.read_bytes
+    turns.skipped += loader.skipped
+
+
+def split_stages(turns: Turns) -> list[Stage]:
+    total = sum(turns.stage_seconds.values())
+    return [
+        Stage(name=name, seconds_per_image=spent / turns.pictures, share=spent / total)
+        for name, spent in turns.stage_seconds.items()
+    ]

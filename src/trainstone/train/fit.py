@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainstone.config.schema import Config, change_section
 from trainstone.errors import ConfigError, MachineError, OutOfMemoryError
 from trainstone.machine.allocator import keeps_memory
-from trainstone.machine.cpus import available_cores, memory_available_bytes
+from trainstone.machine.cpus import available_cores
 from trainstone.machine.ranks import ALONE, Rank, bind_cores, count_sharing_ranks
 from trainstone.measure import devices
 from trainstone.measure.clock import choose_timer
@@ -23,7 +23,6 @@ from trainstone.results.schema import Finding
 from trainstone.train.distributed import place_device
 from trainstone.train.loop import train_steps
 from trainstone.train.optim import is_torchs
-from trainstone.train.precision import autocast
 from trainstone.train.schedule import tell_rate
 from trainstone.train.task import apply_process_settings, build_task
 from trainstone.train.trial import Trial, fastest, try_precisions
@@ -58,27 +57,21 @@ def fit_to_machine(config: Config, *, strict: bool, world: Rank = ALONE, measure
     config, device, findings = fit_engine(config, strict=strict, world=world, measured=measured)
     config, fitted = fit_batch(config, device, measured=measured)
     if asked.train.batch_size != "auto":
-        fitted += derive_rate(asked, config, world) if not measured else []
+        parts, geometry = asked.train.accumulate, asked.nodes * asked.devices_per_node
+        # Without a system a recipe is for any number of ranks.
+        meant = (geometry if asked.system or geometry > 1 else world.world) * parts
+        told = tell_rate(
+            asked.optimizer,
+            meant=(meant * asked.train.batch_size, meant),
+            now=(world.world * parts * config.train.batch_size, world.world * parts),
+            where=name_place(asked),
+        )
+        fitted += [finding("rate-derived", told)] if told and not measured else []
         refuse(fitted, strict=strict)
     work = count_step_work(config, config.train.batch_size)
     # What was settled is settled: the configuration repeats this run as it was.
     config = change_section(config, "train", adapt=())
     return Fitted(config, device, work, (*notes, *findings, *fitted))
-
-
-def derive_rate(asked: Config, fitted: Config, world: Rank) -> list[Finding]:
-    """A finding where a step has other images than the recipe's system has, and the rate follows by its rule."""
-    parts = asked.train.accumulate
-    geometry = asked.nodes * asked.devices_per_node
-    # Without a system a recipe is for any number of ranks.
-    meant = (geometry if asked.system or geometry > 1 else world.world) * parts
-    told = tell_rate(
-        asked.optimizer,
-        meant=(meant * asked.train.batch_size, meant),
-        now=(world.world * parts * fitted.train.batch_size, world.world * parts),
-        where=name_place(asked),
-    )
-    return [finding("rate-derived", told)] if told else []
 
 
 def name_place(config: Config) -> str:
@@ -124,23 +117,17 @@ def choose_rank_device(asked: str, world: Rank) -> torch.device:
     return device
 
 
-def refuse_contradictions(config: Config) -> None:
-    engine, train = config.engine, config.train
-    apart = [
-        (engine.cuda_graphs and engine.split_phases, "engine.split_phases", "a replayed graph has no phases"),
-        (engine.cuda_graphs and train.accumulate > 1, "train.accumulate", "a graph holds one batch"),
-        (engine.cuda_graphs and not is_torchs(config.optimizer), "this optimizer", "its rates are the host's"),
-    ]
-    for both, key, why in apart:
-        if both:
-            raise ConfigError(f"engine.cuda_graphs and {key} exclude each other: {why}")
-    if engine.split_phases and train.accumulate > 1:
-        raise ConfigError("engine.split_phases and train.accumulate exclude each other: the phases alternate")
-
-
 def adapt_engine(config: Config, device: torch.device, world: Rank, *, measured: bool) -> tuple[Config, list[Finding]]:
     """Switch off what this device has not, or learning cannot have, and say so."""
-    refuse_contradictions(config)
+    graphs, split, parts = config.engine.cuda_graphs, config.engine.split_phases, config.train.accumulate > 1
+    for both, one, other, why in (
+        (graphs and split, "cuda_graphs", "engine.split_phases", "a replayed graph has no phases"),
+        (graphs and parts, "cuda_graphs", "train.accumulate", "a graph holds one batch"),
+        (graphs and not is_torchs(config.optimizer), "cuda_graphs", "this optimizer", "its rates are the host's"),
+        (split and parts, "split_phases", "train.accumulate", "the phases alternate"),
+    ):
+        if both:
+            raise ConfigError(f"engine.{one} and {other} exclude each other: {why}")
     findings, on_cuda = [], device.type == "cuda"
     needed = f"needs CUDA; this run is on {device.type}: switched off"
     for section, key, off, applies, why in (
@@ -173,7 +160,7 @@ def count_step_work(config: Config, batch_size: int, *, backward: bool = True) -
         loss, score = workload.build_loss(config, CPU), workload.build_scores(config, CPU)
 
         def forward() -> Tensor:
-            with autocast(CPU, config.train.precision):
+            with devices.autocast(CPU, config.train.precision):
                 return loss(model, batch) if backward else score(model, batch[0])
 
         return count_work(forward, backward=backward)
@@ -204,8 +191,7 @@ def fit_batch(config: Config, device: torch.device, *, measured: bool = True) ->
         return config, []
     fits = "memory and time" if measured else "memory"
     taken = f"took {format_count(batch, 'image')} a step and device instead of {first}"
-    message = f"{taken}, so that the run fits into {fits}"
-    return config, [finding("batch-fitted", message)]
+    return config, [finding("batch-fitted", f"{taken}, so that the run fits into {fits}")]
 
 
 def choose_first(config: Config, device: torch.device, *, measured: bool) -> int:
@@ -233,7 +219,7 @@ def foresee_batch(config: Config, device: torch.device, asked: int, smallest: in
 
 def check_memory(config: Config, device: torch.device, batch: int) -> None:
     """Refuse a batch that does not fit, before the kernel kills us for it."""
-    free, needed = free_bytes(device), needed_bytes(config, device, batch)
+    free, needed = devices.free_bytes(device), needed_bytes(config, device, batch)
     if free is not None and needed > free:
         memory = f"needs about {format_bytes(needed)}, {format_bytes(free)} are free"
         largest = max(1, int(batch * free / needed))
@@ -249,7 +235,7 @@ def needed_bytes(config: Config, device: torch.device, batch: int) -> int:
 
 
 def _fits_memory(config: Config, device: torch.device, batch: int) -> bool:
-    free = free_bytes(device)
+    free = devices.free_bytes(device)
     return free is None or needed_bytes(config, device, batch) <= free
 
 
@@ -274,46 +260,37 @@ def _try_steps(config: Config, device: torch.device, batch: int) -> float:
     return min(record.step_seconds for record in train_steps(task, choose_timer(device), num_steps=3))
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that a run on this device can still have; None: not known."""
-    return memory_available_bytes() if device.type == "cpu" else devices.free_device_bytes(device)
-
-
 def fit_precision(config: Config, device: torch.device, threads: int) -> tuple[Config, list[Finding]]:
     """auto: the fastest by trial. A requested precision is tried too: it may crash here, or be slower than fp32.
 
     A recipe that leaves the choice (train.adapt) then takes the fastest as well.
     """
     asked, candidates = config.train.precision, devices.candidate_precisions(device)
+    precision: str = asked
+    told, code = "", "precision-chosen"
     if asked == "fp32":
         return config, []
     if asked == "auto" and candidates == ["fp32"]:
-        message = "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
-        return change_section(config, "train", precision="fp32"), [finding("precision-chosen", message)]
-    trials = try_precisions(str(device), candidates if asked == "auto" else ["fp32", asked], threads)
-    if asked == "auto":
+        precision, told = "fp32", "took fp32: this CPU has no 16-bit arithmetic (neither avx512_bf16 nor AMX)"
+    elif asked == "auto":
+        trials = try_precisions(str(device), candidates, threads)
         precision = fastest(trials)
-        found = finding("precision-chosen", f"took {precision}: {_tell_trials(trials, precision)}")
-        return change_section(config, "train", precision=precision), [found]
-    trouble = _tell_trouble(*trials)
-    if trouble and "precision" in config.train.adapt:
-        others = [precision for precision in candidates if precision not in ("fp32", asked)]
-        # Beside fp32 once more: a disturbance then slows both.
-        precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
-        found = finding("engine-adapted", f"{trouble}: took {precision}")
-        return change_section(config, "train", precision=precision), [found]
-    if trials[1].seconds is None:
-        raise MachineError(trouble, hint="--set train.precision=auto")
-    return config, [finding("precision-slow", trouble)] if trouble else []
-
-
-def _tell_trouble(base: Trial, trial: Trial) -> str:
-    """What is wrong with a precision; nothing where it is at least as fast as fp32."""
-    if trial.seconds is None:
-        return f"{trial.precision} does not run on this device: {trial.failure}"
-    if base.seconds is not None and trial.seconds > base.seconds:
-        return f"{trial.precision} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
-    return ""
+        told = f"took {precision}: {_tell_trials(trials, precision)}"
+    else:
+        base, trial = trials = try_precisions(str(device), ["fp32", asked], threads)
+        code = "precision-slow"
+        if trial.seconds is None:
+            told = f"{asked} does not run on this device: {trial.failure}"
+        elif base.seconds is not None and trial.seconds > base.seconds:
+            told = f"{asked} takes {trial.seconds / base.seconds:.1f} times as long as fp32 on this device"
+        if told and "precision" in config.train.adapt:
+            others = [precision for precision in candidates if precision not in ("fp32", asked)]
+            # Beside fp32 once more: a disturbance then slows both.
+            precision = fastest(try_precisions(str(device), ["fp32", *others], threads) if others else trials)
+            told, code = f"{told}: took {precision}", "engine-adapted"
+        elif trial.seconds is None:
+            raise MachineError(told, hint="--set train.precision=auto")
+    return change_section(config, "train", precision=precision), [finding(code, told)] if told else []
 
 
 def _tell_trials(trials: list[Trial], chosen: str) -> str:

@@ -19,17 +19,17 @@ from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import Timer, choose_timer
+from trainstone.measure.devices import autocast
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results.progress import Progress
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
+from trainstone.train.checkpoint import Saved, load_network
 from trainstone.train.conclude import conclude
 from trainstone.train.evaluation import open_pictures
 from trainstone.train.fit import Fitted, count_step_work, fit_engine
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.observation import measure_device, observe, open_recorder
-from trainstone.train.precision import autocast
-from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import provide_for_all
 from trainstone.train.stopping import Pact, record_steps
 from trainstone.train.task import compile_model, feed_device, synthetic_batches

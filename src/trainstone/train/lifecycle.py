@@ -59,7 +59,7 @@ class Lifecycle:
 
     def join(self) -> Iterator[Progress]:
         """Connect with the other ranks, if any, share the run folder, write the machine's facts."""
-        from trainstone.train.preflight.group import meet_all, share_run
+        from trainstone.train.preflight.roll import meet_all, share_run
         from trainstone.train.preflight.store import format_address
 
         run = self.run if self.rank.number == 0 else None
@@ -78,11 +78,12 @@ class Lifecycle:
         """Return the signal that ends the run, wherever it arrived. All ranks must call this at the same point."""
         if self.rank.world == 1:
             return self.signals.received
-        from trainstone.train.distributed import Agreement
+        from trainstone.train.stopping import Pact
 
-        agreement = Agreement(self.world, 1)
-        agreement.post([int(self.signals.received is not None)])
-        return (self.signals.received or OTHER_RANK) if any(agreement.take()) else None
+        pact = Pact(self.world, self.signals)
+        pact.look()
+        pact.finish()
+        return (self.signals.received or OTHER_RANK) if pact.agreed.stop else None
 
     def check_stop(self) -> None:
         """Raise KeyboardInterrupt on every rank if any received a stop signal. Call between phases, on all ranks."""

@@ -5,7 +5,7 @@ It times and records, nothing else: no evaluation, no output, no stop rule but a
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trainstone.measure.clock import Timer
 from trainstone.results.steps import StepRecord
-from trainstone.train.optim import keep_rate_on_device, set_rate
-from trainstone.train.task import Task
+from trainstone.train.optim import set_rate
+from trainstone.train.task import DecayedLoss, Task
 from trainstone.workloads.workload import Batch
 
 
@@ -37,26 +37,6 @@ class StepMarks:
 Update = Callable[[Task, Batch, Timer, StepMarks], Tensor]
 
 
-@dataclass(slots=True)
-class LateLosses:
-    """A small pinned ring: losses are copied out behind the device's work and read when the step is over."""
-
-    slots: Tensor | None
-    """None where every step is waited for: the loss can be read as it is."""
-    _next: int = field(default=0)
-
-    def put(self, *parts: Tensor | None) -> list[Tensor | None]:
-        """Start copying a step's loss and what there is of its parts; return the slots to read later."""
-        if self.slots is None:
-            return [part if part is None else part.detach() for part in parts]
-        row = self.slots[self._next % len(self.slots)]
-        self._next += 1
-        return [
-            part if part is None else slot.copy_(part.detach(), non_blocking=True)
-            for slot, part in zip(row, parts, strict=True)
-        ]
-
-
 def train_steps(
     task: Task,
     timer: Timer,
@@ -72,9 +52,9 @@ def train_steps(
     says no, the steps under way are finished, yielded, and the row ends. A consumer that stops by itself loses them, at
     most `timer.lag`.
     """
-    pinned = task.device.type == "cuda"
-    losses = LateLosses(torch.zeros(timer.lag + 1, 2, pin_memory=pinned) if timer.lag else None)
-    pending: deque[tuple[int, StepMarks, list[Tensor | None]]] = deque()
+    # A small ring, pinned for CUDA: losses are copied out behind the device's work and read when the step is over.
+    ring = torch.zeros(timer.lag + 1, 2, pin_memory=task.device.type == "cuda")
+    pending: deque[tuple[int, StepMarks, Sequence[Tensor | None]]] = deque()
     update: Update = update_weights
     origin = timer.now() if origin is None else origin
     for step in itertools.count(first_step) if num_steps is None else range(first_step, first_step + num_steps):
@@ -86,13 +66,20 @@ def train_steps(
         marks.batch_ready = timer.mark()
         set_rate(task.optimizer, task.rate(step))
         if task.cuda_graphs and update is update_weights:
-            keep_rate_on_device(task.optimizer, task.device)
             update = capture_update(task, batch, timer)  # part of the first step, like all that is done once
-        loss = losses.put(update(task, batch, timer, marks), task.decay_loss())
+        loss = update(task, batch, timer, marks)
+        # Weight decay's part of it, where it is one.
+        decay = task.loss.term if isinstance(task.loss, DecayedLoss) else None
+        losses: Sequence[Tensor | None] = (loss, decay)
+        if timer.lag:
+            losses = [
+                part if part is None else slot.copy_(part, non_blocking=True)
+                for slot, part in zip(ring[step % len(ring)], losses, strict=True)
+            ]
         if task.average:
             task.average.update(step)
         marks.end = timer.mark()
-        pending.append((step, marks, loss))
+        pending.append((step, marks, losses))
         if len(pending) > timer.lag:
             yield settle(task, timer, *pending.popleft())
     while pending:
@@ -110,7 +97,17 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
             marks.later_waits.append((begin, timer.mark()))
         # Ranks exchange gradients once, with the last part.
         with nullcontext() if part == task.accumulate - 1 else task.without_exchange():
-            one = add_gradients(task, batch, timer, marks)
+            with task.mark("forward"), task.autocast():
+                one = task.loss(task.model, batch)
+                if task.accumulate > 1:
+                    one = one / task.accumulate
+            if task.split_phases:
+                marks.forward = timer.mark()
+            with task.mark("backward"):
+                task.scale.backward(one)
+            if task.split_phases:
+                marks.backward = timer.mark()
+        one = one.detach()  # its graph goes before the optimiser's work
         loss = one if loss is None else loss + one
     assert loss is not None  # accumulate is at least 1
     with task.mark("optimizer"):
@@ -119,22 +116,7 @@ def update_weights(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> 
     return loss
 
 
-def add_gradients(task: Task, batch: Batch, timer: Timer, marks: StepMarks) -> Tensor:
-    """Forward and backward of one batch; returns its share of the step's loss."""
-    with task.mark("forward"), task.autocast():
-        loss = task.loss(task.model, batch)
-        if task.accumulate > 1:
-            loss = loss / task.accumulate
-    if task.split_phases:
-        marks.forward = timer.mark()
-    with task.mark("backward"):
-        task.scale.backward(loss)
-    if task.split_phases:
-        marks.backward = timer.mark()
-    return loss.detach()
-
-
-def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: list[Tensor | None]) -> StepRecord:
+def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: Sequence[Tensor | None]) -> StepRecord:
     timer.wait(marks.end)
     loss, decay = (None if part is None else part.item() for part in losses)
     split = marks.forward is not None
@@ -157,6 +139,8 @@ def settle(task: Task, timer: Timer, step: int, marks: StepMarks, losses: list[T
 
 def capture_update(task: Task, batch: Batch, timer: Timer) -> Update:
     """CUDA: capture one update as a graph after three ordinary ones; later ones copy the batch in and replay it."""
+    for group in task.optimizer.param_groups:  # a replay reads a tensor anew, where a number would stay for ever
+        group["lr"] = torch.tensor(float(group["lr"]), device=task.device)
     static_batch = tuple(tensor.clone() for tensor in batch)
     side = torch.cuda.Stream(task.device)
     side.wait_stream(torch.cuda.current_stream(task.device))

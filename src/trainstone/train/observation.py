@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainstone.files import sync_path
 from trainstone.machine.health import Pressure, read_pressure
-from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_host_bytes, reset_peaks
+from trainstone.measure.devices import choose_reader, peak_bytes, reset_peaks
 from trainstone.measure.peaks import Peaks, measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader, Telemetry
@@ -68,7 +68,7 @@ def observe(
         observed = Observed(start, telemetry.path, telemetry.reader, (before, before))
         yield observed
     observed.pressure = before, read_pressure(pids=own)
-    observed.peak_bytes = peak_device_bytes(fitted.device), peak_host_bytes()
+    observed.peak_bytes = peak_bytes(fitted.device)
 
 
 def measure_device(life: Lifecycle, fitted: Fitted) -> Peaks:

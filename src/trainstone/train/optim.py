@@ -1,4 +1,4 @@
-"""How weights move: SGD, LARS, and what decays. Many tensors at a time; nothing here waits for the device."""
+"""How weights move: SGD, LARS, what decays, and the loss scale of fp16. Many tensors at a time."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -23,19 +23,11 @@ class Lars(torch.optim.Optimizer):
     in others it is 1. With `correction`, momentum is times rate / previous rate while the rate changes.
     """
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        lr: float,
-        momentum: float,
-        correction: bool,
-        eta: float,
-        epsilon: float,
-    ) -> None:
+    def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig, *, lr: float) -> None:
+        options = {"momentum": config.momentum, "correction": config.momentum_correction}
+        options |= {"eta": config.lars_eta, "epsilon": config.lars_epsilon}
         # previous_lr: 0 before the first update. In the group, so that it is saved with the state.
-        options = {"momentum": momentum, "correction": correction, "eta": eta, "epsilon": epsilon, "previous_lr": 0.0}
-        super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "trust": False, **options})
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "trust": False, **options, "previous_lr": 0.0})
         start_momentum(self)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -55,7 +47,9 @@ class Lars(torch.optim.Optimizer):
         torch._foreach_mul_(moments, group["momentum"] * change)
         # Decay is added by itself: no copy of all gradients.
         if group["trust"]:
-            local = trust(weights, gradients, decay, group["eta"], group["epsilon"])
+            norms, slopes = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, gradients))
+            ratio = group["eta"] * norms / (slopes + decay * norms + group["epsilon"])
+            local = torch.where((norms > 0) & (slopes > 0), ratio, 1.0).unbind()
             torch._foreach_addcmul_(moments, gradients, local, rate)
             if decay:
                 torch._foreach_addcmul_(moments, weights, local, rate * decay)
@@ -64,15 +58,6 @@ class Lars(torch.optim.Optimizer):
             if decay:
                 torch._foreach_add_(moments, weights, alpha=rate * decay)
         torch._foreach_sub_(weights, moments)
-
-
-def trust(
-    weights: list[nn.Parameter], gradients: list[Tensor], decay: float, eta: float, epsilon: float
-) -> list[Tensor]:
-    weight_norms = torch.stack(torch._foreach_norm(weights))
-    gradient_norms = torch.stack(torch._foreach_norm(gradients))
-    local = eta * weight_norms / (gradient_norms + decay * weight_norms + epsilon)
-    return list(torch.where((weight_norms > 0) & (gradient_norms > 0), local, 1.0).unbind())
 
 
 def is_torchs(config: OptimizerConfig) -> bool:
@@ -85,14 +70,7 @@ def build_optimizer(
     """Return the recipe's optimiser at a rate; plain SGD is torch's, in one fused kernel where torch has one."""
     groups = group_parameters(model, config)
     if not is_torchs(config):
-        return Lars(
-            groups,
-            lr=rate,
-            momentum=config.momentum,
-            correction=config.momentum_correction,
-            eta=config.lars_eta,
-            epsilon=config.lars_epsilon,
-        )
+        return Lars(groups, config, lr=rate)
     fused = device.type in FUSED_DEVICES or None
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=fused)
     if config.momentum:
@@ -147,12 +125,43 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def keep_rate_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Make the rate a tensor: a captured graph reads it anew at each replay, where a number would stay for ever."""
-    for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
-
-
 def decay_term(parameters: Iterable[Tensor], factor: float) -> Tensor:
     """Return factor / 2 x sum of squares, a term for the loss; its gradient is factor x w."""
     return torch.stack(torch._foreach_norm(list(parameters))).square().sum() * (factor / 2)
+
+
+class LossScale:
+    """Backward and optimiser step with no scale (anything but fp16), a fixed one, or one adapted to overflows."""
+
+    def __init__(self, device: torch.device, precision: str, scale: float | Literal["dynamic"]) -> None:
+        self._fixed = float(scale) if precision == "fp16" and scale != "dynamic" else None
+        self._dynamic = torch.amp.GradScaler(device.type, enabled=precision == "fp16" and scale == "dynamic")
+
+    def backward(self, loss: Tensor) -> None:
+        if self._fixed is not None:
+            (loss * self._fixed).backward()
+        else:
+            self._dynamic.scale(loss).backward()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale the gradients and update the weights; a dynamic scale skips an update that overflowed."""
+        if self._fixed is not None:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self._fixed)
+        self._dynamic.step(optimizer)
+        self._dynamic.update()
+
+    @property
+    def value(self) -> float | None:
+        """The factor now; None where there is none. Waits for the device."""
+        if self._fixed is not None:
+            return self._fixed
+        return float(self._dynamic.get_scale()) if self._dynamic.is_enabled() else None
+
+    def state(self) -> dict[str, Any]:
+        """What an adapted scale has learned, in plain numbers; nothing for others."""
+        return dict(self._dynamic.state_dict())
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._dynamic.is_enabled() and state:
+            self._dynamic.load_state_dict(state)

@@ -20,10 +20,10 @@ from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName
 from trainstone.data.sources import PictureSource
 from trainstone.errors import ConfigError, DataError
+from trainstone.measure.devices import autocast
 from trainstone.models.weights import write_weights
+from trainstone.train.checkpoint import Saved, load_network
 from trainstone.train.fit import fit_engine
-from trainstone.train.precision import autocast
-from trainstone.train.saved import Saved, load_network
 from trainstone.train.task import count_parameters, find_data
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Seen

@@ -18,8 +18,8 @@ import numpy as np
 
 from trainstone.config.schema import MeasureConfig, ParallelConfig
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.profiler import ProfilerRange
-from trainstone.measure.recorder import Sink, StepRecorder, watch
+from trainstone.measure.profiler import profiler_range
+from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results.progress import Progress
 from trainstone.results.ratio import ORDER, judge_exchange
 from trainstone.results.schema import Communication, Status
@@ -94,15 +94,15 @@ def measure_steps(
     Several ranks agree upon it, and end after the same step.
     """
     timer, pact = choose_timer(task.device), Pact(life.world, life.signals)
-    with ProfilerRange(measure.profiler_range) as profiled:
+    with profiler_range(measure.profiler_range) as pass_to_next_step:
         steps = train_steps(
             task,
             timer,
             num_steps=limit_steps(task, measure),
             origin=clock_start,
-            go_on=lambda: not pact.pause and profiled.pass_to_next_step(),
+            go_on=lambda: not any(pact.agreed) and pass_to_next_step(),
         )
-        yield from record_steps(watch(steps, sinks), timer, measure, recorder, pact)
+        yield from record_steps(steps, timer, measure, recorder, pact, sinks)
 
 
 def limit_steps(task: Task, measure: MeasureConfig) -> int | None:

@@ -53,7 +53,12 @@ def build_rate(
             return peak * schedule.decay_factor**fallen
         start = warm_up if schedule.warm_up_offset else 0
         # A schedule that is all warm-up ends at the peak.
-        left = shape(schedule, (position - start) / (total - start) if total > start else 0.0)
+        progress = (position - start) / (total - start) if total > start else 0.0
+        left = 1.0  # of the way from the end rate up to the peak
+        if schedule.name == "polynomial":
+            left = (1 - progress) ** schedule.power
+        elif schedule.name == "cosine":
+            left = (1 + math.cos(math.pi * progress)) / 2
         return peak * left + schedule.end_rate * (1 - left)
 
     return rate
@@ -65,28 +70,15 @@ def count_warm_up(schedule: ScheduleConfig, steps_per_epoch: float, unfilled_ste
     return math.floor(steps_per_epoch * schedule.warm_up_epochs + ROUNDING)
 
 
-def shape(schedule: ScheduleConfig, progress: float) -> float:
-    """Return how much of the way from the end rate up to the peak is left, 1 to 0."""
-    if schedule.name == "polynomial":
-        return float((1 - progress) ** schedule.power)
-    if schedule.name == "cosine":
-        return (1 + math.cos(math.pi * progress)) / 2
-    return 1.0
-
-
 def peak_rate(optimizer: OptimizerConfig, *, global_batch: int, ranks: int) -> float:
     """Return the schedule's highest rate for a run of so many images a step and ranks."""
     if optimizer.rate_for == "run":
         return optimizer.learning_rate
-    if optimizer.rate_for == "rank":
-        return round_rate(optimizer.learning_rate * ranks, optimizer.rate_unit)
-    growth = global_batch / optimizer.rate_for
-    grown = optimizer.learning_rate * (math.sqrt(growth) if optimizer.rate_growth == "sqrt" else growth)
-    return round_rate(grown, optimizer.rate_unit)
-
-
-def round_rate(rate: float, unit: float | None) -> float:
-    """Return the nearest multiple of a unit, at least one; MLPerf's SSD allows no other rates."""
+    growth = ranks if optimizer.rate_for == "rank" else global_batch / optimizer.rate_for
+    if optimizer.rate_for != "rank" and optimizer.rate_growth == "sqrt":
+        growth = math.sqrt(growth)
+    rate, unit = optimizer.learning_rate * growth, optimizer.rate_unit
+    # MLPerf's SSD allows multiples of a unit only, at least one.
     return rate if unit is None else unit * max(1, round(rate / unit))
 
 

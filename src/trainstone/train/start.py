@@ -1,15 +1,13 @@
 """What happens before the first step of a training run: ranks agree, data is there, a checkpoint is taken up."""
 
-import logging
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, change_section
 from trainstone.data.splits import OpenSplit, digest_samples
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.launched import name_host
@@ -18,30 +16,17 @@ from trainstone.measure.recorder import Sink
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
-from trainstone.results.store import RunFolder
-from trainstone.train.checkpoint import Checkpoint, find_latest, keep_best, read_checkpoint, restore, set_aside
+from trainstone.train.checkpoint import Checkpoint, keep_best
 from trainstone.train.course import Course
 from trainstone.train.distributed import World, barrier, broadcast_dict, gather, settle_buckets
 from trainstone.train.fit import Fitted, fit_to_machine
-from trainstone.train.learn import CHECKPOINTS
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.original.lines import Facts, Seat
 from trainstone.train.original.writers import list_writers
 from trainstone.train.schedule import check_rate, peak_rate
-from trainstone.train.task import (
-    Task,
-    build_task,
-    count_parameters,
-    find_data,
-    open_data,
-    order_pictures,
-    provide_data,
-    settle_classes,
-)
+from trainstone.train.task import Task, find_data, open_data, order_pictures, provide_data, settle_classes
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
-
-log = logging.getLogger(__name__)
 
 
 def find_seats(world: World) -> tuple[Seat, ...]:
@@ -70,10 +55,6 @@ class Pictures(NamedTuple):
     validation: OpenSplit | None
     """None: the set has no such split, and the recipe can do without."""
 
-    @property
-    def num_validation(self) -> int:
-        return len(self.validation.source) if self.validation else 0
-
 
 def open_both(config: Config) -> Pictures:
     """Open the pictures to train on and those to validate with; these may lack where nothing depends on them."""
@@ -97,19 +78,10 @@ def open_both(config: Config) -> Pictures:
     return Pictures(training, open_data(config, "val"))
 
 
-def tell_unjudged(pictures: Pictures, config: Config) -> list[schema.Finding]:
-    """A finding where there is nothing to validate with."""
-    if pictures.validation is not None:
-        return []
-    splits = ", ".join(split.name for split in pictures.training.dataset.splits)
-    told = f"{find_data(config)} has nothing to validate with (splits: {splits}): the network is not evaluated"
-    return [finding("not-evaluated", f"{told}; without eval_accuracy MLPerf's checker refuses mlperf.log")]
-
-
 def agree_on(config: Config, world: World, *keys: str) -> Config:
     """Return the configuration with what the first rank found for keys of its section train."""
     told = broadcast_dict(world, {key: getattr(config.train, key) for key in keys})
-    return config.model_copy(update={"train": config.train.model_copy(update=told)})
+    return change_section(config, "train", **told)
 
 
 def fit_all(
@@ -147,24 +119,6 @@ def open_originals(life: Lifecycle, fitted: Fitted, **facts: Any) -> Iterator[Si
     )
 
 
-def find_start(run: RunFolder, world: World) -> tuple[Checkpoint | None, list[schema.Finding]]:
-    """Return the latest whole checkpoint of a run, the same on all ranks, and what is to be said of it."""
-    folder = run.path / CHECKPOINTS
-    document, latest = None, None
-    if world.rank.number == 0:
-        latest, damaged = find_latest(folder)
-        set_aside(folder, latest.path if latest else None)
-        document = {"name": latest.path.name if latest else None, "damaged": damaged}
-    told = broadcast_dict(world, document)
-    findings = [finding("checkpoint-damaged", message) for message in told["damaged"]]
-    if told["name"] is None:
-        begun = "the run has no checkpoint yet: it starts from the beginning"
-        return None, [*findings, finding("resumed", begun)]
-    checkpoint = latest or read_checkpoint(folder / told["name"])
-    step = checkpoint.document["step"]
-    return checkpoint, [*findings, finding("resumed", f"went on from {checkpoint.path.name}, after step {step:,}")]
-
-
 def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Checkpoint | None, starts: int) -> Course:
     """Start the run's clock, or let it go on."""
     train, training = config.train, pictures.training
@@ -173,45 +127,23 @@ def begin_course(config: Config, pictures: Pictures, rank: Rank, checkpoint: Che
     course.data = {split.name: f"{len(split.source)} {digest_samples(split.source)}" for split in pictures if split}
     if checkpoint:
         course.go_on_from(checkpoint.document, str(checkpoint.path))
-        refuse_other_run(course, checkpoint, train.batch_size, rank)
+        # With other images, or another number of them a step, it would not be the same run.
+        before = checkpoint.document.get("global_batch")
+        if before != course.global_batch:
+            ranks = format_count(rank.world, "rank")
+            raise ConfigError(
+                f"the run has {before} images a step so far; {ranks} with train.batch_size = {train.batch_size} have "
+                f"{course.global_batch}",
+                hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
+            )
+        if (checkpoint.document.get("pictures"), checkpoint.document.get("data")) != (course.pictures, course.data):
+            raise DataError(
+                "the data set is not the one that the run began with: pictures were added, taken away or changed",
+                hint="bring it back as it was, or start a new run",
+            )
         if course.is_best_now and config.checkpoint.best and rank.number == 0:
             keep_best(checkpoint.path.parent, course.done)  # it may have been killed before it did
     return course
-
-
-def refuse_other_run(course: Course, checkpoint: Checkpoint, batch_size: int, rank: Rank) -> None:
-    """Refuse to go on with other pictures or another number of them a step: it would not be the same run."""
-    before = checkpoint.document.get("global_batch")
-    if before != course.global_batch:
-        ranks = format_count(rank.world, "rank")
-        raise ConfigError(
-            f"the run has {before} images a step so far; {ranks} with train.batch_size = {batch_size} have "
-            f"{course.global_batch}",
-            hint="take as many ranks as before, or change train.batch_size or train.accumulate to match",
-        )
-    if (checkpoint.document.get("pictures"), checkpoint.document.get("data")) != (course.pictures, course.data):
-        raise DataError(
-            "the data set is not the one that the run began with: pictures were added, taken away or changed",
-            hint="bring it back as it was, or start a new run",
-        )
-
-
-def start_task(
-    fitted: Fitted,
-    training: OpenSplit,
-    world: World,
-    course: Course,
-    checkpoint: Checkpoint | None,
-    network: nn.Module | None = None,
-) -> Task:
-    """Build what is trained, as it was when the checkpoint was written; `network`: built before (seed_network)."""
-    config, device = fitted.config, fitted.device
-    task = build_task(config, device, training, world=world, first_step=course.done, network=network)
-    course.parameters = count_parameters(task.plain)
-    if checkpoint:
-        restore(task, checkpoint.tensors, checkpoint.document, str(checkpoint.path))
-    settle_gradients(task, config)
-    return task
 
 
 def settle_gradients(task: Task, config: Config) -> None:
@@ -229,7 +161,14 @@ def settle_gradients(task: Task, config: Config) -> None:
     settle_buckets(task.model, run_once)
 
 
-def check_learning_rate(config: Config, global_batch: int, rank: Rank) -> list[schema.Finding]:
+def list_doubts(config: Config, pictures: Pictures, global_batch: int, rank: Rank) -> list[schema.Finding]:
+    """Findings about a rate that is far from usual ones, and where there is nothing to validate with."""
     peak = peak_rate(config.optimizer, global_batch=global_batch, ranks=rank.world * config.train.accumulate)
     told = check_rate(config.optimizer, peak=peak, global_batch=global_batch)
-    return [finding("learning-rate", told)] if told else []
+    findings = [finding("learning-rate", told)] if told else []
+    if pictures.validation is None:
+        splits = ", ".join(split.name for split in pictures.training.dataset.splits)
+        told = f"{find_data(config)} has nothing to validate with (splits: {splits}): the network is not evaluated"
+        told += "; without eval_accuracy MLPerf's checker refuses mlperf.log"
+        findings.append(finding("not-evaluated", told))
+    return findings

@@ -4,18 +4,23 @@ What only one rank knows (a signal, the time, a loss that is no number) is known
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from trainstone.config.schema import MeasureConfig
 from trainstone.errors import RunError
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import Timer
-from trainstone.measure.recorder import StepRecorder
+from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results import stats
 from trainstone.results.progress import Progress
 from trainstone.results.steps import StepRecord
-from trainstone.train.distributed import Agreement, World, barrier
+from trainstone.train.decision import Agreed
+from trainstone.train.distributed import World, barrier
 from trainstone.train.lifecycle import OTHER_RANK
 
 # A narrow interval after a few seconds says nothing of heat and boost clocks, nor does an energy counter.
@@ -41,14 +46,13 @@ class StopRule:
     _begin: float = math.inf
     _next_check: int = stats.MIN_STEADY_STEPS
 
-    def count(self) -> None:
+    def is_enough(self) -> bool:
+        """After a step."""
+        if self.measure.iterations is not None:
+            return False
         now = self.timer.now()
         self._begin = min(self._begin, now)
-        self.seconds_left = self.measure.seconds - (now - self._begin) if self.measure.iterations is None else None
-
-    def is_enough(self) -> bool:
-        if self.seconds_left is None:
-            return False
+        self.seconds_left = self.measure.seconds - (now - self._begin)
         if self.seconds_left <= 0:
             return True
         number = len(self.recorder)
@@ -64,74 +68,79 @@ class StopRule:
 
 
 class Pact:
-    """What ranks agree upon at each step: a loss that is no number, a signal, that it is enough.
+    """What ranks agree upon at each step: a loss that is no number, a signal, that it is enough, a checkpoint.
 
     Known one step later, so that no rank waits between steps; every rank must look at the same steps. Alone it is known
-    at once, and nothing is sent.
+    at once unless `late`, and nothing is sent.
     """
 
-    def __init__(self, world: World, signals: StopSignals, *, learns: bool = True) -> None:
+    def __init__(self, world: World, signals: StopSignals, *, learns: bool = True, late: bool = False) -> None:
         """`learns`: a step has a loss, which must be a number."""
         self.world = world
-        self._learns = learns
-        self.bad_step = 0
-        """1 + the step whose loss is no number; 0: none."""
-        self.stopped = False
-        self.enough = False
+        self.agreed = Agreed()
+        """Since this was made."""
+        self._signals, self._learns = signals, learns
+        self._at_once = world.alone and not late
         self._wished = False
-        self._signals = signals
-        self._agreement = Agreement(world, 3)
+        self._posted: tuple[Any, Any] | None = None
 
-    def look(self, record: StepRecord | None = None) -> None:
+    def look(self, record: StepRecord | None = None, *, enough: bool = False, checkpoint: bool = False) -> None:
         """After a step: take what was agreed upon at the one before, and say what this rank wants."""
         bad = record if record and self._learns and not math.isfinite(record.loss) else None
-        wishes = [bad.step + 1 if bad else 0, int(self._signals.received is not None), int(self._wished)]
+        if bad and self._at_once:
+            check_loss(bad)
+        flags = self._signals.received is not None, enough or self._wished, checkpoint
+        wishes = [bad.step + 1 if bad else 0, *map(int, flags)]
+        self.finish()
         if self.world.alone:
-            if bad:
-                check_loss(bad)
-            self._take(wishes)
+            self._posted = None, wishes
         else:
-            self._take(self._agreement.take())
-            self._agreement.post(wishes)
+            tensor = torch.tensor(wishes, dtype=torch.int64)
+            work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.world.control, async_op=True)
+            self._posted = work, tensor
+        if self._at_once:
+            self.finish()
+
+    def finish(self) -> None:
+        """Take what was agreed upon at the last step."""
+        if self._posted is None:
+            return
+        (work, values), self._posted = self._posted, None
+        if work is not None:
+            work.wait()
+            values = values.tolist()
+        self.agreed = Agreed(*map(max, self.agreed, values))
 
     def wish_end(self, enough: bool) -> bool:
         """Let the first rank say that it is enough, with the next step; return whether all know that it is."""
         self._wished = self._wished or (enough and self.world.rank.number == 0)
-        return self.enough or (self.world.alone and self._wished)
-
-    def finish(self) -> None:
-        """Take what was agreed upon at the last step."""
-        if not self.world.alone:
-            self._take(self._agreement.take())
+        return bool(self.agreed.time_over) or (self.world.alone and self._wished)
 
     def settle(self) -> None:
         """Wait until no thread of this rank has a message under way: torch's profiler can crash on one that ends after
         the profiler has begun or ended."""
-        self._agreement.settle()
+        if self._posted is not None and self._posted[0] is not None:
+            self._posted[0].wait()
         barrier(self.world)
-
-    @property
-    def pause(self) -> bool:
-        return bool(self.bad_step or self.stopped or self.enough)
 
     def refuse_bad_loss(self) -> None:
         """End all ranks where the loss of one is no number."""
-        if self.bad_step:
-            raise bad_loss(self.bad_step - 1, "no number on one of the ranks")
+        if self.agreed.nan_step:
+            raise bad_loss(self.agreed.nan_step - 1, "no number on one of the ranks")
 
     def end_if_stopped(self) -> None:
         """End all ranks where somebody asked one of them to."""
-        if self.stopped:
+        if self.agreed.stop:
             raise KeyboardInterrupt(self._signals.received or OTHER_RANK)
-
-    def _take(self, agreed: list[int]) -> None:
-        bad, stopped, enough = agreed
-        self.bad_step = max(self.bad_step, bad)
-        self.stopped, self.enough = self.stopped or bool(stopped), self.enough or bool(enough)
 
 
 def record_steps(
-    steps: Iterator[StepRecord], timer: Timer, measure: MeasureConfig, recorder: StepRecorder, pact: Pact
+    steps: Iterator[StepRecord],
+    timer: Timer,
+    measure: MeasureConfig,
+    recorder: StepRecorder,
+    pact: Pact,
+    sinks: Sequence[Sink] = (),
 ) -> Iterator[Progress]:
     """Take steps until the rule says enough, there are no more or somebody asks; of many ranks all end after the same.
 
@@ -139,14 +148,12 @@ def record_steps(
     """
     rule, rank = StopRule(measure, timer, recorder), pact.world.rank
     for record in steps:
-        recorder.step(record)
-        if rank.number == 0:
-            rule.count()
-            pact.wish_end(rule.is_enough())
-        pact.look(record)
+        for sink in (*sinks, recorder):
+            sink.step(record)
+        pact.look(record, enough=rank.number == 0 and rule.is_enough())
         rate = record.images * rank.world / record.step_seconds
         yield Progress("measuring", record.step + 1, rate, rule.half_width, rule.seconds_left)
-        if pact.world.alone and pact.pause:  # steps of many ranks end by themselves
+        if pact.world.alone and any(pact.agreed):  # steps of many ranks end by themselves
             break
     pact.finish()
     pact.refuse_bad_loss()

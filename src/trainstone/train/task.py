@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainstone.config.schema import Config, OptimizerConfig
+from trainstone.config.schema import Config, OptimizerConfig, change_section
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.source import find_stored, provide_stored
@@ -24,13 +24,12 @@ from trainstone.data.splits import OpenSplit, open_split
 from trainstone.errors import ConfigError, MachineError
 from trainstone.machine.cpus import read_affinity
 from trainstone.machine.ranks import ALONE, Rank
+from trainstone.measure.devices import autocast, switch_tf32
 from trainstone.models.weights import load_pretrained
 from trainstone.results.progress import Progress
-from trainstone.train.distributed import World, wrap_model
-from trainstone.train.optim import build_optimizer, decay_term, split_parameters
-from trainstone.train.precision import LossScale, autocast, switch_tf32
+from trainstone.train.distributed import World, span_batch_norm, wrap_model
+from trainstone.train.optim import LossScale, build_optimizer, decay_term, split_parameters
 from trainstone.train.schedule import Rate, build_rate, peak_rate
-from trainstone.train.span import span_batch_norm
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, Loss
 
@@ -44,7 +43,8 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model, self._decay = model, decay
-        self._averages = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self.tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        """The averages, under the names of the model's state."""
 
     def update(self, step: int) -> None:
         """Take in the weights after a step: d of the average stays, d = decay but less in the first steps."""
@@ -53,25 +53,19 @@ class WeightAverage:
         moving = [name for name, tensor in trained.items() if tensor.is_floating_point()]
         counters = [name for name, tensor in trained.items() if not tensor.is_floating_point()]  # they have no average
         with torch.no_grad():
-            torch._foreach_lerp_(
-                [self._averages[name] for name in moving], [trained[name] for name in moving], 1 - stays
-            )
+            torch._foreach_lerp_([self.tensors[name] for name in moving], [trained[name] for name in moving], 1 - stays)
             if counters:  # torch refuses empty lists
-                torch._foreach_copy_([self._averages[name] for name in counters], [trained[name] for name in counters])
+                torch._foreach_copy_([self.tensors[name] for name in counters], [trained[name] for name in counters])
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Let the model have the averages for a while; what was trained comes back bit for bit, errors or not."""
         kept = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         try:
-            self._model.load_state_dict(self._averages)
+            self._model.load_state_dict(self.tensors)
             yield
         finally:
             self._model.load_state_dict(kept)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the averages themselves, no copies, under the names of the model's state."""
-        return dict(self._averages)
 
 
 @dataclass(frozen=True)
@@ -98,10 +92,6 @@ class Task:
     accumulate: int = 1
     """Batches a step."""
     average: WeightAverage | None = None
-
-    def decay_loss(self) -> Tensor | None:
-        """Return weight decay's part of the last loss, still on the device; None where it is no part of it."""
-        return self.loss.term if isinstance(self.loss, DecayedLoss) else None
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch that a step begins in; synthetic batches have none."""
@@ -140,7 +130,7 @@ def settle_classes(config: Config, opened: OpenSplit | None) -> Config:
     number = len(opened.dataset.classes) if opened else IMAGENET_CLASSES
     if number < WORKLOADS[config.workload].min_classes:
         raise ConfigError(f"{find_data(config)} does not say how many classes it has", hint="--set model.num_classes=N")
-    return config.model_copy(update={"model": config.model.model_copy(update={"num_classes": number})})
+    return change_section(config, "model", num_classes=number)
 
 
 def find_data(config: Config) -> Path:
@@ -225,11 +215,6 @@ class DecayedLoss:
         term = decay_term(self._decayed, self._factor)
         self.term = term.detach()
         return self._loss(model, batch) + term
-
-
-def feed_synthetic(config: Config, device: torch.device) -> Iterator[Batch]:
-    """Yield the same few random batches for ever, on the device."""
-    return feed_device(WORKLOADS[config.workload].mix(config, synthetic_batches(config, device), ALONE, 0), device)
 
 
 def synthetic_batches(config: Config, device: torch.device) -> Iterator[Batch]:

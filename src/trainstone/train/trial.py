@@ -33,13 +33,24 @@ class Trial:
 
 def try_precisions(device: str, precisions: Sequence[str], threads: int) -> list[Trial]:
     """Run the trial block at each precision in child processes; a crash loses only the precision that caused it."""
-    remaining, trials = list(precisions), list[Trial]()
-    while remaining:
-        done, failure = _run_child(device, remaining, threads)
+    trials: list[Trial] = []
+    while remaining := precisions[len(trials) :]:
+        command = [sys.executable, "-P", "-m", "trainstone.train.trial", device, ",".join(remaining), str(threads)]
+        try:
+            # A session of its own: a Ctrl-C is for us, and must not look like a precision that crashed.
+            how = {"capture_output": True, "text": True, "timeout": TRIAL_TIMEOUT_SECONDS, "start_new_session": True}
+            child = subprocess.run(command, check=False, **how)
+            output, code, errors = child.stdout, child.returncode, child.stderr
+        except subprocess.TimeoutExpired as err:
+            output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
+            code, errors = None, f"no answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
+        done = [Trial(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
         trials += done
-        remaining = remaining[len(done) :]
-        if failure is not None and remaining:
-            trials.append(Trial(remaining.pop(0), None, failure))
+        if len(done) < len(remaining):
+            failure = (errors.strip().splitlines() or ["failed without a word"])[-1]
+            if code is not None and code < 0:
+                failure = f"crashed: {signal.strsignal(-code)}"
+            trials.append(Trial(remaining[len(done)], None, failure))
     return trials
 
 
@@ -54,31 +65,12 @@ def fastest(trials: Sequence[Trial]) -> str:
     return choice
 
 
-def _run_child(device: str, precisions: Sequence[str], threads: int) -> tuple[list[Trial], str | None]:
-    command = [sys.executable, "-P", "-m", "trainstone.train.trial", device, ",".join(precisions), str(threads)]
-    try:
-        # A session of its own: a Ctrl-C is for us, and must not look like a precision that crashed.
-        how = {"capture_output": True, "text": True, "timeout": TRIAL_TIMEOUT_SECONDS, "start_new_session": True}
-        child = subprocess.run(command, check=False, **how)
-        output, code, errors = child.stdout, child.returncode, child.stderr
-    except subprocess.TimeoutExpired as err:
-        output = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
-        code, errors = None, f"no answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
-    done = [Trial(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
-    if code == 0 and len(done) == len(precisions):
-        return done, None
-    if code is not None and code < 0:
-        return done, f"crashed: {signal.strsignal(-code)}"
-    return done, (errors.strip().splitlines() or ["failed without a word"])[-1]
-
-
 def _time_block(device_name: str, precision: str) -> float:
     """Forward and backward of a small residual block with a linear layer: the kernels ResNet uses."""
     import torch
     from torch import nn
 
-    from trainstone.measure.devices import synchronize
-    from trainstone.train.precision import autocast, switch_tf32
+    from trainstone.measure.devices import autocast, switch_tf32, synchronize
 
     device = torch.device(device_name)
     width, size, batch = (64, 28, 2) if device.type == "cpu" else (256, 56, 64)
@@ -107,19 +99,15 @@ def _time_block(device_name: str, precision: str) -> float:
     return best
 
 
-def _main(device: str, precisions: str, threads: str) -> None:
+if __name__ == "__main__":
     restore_affinity()  # OpenMP may have bound our parent, and so us, to one core
     import torch
 
-    torch.set_num_threads(int(threads))
-    for precision in precisions.split(","):
+    torch.set_num_threads(int(sys.argv[3]))
+    for precision in sys.argv[2].split(","):
         try:
-            trial = Trial(precision, _time_block(device, precision))
+            trial = Trial(precision, _time_block(sys.argv[1], precision))
         except RuntimeError as err:
             trial = Trial(precision, None, str(err).splitlines()[0])
         sys.stdout.write(json.dumps(asdict(trial)) + "\n")
         sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -1,15 +1,20 @@
+import itertools
+
 import pytest
 import torch
 
 from trainstone.errors import ConfigError, MachineError
-from trainstone.measure.devices import candidate_precisions, choose_device, list_devices, name_device, peak_host_bytes
+from trainstone.measure import peaks as module
+from trainstone.measure.clock import HostTimer, choose_timer
+from trainstone.measure.devices import candidate_precisions, choose_device, list_devices, name_device, peak_bytes
+from trainstone.measure.peaks import Peaks, measure_peaks
 
 
 def test_devices_are_chosen_by_name():
     assert str(choose_device("auto")) == list_devices()[0]
     assert list_devices()[-1] == "cpu"
     assert name_device(torch.device("cpu"))
-    assert peak_host_bytes() > 50 * 2**20
+    assert peak_bytes(torch.device("cpu"))[1] > 50 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,35 @@ def test_a_cpu_without_sixteen_bit_units_tries_fp32_alone(monkeypatch: pytest.Mo
     for check in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
         monkeypatch.setattr(torch.cpu, check, lambda: False)
     assert candidate_precisions(torch.device("cpu")) == ["fp32"]
+
+
+def test_a_device_without_events_is_waited_for_at_each_mark():
+    waits: list[int] = []
+    times = itertools.count(1.0)
+    timer = HostTimer(now=lambda: next(times), synchronize=lambda: waits.append(1))
+    first, second = timer.mark(), timer.mark()
+    timer.wait(second)
+    assert timer.seconds(first, second) == 1.0
+    assert len(waits) == 2
+
+
+def test_a_cpu_is_not_waited_for():
+    timer = choose_timer(torch.device("cpu"))
+    assert timer.lag == 0
+    assert timer.seconds(timer.mark(), timer.mark()) >= 0
+
+
+def test_a_peak_is_measured_and_says_how(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "SIZES", {"cpu": (128, 256)})
+    monkeypatch.setattr(module, "COPY_BYTES", {"cpu": 16 * 2**20})
+    peaks = measure_peaks(torch.device("cpu"), "fp32", seconds=0.05)
+    assert 1e8 < peaks.flops < 1e14
+    assert 1e8 < peaks.bytes_per_second < 1e13
+    assert "measured in this run: fp32 matmul" in peaks.flops_source
+    assert " thread" in peaks.flops_source
+
+
+def test_the_better_of_two_measurements_counts():
+    low, high = Peaks(1.0, "first", 5.0), Peaks(2.0, "second", 4.0)
+    assert low.best_of(high) == Peaks(2.0, "second", 5.0)
+    assert high.best_of(low) == Peaks(2.0, "second", 5.0)

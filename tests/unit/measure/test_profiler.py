@@ -10,7 +10,7 @@ from command import NARROW
 from trainstone.config.load import load_config
 from trainstone.machine.ranks import Rank
 from trainstone.measure.clock import HostTimer
-from trainstone.measure.profiler import Capture, ProfilerRange, Window
+from trainstone.measure.profiler import Capture, Window, profiler_range
 from trainstone.train.fit import fit_to_machine
 from trainstone.train.loop import train_steps
 from trainstone.train.task import build_task
@@ -71,9 +71,9 @@ def test_only_the_steps_of_the_range_are_between_start_and_stop(
     steps: tuple[int, int] | None, expected: list[int | str]
 ):
     seen: list[int | str] = []
-    with ProfilerRange(steps, lambda: seen.append("start"), lambda: seen.append("stop")) as profiled:
+    with profiler_range(steps, lambda: seen.append("start"), lambda: seen.append("stop")) as pass_to_next_step:
         for step in range(4):
-            assert step == 0 or profiled.pass_to_next_step()
+            assert step == 0 or pass_to_next_step()
             seen.append(step)
     assert seen == expected
 
@@ -85,20 +85,20 @@ def test_a_device_in_error_does_not_hide_the_first_error():
         stops.append("stop")
         raise RuntimeError("CUDA error")
 
-    with pytest.raises(ZeroDivisionError), ProfilerRange((0, 5), lambda: None, fail):
+    with pytest.raises(ZeroDivisionError), profiler_range((0, 5), lambda: None, fail):
         _ = 1 / 0
     assert stops == ["stop"]
-    with pytest.raises(RuntimeError, match="CUDA error"), ProfilerRange((0, 5), lambda: None, fail):
+    with pytest.raises(RuntimeError, match="CUDA error"), profiler_range((0, 5), lambda: None, fail):
         pass
 
 
 def test_the_loop_asks_before_every_step_but_the_first():
-    """What ProfilerRange relies on: train_steps counts with it."""
+    """What profiler_range relies on: train_steps counts with it."""
     fitted = fit_to_machine(load_config("resnet50", settings=NARROW), strict=False)
     seen: list[str] = []
     task = build_task(fitted.config, fitted.device)
-    with ProfilerRange((1, 2), lambda: seen.append("start"), lambda: seen.append("stop")) as profiled:
-        steps = train_steps(task, HostTimer(), num_steps=4, go_on=profiled.pass_to_next_step)
+    with profiler_range((1, 2), lambda: seen.append("start"), lambda: seen.append("stop")) as pass_to_next_step:
+        steps = train_steps(task, HostTimer(), num_steps=4, go_on=pass_to_next_step)
         for record in itertools.islice(steps, 4):
             seen.append(str(record.step))
     assert seen == ["0", "start", "1", "2", "stop", "3"]

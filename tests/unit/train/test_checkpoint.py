@@ -7,10 +7,12 @@ import resource
 import struct
 import subprocess
 import sys
-import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -19,13 +21,22 @@ from torch import Tensor
 
 from command import LIMIT
 from damage import Call
+from made_pictures import busy
+from made_pictures import save as save_picture
+from made_saved import RUN_ID, STEP, make_checkpoint, make_document, make_network
+from made_saved import make_config as make_demo
 from small_training import make_config
-from trainstone.errors import ResultError
+from trainstone.data.generated.source import find_stored, provide_stored
+from trainstone.data.splits import open_split
+from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.measure.clock import choose_timer
 from trainstone.models.weights import FORMAT, _hash
 from trainstone.train import checkpoint
+from trainstone.train.checkpoint import Saved, check_weights, keep_best, load_network, open_saved, resolve_config
 from trainstone.train.loop import train_steps
+from trainstone.train.predict import export_weights, predict
 from trainstone.train.task import Task, build_task
+from trainstone.workloads.classify import CLASSIFY
 
 DOCUMENT = {"epoch": 1.5, "seed": 7, "text": "ä\u202e\n", "nested": {"rate": [0.1, None]}}
 TENSORS = {
@@ -47,15 +58,6 @@ def content(path: Path) -> tuple[dict[str, object], dict[str, tuple[str, list[in
     found = checkpoint.read_checkpoint(path)
     tensors = {n: (str(t.dtype), list(t.shape), t.flatten().tolist()) for n, t in found.tensors.items()}
     return found.document, tensors
-
-
-def content_of(path: Path, data: bytes) -> object:
-    """Content of a file that may be damaged; None if it is refused."""
-    path.write_bytes(data)
-    try:
-        return content(path)
-    except ResultError:
-        return None
 
 
 def test_what_is_written_is_read_back(sound: Path):
@@ -85,16 +87,11 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(sound: Path):
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 1 << choose.randrange(8)
-        found = content_of(sound, bytes(damaged))
-        assert found in (None, expected), f"byte {at}"
-        accepted += found is not None
+        sound.write_bytes(damaged)
+        with suppress(ResultError):
+            assert content(sound) == expected, f"byte {at}"
+            accepted += 1
     assert accepted < 12  # spaces after the header, an escaped letter's case
-
-
-def write_newer(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Path:
-    with monkeypatch.context() as patch:
-        patch.setattr("trainstone.models.weights.FORMAT", FORMAT + 1)
-        return checkpoint.write_checkpoint(folder, step, DOCUMENT, TENSORS)
 
 
 @pytest.mark.parametrize("changed", [TENSORS["model.a"].reshape(3, 2), TENSORS["model.a"] + 1, None])
@@ -109,7 +106,9 @@ def test_read_checkpoint_refuses_other_tensors_under_the_same_checksum(sound: Pa
 
 def test_a_newer_format_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoint.write_checkpoint(tmp_path, 1, DOCUMENT, TENSORS)
-    path = write_newer(tmp_path, 2, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainstone.models.weights.FORMAT", FORMAT + 1)
+        path = checkpoint.write_checkpoint(tmp_path, 2, DOCUMENT, TENSORS)
     for read in (lambda: checkpoint.read_checkpoint(path), lambda: checkpoint.find_latest(tmp_path)):
         with pytest.raises(ResultError, match=f"format {FORMAT + 1}.*up to {FORMAT}") as caught:
             read()
@@ -120,10 +119,6 @@ def header_of(**changes: object) -> bytes:
     """A file with one tensor that cannot be."""
     text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0], **changes}}).encode()
     return struct.pack("<Q", len(text)) + text
-
-
-def with_document(text: str) -> bytes:
-    return save({}, metadata={"trainstone": text, "sha256": _hash(text, {})})
 
 
 REFUSED = {
@@ -139,7 +134,10 @@ REFUSED = {
     "a tensor of no shape": header_of(shape=[-1]),
     "weights of another tool": save({"fc.weight": torch.zeros(2)}),
     "a pickle": pickle.dumps({"a": Call(Path.touch, Path("touched"))}),
-    **{f"document {text[:20]}": with_document(text) for text in ("[]", "{", '{"format": "1"}', "[" * 100_000)},
+    **{
+        f"document {text[:20]}": save({}, {"trainstone": text, "sha256": _hash(text, {})})
+        for text in ("[]", "{", '{"format": "1"}', "[" * 100_000)
+    },
 }
 
 
@@ -169,7 +167,7 @@ def test_checkpoints_are_listed_by_number(tmp_path: Path):
     (tmp_path / "step-00000012.safetensors").symlink_to("nowhere")
     for name in ("step-13.safetensors", "step-00000014.safetensors.ab.partial", f"step-{'9' * 5000}"[:200], "x"):
         (tmp_path / name).touch()
-    assert [checkpoint._step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
+    assert [int(path.stem[5:]) for path in checkpoint.list_checkpoints(tmp_path)] == [100_000_000, 10, 9]
 
 
 def test_a_folder_that_is_not_there_has_no_checkpoints(tmp_path: Path):
@@ -186,7 +184,6 @@ def test_the_latest_whole_one_is_found_and_damaged_ones_are_told(tmp_path: Path)
     paths[3].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
     found, sentences = checkpoint.find_latest(tmp_path)
-    assert found is not None
     assert found.document["n"] == 2
     assert len(sentences) == 2
     assert sentences[0] == f"{paths[3]} is empty; passed over"
@@ -209,7 +206,6 @@ def test_one_removed_while_it_is_looked_for_is_no_damage(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(checkpoint, "read_tensors", overtaken)
     found, sentences = checkpoint.find_latest(tmp_path)
-    assert found is not None
     assert found.document["step"] == 2
     assert sentences == []
 
@@ -231,11 +227,7 @@ def test_pruning_keeps_the_latest_and_the_best(tmp_path: Path):
 @pytest.mark.parametrize("links", [True, False])
 def test_the_best_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
     if not links:
-
-        def refuse(self: Path, target: Path) -> None:
-            raise OSError(errno.EPERM, "Operation not permitted")
-
-        monkeypatch.setattr(Path, "hardlink_to", refuse)
+        monkeypatch.setattr(Path, "hardlink_to", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
     paths = [checkpoint.write_checkpoint(tmp_path, step, {"n": step}, TENSORS) for step in (1, 2)]
     best = tmp_path / "best.safetensors"
     for step, path in ((1, paths[0]), (2, paths[1]), (2, paths[1]), (3, paths[1])):  # the same again, and one gone
@@ -290,19 +282,13 @@ for turn in (1, 2, 3):
 @pytest.mark.slow
 def test_writers_killed_at_any_moment_leave_whole_checkpoints_alone(tmp_path: Path):
     folder = tmp_path / "checkpoints"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WRITERS), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    assert len(done.stdout.splitlines()) == 3
-    for name in done.stdout.split():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WRITERS, str(folder)]
+    output = subprocess.check_output(command, text=True, timeout=LIMIT, env=environment)
+    assert len(output.splitlines()) == 3
+    for name in output.split():
         assert name == "best.safetensors" or checkpoint.NAME.fullmatch(name) or name.endswith(".partial")
     found, sentences = checkpoint.find_latest(folder)
-    assert found is not None
     assert found.document["step"] > 3000
     assert sentences == []
     for path in [*checkpoint.list_checkpoints(folder), folder / "best.safetensors"]:
@@ -344,9 +330,10 @@ def test_a_restored_task_goes_on_bit_for_bit(changes: dict[str, Any]):
     assert len(rates) == 8  # past momentum is corrected at each step
     run(whole, 0, 4)
     tensors, values = take(whole)
-    losses = run(whole, 4, 4)
+    drawn, losses = torch.rand(3), run(whole, 4, 4)
     resumed = make_task(4, **changes)
     checkpoint.restore(resumed, tensors, values, "there")
+    assert torch.rand(3).equal(drawn)
     assert run(resumed, 4, 4) == losses
     expected, found = take(whole), take(resumed)
     assert expected[1] == found[1]
@@ -371,14 +358,6 @@ def test_another_network_is_refused_with_the_first_tensor(changes: dict[str, Any
         checkpoint.restore(make_task(**changes), tensors, values, "there")
 
 
-def test_random_numbers_go_on():
-    task = make_task()
-    tensors, values = take(task)
-    drawn = torch.rand(3)
-    checkpoint.restore(make_task(), tensors, values, "there")
-    assert torch.rand(3).equal(drawn)
-
-
 def test_one_weight_or_statistic_that_is_no_number_is_seen():
     model = make_task().plain
     assert checkpoint.is_finite(model)
@@ -389,3 +368,154 @@ def test_one_weight_or_statistic_that_is_no_number_is_seen():
             assert not checkpoint.is_finite(model)
             tensor.copy_(kept)
         assert checkpoint.is_finite(model)
+
+
+def of_seed(seed: int) -> dict[str, torch.Tensor]:
+    return make_network(make_demo(), seed).state_dict()
+
+
+def with_config(folder: Path, **changes) -> Path:
+    document = make_document(make_demo())
+    return make_checkpoint(folder, config=document["config"] | changes)
+
+
+def test_a_checkpoint_gives_its_average_and_where_it_comes_from(tmp_path: Path):
+    saved = open_saved(make_checkpoint(tmp_path))
+    assert (saved.step, saved.run_id, saved.averaged, saved.epoch) == (STEP, RUN_ID, True, pytest.approx(2.4))
+    assert saved.origin == f"step 12 of {RUN_ID}"
+    network = load_network(resolve_config(saved, None, [], {}), CPU, saved)
+    assert not network.training
+    assert all(torch.equal(tensor, network.state_dict()[name]) for name, tensor in of_seed(1).items())
+
+
+def test_of_a_run_folder_the_best_is_taken_else_the_latest(tmp_path: Path):
+    with pytest.raises(DataError, match="holds no whole checkpoint"):
+        open_saved(tmp_path)
+    path = make_checkpoint(tmp_path / "checkpoints")
+    assert open_saved(tmp_path).path == path
+    keep_best(tmp_path / "checkpoints", int(path.stem[5:]))
+    assert open_saved(tmp_path).path == path.with_name("best.safetensors")
+
+
+def test_the_machine_that_trained_is_forgotten(tmp_path: Path):
+    config = make_document(make_demo())["config"]
+    engine = config["engine"] | {"threads": 512}
+    path = with_config(tmp_path, device="cuda:7", engine=engine, system="dgx", nodes=16, devices_per_node=8)
+    found = resolve_config(open_saved(path), None, ["seed=3"], {"measure.seconds": 2.0})
+    assert (found.device, found.engine.threads, found.system, found.nodes) == ("auto", "auto", None, 1)
+    assert (found.seed, found.measure.seconds, found.model.width) == (3, 2.0, 24)
+
+
+@pytest.mark.parametrize("changes", [{"config": 5}, {"config": None}, {"run_id": 7}, {"run_id": None}, {"epoch": "x"}])
+def test_a_document_that_makes_no_sense_is_refused(tmp_path: Path, changes):
+    with pytest.raises(ResultError, match="does not say"):
+        open_saved(make_checkpoint(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("changes", [{"os": {"system": "x"}}, {"engine": 7}, {"model": []}, {"seed": [[[]]]}])
+def test_a_configuration_that_makes_no_sense_is_refused(tmp_path: Path, changes):
+    saved = open_saved(with_config(tmp_path, **changes))
+    with pytest.raises(ConfigError, match="step-00000012"):
+        resolve_config(saved, None, [], {})
+
+
+def test_a_network_far_larger_than_the_file_is_refused_before_it_is_built(tmp_path: Path):
+    model = make_document(make_demo())["config"]["model"] | {"num_classes": 10**12}
+    saved = open_saved(with_config(tmp_path, model=model))
+    with pytest.raises(DataError, match="does not fit") as refused:
+        check_weights(resolve_config(saved, None, [], {}), saved)
+    assert refused.value.hint == "--set model.num_classes=10"
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path):
+    weights = of_seed(0)
+    weights["fc.bias"][3] = float("nan")
+    torch.save(weights, tmp_path / "w.pth")
+    saved = open_saved(tmp_path / "w.pth")
+    with pytest.raises(DataError, match=r"1 tensor not of finite numbers, first fc\.bias"):
+        check_weights(make_demo(), saved)
+
+
+def test_weights_of_other_tools_need_a_recipe_and_checkpoints_none(tmp_path: Path):
+    torch.save({"state_dict": {f"module.{n}": t for n, t in of_seed(2).items()}}, tmp_path / "w.pth")
+    saved = open_saved(tmp_path / "w.pth")
+    assert saved.origin == "w.pth"
+    with pytest.raises(ConfigError, match="does not say which network") as refused:
+        resolve_config(saved, None, [], {})
+    assert "--recipe NAME" in str(refused.value.hint)
+    check_weights(resolve_config(saved, "demo-classify", ["model.width=24"], {}), saved)
+    with pytest.raises(ConfigError, match="one too many"):
+        resolve_config(open_saved(make_checkpoint(tmp_path)), "resnet50", [], {})
+
+
+@pytest.fixture
+def saved() -> Saved:
+    return Saved(Path("w.pth"), make_network(make_demo(), 5).state_dict())
+
+
+def test_damaged_pictures_are_told_and_others_go_on(tmp_path: Path, saved: Saved):
+    good = save_picture(busy(60, 50))
+    files = {
+        "a.jpg": good,
+        "cut.jpg": good[: len(good) // 2],
+        "b.png": save_picture(busy(40, 70), "PNG"),
+        "text.jpg": b"hello",
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    asked = [tmp_path / name for name in (*files, "nowhere.jpg")]
+    found = list(predict(make_demo(), saved, asked, 3))
+    assert [one["image"] for one in found] == [str(path) for path in asked]
+    assert ["error" in one for one in found] == [False, True, False, True, True]
+    for one in (found[0], found[2]):
+        scores = [guess["score"] for guess in one["guesses"]]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+        assert 0 < sum(scores) <= 1
+
+
+def test_a_picture_is_seen_as_evaluation_sees_it(tmp_path: Path, saved: Saved):
+    config = make_demo()
+    for _ in provide_stored(config, 1):
+        pass
+    opened = open_split(find_stored(config).target, "val")
+    with CLASSIFY.open_validation(config, opened, CPU) as loader:
+        images, _ = next(loader)
+        mean = torch.tensor([0.485, 0.456, 0.406]) * 255
+        deviation = torch.tensor([0.229, 0.224, 0.225]) * 255
+        seen = ((images.float() - mean) / deviation).permute(0, 3, 1, 2)
+    network = make_network(config, 5).eval()
+    with torch.no_grad():
+        shares = network(seen).softmax(1)
+    paths = []
+    for index in range(len(images)):
+        paths.append(tmp_path / f"{index}.jpg")
+        paths[-1].write_bytes(opened.source.read(index).image)
+    for share, found in zip(shares, predict(config, saved, paths, 10), strict=True):
+        ours = np.zeros(10)
+        for guess in found["guesses"]:
+            ours[guess["class"]] = guess["score"]
+        assert ours == pytest.approx(share.numpy(), abs=1e-5)
+
+
+def test_exported_weights_are_the_average_and_open_again(tmp_path: Path):
+    target = tmp_path / "new" / "w.safetensors"
+    saved = open_saved(make_checkpoint(tmp_path))
+    made = export_weights(resolve_config(saved, None, [], {}), saved, target)
+    assert (made["averaged"], made["bytes"]) == (True, target.stat().st_size)
+    with safe_open(target, framework="pt") as file:
+        metadata = file.metadata()
+    assert (metadata["recipe"], metadata["run_id"], metadata["step"]) == ("demo-classify", RUN_ID, "12")
+    assert len(json.loads(metadata["classes"])) == 10
+    again = open_saved(target)
+    check_weights(make_demo(), again)
+    wanted = make_network(make_demo(), 1).state_dict()
+    assert all(torch.equal(tensor, again.weights[name]) for name, tensor in wanted.items())
+
+
+def test_an_existing_file_is_not_written_over(tmp_path: Path, saved: Saved):
+    target = tmp_path / "w.safetensors"
+    target.write_text("precious")
+    with pytest.raises(ConfigError, match="not written over"):
+        export_weights(make_demo(), saved, target)
+    assert target.read_text() == "precious"

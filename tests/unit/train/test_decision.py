@@ -1,5 +1,6 @@
 """What a training run does next: a table of the rules, and the schedule compared with counting image by image."""
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -9,6 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainstone.config.schema import CheckpointConfig, EvalConfig, StopConfig
+from trainstone.errors import ResultError
+from trainstone.results.quality import Evaluation
+from trainstone.results.steps import StepRecord
+from trainstone.train.course import Course
 from trainstone.train.decision import Action, Agreed, Cadence, State, decide
 
 STOP, TIME, SECONDS, NAN = Agreed(stop=1), Agreed(time_over=1), Agreed(checkpoint=1), Agreed(nan_step=8)
@@ -118,32 +123,18 @@ def test_decide_follows_the_schedule(changes: dict[str, Any], state: State, expe
     assert decide(state, Agreed(), make_cadence(**changes)) == expected
 
 
-PARTS = (0.0, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0)
-
-
-def make_rhythm(pictures: int, batch: int, *, epochs: float = 3.0, steps: int = 0, **others) -> Cadence:
-    evaluation = EvalConfig(
-        every_epochs=others.pop("every", 1), offset=others.pop("offset", None), at_epochs=others.pop("at", ())
-    )
-    checkpoint = CheckpointConfig(every_epochs=others.pop("saved", 1.0), every_steps=others.pop("saved_steps", 0))
-    assert not others
-    return Cadence(pictures, batch, evaluation, StopConfig(epochs=epochs, steps=steps), checkpoint)
-
-
 @st.composite
 def cadences(draw: st.DrawFn) -> Cadence:
     every = draw(st.integers(1, 4))
-    return make_rhythm(
-        draw(st.integers(1, 40)),
-        draw(st.integers(1, 60)),
-        epochs=draw(st.sampled_from((0.1, 0.5, 1.0, 2.7, 5.0))),
-        steps=draw(st.integers(0, 30)),
-        every=every,
+    evaluation = EvalConfig(
+        every_epochs=every,
         offset=draw(st.none() | st.integers(0, every - 1)),
-        saved=draw(st.sampled_from(PARTS)),
-        saved_steps=draw(st.integers(0, 7)),
-        at=sorted(draw(st.sets(st.sampled_from((0.1, 0.5, 1.0, 1.3, 2.0, 3.0, 9.0)), max_size=3))),
+        at_epochs=sorted(draw(st.sets(st.sampled_from((0.1, 0.5, 1.0, 1.3, 2.0, 3.0, 9.0)), max_size=3))),
     )
+    stop = StopConfig(epochs=draw(st.sampled_from((0.1, 0.5, 1.0, 2.7, 5.0))), steps=draw(st.integers(0, 30)))
+    parts = st.sampled_from((0.0, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0))
+    checkpoint = CheckpointConfig(every_epochs=draw(parts), every_steps=draw(st.integers(0, 7)))
+    return Cadence(draw(st.integers(1, 40)), draw(st.integers(1, 60)), evaluation, stop, checkpoint)
 
 
 def simulate(cadence: Cadence) -> tuple[int, set[int], set[int]]:
@@ -201,3 +192,68 @@ RHYTHM, LISTED = {"every_epochs": 4, "offset": 2}, {"every_epochs": 2, "offset":
 def test_the_end_is_left_out_only_of_a_whole_run_that_was_judged(when: dict, how: dict, expected: list[int]):
     cadence = Cadence(10, 10, EvalConfig(**when, at_end=False), StopConfig(**how), CheckpointConfig())
     assert [done for done in range(1, cadence.last_step + 1) if cadence.evaluates_after(done)] == expected
+
+
+def judged(step: int, top1: float, seconds: float = 1.0) -> Evaluation:
+    metrics = {"top1": top1, "top5": 1.0}
+    return Evaluation(epoch=step / 10, step=step, seconds=seconds, eval_seconds=0.5, metrics=metrics, images=7)
+
+
+def make_course(*evaluations: Evaluation) -> Course:
+    course = Course("top1", pictures=100, global_batch=10)
+    for one in evaluations:
+        course.history.append(one)
+        course.done = one.step
+    return course
+
+
+def record(step: int, seconds: float, loss: float = 2.0) -> StepRecord:
+    return StepRecord(step, 0, 0.0, seconds / 4, seconds, 10, loss, 0.1)
+
+
+def test_the_first_of_equal_evaluations_is_the_best():
+    course = make_course(judged(10, 0.5), judged(20, 0.5))
+    assert course.best.step == 10
+    assert not course.is_best_now
+    assert make_course(judged(10, 0.5), judged(20, 0.6)).is_best_now
+
+
+def test_any_evaluation_may_reach_the_target():
+    course = make_course(judged(10, 0.5))
+    assert course.has_reached(0.5)
+    assert not course.has_reached(0.51)
+    assert not course.has_reached(None)
+    course.add_step(record(10, 0.1))
+    assert course.has_reached(0.5)  # a target that was lowered for a resumed run
+    assert not course.judged_now
+
+
+def test_quality_is_of_the_evaluation_that_reached_the_target_first():
+    course = make_course(judged(10, 0.5, 3.0), judged(20, 0.7, 6.0), judged(30, 0.9, 9.0))
+    quality = course.quality(EvalConfig(target=0.6))
+    assert (quality.value, quality.seconds_to_target) == (0.7, 6.0)
+    quality = course.quality(EvalConfig(target=0.95))
+    assert (quality.value, quality.seconds_to_target, quality.epochs) == (0.9, None, 3.0)
+    assert make_course().quality(EvalConfig()) is None
+
+
+def test_a_course_goes_on_from_what_it_wrote():
+    course = make_course(judged(10, 0.5), judged(20, 0.7))
+    for step in (20, 21):
+        course.add_step(record(step, 0.5))
+    course.checkpoint_seconds = 0.25
+    document = json.loads(json.dumps(course.document()))
+    later = Course("top1", 100, 10, starts=2)
+    later.go_on_from(document, "there")
+    assert (later.done, later.starts) == (22, 2)
+    assert (later.history, later.phases()) == (course.history, course.phases())
+    assert later.clock() >= later.seconds_before == later.saved_at_seconds == document["seconds"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": None}, {"seconds": "soon"}, {"history": [{"step": 1}]}, {"history": 7}, {"train_seconds": [1]}]
+)
+def test_a_document_that_does_not_say_how_far_it_was_is_refused(change: dict[str, object]):
+    document = {**make_course(judged(10, 0.5)).document(), **change}
+    with pytest.raises(ResultError, match=r"^there does not say how far the run was"):
+        Course("top1", 100, 10).go_on_from(document, "there")

@@ -1,21 +1,31 @@
-"""Three real ranks that talk through gloo, the same ones started anew to resume, and one that is alone."""
+"""Three real ranks that talk through gloo, the same ones started anew to resume, and one that is alone.
 
+Then batch norm over ranks, beside torch's own over the whole batch: four real ranks, in pairs and all together.
+"""
+
+import copy
 import json
+import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ranks import join_world, run_ranks
 from trainstone.config.schema import ParallelConfig
-from trainstone.errors import MachineError
+from trainstone.errors import ConfigError, MachineError, PeerLostError
 from trainstone.machine.ranks import Rank
+from trainstone.machine.signals import StopSignals
+from trainstone.models.resnet import build_resnet
+from trainstone.results.steps import StepRecord
 from trainstone.train import distributed
-from trainstone.train.distributed import World, average_buffers, barrier, gather, settle_buckets, sum_over, wrap_model
+from trainstone.train.distributed import World, average_buffers, settle_buckets, span_batch_norm, wrap_model
+from trainstone.train.stopping import Pact
 
 CPU = torch.device("cpu")
 SMALL = {"bucket_bytes": 1024, "timeout_seconds": 60.0}  # many buckets even of a small network
@@ -50,19 +60,17 @@ def lose(model: nn.Module, number: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(images), torch.randint(10, (4,), generator=numbers))
 
 
-class Trained(NamedTuple):
-    halfway: State
-    end: State
-
-
 def train(
     world: World, parallel: dict[str, Any], accumulate: int = 1, start: State | None = None, settled: bool = True
-) -> Trained:
+) -> dict[str, State]:
     """Steps 0 to 5, or 3 to 5 from a saved state; the state after steps 2 and 5."""
     network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     if start:
-        load_state(network, optimizer, start)
+        for parameter, momentum in zip(network.parameters(), start["momenta"], strict=True):
+            optimizer.state[parameter]["momentum_buffer"] = torch.tensor(momentum)
+        for tensor, values in zip(network.state_dict().values(), start["tensors"], strict=True):
+            tensor.copy_(torch.tensor(values, dtype=tensor.dtype))
     model = wrap_model(network, world, ParallelConfig(**SMALL, **parallel))
     torch.manual_seed(100 + world.rank.number)
     if settled:
@@ -79,20 +87,12 @@ def train(
         if step == 2:
             average_buffers(model.buffers(), world)
             halfway = save_state(network, optimizer)
-    return Trained(halfway, save_state(network, optimizer))
+    return {"halfway": halfway, "end": save_state(network, optimizer)}
 
 
 def save_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     momenta = [optimizer.state[parameter]["momentum_buffer"].tolist() for parameter in network.parameters()]
     return {"momenta": momenta, "tensors": [tensor.tolist() for tensor in network.state_dict().values()]}
-
-
-def load_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    tensors = zip(network.state_dict().values(), state["tensors"], strict=True)
-    for parameter, momentum in zip(network.parameters(), state["momenta"], strict=True):
-        optimizer.state[parameter]["momentum_buffer"] = torch.tensor(momentum)
-    for tensor, values in tensors:
-        tensor.copy_(torch.tensor(values, dtype=tensor.dtype))
 
 
 def learned(state: State) -> State:
@@ -104,36 +104,34 @@ def learned(state: State) -> State:
 
 def check_talk(world: World) -> dict[str, Any]:
     number = world.rank.number
-    counts = torch.tensor([number, 2**40])
     norm = nn.BatchNorm2d(2)
     norm.running_mean.fill_(number)
     norm.running_var.copy_(torch.tensor([1.0, 4.0]) * number)
     norm.num_batches_tracked.fill_(number)
     average_buffers(norm.buffers(), world)
-    barrier(world)
+    distributed.barrier(world)
+    rows = distributed.gather_rows(world, torch.full((2 * number, 2), float(number)))
     return {
         "place": [world.rank, str(world.device), world.alone],
-        "counts": [sum_over(world, counts).tolist(), counts.tolist()],
-        "shares": sum_over(world, torch.tensor([0.1 * number], dtype=torch.float64)).tolist(),
-        "gathered": gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
-        "rows": tell_rows(distributed.gather_rows(world, torch.full((2 * number, 2), float(number)))),
+        "gathered": distributed.gather(world, {"name": "ä" * number, "rank": number, "loss": [1.5, None]}),
+        "rows": rows if rows is None else rows.tolist(),
         "heard": distributed.broadcast_dict(world, {"run": "ö", "seed": 3} if number == 0 else None),
         "norm": [norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)],
     }
 
 
-def tell_rows(rows: torch.Tensor | None) -> list[list[float]] | None:
-    return None if rows is None else rows.tolist()
-
-
 def check_agreement(world: World) -> list[list[int]]:
-    """Rank 1 asks to stop at step 2."""
-    agreement = distributed.Agreement(world, 2)
-    taken = []
-    for step in range(4):
-        taken.append(agreement.take())
-        agreement.post([step * 10 + world.rank.number, int(step == 2 and world.rank.number == 1)])
-    return [*taken, agreement.take(), agreement.take()]
+    """Rank 0 has enough at step 1, rank 1 gets a signal at step 2, rank 2 a NaN and a checkpoint due at step 3."""
+    signals, known = StopSignals(), []
+    pact = Pact(world, signals)
+    for step in range(5):
+        now = (step, world.rank.number)
+        signals.received = "SIGTERM" if now == (2, 1) else None
+        loss = math.nan if now == (3, 2) else 1.0
+        pact.look(StepRecord(step, 0, 0.0, 0.0, 0.1, 4, loss, 0.1), enough=now == (1, 0), checkpoint=now == (3, 2))
+        known.append(list(pact.agreed))
+    pact.finish()
+    return [*known, list(pact.agreed)]
 
 
 def check_gradients(world: World) -> dict[str, Any]:
@@ -148,7 +146,8 @@ def check_gradients(world: World) -> dict[str, Any]:
         found[compression] = network[0].weight.grad.flatten().tolist()
     own = make_network().eval()
     lose(own, world.rank.number).backward()
-    found["mean"] = (sum_over(world, own[0].weight.grad) / world.rank.world).flatten().tolist()
+    dist.all_reduce(own[0].weight.grad)
+    found["mean"] = (own[0].weight.grad / world.rank.world).flatten().tolist()
     return found
 
 
@@ -176,18 +175,18 @@ def talk_and_train(folder: str) -> Any:
             "agreement": check_agreement(world),
             "gradients": check_gradients(world),
             "settling": check_settling(world),
-            "trained": {name: train(world, *way)._asdict() for name, way in WAYS.items()},
+            "trained": {name: train(world, *way) for name, way in WAYS.items()},
         }
-        answers = gather(world, found)
+        answers = distributed.gather(world, found)
         if answers:
             Path(folder, "checkpoint.json").write_text(json.dumps(answers[0]["trained"]))
-        barrier(world)
+        distributed.barrier(world)
         if world.rank.number == 2:
             os._exit(0)
         try:
-            sum_over(world, torch.ones(1))
+            dist.all_reduce(torch.ones(1), group=world.control)
         except RuntimeError as err:
-            explained = distributed.explain_peer_error(err)
+            explained = distributed.explain_torch_error(err)
             return {"answers": answers, "peer": [explained.message, explained.hint] if explained else str(err)}
         return None
 
@@ -195,8 +194,8 @@ def talk_and_train(folder: str) -> Any:
 def resume(folder: str) -> Any:
     saved = json.loads(Path(folder, "checkpoint.json").read_text())
     with join_world(ParallelConfig(**SMALL)) as world:
-        ends = {name: train(world, *way, start=saved[name]["halfway"]).end for name, way in WAYS.items()}
-        unsettled = train(world, {}, start=saved["plain"]["halfway"], settled=False).end
+        ends = {name: train(world, *way, start=saved[name]["halfway"])["end"] for name, way in WAYS.items()}
+        unsettled = train(world, {}, start=saved["plain"]["halfway"], settled=False)["end"]
         return {**ends, "unsettled": unsettled}
 
 
@@ -223,11 +222,9 @@ def resumed(folder: Path, answers: list[Any]) -> list[Any]:
     return run_ranks(3, resume, folder / "resumed", str(folder))
 
 
-def test_ranks_sum_gather_and_hear(answers: list[Any]):
+def test_ranks_gather_and_hear(answers: list[Any]):
     talks = [answer["talk"] for answer in answers]
     assert [talk["place"] for talk in talks] == [[[number, 3, number], "cpu", False] for number in range(3)]
-    assert [talk["counts"] for talk in talks] == [[[3, 3 * 2**40], [number, 2**40]] for number in range(3)]
-    assert all(talk["shares"] == [pytest.approx(0.3)] for talk in talks)
     documents = [{"name": "ä" * number, "rank": number, "loss": [1.5, None]} for number in range(3)]
     assert [talk["gathered"] for talk in talks] == [documents, None, None]
     assert [talk["rows"] for talk in talks] == [[[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 4, None, None]
@@ -241,7 +238,8 @@ def test_running_statistics_are_averaged_and_counters_left(answers: list[Any]):
 
 def test_ranks_agree_one_call_later(answers: list[Any]):
     for answer in answers:
-        assert answer["agreement"] == [[0, 0], [2, 0], [12, 0], [22, 1], [32, 0], [0, 0]]
+        none, enough, stop = [0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]
+        assert answer["agreement"] == [none, none, enough, stop, [4, 1, 1, 1], [4, 1, 1, 1]]
 
 
 def test_gradients_are_the_mean_over_ranks(answers: list[Any]):
@@ -290,8 +288,8 @@ def test_a_rank_that_died_is_told(returned: list[Any]):
     ],
 )
 def test_errors_of_peers_are_told_from_our_own(text: str, recognised: bool):
-    explained = distributed.explain_peer_error(RuntimeError(text))
-    assert (explained is not None) == recognised
+    explained = distributed.explain_torch_error(RuntimeError(text))
+    assert isinstance(explained, PeerLostError) == recognised
 
 
 def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
@@ -304,3 +302,173 @@ def test_every_rank_gets_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(MachineError, match="rank 6 is number 2 on its host, which has 2 CUDA devices"):
         distributed.place_device(cuda, Rank(6, 8, 2))
+
+
+RANKS = 4
+COUNTS = (3, 1, 2, 2)  # pictures of each rank
+
+
+def make_normed() -> nn.Sequential:
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.Sequential(nn.BatchNorm2d(5), nn.SiLU()))
+    norm = network[1][0]
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    nn.init.uniform_(norm.bias, -1, 1)
+    return network
+
+
+def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Pictures of all ranks, and what their loss weighs outputs with."""
+    numbers = torch.Generator().manual_seed(11)
+    images = torch.randn(sum(COUNTS), 3, 6, 6, generator=numbers) + 1
+    return images, torch.randn(sum(COUNTS), 5, 4, 4, generator=numbers)
+
+
+def run_network(network: nn.Module, images: torch.Tensor, weights: torch.Tensor, layout: str) -> dict[str, Any]:
+    """Two steps' worth of forward and backward, without updates: outputs, gradients, running statistics."""
+    images = images.clone()
+    if layout == "channels_last":
+        network.to(memory_format=torch.channels_last)
+        images = images.to(memory_format=torch.channels_last)
+    images.requires_grad_()
+    for factor in (1.0, 0.5):
+        network.zero_grad()
+        images.grad = None
+        output = network(images * factor)
+        (output * weights).sum().backward()
+    norm = network[1][0]
+    outcome = {
+        "output": output,
+        "images": images.grad,
+        "conv": network[0].weight.grad,
+        "weight": norm.weight.grad,
+        "bias": norm.bias.grad,
+        "mean": norm.running_mean,
+        "var": norm.running_var,
+        "batches": norm.num_batches_tracked,
+        "evaluated": network.eval()(images.detach()),
+    }
+    found: dict[str, Any] = {name: tensor.tolist() for name, tensor in outcome.items()}
+    network.train()
+    return found | {"dense": output.is_contiguous(memory_format=torch.channels_last)}
+
+
+def run_half(norm: nn.Module, images: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Activations of 16 bits, parameters and statistics of 32."""
+    norm.train()
+    images = images.to(dtype).requires_grad_()
+    output = norm(images)
+    (output.float() * weights).sum().backward()
+    assert output.dtype == dtype
+    assert images.grad.dtype == dtype
+    outcome = {"output": output, "images": images.grad, "weight": norm.weight.grad, "var": norm.running_var}
+    return {name: tensor.float().tolist() for name, tensor in outcome.items()}
+
+
+def take_part(number: int) -> slice:
+    first = sum(COUNTS[:number])
+    return slice(first, first + COUNTS[number])
+
+
+def norm_in_ranks() -> dict[str, Any]:
+    with join_world(ParallelConfig(timeout_seconds=60.0)) as world:
+        images, weights = (tensor[take_part(world.rank.number)] for tensor in make_batch())
+        found: dict[str, Any] = {}
+        for bn_ranks in (2, 4):
+            network = span_batch_norm(make_normed(), world, bn_ranks)
+            shared = {id(network[1][0].group): network[1][0].group}  # a process group cannot be copied
+            for layout in ("fp32", "channels_last"):
+                copied = copy.deepcopy(network, dict(shared))
+                found[f"{layout} of {bn_ranks}"] = run_network(copied, images, weights, layout)
+            activations = make_normed()[0](images).detach()
+            for dtype in (torch.bfloat16, torch.float16):
+                half = run_half(copy.deepcopy(network[1][0], dict(shared)), activations, weights, dtype)
+                found[f"{dtype} of {bn_ranks}"] = half
+        far, near, _ = distributed.share_statistics(images + 3000 + world.rank.number, network[1][0].group)
+        return found | {"far": [far.tolist(), near.tolist()]}
+
+
+@pytest.fixture(scope="module")
+def spans(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_ranks(RANKS, norm_in_ranks, Path(tmp_path_factory.mktemp("span")))
+
+
+def list_parts(spans: list[Any], members: range, case: str, name: str) -> list[torch.Tensor]:
+    return [torch.tensor(spans[number][case][name]) for number in members]
+
+
+@pytest.mark.parametrize("bn_ranks", [2, 4])
+@pytest.mark.parametrize("layout", ["fp32", "channels_last"])
+def test_a_span_is_like_one_process_with_the_whole_batch(layout: str, bn_ranks: int, spans: list[Any]):
+    case = f"{layout} of {bn_ranks}"
+    images, weights = make_batch()
+    for members in (range(first, first + bn_ranks) for first in range(0, RANKS, bn_ranks)):
+        whole = slice(take_part(members[0]).start, take_part(members[-1]).stop)
+        # In double precision: what both should be.
+        network = make_normed().double()
+        expected = run_network(network, images[whole].double(), weights[whole].double(), layout)
+        for name in ("output", "images", "evaluated"):
+            assert close(torch.cat(list_parts(spans, members, case, name)), expected[name]), name
+        for name in ("conv", "weight", "bias"):
+            assert close(torch.stack(list_parts(spans, members, case, name)).sum(dim=0), expected[name]), name
+        for number in members:
+            found = spans[number][case]
+            assert close(torch.tensor(found["mean"]), expected["mean"])
+            assert close(torch.tensor(found["var"]), expected["var"])
+            assert found["batches"] == 2
+            assert found["dense"] == (layout == "channels_last")
+
+
+def close(found: torch.Tensor, expected: Any) -> bool:
+    reference = torch.tensor(expected)
+    return bool(((found - reference).abs() <= 1e-5 * max(1.0, float(reference.abs().max()))).all())
+
+
+def test_groups_do_not_hear_each_other(spans: list[Any]):
+    pairs = [rank["fp32 of 2"]["mean"] for rank in spans]
+    assert pairs[0] == pairs[1] != pairs[2] == pairs[3]
+    assert len({tuple(rank["fp32 of 4"]["mean"]) for rank in spans}) == 1
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_activations_of_16_bits_have_statistics_of_32(dtype: torch.dtype, error: float, spans: list[Any]):
+    images, weights = make_batch()
+    activations = make_normed()[0](images).detach()
+    expected = run_half(make_normed()[1][0], activations, weights, dtype)
+    case, members = f"{dtype} of 4", range(4)
+    found = {name: torch.cat(list_parts(spans, members, case, name)) for name in ("output", "images")}
+    found["weight"] = torch.stack(list_parts(spans, members, case, "weight")).sum(dim=0)
+    for name, tensor in found.items():
+        reference = torch.tensor(expected[name])
+        assert torch.allclose(tensor, reference, atol=error * float(reference.abs().max())), name
+    for rank in spans:  # not rounded to 16 bits
+        assert torch.allclose(torch.tensor(rank[case]["var"]), torch.tensor(expected["var"]), rtol=1e-5)
+
+
+def test_a_large_mean_does_not_hide_the_variance(spans: list[Any]):
+    images, _ = make_batch()
+    moved = torch.cat([images[take_part(number)] + 3000 + number for number in range(RANKS)]).double()
+    variance, mean = torch.var_mean(moved, dim=(0, 2, 3), correction=0)
+    for rank in spans:
+        found_mean, found_variance = (torch.tensor(values) for values in rank["far"])
+        assert torch.allclose(found_mean.double(), mean, rtol=1e-6)
+        # A square of these, 9 million, is off by up to 0.5 in fp32.
+        assert torch.allclose(found_variance.double(), variance, rtol=1e-3)
+
+
+def test_a_span_that_does_not_divide_the_ranks_is_refused():
+    with pytest.raises(ConfigError, match="bn_ranks = 3"):
+        span_batch_norm(make_normed(), World(Rank(0, 4), CPU), 3)
+
+
+def test_every_batch_norm_is_replaced_and_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trainstone.train.distributed.open_group", lambda world, bn_ranks: object())
+    model = build_resnet(18, num_classes=10)
+    before = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    spanned = span_batch_norm(model.eval(), World(Rank(0, 2), CPU), 2)
+    assert {name: id(tensor) for name, tensor in spanned.state_dict(keep_vars=True).items()} == before
+    assert sum(isinstance(module, distributed.SpanBatchNorm2d) for module in spanned.modules()) == count > 10
+    assert not any(module.training for module in spanned.modules())
+    images = torch.ones(1, 3, 32, 32)
+    assert torch.equal(copy.deepcopy(spanned)(images), spanned(images))  # evaluation asks no other rank

@@ -19,11 +19,11 @@ from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
 from trainstone.results.schema import Result
 from trainstone.results.store import create_run, read_result
+from trainstone.train.checkpoint import open_saved, resolve_config
 from trainstone.train.distributed import World
 from trainstone.train.evaluate import judge, judge_network
 from trainstone.train.evaluation import open_pictures, run_eval, tell_left_out
 from trainstone.train.loop import train_steps
-from trainstone.train.saved import open_saved, resolve_config
 from trainstone.train.start import open_both
 from trainstone.train.task import Task, build_network, build_task, provide_data
 from trainstone.workloads.classify import CLASSIFY
@@ -124,10 +124,9 @@ def test_the_average_is_judged_where_there_is_one():
     task = trained(config, 3)
     validation = open_both(config).validation
     try:
-        assert task.average is not None
         averaged = finish(judge(task, config, validation, WORLD, StopSignals()), config)
         plain = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
-        task.plain.load_state_dict(task.average.state())
+        task.plain.load_state_dict(task.average.tensors)
         again = finish(judge_network(task.plain, config, CPU, validation, WORLD, StopSignals()), config)
     finally:
         task.close()

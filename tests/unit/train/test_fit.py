@@ -48,7 +48,6 @@ def test_a_batch_too_large_for_memory_is_refused_with_one_that_fits():
     config = load_config("resnet50", settings=["device=cpu", "train.precision=fp32", "train.batch_size=100000"])
     with pytest.raises(RunError, match=r"out of memory: train.batch_size = 100000 needs about") as caught:
         fit_to_machine(config, strict=False)
-    assert caught.value.hint is not None
     hinted = int(caught.value.hint.split("=")[-1])
     assert 1 <= hinted < 100000
 
@@ -132,15 +131,12 @@ def test_strict_refuses_another_batch_and_another_precision(monkeypatch: pytest.
         fit_original(monkeypatch, 1e-6, system="bede-1x1", strict=True)
 
 
-def test_train_takes_the_rate_by_the_recipes_rule_and_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_train_takes_the_batch_that_fits_and_the_rate_by_the_recipes_rule(monkeypatch: pytest.MonkeyPatch):
     fitted = fit_original(monkeypatch, 1.0, measured=False)
     assert fitted.config.train.batch_size == 256  # memory is enough, and training has no budget
     (told,) = [found.message for found in fitted.findings if found.code == "rate-derived"]
     images = "a step has 256 images where system bede-1x4 has 1,024"
     assert told == f"{images}: the peak learning rate is 0.256 instead of 1.024, in proportion to the images"
-
-
-def test_train_halves_a_batch_that_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "_fits_memory", lambda config, device, batch: batch <= 40)
     fitted = fit_original(monkeypatch, 1.0, system="bede-1x1", measured=False)
     assert fitted.config.train.batch_size == 32
@@ -184,7 +180,6 @@ def test_the_fastest_that_works_is_taken(seconds: dict, choice: str):
 def test_fp32_runs_here():
     (done,) = try_precisions("cpu", ["fp32"], threads=1)
     assert done.failure is None
-    assert done.seconds is not None
     assert 0 < done.seconds < 10
 
 

@@ -13,9 +13,9 @@ from trainstone.measure.peaks import Peaks
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
 from trainstone.train import observation
+from trainstone.train.checkpoint import open_saved, resolve_config
 from trainstone.train.fit import count_step_work
 from trainstone.train.inference import infer_steps, run_inference
-from trainstone.train.saved import open_saved, resolve_config
 
 CPU = torch.device("cpu")
 SYNTHETIC = ("data.source=synthetic", "train.precision=fp32")

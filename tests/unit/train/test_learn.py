@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from small_sets import CLASSES, Listed, to_classify, write_set
 from small_training import Learned, assert_same, make_config, read_learned, train_here
-from trainstone.errors import RunError
+from trainstone.config.load import load_config
+from trainstone.config.schema import Config
+from trainstone.data.sample import DataSet, Split
+from trainstone.errors import DataError, RunError
 from trainstone.formats.mllog import parse_line
+from trainstone.machine.ranks import Rank
 from trainstone.measure.recorder import Sink
 from trainstone.results import schema
 from trainstone.results.progress import Progress
@@ -17,23 +22,16 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.samples import Sample
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import RunFolder, read_result
-from trainstone.train import checkpoint, learn, to_target
+from trainstone.train import checkpoint, start, to_target
 from trainstone.train.checkpoint import list_checkpoints, read_checkpoint
 from trainstone.train.course import Course
-from trainstone.train.precision import LossScale
+from trainstone.train.distributed import World
+from trainstone.train.optim import LossScale
+from trainstone.train.original.lines import Seat
+from trainstone.train.start import find_seats, list_doubts, open_both
 from trainstone.train.to_target import has_one_clock
 
 QUICK = {"stop.epochs": 2.0, "eval.target": 1.0, "data.generated_val": 11}
-
-
-def stop_at(step: int) -> Callable[[Progress], None]:
-    """Ask for an end after so many steps: a wish is known to all a step later."""
-
-    def act(progress: Progress) -> None:
-        if progress.phase == "training" and progress.step == step - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return act
 
 
 def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> RunFolder:
@@ -43,10 +41,15 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> RunF
 def stop_and_resume(
     folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, **changes: Any
 ) -> tuple[Learned, Learned, Learned]:
-    """Return what an undisturbed run learned, what one that was stopped had learned then and at its end."""
+    """Return what an undisturbed run learned, what one stopped after a step had learned then and at its end."""
+
+    def act(progress: Progress) -> None:
+        if progress.phase == "training" and progress.step == step - 1:  # a wish is known to all a step later
+            os.kill(os.getpid(), signal.SIGTERM)
+
     config = make_config(**(QUICK | changes))
     whole = train_here(config, folder / "whole", monkeypatch)
-    run = train_here(config, folder / "stopped", monkeypatch, act=stop_at(step))
+    run = train_here(config, folder / "stopped", monkeypatch, act=act)
     stopped = read_learned(run.path)
     train_here(config, run.path, monkeypatch, resume=True)
     return read_learned(whole.path), stopped, read_learned(run.path)
@@ -85,7 +88,6 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
     assert judged == [1, 2, 3, 4]
     stopped = read_learned(run.path)
     assert (stopped.result.status, stopped.document["step"], stopped.judged) == ("interrupted", 12, [])
-    assert stopped.result.phases is not None
     assert (stopped.result.phases.eval_seconds or 0) > 0
     train_here(config, run.path, monkeypatch, resume=True)
     assert_same(read_learned(run.path), read_learned(whole.path))
@@ -93,13 +95,12 @@ def test_an_evaluation_is_broken_off_at_once_and_made_up_for(tmp_path: Path, mon
 
 def test_as_many_checkpoints_stay_as_asked_for_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.4, 0.4, 0.3])
-    monkeypatch.setattr(learn, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(to_target, "judge", lambda *_: pretend(next(found))())
     changes = {"train.batch_size": 32, "stop.epochs": 4.0, "checkpoint.keep": 3, "checkpoint.every_steps": 2}
     run = train(tmp_path, monkeypatch, **changes)
     folder = run.path / "checkpoints"
     assert [int(path.stem[5:]) for path in list_checkpoints(folder)] == [12, 10, 9]
     assert read_checkpoint(folder / "best.safetensors").document["step"] == 6
-    assert run.result.quality is not None
     assert run.result.quality.value == 0.4
 
 
@@ -113,7 +114,7 @@ def test_time_writes_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_loss_of_validation_that_is_no_number_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "judge", pretend(0.0, float("nan")))
+    monkeypatch.setattr(to_target, "judge", pretend(0.0, float("nan")))
     learned = read_learned(train(tmp_path, monkeypatch, **{"stop.epochs": 1.0}).path)
     assert [metrics for _, _, _, metrics in learned.judged] == [{"top1": 0.0, "top5": 1.0}]
 
@@ -202,10 +203,9 @@ def test_scores_that_come_later_are_the_same(tmp_path: Path, monkeypatch: pytest
 
 def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = iter([0.2, 0.6, 0.9, 0.9])
-    monkeypatch.setattr(learn, "judge", lambda *_: pretend(next(found))())
+    monkeypatch.setattr(to_target, "judge", lambda *_: pretend(next(found))())
     run = train(tmp_path, monkeypatch, **(ASYNC | {"eval.target": 0.5}))
     quality = run.result.quality
-    assert quality is not None
     assert (run.result.status, quality.value, quality.steps) == ("target_reached", 0.6, 9)
     assert [one.step for one in quality.history] == [3, 6]
     assert next(found) == 0.9  # the third was not begun: it ended before
@@ -214,7 +214,6 @@ def test_a_target_is_known_to_be_reached_an_epoch_later(tmp_path: Path, monkeypa
     told = [(one.key, one.metadata.get("epoch_num")) for one in events if one and "epoch_num" in one.metadata]
     told = [one for one in told if one[0].startswith("eval")]
     assert told == [(key, epoch) for epoch in (1, 2) for key in ("eval_start", "eval_stop", "eval_accuracy")]
-    assert events[-1] is not None
     assert (events[-1].key, events[-1].metadata["status"]) == ("run_stop", "success")
 
 
@@ -229,7 +228,7 @@ ONE_EPOCH = {"stop.epochs": 1.0, "data.generated_val": 11}
 
 
 def test_the_clock_stops_with_the_evaluation_that_reached_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "judge", pretend(0.5, images=9))  # two of eleven could not be read
+    monkeypatch.setattr(to_target, "judge", pretend(0.5, images=9))  # two of eleven could not be read
     run = train_here(make_config(**ONE_EPOCH, eval__target=0.5), tmp_path, monkeypatch)
     phases, quality = run.result.phases, run.result.quality
     assert run.result.status == "target_reached"
@@ -277,3 +276,43 @@ def test_a_start_without_a_step_is_judged_too(tmp_path: Path, monkeypatch: pytes
 def test_energy_is_that_of_a_single_start(starts: int, times: tuple[float, ...], counted: bool):
     samples = [Sample(time_seconds=t, step=0, energy_joules=10.0 * n) for n, t in enumerate(times)]
     assert has_one_clock(Course("top1", 96, 8, starts=starts), samples) == counted
+
+
+CPU = torch.device("cpu")
+
+
+def make_original(root: Path, *settings: str) -> Config:
+    return load_config("resnet50-sc22", settings=["model.num_classes=2", *settings], flags={"data.root": str(root)})
+
+
+def make_splits(root: Path, *names: str) -> Path:
+    splits = [Split(name, Listed(to_classify(4, 4 * place))) for place, name in enumerate(names)]
+    return write_set(root, DataSet("classify", "made up", CLASSES, splits, "made-up"), "recordio")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("train",), "has one split, train: nothing is left to validate with"),
+        (("val",), "has one split, val: nothing is left to validate with"),
+        (("train", "test"), "has no split val; there: train, test"),
+    ],
+)
+def test_a_set_without_a_split_to_validate_with_can_only_be_trained_on(tmp_path: Path, names: tuple, told: str):
+    config = make_original(make_splits(tmp_path / "set", *names))
+    pictures = open_both(config)
+    assert (len(pictures.training.source), pictures.validation) == (4, None)
+    *_, doubt = list_doubts(config, pictures, 256, Rank(0, 1))
+    assert (doubt.code, doubt.severity) == ("not-evaluated", "info")
+    assert f"nothing to validate with (splits: {', '.join(names)})" in doubt.message
+    for setting in ("eval.target=0.5", "eval.every_epochs=2"):
+        with pytest.raises(DataError, match=told):
+            open_both(make_original(tmp_path / "set", setting))
+
+
+def test_devices_are_counted_on_each_host(monkeypatch: pytest.MonkeyPatch):
+    told: list[Any] = [[{"host": host} for host in ("a", "a", "b", "b", "a")], None]
+    monkeypatch.setattr(start, "gather", lambda _world, _mine: told.pop(0))
+    seats = (Seat("a", 0), Seat("a", 1), Seat("b", 0), Seat("b", 1), Seat("a", 2))
+    assert find_seats(World(Rank(0, 5), CPU, control="others")) == seats
+    assert find_seats(World(Rank(1, 5), CPU, control="others")) == ()

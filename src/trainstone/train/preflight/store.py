@@ -79,8 +79,18 @@ class RankStore:
 
     def read(self, keys: list[str], seconds: float) -> dict[str, Document]:
         """Wait for documents; return those that are there in time."""
-        found = self._call(seconds, lambda: self._wait_for(keys, Deadline.after(seconds)))
-        return {key: json.loads(text) for key, text in found.items()}
+
+        def wait_for_all() -> dict[str, bytes]:
+            there, deadline, pause = keys, Deadline.after(seconds), FIRST_PAUSE
+            while not self.store.check(there):
+                if not deadline.left:
+                    there = [key for key in there if self.store.check([key])]
+                    break
+                time.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 1.5)
+            return {key: self.store.get(key) for key in there}
+
+        return {key: json.loads(text) for key, text in self._call(seconds, wait_for_all).items()}
 
     def read_of_rank_0(self, key: str, seconds: float) -> Document:
         found = self.read([key], seconds)
@@ -118,16 +128,6 @@ class RankStore:
         self.post(f"{name}/answer", answer, LINGER_SECONDS)
         return answer
 
-    def _wait_for(self, keys: list[str], deadline: Deadline) -> dict[str, bytes]:
-        pause = FIRST_PAUSE
-        while not self.store.check(keys):
-            if not deadline.left:
-                keys = [key for key in keys if self.store.check([key])]
-                break
-            time.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 1.5)
-        return {key: self.store.get(key) for key in keys}
-
     def _call(self, seconds: float, function: Callable[[], Answer]) -> Answer:
         """Use the store, which is in the process of rank 0: that may have ended, or hang."""
         try:
@@ -157,26 +157,24 @@ def open_store(rank: Rank, address: Meeting, seconds: float) -> RankStore:
     if store is None:
         # The agent of torchrun may host it already.
         by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        hosts = rank.number == 0 and not by_agent
-        store = host_store(address, seconds) if hosts else connect_store(rank, address, seconds)
+        if rank.number or by_agent:
+            store = connect_store(rank, address, seconds)
+        else:
+            # It listens at all addresses of this host; rank 0 itself connects by loopback, because its name may lead
+            # elsewhere, as behind an address translation.
+            here = Meeting("::1" if ":" in address.host else "127.0.0.1", address.port)
+            try:
+                store = call_within(seconds, lambda: make_store(here, seconds, hosts=True))
+            except (RuntimeError, TimeoutError) as err:
+                reason = "another program uses this port" if "EADDRINUSE" in str(err) else first_line(err)
+                raise LaunchError(
+                    f"rank 0 on {name_host()} cannot listen at {format_address(address)}: {reason}",
+                    hint=f"set MASTER_PORT to a free port of {printable(address.host)}, the same for all ranks",
+                ) from err
     # It stays open until the process ends: a second rendezvous here would find the first one half closed.
     _opened[address] = store, times + 1
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return RankStore(dist.PrefixStore(f"trainstone/{attempt}/{times}", store), rank, address)
-
-
-def host_store(address: Meeting, seconds: float) -> dist.Store:
-    """Listen for the other ranks, at all addresses of this host."""
-    # Rank 0 connects to its own store by loopback: its name may lead elsewhere, as behind an address translation.
-    here = Meeting("::1" if ":" in address.host else "127.0.0.1", address.port)
-    try:
-        return call_within(seconds, lambda: make_store(here, seconds, hosts=True))
-    except (RuntimeError, TimeoutError) as err:
-        reason = "another program uses this port" if "EADDRINUSE" in str(err) else first_line(err)
-        raise LaunchError(
-            f"rank 0 on {name_host()} cannot listen at {format_address(address)}: {reason}",
-            hint=f"set MASTER_PORT to a free port of {printable(address.host)}, the same for all ranks",
-        ) from err
 
 
 def make_store(address: Meeting, seconds: float, *, hosts: bool) -> dist.Store:

@@ -39,7 +39,7 @@ def open_log(tmp_path: Path) -> RunLog:
 
 
 def make_steps(log: MlperfLog, first: int, end: int) -> None:
-    """Train from one step to before another, as learn.py does it where nothing is due between."""
+    """Train from one step to before another, as to_target.py does it where nothing is due between."""
     log.begin_steps(first)
     for step in range(first, end):
         log.step(StepRecord(step, 0, float(step), 0.0, 1.0, BATCH, 1.0, 0.1))
@@ -172,7 +172,7 @@ def find_disorder(events: list[Event]) -> list[str]:
 
 
 def run_all(log: MlperfLog) -> None:
-    """As learn.py does, to the end."""
+    """As to_target.py does, to the end."""
     cadence, done = log._cadence, 0
     while done < cadence.last_step:
         end = cadence.next_event(done)
