@@ -7,8 +7,7 @@ import pytest
 
 from made_original import make_evaluation, make_facts, make_step, play
 from trainstone.results.steps import StepRecord
-from trainstone.train.original.lines import OriginalFile
-from trainstone.train.original.ssd_lines import TrainingLines
+from trainstone.train.original.writers import SsdLog
 
 STEPS, STEP_SECONDS = 230, 0.22269
 # As the first published run of the C4140 printed it.
@@ -39,7 +38,7 @@ def read_lines(folder: Path) -> list[str]:
 
 def test_lines_are_the_published_ones_and_in_the_log_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     facts = make_facts(tmp_path, "mlperf_ssd", global_batch=512, train_pictures=STEPS * 512)
-    with caplog.at_level(logging.INFO), OriginalFile(facts, TrainingLines(facts)) as file:
+    with caplog.at_level(logging.INFO), SsdLog(facts) as file:
         for step in range(300):
             file.step(take_step(step))
     assert read_lines(tmp_path) == PUBLISHED
@@ -58,8 +57,8 @@ def test_epochs_of_no_whole_number_of_steps(tmp_path: Path):
 
 
 def test_an_evaluation_has_the_time_that_is_known(tmp_path: Path):
-    lines = TrainingLines(make_facts(tmp_path, "mlperf_ssd", "original.every_steps=1"))
-    assert lines.evaluation(make_evaluation(10)) == (
+    lines = SsdLog(make_facts(tmp_path, "mlperf_ssd", "original.every_steps=1"))
+    assert lines.render_evaluation(make_evaluation(10)) == (
         "[Validation] inference: 4000.000 [ms], speed: 128.000 [imgs/sec]\n"
     )
-    assert "speed: 0.000 [imgs/sec]" in lines.step(make_step(0, step_seconds=0.0))
+    assert "speed: 0.000 [imgs/sec]" in lines.render_step(make_step(0, step_seconds=0.0))

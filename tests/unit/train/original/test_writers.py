@@ -10,8 +10,7 @@ import pytest
 from made_original import make_evaluation, make_facts, make_step, play, read_files, resume
 from trainstone.results.schema import Status
 from trainstone.train.original.lines import list_events
-from trainstone.train.original.result_line import ResultLine
-from trainstone.train.original.writers import list_writers
+from trainstone.train.original.writers import ResultLine, list_writers
 
 FILES = {
     ("wmlce", "train"): {"nvlog.txt", "training.json"},
