@@ -142,8 +142,7 @@ def serve() -> None:
     import torch._inductor  # noqa: F401
 
     import trainstone.report.page
-    import trainstone.train.against
-    import trainstone.train.inference
+    import trainstone.train.interleave
     import trainstone.train.profiling
     import trainstone.train.to_target  # noqa: F401
     from trainstone.cli.main import main

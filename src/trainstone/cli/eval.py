@@ -153,13 +153,9 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
             restart_keeping_memory()
 
     def flow(life: "Lifecycle") -> "Generator[Progress, None, Status]":
-        if mode == "bench":
-            from trainstone.train.inference import run_inference
+        from trainstone.train.evaluation import run_eval, run_inference
 
-            return (yield from run_inference(life, saved))
-        from trainstone.train.evaluation import run_eval
-
-        return (yield from run_eval(life, saved))
+        return (yield from (run_inference if mode == "bench" else run_eval)(life, saved))
 
     execute("eval", config, flow, opts)
 

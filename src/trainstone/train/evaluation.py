@@ -1,35 +1,50 @@
-"""How `eval` flows: data, fit, weights, judge, write. The table of contents, the same on every rank.
+"""How `eval` flows, the same on every rank: data, fit, weights, judge, write. Nothing is learned.
 
-The first rank writes the result. Nothing is learned and nothing timed but the whole.
+run_eval judges all validation pictures and times nothing but the whole. run_inference (`eval --bench`) times forward
+passes on one device like steps of training; a step is a batch of eval.batch_size pictures: wait for it, normalise,
+forward. No labels are looked at.
 """
 
+import itertools
 import logging
+import math
 import time
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from typing import Any
 
-from trainstone.config.schema import Config
+import torch
+from torch import nn
+
+from trainstone.config.schema import Config, change_section
+from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.launched import name_host
+from trainstone.machine.ranks import ALONE
+from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.devices import name_device
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
 from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Status
-from trainstone.results.store import RunFolder
+from trainstone.results.steps import StepRecord
 from trainstone.results.verdicts import write_eval_verdict
-from trainstone.train.conclude import gather_devices
-from trainstone.train.distributed import World
+from trainstone.train.conclude import conclude, gather_devices
 from trainstone.train.evaluate import Scoring, judge_network, keep_pictures
-from trainstone.train.fit import fit_engine
+from trainstone.train.fit import Fitted, count_step_work, fit_engine
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
+from trainstone.train.observation import measure_device, observe, open_recorder
+from trainstone.train.precision import autocast
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import agree_on, provide_for_all
-from trainstone.train.task import count_parameters, open_data
+from trainstone.train.stopping import Pact, record_steps
+from trainstone.train.task import compile_model, count_parameters, feed_device, open_data, synthetic_batches
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
-from trainstone.workloads.workload import Scored, choose_eval_batch
+from trainstone.workloads.workload import Batch, choose_eval_batch
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +75,35 @@ def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]
     with Scoring(config, world) as scoring:
         scoring.begin(opened, rows, saved.step, time.perf_counter() - began)
         judged = scoring.take()
-    phases = schema.Phases(eval_seconds=time.perf_counter() - began, program_seconds=life.seconds)
-    conclude_eval(run, config, world, saved, opened, judged, phases, count_parameters(model))
+    eval_seconds, program_seconds = time.perf_counter() - began, life.seconds
+    own = schema.Device(host=name_host(), name=name_device(world.device), label=str(world.device))
+    devices = gather_devices(world, own)
+    evaluation = Evaluation(
+        epoch=saved.epoch or 0.0,
+        step=saved.step,
+        seconds=program_seconds,
+        eval_seconds=eval_seconds,
+        metrics=judged.metrics,
+        images=judged.images,
+    )
+    quality = Quality(
+        metric=config.eval.metric,
+        value=judged.metrics[config.eval.metric],
+        epochs=evaluation.epoch,
+        history=[evaluation],
+        tables=list(judged.tables),
+        pictures=list(keep_pictures(run.path, judged)),
+        parameters=count_parameters(model),
+    )
+    title = WORKLOADS[config.workload].title(config)
+    run.update(
+        status="ok",
+        quality=quality,
+        phases=schema.Phases(eval_seconds=eval_seconds, program_seconds=program_seconds),
+        devices=devices,
+        findings=[*run.result.findings, *tell_left_out(opened, judged.images, config)],
+        verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
+    )
     return run.result.status
 
 
@@ -77,46 +119,6 @@ def open_pictures(config: Config) -> OpenSplit:
     return opened
 
 
-def conclude_eval(
-    run: RunFolder,
-    config: Config,
-    world: World,
-    saved: Saved,
-    opened: OpenSplit,
-    judged: Scored,
-    phases: schema.Phases,
-    parameters: int,
-) -> None:
-    device = schema.Device(host=name_host(), name=name_device(world.device), label=str(world.device))
-    devices = gather_devices(world, device)
-    evaluation = Evaluation(
-        epoch=saved.epoch or 0.0,
-        step=saved.step,
-        seconds=phases.program_seconds or 0.0,
-        eval_seconds=phases.eval_seconds or 0.0,
-        metrics=judged.metrics,
-        images=judged.images,
-    )
-    quality = Quality(
-        metric=config.eval.metric,
-        value=judged.metrics[config.eval.metric],
-        epochs=evaluation.epoch,
-        history=[evaluation],
-        tables=list(judged.tables),
-        pictures=list(keep_pictures(run.path, judged)),
-        parameters=parameters,
-    )
-    title = WORKLOADS[config.workload].title(config)
-    run.update(
-        status="ok",
-        quality=quality,
-        phases=phases,
-        devices=devices,
-        findings=[*run.result.findings, *tell_left_out(opened, judged.images, config)],
-        verdict=write_eval_verdict(title, evaluation, config.eval.metric, saved.origin),
-    )
-
-
 def tell_left_out(opened: OpenSplit, judged: int, config: Config) -> list[schema.Finding]:
     """Findings where not all pictures were judged: damaged ones, or the rest that fills no batch."""
     batch, pictures = choose_eval_batch(config), len(opened.source)
@@ -129,3 +131,95 @@ def tell_left_out(opened: OpenSplit, judged: int, config: Config) -> list[schema
         told = f"{format_count(damaged, 'damaged picture')} not judged; log.txt names them"
         found.append(finding("pictures-skipped", told))
     return found
+
+
+def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
+    yield from life.join()
+    config, run = life.config, life.run
+    yield from provide_for_all(config, life)
+    opened, batch = None, choose_eval_batch(config)
+    if config.data.source != "synthetic":
+        opened = open_pictures(config)
+        if len(opened.source) < batch:
+            raise ConfigError(
+                f"split {opened.name} has {len(opened.source)} pictures, fewer than the {batch} of a batch",
+                hint=f"--set eval.batch_size={len(opened.source)}",
+            )
+    yield Progress("fitting the recipe to this machine")
+    life.check_stop()
+    fitted = fit_inference(config)
+    config, device = fitted.config, fitted.device
+    run.write_config(config)
+    run.update(findings=list(fitted.findings))
+    yield Progress("building the network")
+    model = load_network(config, device, saved)
+    peaks = yield from measure_device(life, fitted)
+    life.check_stop()
+    with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
+        pact, timer = Pact(life.world, life.signals, learns=False), choose_timer(device)
+        called = compile_model(model) if config.engine.compile else model
+        with closing(repeat_batches(config, opened, device)) as batches:
+            steps = infer_steps(called, config, device, feed_device(batches, device), timer, observed.clock_start)
+            if config.measure.iterations is not None:
+                steps = itertools.islice(steps, config.measure.iterations)
+            yield from record_steps(steps, timer, config.measure, recorder, pact)
+    observed.peaks = yield from measure_device(life, fitted, peaks)
+    observed.interrupted = life.signals.received
+    title = f"{WORKLOADS[config.workload].title(config)}, inference"
+    conclude(life, fitted, recorder, observed, title=title)
+    if run.result.phases:  # time of batches is time of evaluation, not of training
+        timed = {"eval_seconds": run.result.phases.train_seconds, "train_seconds": None}
+        run.update(phases=run.result.phases.model_copy(update=timed))
+    return run.result.status
+
+
+def fit_inference(config: Config) -> Fitted:
+    """Resolve every auto; both batch sizes become that of inference, so that all that reads a result sees it."""
+    config, device, findings = fit_engine(config)
+    batch = choose_eval_batch(config)
+    config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
+    # What is timed here has neither phases nor an optimiser.
+    config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
+    return Fitted(config, device, count_step_work(config, batch, backward=False), tuple(findings))
+
+
+def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:
+    """Yield full batches for ever: random ones, or real pictures, the same at each pass."""
+    if opened is None:
+        yield from synthetic_batches(config, device)
+        return
+    while True:
+        with closing(WORKLOADS[config.workload].open_validation(config, opened, device, ALONE)) as loader:
+            for batch in loader:
+                if batch[1][-1] != IGNORED:  # the last batch of a pass may be filled up with nothing
+                    yield batch
+
+
+def infer_steps(
+    model: nn.Module,
+    config: Config,
+    device: torch.device,
+    batches: Iterable[Batch],
+    timer: Timer,
+    origin: float,
+) -> Iterator[StepRecord]:
+    """Judge batch after batch, yielding each when the device has finished it: `timer.lag` batches late.
+
+    There is no loss and no rate.
+    """
+    score = WORKLOADS[config.workload].build_scores(config, device)
+    pending: deque[tuple[int, float, int, list[Any]]] = deque()
+    batches = iter(batches)
+    for step in itertools.count():
+        started, marks = timer.now() - origin, [timer.mark()]
+        images = next(batches)[0]
+        marks.append(timer.mark())
+        with torch.inference_mode(), autocast(device, config.train.precision):
+            score(model, images)
+        marks.append(timer.mark())
+        pending.append((step, started, len(images), marks))
+        if len(pending) > timer.lag:
+            number, start_seconds, num_images, (begin, ready, end) = pending.popleft()
+            timer.wait(end)
+            waited, spent = timer.seconds(begin, ready), timer.seconds(begin, end)
+            yield StepRecord(number, 0, start_seconds, waited, spent, num_images, loss=math.nan, lr=0.0)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from trainstone.measure.devices import choose_reader, peak_device_bytes, peak_ho
 from trainstone.measure.peaks import Peaks, measure_peaks
 from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader, Telemetry
+from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder
 from trainstone.train.distributed import World, barrier, gather
 from trainstone.train.fit import Fitted
@@ -71,10 +72,12 @@ def observe(
     observed.peak_bytes = peak_device_bytes(fitted.device), peak_host_bytes()
 
 
-def measure_device(life: Lifecycle, fitted: Fitted) -> Peaks:
-    """Measure what this rank's device can do at most, while all ranks do."""
+def measure_device(life: Lifecycle, fitted: Fitted, before: Peaks | None = None) -> Generator[Progress, None, Peaks]:
+    """Measure what this rank's device can do at most, while all ranks do; of two measurements the better counts."""
+    yield Progress(f"measuring this device's peak{' again' if before else ''}")
     barrier(life.world)
-    return measure_peaks(fitted.device, fitted.config.train.precision)
+    peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+    return before.best_of(peaks) if before else peaks
 
 
 def find_own_processes(world: World) -> set[int]:

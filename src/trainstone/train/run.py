@@ -46,9 +46,8 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
     """Measure training speed; every rank runs this, rank 0 writes the result. Yields progress to show."""
     fitted, opened = yield from start_measurement(life, strict=strict)
     config, run, world = fitted.config, life.run, life.world
-    yield Progress("measuring this device's peak")
     life.check_stop()
-    peaks = measure_device(life, fitted)
+    peaks = yield from measure_device(life, fitted)
     life.check_stop()
     with ExitStack() as files:
         alone = open_alone(opened, run.path, config, files) if opened and world.alone else None
@@ -71,8 +70,7 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
         communication = yield from measure_exchange(task, config.parallel, recorder, life)
         if alone and not life.signals.received:
             yield from measure_after(task, fitted, alone, life.signals)
-        yield Progress("measuring this device's peak again")
-        observed.peaks = peaks.best_of(measure_device(life, fitted))
+        observed.peaks = yield from measure_device(life, fitted, peaks)
         observed.interrupted = life.find_stop()
         conclude(life, fitted, recorder, observed, loader=task.loader, alone=alone, communication=communication)
         for sink in originals:

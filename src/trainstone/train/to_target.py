@@ -103,8 +103,7 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
         signal = (life.signals.received or OTHER_RANK) if course.stopped else None
         write_end(setting, course, signal, life.seconds)
         if not course.stopped:  # a scheduler that asks for the end kills whoever is slow
-            yield Progress("measuring this device's peak")
-            observed.peaks = measure_device(life, fitted)
+            observed.peaks = yield from measure_device(life, fitted)
         conclude_training(setting, fitted, course, observed, life.seconds)
 
 

@@ -1,3 +1,5 @@
+import itertools
+import math
 from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,27 +9,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from flows import follow
+from flows import LateTimer, follow
 from made_saved import RUN_ID, make_checkpoint, make_config, make_network
 from ranks import run_ranks
+from small_sets import make_set
 from small_training import make_config as make_small
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.errors import ConfigError
 from trainstone.machine.ranks import ALONE, read_rank
 from trainstone.machine.signals import StopSignals
-from trainstone.measure.clock import choose_timer
+from trainstone.measure.clock import HostTimer, choose_timer
+from trainstone.measure.peaks import Peaks
 from trainstone.results.schema import Result
+from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
+from trainstone.train import observation
 from trainstone.train.distributed import World
 from trainstone.train.evaluate import judge, judge_network
-from trainstone.train.evaluation import open_pictures, run_eval, tell_left_out
+from trainstone.train.evaluation import infer_steps, open_pictures, run_eval, run_inference, tell_left_out
+from trainstone.train.fit import count_step_work
 from trainstone.train.loop import train_steps
 from trainstone.train.saved import open_saved, resolve_config
 from trainstone.train.start import open_both
 from trainstone.train.task import Task, build_network, build_task, provide_data
 from trainstone.workloads.classify import CLASSIFY
 from trainstone.workloads.workload import Scored
+
+CPU = torch.device("cpu")
+WORLD = World(ALONE, CPU)
 
 
 def evaluate_here(checkpoint: str, out: str, *settings: str) -> str | None:
@@ -90,10 +100,6 @@ def test_synthetic_data_cannot_be_judged_by():
     with pytest.raises(ConfigError, match="no pictures to judge by") as refused:
         open_pictures(make_config("data.source=synthetic"))
     assert "--data DIR" in str(refused.value.hint)
-
-
-CPU = torch.device("cpu")
-WORLD = World(ALONE, CPU)
 
 
 def finish(going: Generator[Any, None, Tensor | None], config: Config) -> Scored:
@@ -163,3 +169,60 @@ def test_who_asks_for_the_end_is_heard_before_the_next_batch(ema: float):
         assert task.plain.training
     finally:
         task.close()
+
+
+SYNTHETIC = ("data.source=synthetic", "train.precision=fp32")
+
+
+def ticking() -> "itertools.count[float]":
+    return itertools.count(0.0, 0.25)
+
+
+def batch_of(images: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(images, 32, 32, 3, dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("kind", [HostTimer, LateTimer])
+def test_a_step_is_the_wait_and_the_forward_pass(kind):
+    config, ticks = make_config(*SYNTHETIC), ticking()
+    timer = kind(now=lambda: next(ticks))
+    model = make_network(config).eval()
+    steps = list(itertools.islice(infer_steps(model, config, CPU, itertools.repeat(batch_of(4)), timer, 0.0), 3))
+    assert [step.step for step in steps] == [0, 1, 2]
+    # now, begin, ready, end: four looks at the clock a step
+    assert [step.start_seconds for step in steps] == [0.0, 1.0, 2.0]
+    assert {(step.data_seconds, step.step_seconds, step.images) for step in steps} == {(0.25, 0.5, 4)}
+    assert all(math.isnan(step.loss) for step in steps)
+
+
+def test_only_the_forward_pass_is_counted():
+    config = make_config(*SYNTHETIC)
+    forward, both = count_step_work(config, 4, backward=False), count_step_work(config, 4)
+    assert both.flops / 4 < forward.flops < both.flops / 2
+    assert 0 < forward.bytes_moved < both.bytes_moved / 2
+
+
+@pytest.mark.parametrize("source", ["synthetic", "files"])
+def test_a_run_has_what_bench_has(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
+    saved = open_saved(make_checkpoint(tmp_path / "made"))
+    settings = ["device=cpu", "engine.threads=1", "loader.threads=1", "measure.iterations=9", f"data.source={source}"]
+    if source == "files":
+        settings.append(f"data.root={make_set(tmp_path / 'set', 'folder', count=6, val=6)}")
+    config = resolve_config(saved, None, settings, {})
+    run = create_run(tmp_path / "runs", "eval", config, "trainstone eval")
+    phases = [progress.phase for progress in follow(lambda life: run_inference(life, saved), config, run)]
+    assert phases.count("measuring") == 9
+    result = read_result(run.path)
+    assert (result.kind, result.status) == ("eval", "ok")
+    assert result.verdict.startswith("ResNet-18, inference: ")
+    assert result.throughput.images_per_second > 0
+    assert result.step_seconds.median > 0
+    assert result.noise.grade in "ABC"
+    assert result.devices[0].label == "cpu"
+    assert result.utilisation.mfu > 0
+    assert result.phases.train_seconds is None
+    assert result.phases.eval_seconds > 0
+    columns = read_columns(run.path / "steps-rank0000.csv")
+    assert list(columns["images"]) == [4] * 9
+    assert list(columns["step"]) == list(range(9))

@@ -26,7 +26,7 @@ def sizes_of(config, pictures: tuple[int, int] = IMAGENET, ranks: int = 8) -> Ru
 
 
 def choose(what: SimpleNamespace, config, **changes) -> tuple[str, list[str]]:
-    return choose_division(config, what.rules, sizes_of(config, **{"pictures": what.pictures, **changes}))
+    return choose_division(config, sizes_of(config, **{"pictures": what.pictures, **changes}))
 
 
 @pytest.mark.parametrize(
