@@ -11,7 +11,7 @@ from trainstone.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainstone.cli.progress import ProgressLine
-    from trainstone.models.convert import Converted
+    from trainstone.models.weights import Converted
 
 app = typer.Typer(name="weights", help="Convert files of trained weights.", no_args_is_help=True)
 
@@ -62,7 +62,7 @@ def convert(
         return  # one file is enough
     with ProgressLine(quiet=bool(quiet)) as line, interruptible():
         line.show(Progress("loading torch"))
-        from trainstone.models.convert import choose_kind, convert_weights
+        from trainstone.models.weights import choose_kind, convert_weights
 
         choose_kind(target)  # before a long download
         file = bring(source, target, sha256, line)

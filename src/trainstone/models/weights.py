@@ -1,4 +1,4 @@
-"""Weights of a network: read from files of several kinds, recognised, put into a model, written.
+"""Weights of a network: read from files of several kinds, recognised, put into a model, written, converted.
 
 The kinds: safetensors, trainstone's checkpoints (safetensors with a document), torch's files, pickles of arrays.
 
@@ -7,11 +7,13 @@ No code in a file ever runs: torch's pickles are opened as weights alone, others
 
 import errno
 import hashlib
+import io
 import json
 import pickle
 import re
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from trainstone.errors import DataError, ResultError, TrainstoneError
+from trainstone.errors import ConfigError, DataError, ResultError, TrainstoneError
 from trainstone.files import sync_path, write_atomically
-from trainstone.models.legacy_pickle import read_pickled
-from trainstone.models.mxnet_names import HEADS, rename_from_gluon
+from trainstone.models.legacy_pickle import pickle_arrays, read_pickled
+from trainstone.models.mxnet_names import HEADS, name_in_gluon, rename_from_gluon
 from trainstone.models.resnet import COUNTER, DEPTHS, build_resnet, list_names
 from trainstone.text import printable
 from trainstone.units import format_count
@@ -121,22 +123,16 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
     if head.startswith(ZIP) or (is_pickle and LEGACY in head):
         return _unwrap(path, _load_torch(path))
     if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
-        return _read_safetensors(path)
+        tensors, document = read_tensors(path, DataError)
+        # Of a checkpoint; an average of parameters alone takes the rest from the model.
+        parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
+        return tensors if document is None else parts[0] | parts[1]
     if is_pickle or path.suffix in PICKLES:
         return {name: torch.from_numpy(array) for name, array in read_pickled(path).items()}
     raise DataError(
         f"{path} holds no weights: it is neither safetensors, a file of torch.save nor a pickle of arrays "
         f"(it begins with {head[:12]!r})"
     )
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    tensors, document = read_tensors(path, DataError)
-    if document is None:
-        return tensors
-    # An average of parameters alone takes the rest from the model.
-    parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
-    return parts[0] | parts[1]
 
 
 def _load_torch(path: Path) -> Any:
@@ -363,3 +359,68 @@ def _explain(path: Path, reason: str) -> str:
     if len(head) == 9 and (head.startswith(ZIP) or _is_pickle(head)):
         return "is a pickle, which may hold code: it is not opened"
     return f"is cut off, damaged or not a safetensors file: {printable(reason.splitlines()[0])[:200]}"
+
+
+KINDS = {".pth": "torch", ".pt": "torch", ".safetensors": "safetensors", ".pickle": "mlperf_ssd", ".pkl": "mlperf_ssd"}
+"""Kind of a file by its suffix."""
+GLUON_DEPTHS = (18, 34)
+NO_BATCHES = torch.tensor(0)
+"""For counters of batches that a file has not: MLPerf's and torch's before 0.4.1 have none."""
+BUFFERS = ("running_mean", "running_var", COUNTER)
+
+
+class Converted(NamedTuple):
+    network: str
+    format: str
+    tensors: int
+    parameters: int
+    bytes: int
+    left_out: tuple[str, ...]
+    """Names in the source that are not in the target."""
+
+
+def choose_kind(target: Path) -> str:
+    """Return what to write by the target's name; what is there already is not written over."""
+    if target.suffix not in KINDS:
+        raise ConfigError(f"{target}: what shall it be?", hint=f"end its name in one of {', '.join(KINDS)}")
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target} exists; it is not written over", hint="choose another name, or remove it first")
+    return KINDS[target.suffix]
+
+
+def convert_weights(source: Path, target: Path) -> Converted:
+    """Write the ResNet in a file as another kind of file, whole or not at all."""
+    kind, where = choose_kind(target), str(source)
+    found = read_weights(source)
+    weights, others = take_backbone(found)
+    recognised = recognise(weights)
+    if recognised is None:
+        shown = ", ".join(printable(name)[:60] for name in list(found)[:3])
+        raise DataError(
+            f"{source} is of no network that is known here: its tensors are called {shown}, ...",
+            hint=f"known: ResNet-{', -'.join(map(str, DEPTHS))} by torchvision's names, MLPerf SSD's backbone in MXNet",
+        )
+    network, skeleton = recognised
+    load_weights(skeleton, weights, where, of=str(network))
+    refuse_not_finite(weights, where)
+    kept = {name: weights.get(name, NO_BATCHES) for name in skeleton.state_dict()}
+    if kind == "mlperf_ssd":  # its backbone has no last stage, no classifier and no counters
+        if network.depth not in GLUON_DEPTHS or network.norm != "batch":
+            known = " and -".join(map(str, GLUON_DEPTHS))
+            raise ConfigError(
+                f"{where} is of {network}; MLPerf SSD's names are for ResNet-{known} with batch norm",
+                hint="write .pth or .safetensors",
+            )
+        kept = {name: tensor for name, tensor in kept.items() if name_in_gluon(name) is not None}
+        arrays = {str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in kept.items()}
+        write_bytes(target, pickle_arrays(arrays))
+    elif kind == "safetensors":
+        write_weights(target, kept, {})
+    else:
+        memory = io.BytesIO()
+        torch.save(OrderedDict(gather_tensors(kept)), memory)
+        write_bytes(target, memory.getvalue())
+    parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
+    left_out = (*others, *(name for name in weights if name not in kept))
+    told = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
+    return Converted(str(told), kind, len(kept), parameters, target.stat().st_size, left_out)

@@ -62,11 +62,16 @@ def conclude(
     fed = judge_feeding(fitted.config, loader, alone, summary) if loader and alone else None
     faults = np.delete(recorder.page_faults(), left_out)[summary.window]
     speed = describe_speed(fitted, summary, telemetry, seen, devices, fed, faults)
+    unfed = []
+    if run.result.kind == "bench" and ranks > 1 and loader:
+        told = f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
+        hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
+        unfed = [*tell_skipped(loader), finding("not-measured", told, hint=hint)]
     findings = [
         *fitted.findings,
         *checks.check_throughput(speed["throughput"], summary.step_seconds),
         *speed.pop("findings"),
-        *(tell_feeding_left_out(loader, ranks) if run.result.kind == "bench" else ()),
+        *unfed,
         *tell_interruption(seen.interrupted, len(recorder)),
     ]
     run.update(
@@ -91,7 +96,10 @@ def describe_speed(
     page_faults: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """What a result says of the steps of rank 0 and the devices of all ranks, and the findings about it."""
-    engine, throttled = fitted.config.engine, tell_throttling(telemetry)
+    engine = fitted.config.engine
+    shares = telemetry["throttle_percent"] if telemetry["throttled"] else {}
+    hindered = {name: share for name, share in shares.items() if name in HINDRANCES}
+    throttled = ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in hindered.items())
     throughput = scale_throughput(summary.throughput, len(devices))
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed) if seen.peaks else None
     noise = grade_noise(
@@ -172,7 +180,7 @@ def judge_utilisation(
     summary: StepSummary,
     peaks: Peaks,
     telemetry: dict[str, Any],
-    throttled: str | None,
+    throttled: str,
     fed: schema.Loader | None = None,
 ) -> schema.Utilisation:
     """Speed against the measured peaks, and what limits it."""
@@ -218,23 +226,6 @@ def describe_device(
         step_seconds_median=summary.step_seconds.median if summary else None,
         data_wait_seconds=summary.phases.data_wait_seconds if summary else None,
     )
-
-
-def tell_throttling(telemetry: dict[str, Any]) -> str | None:
-    """Name the reasons a device was hindered for, with their share of the samples."""
-    if not telemetry["throttled"]:
-        return None
-    shares = telemetry["throttle_percent"]
-    return ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in shares.items() if name in HINDRANCES)
-
-
-def tell_feeding_left_out(loader: Loader | None, ranks: int) -> list[schema.Finding]:
-    """Findings where several ranks loaded real images: what only a single rank measures, and damaged images."""
-    if ranks == 1 or loader is None:
-        return []
-    told = f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
-    hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
-    return [*tell_skipped(loader), finding("not-measured", told, hint=hint)]
 
 
 def tell_skipped(loader: Loader | None) -> list[schema.Finding]:

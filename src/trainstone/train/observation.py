@@ -15,7 +15,7 @@ from trainstone.measure.recorder import StepRecorder
 from trainstone.measure.telemetry import Reader, Telemetry
 from trainstone.results.progress import Progress
 from trainstone.results.store import RunFolder
-from trainstone.train.distributed import World, barrier, gather
+from trainstone.train.distributed import barrier, gather
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import Lifecycle
 
@@ -50,7 +50,11 @@ def observe(
     life: Lifecycle, fitted: Fitted, current_step: Callable[[], int], clock_start: float | None = None
 ) -> Iterator[Observed]:
     """Sample the device, the memory and the machine while the body runs. All ranks begin together."""
-    own = find_own_processes(life.world)
+    # Processes of this run: on rank 0 those of all ranks on this host, elsewhere this one.
+    here = {"host": os.uname().nodename, "pid": os.getpid()}
+    own = {one["pid"] for one in gather(life.world, here) or [here] if one["host"] == here["host"]}
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        own.add(os.getppid())  # torchrun looks after them
     reset_peaks(fitted.device)
     barrier(life.world)  # so that the clocks of all ranks' files begin together
     start = time.perf_counter() if clock_start is None else clock_start
@@ -78,14 +82,6 @@ def measure_device(life: Lifecycle, fitted: Fitted, before: Peaks | None = None)
     barrier(life.world)
     peaks = measure_peaks(fitted.device, fitted.config.train.precision)
     return before.best_of(peaks) if before else peaks
-
-
-def find_own_processes(world: World) -> set[int]:
-    """Return the process ids of this run's ranks on this host (rank 0), or of this rank alone (other ranks)."""
-    here = {"host": os.uname().nodename, "pid": os.getpid()}
-    found = gather(world, here) or [here]
-    own = {one["pid"] for one in found if one["host"] == here["host"]}
-    return own | {os.getppid()} if "TORCHELASTIC_RUN_ID" in os.environ else own  # torchrun looks after them
 
 
 def sync_steps(run: RunFolder, recorder: StepRecorder) -> None:

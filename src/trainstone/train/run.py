@@ -122,8 +122,12 @@ def measure_exchange(
     world = life.world
     if world.alone:
         return None
-    sizes = Communication(gradient_bytes=count_gradient_bytes(task, parallel), bucket_bytes=parallel.bucket_bytes)
+    sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
+    learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
+    gradient_bytes = sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
+    sizes = Communication(gradient_bytes=gradient_bytes, bucket_bytes=parallel.bucket_bytes)
     rounds: list[list[float]] = []
+    still, timer = replace(task, rate=lambda _step: 0.0), choose_timer(task.device)
     planned = plan_rounds(recorder, world)
     for number in range(planned):
         seconds = []
@@ -131,18 +135,14 @@ def measure_exchange(
             if life.find_stop():
                 return sizes if world.rank.number == 0 else None
             yield Progress("measuring the exchange of gradients", 1 + 4 * number + len(seconds))
-            seconds.append(time_block(task, len(recorder), exchanged=arm == "A"))
+            with nullcontext() if arm == "A" else task.without_exchange():
+                steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=len(recorder)))
+            seconds.append(statistics.median(record.step_seconds for record in steps[1:]))
         rounds.append(seconds)
     timed = gather(world, {"rounds": rounds})
     if timed is not None and not planned:
         return sizes
     return None if timed is None else judge_exchange(sizes, [one["rounds"] for one in timed])
-
-
-def count_gradient_bytes(task: Task, parallel: ParallelConfig) -> int:
-    sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
-    learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
-    return sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
 
 
 def plan_rounds(recorder: StepRecorder, world: World) -> int:
@@ -155,11 +155,3 @@ def plan_rounds(recorder: StepRecorder, world: World) -> int:
         fitting = MIN_ROUNDS if MIN_ROUNDS * a_round <= MOST_SECONDS else 0
     told = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
     return int(told["rounds"])
-
-
-def time_block(task: Task, first_step: int, *, exchanged: bool) -> float:
-    still = replace(task, rate=lambda _step: 0.0)
-    timer = choose_timer(task.device)
-    with nullcontext() if exchanged else task.without_exchange():
-        steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=first_step))
-    return statistics.median(record.step_seconds for record in steps[1:])

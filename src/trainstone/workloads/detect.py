@@ -20,9 +20,8 @@ from trainstone.data.picture.decode import decode
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.ranks import ALONE, Rank
-from trainstone.models.boxes import default_boxes, match
+from trainstone.models.boxes import Found, default_boxes, find_boxes, match
 from trainstone.models.losses import detection_loss
-from trainstone.models.nms import Found, find_boxes
 from trainstone.models.ssd import build_ssd
 from trainstone.results import detection
 from trainstone.results.checks import finding

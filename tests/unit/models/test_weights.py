@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from damage import Call, damaged, quick, read_damaged
 from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.models.convert import convert_weights
 from trainstone.models.resnet import build_resnet
 from trainstone.models.ssd import build_ssd
 from trainstone.models.weights import (
     FORMAT,
+    convert_weights,
     load_pretrained,
     load_weights,
     read_weights,
