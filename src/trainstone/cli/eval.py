@@ -162,7 +162,7 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
 
 def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool) -> None:
     """Print what images show; one that cannot be read makes the exit code that of bad data."""
-    from trainstone.train.predict import predict
+    from trainstone.train.evaluation import predict
 
     seen = []
     for found in predict(config, saved, images, top):
@@ -190,7 +190,7 @@ def describe_guess(guess: dict[str, Any]) -> str:
 
 
 def export_here(config: "Config", saved: "Saved", target: Path, *, as_json: bool) -> None:
-    from trainstone.train.predict import export_weights
+    from trainstone.train.evaluation import export_weights
     from trainstone.units import format_bytes
 
     made = export_weights(config, saved, target)

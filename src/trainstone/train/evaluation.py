@@ -1,30 +1,40 @@
-"""How `eval` flows, the same on every rank: data, fit, weights, judge, write. Nothing is learned.
+"""What `eval` does with saved weights: data, fit, weights, judge, write. Nothing is learned.
 
-run_eval judges all validation pictures and times nothing but the whole. run_inference (`eval --bench`) times forward
-passes on one device like steps of training; a step is a batch of eval.batch_size pictures: wait for it, normalise,
-forward. No labels are looked at.
+run_eval judges all validation pictures, the same on every rank, and times nothing but the whole. run_inference
+(`eval --bench`) times forward passes on one device like steps of training; a step is a batch of eval.batch_size
+pictures: wait for it, normalise, forward. No labels are looked at. predict says what the weights see in single
+pictures, which are read, decoded and cut as evaluation does it; export_weights writes a plain file for other tools.
 """
 
 import itertools
+import json
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from trainstone.config.schema import Config, change_section
-from trainstone.data.feeding.feed import IGNORED
+from trainstone.data.feeding.feed import IGNORED, Feed, Worker
+from trainstone.data.feeding.transform import make_transform
+from trainstone.data.generated.source import find_stored
+from trainstone.data.loader import Memory
+from trainstone.data.recognise import open_dataset
+from trainstone.data.sample import ClassName
+from trainstone.data.sources import PictureSource
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
 from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import ALONE
 from trainstone.measure.clock import Timer, choose_timer
 from trainstone.measure.devices import name_device
+from trainstone.models.weights import write_weights
 from trainstone.results import schema
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
@@ -41,7 +51,7 @@ from trainstone.train.precision import autocast
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import agree_on, provide_for_all
 from trainstone.train.stopping import Pact, record_steps
-from trainstone.train.task import compile_model, count_parameters, feed_device, open_data, synthetic_batches
+from trainstone.train.task import compile_model, count_parameters, feed_device, find_data, open_data, synthetic_batches
 from trainstone.units import format_count
 from trainstone.workloads.registry import WORKLOADS
 from trainstone.workloads.workload import Batch, choose_eval_batch
@@ -49,6 +59,8 @@ from trainstone.workloads.workload import Batch, choose_eval_batch
 log = logging.getLogger(__name__)
 
 DATA_HINT = "give --data DIR: pictures of the classes that these weights know"
+EDGES = ("left", "top", "right", "bottom")
+"""Of a box, as shares of the image's width and height."""
 
 
 def run_eval(life: Lifecycle, saved: Saved) -> Generator[Progress, None, Status]:
@@ -223,3 +235,66 @@ def infer_steps(
             timer.wait(end)
             waited, spent = timer.seconds(begin, ready), timer.seconds(begin, end)
             yield StepRecord(number, 0, start_seconds, waited, spent, num_images, loss=math.nan, lr=0.0)
+
+
+def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
+    """Yield what is seen in each image, the likeliest class first, as --json prints it; or why it cannot be read."""
+    config, device, findings = fit_engine(config)
+    for found in findings:
+        log.info("%s", found.message)
+    model, classes = load_network(config, device, saved), find_classes(config)
+    look = WORKLOADS[config.workload].build_look(config, device)
+    transform = make_transform(config.augment, config.loader, config.data.image_size, train=False)
+    feed, worker = Feed(PictureSource(images), transform, config.seed), Worker()
+    memory = Memory(1, config.data.image_size, "class", pinned=False)
+    for index, image in enumerate(images):
+        try:
+            feed.show(index, 0, memory.pixels[0], worker)
+        except DataError as err:
+            yield {"image": str(image), "error": err.message}
+            continue
+        with torch.inference_mode(), autocast(device, config.train.precision):
+            (seen,) = look(model, memory.images.to(device))
+        guesses = []
+        for one in seen[:top]:  # scores of all classes sum up to 1, of an image or of a default box
+            named = classes[one.label] if one.label < len(classes) else ClassName("")
+            box = dict(zip(EDGES, one.edges, strict=True)) if one.edges is not None else None
+            guess = {"class": one.label, "name": named.name, "text": named.text, "score": one.score, "box": box}
+            guesses.append({key: value for key, value in guess.items() if value not in ("", None)})
+        yield {"image": str(image), "guesses": guesses}
+
+
+def find_classes(config: Config) -> Sequence[ClassName]:
+    """Return the names of the classes, from the data set that was trained on; none where it is not to be had."""
+    try:
+        if config.data.source == "generated":
+            return find_stored(config).plan.classes
+        if config.data.source == "synthetic":
+            raise ConfigError("the data is synthetic")
+        dataset = open_dataset(find_data(config))
+        WORKLOADS[config.workload].check_classes(config, dataset)
+    except (DataError, ConfigError) as err:
+        log.warning("names of classes are not known, numbers are given: %s; --data DIR names a data set", err.message)
+        return ()
+    return dataset.classes
+
+
+def export_weights(config: Config, saved: Saved, target: Path) -> dict[str, Any]:
+    """Write the weights that evaluation judges as plain safetensors, under the names that the network gives them."""
+    if target.exists():
+        raise ConfigError(f"{target} exists; it is not written over", hint="choose another name, or remove it first")
+    model = load_network(config, torch.device("cpu"), saved)
+    metadata = {"recipe": config.name, "step": str(saved.step)}
+    if saved.run_id is not None:
+        metadata["run_id"] = saved.run_id
+    classes = find_classes(config)
+    if classes:
+        metadata["classes"] = json.dumps([one.name for one in classes])
+    state = model.state_dict()
+    write_weights(target, state, metadata)
+    return {
+        "tensors": len(state),
+        "parameters": count_parameters(model),
+        "bytes": target.stat().st_size,
+        "averaged": saved.averaged,
+    }

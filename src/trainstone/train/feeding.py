@@ -1,31 +1,41 @@
-"""The two speeds that a run on real pictures is held against: synthetic batches, and the loader without training.
+"""How fast a loader is, and what it is compared with.
 
-Each is measured half before and half after the run itself, so that a machine that grows slower hits all three alike.
+Of a bench on real pictures: synthetic batches, and the loader without training, each half before and half after the
+run itself, so that a machine that grows slower hits all three alike. And how `data bench` flows: open the set, let each
+number of threads deliver, train a little on synthetic data, judge.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from trainstone.config.schema import Config, MeasureConfig
-from trainstone.data.loader import Loader
-from trainstone.data.splits import OpenSplit, digest_samples
+from trainstone.config.schema import Config, MeasureConfig, change_section
+from trainstone.data.feeding.transform import describe_transform, make_transform
+from trainstone.data.loader import Loader, open_loader
+from trainstone.data.splits import OpenSplit, digest_samples, open_split
+from trainstone.machine.cpus import available_cores
+from trainstone.machine.launched import name_host
 from trainstone.machine.ranks import ALONE
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import choose_timer
-from trainstone.measure.feeding import Turns, split_stages, take_turn
+from trainstone.measure.devices import list_devices, name_device
+from trainstone.measure.feeding import Turns, choose_threads, measure_threads, split_stages, summarise_turns, take_turn
 from trainstone.measure.recorder import StepRecorder
 from trainstone.results import schema, stats
-from trainstone.results.checks import is_data_bound
+from trainstone.results.checks import finding, is_data_bound
+from trainstone.results.feeding import Demand, Feeding
 from trainstone.results.progress import Progress
 from trainstone.results.summary import StepSummary
-from trainstone.train.fit import Fitted
+from trainstone.results.verdicts import write_data_verdict
+from trainstone.train.fit import Fitted, fit_to_machine
+from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.task import Task, build_task, feed_synthetic
+from trainstone.train.task import Task, build_task, feed_synthetic, settle_classes
 from trainstone.workloads.registry import WORKLOADS
 
 # Of the run's own time or steps, spent on each half.
@@ -36,6 +46,10 @@ WARM_UP_STEPS, WARM_UP_SHARE = 2, 0.2
 FILE_NAME = "steps-synthetic-rank0000.csv"
 # The loader alone reads in another order than training will: the first pictures would lie in memory already.
 OTHER_SEED = 0x5EED
+# Of data bench, where the recipe leaves the batch to the machine: the size hardly matters there.
+BATCH_SIZE = 32
+# What the device takes: for so long, and at least so many steps; the first do not count.
+DEMAND_SECONDS, MIN_DEMAND_STEPS, DEMAND_WARM_UP_STEPS = 10.0, 5, 3
 
 
 @dataclass
@@ -133,4 +147,93 @@ def judge_feeding(config: Config, loader: Loader, alone: Alone, summary: StepSum
         skipped=loader.skipped,
         skipped_pictures=len(loader.bad_pictures),
         stage_seconds_per_image={stage.name: stage.seconds_per_image for stage in split_stages(alone.loader)},
+    )
+
+
+def run_data_bench(
+    life: Lifecycle, counts: list[int] | None, seconds: float, demand: Demand | None
+) -> Generator[Progress, None, schema.Status]:
+    """Measure the loader, then the devices it would feed unless `demand` says what they take."""
+    yield from life.join()
+    config, run = life.config, life.run
+    assert config.data.root is not None  # the path that was given
+    yield Progress("opening the data set")
+    opened = open_split(Path(config.data.root), "train")
+    cores = available_cores()
+    batch = config.train.batch_size if isinstance(config.train.batch_size, int) else BATCH_SIZE
+
+    def open_with(threads: int, first_step: int) -> Loader:
+        loader = config.loader.model_copy(update={"threads": threads})
+        return open_loader(
+            opened.source,
+            augment=config.augment,
+            loader=loader,
+            image_size=config.data.image_size,
+            batch_size=batch,
+            seed=config.seed,
+            first_step=first_step,
+            holds=WORKLOADS[config.workload].holds,
+        )
+
+    done: list[Turns] = []
+    for progress in measure_threads(open_with, counts or choose_threads(cores), seconds, done):
+        yield progress
+        life.check_stop()
+    if demand is None:
+        demand = yield from measure_demand(life)
+    transform = make_transform(config.augment, config.loader, config.data.image_size, train=True)
+    skipped = sum(turns.skipped for turns in done)
+    feeding = Feeding(
+        path=config.data.root,
+        storage=opened.dataset.storage,
+        split=opened.name,
+        pictures=len(opened.source),
+        picture_bytes=sum(turns.read_bytes for turns in done) / sum(turns.pictures for turns in done),
+        image_size=config.data.image_size,
+        batch_size=batch,
+        transform=describe_transform(transform),
+        decode=config.loader.decode,
+        cpu=name_device(torch.device("cpu")),
+        cores=cores.threads,
+        points=[summarise_turns(turns, batch, cores.threads) for turns in done],
+        stages=split_stages(done[0]),
+        skipped=skipped,
+        demand=demand,
+    )
+    run.update(
+        status="ok",
+        data_bench=feeding,
+        verdict=write_data_verdict(feeding, WORKLOADS[config.workload].title(config)),
+        findings=[finding("pictures-skipped", f"{skipped} damaged pictures were left out")] if skipped else [],
+        devices=[schema.Device(host=name_host(), name=feeding.cpu, label="cpu")],
+        phases=schema.Phases(program_seconds=life.seconds),
+    )
+    return "ok"
+
+
+def measure_demand(life: Lifecycle) -> Generator[Progress, None, Demand]:
+    """Train one device for some seconds; others of its kind are taken to be as fast."""
+    config = life.config
+    changed = change_section(config, "data", source="synthetic")
+    changed = change_section(changed, "measure", seconds=DEMAND_SECONDS, iterations=None)
+    yield Progress("fitting the recipe to this machine")
+    fitted = fit_to_machine(settle_classes(changed, None), strict=False)
+    task, timer = build_task(fitted.config, fitted.device), choose_timer(fitted.device)
+    images, spent, begin = 0, 0.0, timer.now()
+    for record in train_steps(task, timer):
+        if record.step >= DEMAND_WARM_UP_STEPS:
+            images, spent = images + record.images, spent + record.step_seconds
+        yield Progress("synthetic training", record.step + 1, record.images / record.step_seconds)
+        life.check_stop()
+        if record.step >= DEMAND_WARM_UP_STEPS + MIN_DEMAND_STEPS and timer.now() - begin >= DEMAND_SECONDS:
+            break
+    train = fitted.config.train
+    kind = fitted.device.type
+    devices = sum(name.partition(":")[0] == kind for name in list_devices())
+    return Demand(
+        device=name_device(fitted.device),
+        devices=devices,
+        images_per_second=images / spent * devices,
+        how=f"{config.name}, {train.precision}, batch {train.batch_size}, synthetic data, measured here"
+        + (f" on one of {devices}" if devices > 1 else ""),
     )

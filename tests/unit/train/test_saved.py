@@ -12,7 +12,7 @@ from trainstone.data.generated.source import find_stored, provide_stored
 from trainstone.data.splits import open_split
 from trainstone.errors import ConfigError, DataError, ResultError
 from trainstone.train.checkpoint import keep_best
-from trainstone.train.predict import export_weights, predict
+from trainstone.train.evaluation import export_weights, predict
 from trainstone.train.saved import Saved, check_weights, load_network, open_saved, resolve_config
 from trainstone.workloads.classify import CLASSIFY
 
