@@ -121,7 +121,7 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
         raise DataError(f"cannot read {path}: {err.strerror or err}") from err
     is_pickle = _is_pickle(head)
     if head.startswith(ZIP) or (is_pickle and LEGACY in head):
-        return _unwrap(path, _load_torch(path))
+        return _load_torch(path)
     if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
         tensors, document = read_tensors(path, DataError)
         # Of a checkpoint; an average of parameters alone takes the rest from the model.
@@ -135,8 +135,11 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
     )
 
 
-def _load_torch(path: Path) -> Any:
-    """Open a file of torch.save as weights alone; anything else that it asks for is refused before it happens."""
+def _load_torch(path: Path) -> dict[str, Tensor]:
+    """Open a file of torch.save as weights alone; anything else that it asks for is refused before it happens.
+
+    Tensors are taken out of the dicts that training scripts put around them.
+    """
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -146,7 +149,7 @@ def _load_torch(path: Path) -> Any:
                 raise DataError(message, hint=SAVE_AGAIN)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: the error says enough
-            return torch.load(path, map_location="cpu", weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
     except Exception as err:  # a damaged file makes torch raise anything: struct.error, KeyError, ...
@@ -157,10 +160,6 @@ def _load_torch(path: Path) -> Any:
             reason = printable(str(err).strip().partition("\n")[0])[:200] or type(err).__name__
             what = f"is cut off, damaged or not a file of weights alone: {reason}"
         raise DataError(f"{path} {what}; it was not opened", hint=SAVE_AGAIN) from err
-
-
-def _unwrap(path: Path, found: Any) -> dict[str, Tensor]:
-    """Take the tensors out of the dicts that training scripts put around them."""
     for _ in WRAPPERS:  # no deeper: a dict may hold itself
         inner = [found[name] for name in WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
         found = inner[0] if inner else found

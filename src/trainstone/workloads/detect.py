@@ -4,7 +4,7 @@ Rows that are judged are found boxes, true ones and the pictures themselves, nin
 """
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import NamedTuple, TypeVar
 
@@ -19,7 +19,6 @@ from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.picture.decode import decode
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
-from trainstone.machine.ranks import ALONE, Rank
 from trainstone.models.boxes import Found, default_boxes, find_boxes, match
 from trainstone.models.losses import detection_loss
 from trainstone.models.ssd import build_ssd
@@ -72,12 +71,6 @@ def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
         return images, torch.cat([begin, begin + sides], dim=2), labels
 
     return [draw() for _ in range(config.data.num_synthetic_batches)]
-
-
-def mix(
-    _config: Config, batches: Iterable[workload.Batch], _rank: Rank = ALONE, _first_batch: int = 0
-) -> Iterator[workload.Batch]:
-    return iter(batches)
 
 
 def build_loss(config: Config, device: torch.device) -> workload.Loss:
@@ -243,11 +236,16 @@ def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tu
             edges, score = shares(found.edges[place], width, height), round(float(found.score[place]), 3)
             told = name(names, found.label[place])
             boxes.append(ShownBox(label=told, **edges, score=score, right_one=bool(is_right[place])))
-        jpeg = shrink(opened, number)
-        if jpeg is not None:
-            title, file = opened.source.name(number), f"pictures/{number:08d}.jpg"
-            made = QualityPicture(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
-            shown.append((made, jpeg))
+        try:
+            picture = Image.fromarray(decode(opened.source.read(number).image))
+        except DataError:
+            continue  # it can no longer be read
+        picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
+        jpeg = io.BytesIO()
+        picture.save(jpeg, "JPEG", quality=QUALITY)
+        title, file = opened.source.name(number), f"pictures/{number:08d}.jpg"
+        made = QualityPicture(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
+        shown.append((made, jpeg.getvalue()))
     return tuple(shown)
 
 
@@ -266,18 +264,6 @@ def shares(edges: np.ndarray, width: float, height: float) -> dict[str, float]:
     return {side: round(float(edge) / whole, 4) for edge, (side, whole) in zip(edges, sides, strict=True)}
 
 
-def shrink(opened: OpenSplit, number: int) -> bytes | None:
-    """Return a picture as a JPEG of moderate size; None where it can no longer be read."""
-    try:
-        picture = Image.fromarray(decode(opened.source.read(number).image))
-    except DataError:
-        return None
-    picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
-    packed = io.BytesIO()
-    picture.save(packed, "JPEG", quality=QUALITY)
-    return packed.getvalue()
-
-
 DETECT = workload.Workload(
     name="detect",
     title=lambda config: f"SSD{config.data.image_size}-ResNet{config.model.depth}",
@@ -285,7 +271,7 @@ DETECT = workload.Workload(
     synthetic_batches=synthetic_batches,
     holds="boxes",
     holds_to_judge="truth",
-    mix=mix,
+    mix=lambda _config, batches, _rank, _first_batch: iter(batches),
     build_loss=build_loss,
     build_judge=build_judge,
     build_scores=build_scores,

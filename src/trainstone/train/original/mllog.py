@@ -123,9 +123,7 @@ def stays(event: Event, done: int, *, judged: bool) -> bool:
         return False
     if event.key == "run_stop":
         return step == done and judged and event.metadata.get("status") == "success"
-    if step < done or event.key in AFTER_STEPS:
-        return True
-    return judged and event.key in OF_EVALUATION
+    return step < done or event.key in AFTER_STEPS or (judged and event.key in OF_EVALUATION)
 
 
 def find_open(events: Sequence[Event], key: str, number: str) -> int | None:
@@ -209,7 +207,6 @@ class MlperfLog(Sink):
         self._evaluated_ms = next((event.time_ms for event in reversed(kept) if event.key == "eval_accuracy"), None)
 
     def begin_steps(self, done: int) -> None:
-        """Steps are about to be made."""
         self._note_resumed(done)
         epoch = self._cadence.whole_epochs_after(done) + 1
         if self._block is None:
@@ -221,7 +218,6 @@ class MlperfLog(Sink):
             self._add("epoch_start", done, epoch_num=epoch)
 
     def step(self, record: StepRecord) -> None:
-        """Take in a step, when the device has finished it."""
         if self._epoch is None:
             self.begin_steps(record.step)
         self._commit()
@@ -239,13 +235,11 @@ class MlperfLog(Sink):
             self._epoch, self._first_seconds, self._images = None, None, 0
 
     def begin_evaluation(self, done: int) -> None:
-        """Validation images are about to be evaluated."""
         self._note_resumed(done)
         self._add("eval_start", done, epoch_num=self._find_evaluated(done))
 
     def end_evaluation(self, done: int) -> None:
-        """All validation images have been evaluated; the end is written now only if the scores follow later."""
-        if self._config.eval.async_:
+        if self._config.eval.async_:  # else the end is written with the scores
             self._commit()
             self._add("eval_stop", done, epoch_num=self._find_evaluated(done))
             self._end_block(done)
