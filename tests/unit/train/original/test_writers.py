@@ -103,42 +103,32 @@ def test_lines_are_on_disk_at_once(tmp_path: Path):
     writer.close()
 
 
-def write_result(folder: Path, status: Status, name: str = "mlperf") -> dict[str, bytes]:
-    ResultLine(make_facts(folder, name, "mlperf.org=dellemc")).finish(status)
-    return read_files(folder)
+ENDED = "ENDING TIMING RUN AT 2020-06-20 09:46:35 AM\nRESULT,"
+IMAGES = f"{EVENTS}{ENDED}IMAGE_CLASSIFICATION,,2399,a b\\n\\x1b,2020-06-20 09:06:36 AM\n"
+BOXES = f"{EVENTS}[Training] ...\n{ENDED}SINGLE_STAGE_DETECTOR,,2399,dellemc,2020-06-20 09:06:36 AM\n"
 
 
-@pytest.mark.parametrize("status", ["target_reached", "target_missed", "ok"])
-def test_all_events_then_the_seconds_since_the_program_s_start(tmp_path: Path, status: Status):
-    (tmp_path / "mlperf.log").write_text(EVENTS.rstrip("\n"))
-    assert write_result(tmp_path, status)["200620090636250000000_1.log"].decode() == (
-        f"{EVENTS}ENDING TIMING RUN AT 2020-06-20 09:46:35 AM\n"
-        "RESULT,IMAGE_CLASSIFICATION,,2399,a b\\n\\x1b,2020-06-20 09:06:36 AM\n"
-    )
-
-
-def test_a_detector_s_lines_are_in_it_and_its_organisation(tmp_path: Path):
-    (tmp_path / "mlperf.log").write_text(EVENTS)
-    (tmp_path / "original").mkdir()
-    (tmp_path / "original/training.log").write_text("[Training] ...\n")
-    assert write_result(tmp_path, "ok", "mlperf_ssd")["200620090636250000000_1.log"].decode() == (
-        f"{EVENTS}[Training] ...\nENDING TIMING RUN AT 2020-06-20 09:46:35 AM\n"
-        "RESULT,SINGLE_STAGE_DETECTOR,,2399,dellemc,2020-06-20 09:06:36 AM\n"
-    )
-
-
-@pytest.mark.parametrize("content", [None, "", "\x00\n", ':::MLLOG {"time_ms": "x"}\n', FAR_AWAY])
-def test_without_an_event_there_is_none(tmp_path: Path, content: str | None, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    ("name", "status", "content", "result"),
+    [
+        *(("mlperf", status, EVENTS.rstrip("\n"), IMAGES) for status in ("target_reached", "target_missed", "ok")),
+        ("mlperf_ssd", "ok", EVENTS, BOXES),  # its lines are in it, and its organisation
+        *(("mlperf", status, EVENTS, None) for status in ("interrupted", "failed")),  # it did not come to its end
+        *(("mlperf", "ok", text, None) for text in (None, "", "\x00\n", ':::MLLOG {"time_ms": "x"}\n', FAR_AWAY)),
+    ],
+)
+def test_all_events_then_the_seconds_since_the_program_s_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, status: Status, content: str | None, result: str | None
+):
     if content is not None:
         (tmp_path / "mlperf.log").write_text(content)
-    assert write_result(tmp_path, "ok") == {}
-    assert "no RESULT line" in caplog.text
-
-
-@pytest.mark.parametrize("status", ["interrupted", "failed"])
-def test_a_run_that_did_not_end_has_no_result(tmp_path: Path, status: Status):
-    (tmp_path / "mlperf.log").write_text(EVENTS)
-    assert write_result(tmp_path, status) == {}
+    (tmp_path / "original").mkdir()
+    (tmp_path / "original/training.log").write_text("[Training] ...\n")
+    ResultLine(make_facts(tmp_path, name, "mlperf.org=dellemc")).finish(status)
+    found = read_files(tmp_path)
+    del found["training.log"]
+    assert found == ({"200620090636250000000_1.log": result.encode()} if result else {})
+    assert ("no RESULT line" in caplog.text) == (status == "ok" and result is None)
 
 
 SSD_STEPS, SSD_STEP_SECONDS = 230, 0.22269
@@ -159,9 +149,8 @@ def take_step(step: int) -> StepRecord:
     """A step as of the C4140; epoch 1 has a mean loss of 13.224."""
     others = (SSD_STEPS * 13.224 - 11.276 - 8.479) / (SSD_STEPS - 2)
     loss = LOSSES.get(step, others if step < SSD_STEPS else 7.0)
-    return StepRecord(
-        step, step // SSD_STEPS, step * SSD_STEP_SECONDS, 0.0, SSD_STEP_SECONDS, 128, loss, 0.0475 * (step + 1) / 1202
-    )
+    times = step * SSD_STEP_SECONDS, 0.0, SSD_STEP_SECONDS
+    return StepRecord(step, step // SSD_STEPS, *times, 128, loss, 0.0475 * (step + 1) / 1202)
 
 
 def read_log(folder: Path) -> list[str]:
@@ -196,12 +185,9 @@ def test_an_evaluation_has_the_time_that_is_known(tmp_path: Path):
     assert "speed: 0.000 [imgs/sec]" in lines.render_step(make_step(0, step_seconds=0.0))
 
 
-BATCH_LOG = "original/throughput_data/batch_32.log"
-
-
 def bench(folder: Path, steps: int, *settings: str) -> Path:
     play(make_facts(folder, "tbd", *settings, kind="bench", ranks=1, steps=None), steps, images=32)
-    return folder / BATCH_LOG
+    return folder / "original/throughput_data/batch_32.log"
 
 
 @pytest.mark.parametrize(("number", "every"), [(10, 10), (19, 10), (199, 10), (200, 100), (399, 100)])
@@ -220,13 +206,9 @@ def test_steps_between_lines_may_be_chosen(tmp_path: Path):
     assert [(one.first_step, one.last_step) for one in log] == [(0, 70), (70, 140), (140, 210)]
 
 
-def train(folder: Path, last: int, **changes) -> list[str]:
-    play(make_facts(folder, "tbd", steps=changes.pop("steps", 50)), last, **changes)
-    return read_log(folder)
-
-
 def test_a_training_tells_speed_loss_and_accuracy(tmp_path: Path):
-    lines = train(tmp_path, 25, evaluations=(15, 20))
+    play(make_facts(tmp_path, "tbd", steps=50), 25, evaluations=(15, 20))
+    lines = read_log(tmp_path)
     assert [line.partition("] ")[2] or line for line in lines[:-1]] == [
         "TimeHistory: 5.00 seconds, 2048.00 examples/second between steps 0 and 10",
         "step: 10        steps_per_second: 2.00        {'train_loss': 9.4296875}",
@@ -237,9 +219,8 @@ def test_a_training_tells_speed_loss_and_accuracy(tmp_path: Path):
         "Run stats:",
     ]
     stats = ast.literal_eval(lines[-1])
-    assert list(stats) == [
-        *("eval_loss", "eval_acc", "train_loss", "step_timestamp_log", "train_finish_time", "avg_exp_per_second"),
-    ]
+    kept = ("eval_loss", "eval_acc", "train_loss", "step_timestamp_log", "train_finish_time", "avg_exp_per_second")
+    assert tuple(stats) == kept
     assert stats["avg_exp_per_second"] == 2048.0
     assert stats["train_finish_time"] == BEGAN + 3 + 25 / 2 + 8
     assert stats["step_timestamp_log"][0] == f"BatchTimestamp<batch_index: 0, timestamp: {BEGAN + 3}>"
@@ -254,7 +235,8 @@ def test_resumed_training_without_its_step_file_keeps_the_numbers_of_steps(tmp_p
 
 
 def test_a_long_training_has_a_line_every_hundred_steps(tmp_path: Path):
-    lines = train(tmp_path, 250, status="interrupted", steps=450000)
+    play(make_facts(tmp_path, "tbd", steps=450000), 250, status="interrupted")
+    lines = read_log(tmp_path)
     assert [line.split("        ")[0] for line in lines if line.startswith("step")] == ["step: 100", "step: 200"]
     assert not [line for line in lines if "Run stats" in line]
 
