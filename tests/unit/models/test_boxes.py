@@ -27,8 +27,6 @@ from trainstone.models.boxes import (
 CELLS, STEPS = (38, 19, 10, 5, 3, 1), (8, 16, 32, 64, 100, 300)
 SCALES = (21, 45, 99, 153, 207, 261, 315)
 ASPECTS = ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,))
-
-
 DEFAULTS = default_boxes(300)
 
 
@@ -38,8 +36,8 @@ def list_originals_boxes() -> list[tuple[float, ...]]:
         scale, wider = SCALES[level], math.sqrt(SCALES[level] * SCALES[level + 1])
         shapes = [(scale, scale), (wider, wider)]
         for aspect in ASPECTS[level]:
-            shapes.append((scale * math.sqrt(aspect), scale / math.sqrt(aspect)))
-            shapes.append((scale / math.sqrt(aspect), scale * math.sqrt(aspect)))
+            longer, shorter = scale * math.sqrt(aspect), scale / math.sqrt(aspect)
+            shapes += [(longer, shorter), (shorter, longer)]
         for row in range(CELLS[level]):
             for column in range(CELLS[level]):
                 x, y = (column + 0.5) * STEPS[level], (row + 0.5) * STEPS[level]
@@ -48,10 +46,10 @@ def list_originals_boxes() -> list[tuple[float, ...]]:
 
 
 def test_boxes_for_300_pixels_are_the_originals_in_their_order():
-    boxes = default_boxes(300)
-    assert boxes.shape == (8732, 4)
-    assert boxes.dtype == torch.float32
-    assert torch.allclose(boxes, torch.tensor(list_originals_boxes()), rtol=0, atol=1e-7)
+    assert (DEFAULTS.shape, DEFAULTS.dtype) == ((8732, 4), torch.float32)
+    assert torch.allclose(DEFAULTS, torch.tensor(list_originals_boxes()), rtol=0, atol=1e-7)
+    with pytest.raises(ValueError, match="at least 64 pixels, not 63"):
+        default_boxes(63)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +87,6 @@ def test_an_object_of_30_pixels_overlaps_a_default_box_by_half_wherever_it_lies(
     objects = torch.stack([left, top, left + 30, top + 30], dim=-1).reshape(-1, 4) / image_size
     best = overlap(objects, to_edges(default_boxes(image_size))).amax(1)
     assert best.min() > 0.5
-
-
-def test_a_picture_too_small_is_refused_with_what_is_needed():
-    with pytest.raises(ValueError, match="at least 64 pixels, not 63"):
-        default_boxes(63)
 
 
 shares = st.floats(0, 1, width=32)
@@ -247,12 +240,10 @@ def check_found(scores: Tensor, offsets: Tensor, defaults: Tensor, **asked) -> F
         expected = find_slowly(chances[row], edges[row], **asked)
         number = len(expected)
         assert found.labels[row].tolist() == [label for label, _, _ in expected] + [-1] * (most - number)
-        assert found.scores[row].tolist() == pytest.approx(
-            [chance for _, chance, _ in expected] + [0.0] * (most - number)
-        )
-        assert torch.allclose(
-            found.edges[row, :number], torch.tensor([list(box) for _, _, box in expected] or []).view(-1, 4)
-        )
+        chances_found = [chance for _, chance, _ in expected] + [0.0] * (most - number)
+        assert found.scores[row].tolist() == pytest.approx(chances_found)
+        boxes = torch.tensor([box for _, _, box in expected]).view(-1, 4)
+        assert torch.allclose(found.edges[row, :number], boxes)
         assert not found.edges[row, number:].any()
     return found
 

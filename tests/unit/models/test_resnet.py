@@ -26,12 +26,8 @@ def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("depth", PARAMETERS)
-def test_parameter_count_is_the_published_one(depth):
-    assert num_parameters(build_on_meta(depth)) == PARAMETERS[depth]
-
-
-def test_tensors_shapes_and_constants_of_resnet50():
+def test_parameter_counts_are_the_published_ones_and_shapes_and_constants_of_resnet50():
+    assert {depth: num_parameters(build_on_meta(depth)) for depth in PARAMETERS} == PARAMETERS
     model = build_on_meta(50, num_classes=1001)
     assert num_parameters(model) == PARAMETERS[50] + 2048 + 1
     assert len(list(model.parameters())) == 161
@@ -172,26 +168,19 @@ def build_ssd_on_meta(depth: int = 34, **options) -> nn.Module:
         return build_ssd(depth, **{"num_classes": 80, "image_size": 300} | options)
 
 
-def test_every_part_has_as_many_parameters_as_worked_out_by_hand():
+def test_parts_have_the_parameters_worked_out_by_hand_and_maps_the_shapes_of_the_original():
     model = build_ssd_on_meta()
     assert num_parameters(model.backbone) == TRUNK == 8_170_304
     assert tuple(map(num_parameters, model.extras)) == EXTRAS
     assert tuple(map(num_parameters, model.heads)) == HEADS
     assert num_parameters(model) == 19_972_534
-
-
-def test_every_map_has_the_shape_of_the_original():
-    model = build_ssd_on_meta()
     seen = {}
     for name, module in model.named_modules():
         if name.startswith(("backbone.layer", "extras.", "heads.")) and name.count(".") == 1:
             module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: tuple(output.shape)}))
     scores, offsets = model(torch.empty(2, 3, 300, 300, device="meta"))
-    assert [seen[f"backbone.layer{stage}"] for stage in (1, 2, 3)] == [
-        (2, 64, 75, 75),
-        (2, 128, 38, 38),
-        (2, 256, 38, 38),
-    ]
+    stages = [seen[f"backbone.layer{stage}"] for stage in (1, 2, 3)]
+    assert stages == [(2, 64, 75, 75), (2, 128, 38, 38), (2, 256, 38, 38)]
     for number, (channels, boxes, cells) in enumerate(zip(CHANNELS, BOXES, CELLS, strict=True)):
         assert seen[f"heads.{number}"] == (2, boxes * 85, cells, cells)
         if number:
@@ -227,10 +216,9 @@ def test_scores_and_offsets_come_in_the_order_of_the_default_boxes(memory_format
         for row in range(size):
             for column in range(size):
                 place = level * 1e5 + column * 1e4 + row * 1e3
+                after = place + 3 * number
                 expected_scores += [[place + 3 * box + output for output in range(3)] for box in range(number)]
-                expected_offsets += [
-                    [place + 3 * number + 4 * box + side for side in range(4)] for box in range(number)
-                ]
+                expected_offsets += [[after + 4 * box + side for side in range(4)] for box in range(number)]
     assert scores[0].tolist() == expected_scores
     assert offsets[0].tolist() == expected_offsets
 
@@ -238,9 +226,8 @@ def test_scores_and_offsets_come_in_the_order_of_the_default_boxes(memory_format
 def test_weights_are_drawn_as_the_originals():
     torch.manual_seed(0)
     model = build_ssd(18, num_classes=80, image_size=300)
-    layers = [
-        (layer, [layer.out_channels]) for extra in model.extras for layer in extra if isinstance(layer, nn.Conv2d)
-    ]
+    extras = [layer for extra in model.extras for layer in extra if isinstance(layer, nn.Conv2d)]
+    layers = [(layer, [layer.out_channels]) for layer in extras]
     layers += [(head, [number * 81, number * 4]) for head, number in zip(model.heads, BOXES, strict=True)]
     for layer, parts in layers:
         pixels = layer.kernel_size[0] ** 2

@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ from trainstone.config.load import load_config
 from trainstone.config.schema import Config, MeasureConfig
 from trainstone.errors import ConfigError, RunError
 from trainstone.results.ratio import compare_blocks
-from trainstone.results.schema import Result
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import create_run, read_result
 from trainstone.train import fit, interleave
@@ -34,12 +35,14 @@ from trainstone.train.lifecycle import Lifecycle
 
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
 OTHER = load_config("resnet50", settings=["train.batch_size=4"])
+StepSeconds = float | Callable[[float], float]
+"""What a step takes, or what it takes at a moment."""
 
 
 class Bench:
     """Two fake loops on a clock that moves only when they work. `taken` says which arm ran, step by step."""
 
-    def __init__(self, step_seconds: dict[str, Callable[[float], float]], *, lag: int = 0, same: bool = False) -> None:
+    def __init__(self, step_seconds: dict[str, StepSeconds], *, lag: int = 0, same: bool = False) -> None:
         self.clock = 0.0
         self.taken: list[str] = []
         self.entered: list[str] = []
@@ -47,21 +50,18 @@ class Bench:
         self.limit: int | None = None
         configs = {"A": CONFIG, "B": CONFIG if same else OTHER}
         self.arms = {
-            name: Arm(name, configs[name], self.steps(name, seconds, lag), lag=lag, enter=self.note(name))
-            for name, seconds in step_seconds.items()
+            name: Arm(name, configs[name], self.steps(name, took, lag), lag, partial(self.entered.append, name))
+            for name, took in step_seconds.items()
         }
 
-    def note(self, name: str) -> Callable[[], None]:
-        return lambda: self.entered.append(name)
-
-    def steps(self, name: str, seconds: Callable[[float], float], lag: int) -> Iterator[StepRecord]:
+    def steps(self, name: str, seconds: StepSeconds, lag: int) -> Iterator[StepRecord]:
         """Like train/loop.py: a step is yielded when `lag` more have been begun."""
         pending: list[StepRecord] = []
         for step in itertools.count():
             if step == self.limit:
                 break
             assert self.entered[-1] == name
-            taken = seconds(self.clock)
+            taken = seconds(self.clock) if callable(seconds) else seconds
             pending.append(StepRecord(step, 0, self.clock, 0.0, taken, 2 if name == "A" else 4, 1.0, 0.1))
             self.clock += taken
             self.taken.append(name)
@@ -79,13 +79,9 @@ class Bench:
         return both
 
 
-def constant(seconds: float) -> Callable[[float], float]:
-    return lambda _clock: seconds
-
-
 def test_the_order_is_a_b_b_a_after_a_warm_up_in_turn():
     """The step after a change of arm is in no block: six steps a round for four blocks of one step."""
-    bench = Bench({"A": constant(1.0), "B": constant(1.0)})
+    bench = Bench({"A": 1.0, "B": 1.0})
     done = bench.run(seconds=30.0)
     assert "".join(bench.taken) == "BA" * WARM_UP_STEPS + "ABBBAA" * 5
     assert "".join(block.arm for block in done.blocks) == "ABBA" * 5
@@ -102,7 +98,7 @@ def test_the_warm_up_takes_its_share_of_the_time_and_not_the_first_step():
 
 
 def test_blocks_take_the_same_time_not_the_same_steps():
-    bench = Bench({"A": constant(0.01), "B": constant(0.03)})
+    bench = Bench({"A": 0.01, "B": 0.03})
     done = bench.run(seconds=60.0)
     assert done.steps_per_block == {"A": 30, "B": 10}
     assert done.sum_blocks(done.blocks)[1] == pytest.approx([0.3] * len(done.blocks))
@@ -110,7 +106,7 @@ def test_blocks_take_the_same_time_not_the_same_steps():
 
 
 def test_a_round_that_was_begun_is_finished():
-    bench = Bench({"A": constant(10.0), "B": constant(10.0)})
+    bench = Bench({"A": 10.0, "B": 10.0})
     done = bench.run(seconds=0.1)
     assert [block.arm for block in done.blocks] == list("ABBA")
 
@@ -118,7 +114,7 @@ def test_a_round_that_was_begun_is_finished():
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("iterations", [1, 2, 6, 7, 60, 120, 1000])
 def test_iterations_are_exact_for_each_arm(iterations: int, lag: int):
-    bench = Bench({"A": constant(1.0), "B": constant(3.0)}, lag=lag)
+    bench = Bench({"A": 1.0, "B": 3.0}, lag=lag)
     done = bench.run(iterations=iterations)
     assert bench.taken.count("A") == bench.taken.count("B") == iterations
     assert [len(arm.seconds) for arm in bench.arms.values()] == [iterations] * 2
@@ -129,7 +125,7 @@ def test_iterations_are_exact_for_each_arm(iterations: int, lag: int):
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_block_holds_the_steps_that_were_begun_in_it(lag: int):
     """However late their times are read: no step of the other arm begins between a block's first and last."""
-    bench = Bench({"A": constant(0.01), "B": constant(0.02)}, lag=lag)
+    bench = Bench({"A": 0.01, "B": 0.02}, lag=lag)
     done = bench.run(seconds=8.0)
     assert done.steps_per_block == {"A": 4, "B": 2}
     for block in done.blocks:
@@ -151,7 +147,7 @@ def test_a_linear_drift_cancels(lag: int):
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("after", [1, 2, 7, 10, 13, 16, 40])
 def test_a_stop_is_heard_between_steps_and_leaves_whole_blocks(after: int, lag: int):
-    bench = Bench({"A": constant(1.0), "B": constant(1.0)}, lag=lag)
+    bench = Bench({"A": 1.0, "B": 1.0}, lag=lag)
     done = bench.run(stopped=lambda: len(bench.taken) - 2 * lag >= after, seconds=60.0)
     assert len(bench.taken) <= after + 4 * lag + 1
     assert len(done.whole_rounds()) % 4 == 0
@@ -173,7 +169,11 @@ def test_errors_name_their_arm_and_bugs_stay_bugs():
 
 
 UNFITTED = ["model.depth=18", "data.image_size=32", "train.precision=fp32", "device=cpu", "engine.threads=1"]
-TINY = [*UNFITTED, "train.batch_size=2", "model.width=16"]
+TINY = ["train.batch_size=2", "model.width=16"]
+
+
+def make(*settings: str) -> Config:
+    return load_config("resnet50", settings=[*UNFITTED, *settings])
 
 
 @pytest.fixture(autouse=True)
@@ -188,18 +188,13 @@ def compare(tmp_path: Path) -> Callable[..., Path]:
     """Run a comparison; return its folder."""
 
     def run(*changes: str, iterations: int = 23) -> Path:
-        a = load_config("resnet50", settings=[*TINY, f"measure.iterations={iterations}"])
-        b = load_config("resnet50", settings=[*TINY, f"measure.iterations={iterations}", *changes])
+        a, b = (make(*TINY, f"measure.iterations={iterations}", *more) for more in ((), changes))
         folder = create_run(tmp_path, "bench", a, "trainstone bench --against")
         for _ in follow(lambda life: run_against(life, b, same_recipe=True, strict=False), a, folder):
             pass
         return folder.path
 
     return run
-
-
-def read_all(path: Path) -> tuple[Result, Result, Result]:
-    return read_result(path), read_result(path / "points/a"), read_result(path / "points/b")
 
 
 def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch: pytest.MonkeyPatch):
@@ -209,11 +204,11 @@ def test_a_lagging_clock_loses_no_step_and_keeps_the_order(compare, monkeypatch:
     starts = [(start, name) for name in "ab" for start in steps[name]["start_seconds"]]
     # The first call of each arm begins three steps at once: what is read late has to be begun before.
     assert "".join(name for _, name in sorted(starts)) == "bbbaaababa" + "abbbaa" * 6
-    (row,) = read_result(path).comparison.rows  # type: ignore[union-attr]
+    (row,) = read_result(path).comparison.rows
     assert row.ci95 is not None
 
 
-class StoppedAtOnce:
+class StoppedAtOnce(nullcontext):
     """A stop signal that was received while the models were built."""
 
     received = "SIGINT"
@@ -221,15 +216,13 @@ class StoppedAtOnce:
     def __enter__(self) -> "StoppedAtOnce":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
 
 def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flows, "StopSignals", StoppedAtOnce)
     monkeypatch.setattr(Lifecycle, "check_stop", lambda _life: None)
     path = compare("seed=1")
-    for result in read_all(path):
+    for folder in (path, path / "points/a", path / "points/b"):
+        result = read_result(folder)
         assert result.status == "interrupted"
         assert result.findings[-1].code == "interrupted"
         assert result.throughput is None
@@ -238,7 +231,7 @@ def test_stopped_before_the_first_step(compare, monkeypatch: pytest.MonkeyPatch)
 
 def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.MonkeyPatch):
     class StoppedLate(StoppedAtOnce):
-        received = None  # type: ignore[assignment]
+        received = None
 
     class LateBlock(list):
         def append(self, block):
@@ -249,15 +242,10 @@ def test_stopped_with_rounds_enough_is_judged(compare, monkeypatch: pytest.Monke
     real = interleave.Interleaving
     monkeypatch.setattr(interleave, "Interleaving", lambda *parts: real(*parts, blocks=LateBlock()))
     path = compare("seed=1", iterations=60)
-    parent, a, _ = read_all(path)
-    assert parent.status == a.status == "interrupted"
-    assert parent.comparison is not None
+    parent = read_result(path)
+    assert parent.status == read_result(path / "points/a").status == "interrupted"
     assert parent.comparison.rows[0].judgement != "not judged"
     assert parent.findings[-1].message == "stopped by SIGTERM after 6 complete rounds"
-
-
-def make(*settings: str) -> Config:
-    return load_config("resnet50", settings=[*UNFITTED, *settings])
 
 
 def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.MonkeyPatch):
