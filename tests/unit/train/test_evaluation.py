@@ -174,20 +174,13 @@ def test_who_asks_for_the_end_is_heard_before_the_next_batch(ema: float):
 SYNTHETIC = ("data.source=synthetic", "train.precision=fp32")
 
 
-def ticking() -> "itertools.count[float]":
-    return itertools.count(0.0, 0.25)
-
-
-def batch_of(images: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(images, 32, 32, 3, dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
-
-
 @pytest.mark.parametrize("kind", [HostTimer, LateTimer])
 def test_a_step_is_the_wait_and_the_forward_pass(kind):
-    config, ticks = make_config(*SYNTHETIC), ticking()
+    config, ticks = make_config(*SYNTHETIC), itertools.count(0.0, 0.25)
     timer = kind(now=lambda: next(ticks))
     model = make_network(config).eval()
-    steps = list(itertools.islice(infer_steps(model, config, CPU, itertools.repeat(batch_of(4)), timer, 0.0), 3))
+    batches = itertools.repeat((torch.zeros(4, 32, 32, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)))
+    steps = list(itertools.islice(infer_steps(model, config, CPU, batches, timer, 0.0), 3))
     assert [step.step for step in steps] == [0, 1, 2]
     # now, begin, ready, end: four looks at the clock a step
     assert [step.start_seconds for step in steps] == [0.0, 1.0, 2.0]

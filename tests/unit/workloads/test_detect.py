@@ -21,13 +21,8 @@ from trainstone.workloads.detect import DETECT, FOUND, list_rows, split_rows
 
 CPU = torch.device("cpu")
 SMALL = (
-    "device=cpu",
-    "data.generated_train=12",
-    "data.generated_val=7",
-    "data.image_size=64",
-    "model.width=16",
-    "train.batch_size=4",
-    "loader.threads=1",
+    *("device=cpu", "data.generated_train=12", "data.generated_val=7", "data.image_size=64", "model.width=16"),
+    *("train.batch_size=4", "loader.threads=1"),
 )
 
 
@@ -134,19 +129,15 @@ def test_the_loss_of_who_knows_is_small_and_falls_from_who_does_not():
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
 
-def test_what_is_seen_has_a_place():
+def test_what_is_seen_has_a_place_and_saved_weights_say_how_many_classes_they_know():
     config = configure()
     model = Knowing(config)
     model.boxes, model.labels = torch.tensor([[[0.25, 0.5, 0.75, 1.0]]]), torch.tensor([[2]])
     (seen,) = DETECT.build_look(config, CPU)(model, torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
     assert (seen[0].label, seen[0].edges) == (2, pytest.approx((0.25, 0.5, 0.75, 1.0), abs=1e-5))
     assert seen == sorted(seen, key=lambda one: -one.score)
-
-
-def test_saved_weights_say_how_many_classes_they_know():
-    model = DETECT.build_model(configure("model.num_classes=7"))
-    assert DETECT.count_classes(model.state_dict()) == 7
-    assert DETECT.count_classes({}) is None
+    known = DETECT.build_model(configure("model.num_classes=7")).state_dict()
+    assert [DETECT.count_classes(weights) for weights in (known, {})] == [7, None]
 
 
 @pytest.mark.parametrize(
