@@ -42,11 +42,10 @@ from trainstone.results.quality import Evaluation, Quality
 from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.results.verdicts import write_eval_verdict
-from trainstone.train.conclude import conclude, gather_devices
+from trainstone.train.conclude import conclude, gather_devices, measure_device, observe, open_recorder
 from trainstone.train.evaluate import Scoring, judge_network, keep_pictures
 from trainstone.train.fit import Fitted, count_step_work, fit_engine
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
-from trainstone.train.observation import measure_device, observe, open_recorder
 from trainstone.train.precision import autocast
 from trainstone.train.saved import Saved, load_network
 from trainstone.train.start import agree_on, provide_for_all

@@ -33,11 +33,11 @@ from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder, create_run
 from trainstone.results.summary import summarise_steps
 from trainstone.train import conclude
+from trainstone.train.conclude import Observed, observe
 from trainstone.train.distributed import explain_torch_error
 from trainstone.train.fit import Fitted, fit_to_machine, free_bytes, needed_bytes
 from trainstone.train.lifecycle import Lifecycle, record_failure
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import Observed, observe
 from trainstone.train.stopping import check_loss
 from trainstone.train.task import apply_process_settings, build_task, open_data, settle_classes
 from trainstone.units import format_bytes, format_count

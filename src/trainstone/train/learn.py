@@ -23,12 +23,12 @@ from trainstone.results.quality import Evaluation
 from trainstone.results.steps import StepRecord
 from trainstone.results.store import RunFolder
 from trainstone.train import checkpoint
+from trainstone.train.conclude import sync_steps
 from trainstone.train.course import Course
 from trainstone.train.decision import Agreed, Cadence, State, decide
 from trainstone.train.distributed import Agreement, World, average_buffers, barrier
 from trainstone.train.evaluate import Scoring, judge, keep_pictures
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import sync_steps
 from trainstone.train.task import Task
 
 CHECKPOINTS = "checkpoints"

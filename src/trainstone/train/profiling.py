@@ -29,12 +29,11 @@ from trainstone.results.steady import find_steady
 from trainstone.results.steps import StepRecord
 from trainstone.results.timeline import analyse_trace
 from trainstone.results.verdicts import write_profile_verdict
-from trainstone.train.conclude import conclude
+from trainstone.train.conclude import conclude, measure_device, observe, open_recorder
 from trainstone.train.distributed import barrier
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import measure_device, observe, open_recorder
 from trainstone.train.start import settle_gradients, start_measurement
 from trainstone.train.stopping import Pact
 from trainstone.train.task import Task, build_task

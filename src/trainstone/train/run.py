@@ -23,12 +23,11 @@ from trainstone.measure.recorder import Sink, StepRecorder, watch
 from trainstone.results.progress import Progress
 from trainstone.results.ratio import ORDER, judge_exchange
 from trainstone.results.schema import Communication, Status
-from trainstone.train.conclude import conclude
+from trainstone.train.conclude import conclude, measure_device, observe, open_recorder, sync_steps
 from trainstone.train.distributed import COMPRESSED, World, broadcast_dict, gather
 from trainstone.train.feeding import measure_after, measure_before, open_alone
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import measure_device, observe, open_recorder, sync_steps
 from trainstone.train.start import open_originals, settle_gradients, start_measurement
 from trainstone.train.stopping import Pact, record_steps
 from trainstone.train.task import IMAGENET_PICTURES, Task, build_task

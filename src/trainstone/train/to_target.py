@@ -17,7 +17,17 @@ from trainstone.results.samples import Sample, read_samples
 from trainstone.results.schema import Status
 from trainstone.results.verdicts import write_learning_verdict
 from trainstone.train import start
-from trainstone.train.conclude import describe_device, describe_speed, gather_devices, summarise_own, tell_skipped
+from trainstone.train.conclude import (
+    Observed,
+    describe_device,
+    describe_speed,
+    gather_devices,
+    measure_device,
+    observe,
+    open_recorder,
+    summarise_own,
+    tell_skipped,
+)
 from trainstone.train.course import Course
 from trainstone.train.decision import Cadence
 from trainstone.train.evaluate import Scoring
@@ -25,7 +35,6 @@ from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
 from trainstone.train.learn import Setting, learn
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
-from trainstone.train.observation import Observed, measure_device, observe, open_recorder
 from trainstone.train.original.lines import has_decay
 from trainstone.train.original.mllog import check_division, clear_caches, find_run_start, open_log
 from trainstone.train.task import seed_network, settle_classes

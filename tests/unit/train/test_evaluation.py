@@ -24,7 +24,7 @@ from trainstone.measure.peaks import Peaks
 from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
-from trainstone.train import observation
+from trainstone.train import conclude
 from trainstone.train.distributed import World
 from trainstone.train.evaluate import judge, judge_network
 from trainstone.train.evaluation import infer_steps, open_pictures, run_eval, run_inference, tell_left_out
@@ -197,7 +197,7 @@ def test_only_the_forward_pass_is_counted():
 
 @pytest.mark.parametrize("source", ["synthetic", "files"])
 def test_a_run_has_what_bench_has(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
+    monkeypatch.setattr(conclude, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
     saved = open_saved(make_checkpoint(tmp_path / "made"))
     settings = ["device=cpu", "engine.threads=1", "loader.threads=1", "measure.iterations=9", f"data.source={source}"]
     if source == "files":

@@ -16,7 +16,7 @@ from trainstone.results.breakdown import PARTS
 from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import RunFolder, create_run, read_result
-from trainstone.train import observation, profiling
+from trainstone.train import conclude, profiling
 from trainstone.train.profiling import describe_profiled, judge_overhead, plan_window, run_profile
 
 SMALL = (
@@ -33,7 +33,7 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def _quick_peaks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observation, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
+    monkeypatch.setattr(conclude, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
 
 
 def profile_here(folder: Path, **how: Any) -> tuple[RunFolder, Result]:
