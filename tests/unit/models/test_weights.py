@@ -476,10 +476,16 @@ TABLE = {
 }
 
 
-def test_ten_names_by_hand():
+def test_ten_names_by_hand_and_only_a_whole_file_is_renamed():
     assert {ours: name_in_gluon(ours) for ours in TABLE} == TABLE
     for rename in (str, lambda name: PREFIX + name.replace("running", "moving")):
         assert rename_from_gluon({rename(theirs): ours for ours, theirs in TABLE.items()}) == {n: n for n in TABLE}
+    assert rename_from_gluon({"stage1_conv0_weight": 1}) == {"stage1_conv0_weight": 1}
+    others = dict.fromkeys(("conv1_weight", "conv0_gamma", "stage4_conv0_weight", "ssd0_expand_conv0_weight", ""), 3)
+    mixed = {"conv0_weight": 1, "stage1_conv0_weight": 2, **others}
+    assert rename_from_gluon(mixed) == {"conv1.weight": 1, "layer1.0.conv1.weight": 2, **others}
+    with pytest.raises(ValueError, match="same name"):
+        rename_from_gluon({"conv0_weight": 1, "batchnorm0_running_mean": 2, "batchnorm0_moving_mean": 3})
 
 
 @pytest.mark.parametrize("depth", [18, 34])
@@ -490,18 +496,6 @@ def test_every_name_goes_there_and_back(depth: int):
     assert set(kept.values()) == set(ours) - ends
     assert rename_from_gluon(kept) == {name: name for name in kept.values()}
     assert depth == 18 or len(kept) == 145
-
-
-def test_only_a_whole_file_is_renamed():
-    assert rename_from_gluon({"stage1_conv0_weight": 1}) == {"stage1_conv0_weight": 1}
-    others = dict.fromkeys(("conv1_weight", "conv0_gamma", "stage4_conv0_weight", "ssd0_expand_conv0_weight", ""), 3)
-    mixed = {"conv0_weight": 1, "stage1_conv0_weight": 2, **others}
-    assert rename_from_gluon(mixed) == {"conv1.weight": 1, "layer1.0.conv1.weight": 2, **others}
-
-
-def test_two_names_for_one_tensor_are_refused():
-    with pytest.raises(ValueError, match="same name"):
-        rename_from_gluon({"conv0_weight": 1, "batchnorm0_running_mean": 2, "batchnorm0_moving_mean": 3})
 
 
 def test_resnet50_has_the_161_names_that_the_rules_list():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flows import LateTimer, follow
+from flows import LateTimer, drain, follow
 from made_saved import RUN_ID, make_checkpoint, make_config, make_network
 from ranks import run_ranks
 from small_sets import make_set
@@ -45,8 +45,7 @@ def evaluate_here(checkpoint: str, out: str, *settings: str) -> str | None:
     saved = open_saved(Path(checkpoint))
     config = resolve_config(saved, None, ["device=cpu", "engine.threads=1", "loader.threads=1", *settings], {})
     run = create_run(Path(out), "eval", config, "trainstone eval") if read_rank().number == 0 else None
-    for _ in follow(lambda life: run_eval(life, saved), config, run):
-        pass
+    drain(follow(lambda life: run_eval(life, saved), config, run))
     return str(run.path) if run else None
 
 
@@ -88,40 +87,30 @@ def test_three_ranks_count_as_one_does(alone, tmp_path: Path):
     assert many.verdict == one.verdict
 
 
-def test_a_rest_left_out_is_told_and_not_taken_for_damaged():
+def test_a_rest_left_out_is_told_and_not_taken_for_damaged_and_synthetic_data_cannot_be_judged_by():
     config = load_config("demo-classify", settings=["eval.batch_size=256", "eval.drop_rest=true"])
     opened = SimpleNamespace(source=range(50_000))
     (found,) = tell_left_out(opened, 49_920, config)  # WMLCE's published accuracies are of so many
     assert found.message == "80 pictures not judged: they fill no batch of 256 (eval.drop_rest)"
     assert [one.message.split()[0] for one in tell_left_out(opened, 49_918, config)] == ["80", "2"]
-
-
-def test_synthetic_data_cannot_be_judged_by():
     with pytest.raises(ConfigError, match="no pictures to judge by") as refused:
         open_pictures(make_config("data.source=synthetic"))
     assert "--data DIR" in str(refused.value.hint)
 
 
 def finish(going: Generator[Any, None, Tensor | None], config: Config) -> Scored:
-    while True:
-        try:
-            next(going)
-        except StopIteration as end:
-            rows: Tensor = end.value
-            return CLASSIFY.finish_eval(config, open_both(config).validation, rows)
+    return CLASSIFY.finish_eval(config, open_both(config).validation, drain(going)[1])
 
 
 def provide(**changes: Any) -> Config:
     config = make_small(**changes)
-    for _ in provide_data(config):
-        pass
+    drain(provide_data(config))
     return config
 
 
 def trained(config: Config, steps: int) -> Task:
     task = build_task(config, CPU, open_both(config).training)
-    for _ in train_steps(task, choose_timer(CPU), num_steps=steps):
-        pass
+    drain(train_steps(task, choose_timer(CPU), num_steps=steps))
     return task
 
 

@@ -166,16 +166,20 @@ def build(recipe: str) -> nn.Module:
     return WORKLOADS[config.workload].build_model(config)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "decayed", "trusted", "decay"),
-    [
-        ("resnet50-mlperf", "weights and fc.bias", "weights", 5e-5),
-        ("resnet50-tbd", "none", "none", 0.0),  # part of the loss
-        ("resnet50-sc22", "all", "none", 5e-5),
-        ("resnet50-wmlce", "none", "none", 0.0),
-    ],
-)
-def test_decay_groups(recipe: str, decayed: str, trusted: str, decay: float):
+# recipe: (what decays, what has a trust ratio, decay outside the loss), targets of the true class and of another,
+# (fan of convolutions, deviation of the last layer, whether a truncated normal)
+NETWORKS = {
+    "resnet50-mlperf": (("weights and fc.bias", "weights", 5e-5), (0.9, 0.1 / 999), ("fan_in", 0.01, False)),
+    "resnet50-tbd": (("none", "none", 0.0), (1.0, 0.0), ("fan_in", 0.01, True)),
+    # Its last layer is torch's uniform, between -+1 / sqrt(fan in).
+    "resnet50-sc22": (("all", "none", 5e-5), (0.9, 0.1 / 999), ("fan_out", 1 / math.sqrt(3 * 2048), False)),
+    "resnet50-wmlce": (("none", "none", 0), (0.9 + 0.1 / 1001, 0.1 / 1001), ("fan_out", math.sqrt(2 / 1001), True)),
+}
+
+
+@pytest.mark.parametrize("recipe", NETWORKS)
+def test_decay_groups(recipe: str):
+    decayed, trusted, decay = NETWORKS[recipe][0]
     config = load_config(recipe)
     with torch.device("meta"):
         model = WORKLOADS[config.workload].build_model(config)
@@ -192,13 +196,9 @@ def test_decay_groups(recipe: str, decayed: str, trusted: str, decay: float):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "share"),
-    [
-        ("resnet50-tbd", lambda out, fan_in, fan_out, count: count * 2 / fan_in),
-        ("resnet50-wmlce", lambda out, fan_in, fan_out, count: count * 2 / fan_out),
-    ],
+    ("recipe", "factor", "last"), [("resnet50-tbd", 1e-4, 1e-4), ("resnet50-wmlce", 3.0517578125e-05 / 2, 2 / 1001)]
 )
-def test_the_decay_that_the_loss_begins_with(recipe: str, share):
+def test_the_decay_that_the_loss_begins_with(recipe: str, factor: float, last: float):
     config, model = load_config(recipe), build(recipe)
     decayed = split_parameters(model, config.optimizer.decay)[0]
     assert {name for name, _ in decayed} == {n for n, p in model.named_parameters() if p.ndim > 1 or n == "fc.bias"}
@@ -206,26 +206,18 @@ def test_the_decay_that_the_loss_begins_with(recipe: str, share):
     for name, weight in decayed:
         if weight.ndim == 4:
             out, into, height, width = weight.shape
-            expected += share(out, into * height * width, out * height * width, weight.numel())
+            expected += weight.numel() * 2 / ((into if recipe == "resnet50-tbd" else out) * height * width)
         elif name == "fc.weight":  # N(0, 0.01) in TBD
-            expected += weight.numel() * 1e-4 if recipe == "resnet50-tbd" else weight.numel() * 2 / 1001
-    factor = 1e-4 if recipe == "resnet50-tbd" else 3.0517578125e-05 / 2
+            expected += weight.numel() * last
     term = decay_term([parameter for _, parameter in decayed], config.optimizer.weight_decay).item()
     assert term == pytest.approx(factor * expected, rel=2e-3)
     if recipe == "resnet50-wmlce":
         assert term == pytest.approx(0.74981, rel=2e-3)  # as published: WMLCE's first line on Bede
 
 
-@pytest.mark.parametrize(
-    ("recipe", "true", "other"),
-    [
-        ("resnet50-mlperf", 0.9, 0.1 / 999),
-        ("resnet50-tbd", 1.0, 0.0),
-        ("resnet50-sc22", 0.9, 0.1 / 999),
-        ("resnet50-wmlce", 0.9 + 0.1 / 1001, 0.1 / 1001),
-    ],
-)
-def test_cross_entropy_is_taken_against_the_originals_targets(recipe: str, true: float, other: float):
+@pytest.mark.parametrize("recipe", NETWORKS)
+def test_cross_entropy_is_taken_against_the_originals_targets(recipe: str):
+    true, other = NETWORKS[recipe][1]
     config = load_config(recipe)
     classes = 1001 if recipe in ("resnet50-tbd", "resnet50-wmlce") else 1000
     logits = torch.randn(4, classes, generator=torch.Generator().manual_seed(0)) * 3
@@ -237,16 +229,9 @@ def test_cross_entropy_is_taken_against_the_originals_targets(recipe: str, true:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "conv", "fc"),
-    [
-        ("resnet50-mlperf", "fan_in", 0.01),
-        ("resnet50-tbd", "fan_in", 0.01),
-        ("resnet50-sc22", "fan_out", 1 / math.sqrt(3 * 2048)),  # torch's uniform, between -+1 / sqrt(fan in)
-        ("resnet50-wmlce", "fan_out", math.sqrt(2 / 1001)),
-    ],
-)
-def test_initial_weights(recipe: str, conv: str, fc: float):
+@pytest.mark.parametrize("recipe", NETWORKS)
+def test_initial_weights(recipe: str):
+    conv, fc, cut = NETWORKS[recipe][2]
     model = build(recipe)
     for name, weight in model.named_parameters():
         if weight.ndim == 4:
@@ -256,7 +241,6 @@ def test_initial_weights(recipe: str, conv: str, fc: float):
             assert torch.all(weight == 1), name  # no scale begins at 0
     assert model.fc.weight.std().item() == pytest.approx(fc, rel=0.01)
     largest = model.layer4[0].conv2.weight.abs().max() / model.layer4[0].conv2.weight.std()
-    cut = recipe in ("resnet50-tbd", "resnet50-wmlce")
     assert (largest.item() < 2.3) == cut  # a truncated normal ends at 2 / 0.8796 of its deviation
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows import LateTimer, follow
+from flows import LateTimer, drain, follow
 from made_profile import make_timeline
 from trainstone.config.load import load_config
 from trainstone.errors import MachineError
@@ -39,8 +39,7 @@ def _quick_peaks(monkeypatch: pytest.MonkeyPatch):
 def profile_here(folder: Path, **how: Any) -> tuple[RunFolder, Result]:
     config = load_config("resnet50", settings=SMALL)
     run = create_run(folder, "profile", config, "trainstone profile")
-    for _ in follow(partial(run_profile, **how), config, run):
-        pass
+    drain(follow(partial(run_profile, **how), config, run))
     return run, read_result(run.path)
 
 
@@ -99,12 +98,10 @@ def test_a_profile_that_costs_much_warns_of_its_shares():
 
 @pytest.mark.parametrize(
     ("start", "lag", "window"),
-    [(6, 0, Window(5, 6, 8)), (0, 0, Window(0, 0, 2)), (9, 2, Window(6, 9, 11)), (4, 2, Window(3, 4, 6)),
-     (0, 2, Window(3, 3, 5))],
-)  # fmt: skip
-def test_the_window_begins_where_it_is_asked_for_or_can(start: int, lag: int, window: Window):
-    timer = LateTimer() if lag else HostTimer()
-    assert plan_window(start, lag + 1, 2, timer) == window
+    [(6, 0, (5, 6, 8)), (0, 0, (0, 0, 2)), (9, 2, (6, 9, 11)), (4, 2, (3, 4, 6)), (0, 2, (3, 3, 5))],
+)
+def test_the_window_begins_where_it_is_asked_for_or_can(start: int, lag: int, window: tuple[int, int, int]):
+    assert plan_window(start, lag + 1, 2, LateTimer() if lag else HostTimer()) == Window(*window)
 
 
 def test_cores_need_an_nvidia_device(tmp_path: Path):
