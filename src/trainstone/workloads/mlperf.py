@@ -65,12 +65,11 @@ class ClosedRules:
         ]
         reference = load_reference(self.recipe)
         keys = [(section, key) for section in SECTIONS for key in type(getattr(config, section)).model_fields]
-        changed = []
+        changed, free = [], {*FREE, *self.free, *free}
         for section, key in (*keys, *KEYS):
             name = f"{section}.{key}"
             value, wanted = (getattr(getattr(one, section), key) for one in (config, reference))
-            allowed = (wanted, *self.also_allowed.get(name, ()))
-            if name not in {*FREE, *self.free, *free} and value not in allowed:
+            if name not in free and value not in (wanted, *self.also_allowed.get(name, ())):
                 changed.append(f"{name} = {format_value(value)}, not {format_value(wanted)}")
         return [*changed, *(text for kept, text in (*goal, *rules) if not kept)]
 
