@@ -91,14 +91,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, *,
     both = [name for name in state if name in weights]
     shapes = [name for name in both if weights[name].shape != state[name].shape]
     kinds = [name for name in both if weights[name].is_floating_point() != state[name].is_floating_point()]
-    faults = [
-        _list_names("missing", missing),
-        _list_names("unknown", unknown),
-        _list_names("of another shape", [f"{n} {tuple(weights[n].shape)} for {tuple(state[n].shape)}" for n in shapes]),
-        _list_names("of another type", [f"{n} {weights[n].dtype} for {state[n].dtype}" for n in kinds]),
-    ]
-    if any(faults):
-        found = "; ".join(fault for fault in faults if fault)
+    faults = {
+        "missing": missing,
+        "unknown": unknown,
+        "of another shape": [f"{n} {tuple(weights[n].shape)} for {tuple(state[n].shape)}" for n in shapes],
+        "of another type": [f"{n} {weights[n].dtype} for {state[n].dtype}" for n in kinds],
+    }
+    if found := "; ".join(_list_names(what, names) for what, names in faults.items() if names):
         hint = None if missing or unknown or kinds or of != THE_MODEL else _hint_classes(shapes, list(state), weights)
         raise DataError(f"{where} does not fit {of}: {found}", hint=hint)
     with torch.no_grad():
@@ -194,7 +193,7 @@ def _is_pickle(head: bytes) -> bool:
 def _list_names(what: str, names: Iterable[str]) -> str:
     shown = [printable(name)[:200] for name in names]
     more = ", ..." if len(shown) > 3 else ""
-    return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})" if shown else ""
+    return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})"
 
 
 def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, Tensor]) -> str | None:

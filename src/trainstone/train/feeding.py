@@ -7,7 +7,7 @@ number of threads deliver, train a little on synthetic data, judge.
 
 import math
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,10 +65,6 @@ class Alone:
     """Where the loader alone goes on: its second half has other pictures."""
     synthetic_seconds: float = 0.0
     """Of the halves so far, for start_seconds of the second."""
-
-
-def open_alone(opened: OpenSplit, folder: Path, config: Config, files: ExitStack) -> Alone:
-    return Alone(opened, files.enter_context(StepRecorder(folder / FILE_NAME, split_phases=config.engine.split_phases)))
 
 
 def measure_before(fitted: Fitted, alone: Alone, signals: StopSignals) -> Iterator[Progress]:

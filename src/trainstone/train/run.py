@@ -25,7 +25,7 @@ from trainstone.results.ratio import ORDER, judge_exchange
 from trainstone.results.schema import Communication, Status
 from trainstone.train.conclude import conclude, measure_device, observe, open_recorder, sync_steps
 from trainstone.train.distributed import COMPRESSED, World, broadcast_dict, gather
-from trainstone.train.feeding import measure_after, measure_before, open_alone
+from trainstone.train.feeding import FILE_NAME, Alone, measure_after, measure_before
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
 from trainstone.train.start import open_originals, settle_gradients, start_measurement
@@ -49,8 +49,10 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
     peaks = yield from measure_device(life, fitted)
     life.check_stop()
     with ExitStack() as files:
-        alone = open_alone(opened, run.path, config, files) if opened and world.alone else None
-        if alone:
+        alone = None
+        if opened and world.alone:
+            synthetic = StepRecorder(run.path / FILE_NAME, split_phases=config.engine.split_phases)
+            alone = Alone(opened, files.enter_context(synthetic))
             yield from measure_before(fitted, alone, life.signals)
             life.check_stop()
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:

@@ -61,7 +61,6 @@ class Facts:
 
     @property
     def place(self) -> Path:
-        """Where the files are."""
         return self.folder / "original"
 
     def choose_every(self, usual: int) -> int:

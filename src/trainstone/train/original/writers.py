@@ -214,7 +214,6 @@ class DurationFile(OriginalFile):
         super().__init__(facts)
 
     def render_start(self) -> str:
-        """Return which rank has which device."""
         return iterdur.format_rank(RankPlace(0, self.facts.ranks, self.facts.device))
 
     def render_step(self, record: StepRecord) -> str:
@@ -254,12 +253,10 @@ class DurationFile(OriginalFile):
 
 
 def name_file(facts: Facts, host: str) -> str:
-    """Return the name of a host's file."""
     return f"resnet_iterdur_{int(facts.began)}_{re.sub(r'[^A-Za-z0-9.-]+', '-', host) or 'host'}.txt"
 
 
 def remove_files(facts: Facts) -> None:
-    """Remove the files of all hosts."""
     for path in facts.place.glob("resnet_iterdur_*_*.txt"):
         path.unlink(missing_ok=True)
 
