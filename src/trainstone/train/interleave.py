@@ -254,9 +254,9 @@ class Variant:
 def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) -> Generator[Progress, None, Status]:
     """Measure the run's configuration a against b; `same_recipe`: b is a with some keys changed. Yields progress."""
     yield from life.join()
-    a, run = life.config, life.run
-    opened = {name: open_data(config) for name, config in (("A", a), ("B", b))}
-    asked = {name: settle_classes(config, opened[name]) for name, config in (("A", a), ("B", b))}
+    run = life.run
+    opened = {"A": open_data(life.config), "B": open_data(b)}
+    asked = {"A": settle_classes(life.config, opened["A"]), "B": settle_classes(b, opened["B"])}
     yield Progress("fitting both to this machine")
     life.check_stop()
     fitted = fit_pair(asked["A"], asked["B"], same_recipe=same_recipe, strict=strict)
@@ -291,7 +291,7 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
                 yield from both.run()
             seen.interrupted = life.signals.received
         log.info("steps per block %s, blocks run to their end: %s", both.steps_per_block, both.blocks)
-        contrast(run, variants, both, seen, program_seconds=life.seconds)
+        contrast(life, variants, both, seen)
     return run.result.status
 
 
@@ -322,16 +322,9 @@ def enter_turn(name: str, config: Config, loaders: Mapping[str, Loader]) -> None
     apply_process_settings(config)
 
 
-def contrast(
-    run: RunFolder,
-    variants: Mapping[str, Variant],
-    both: Interleaving,
-    seen: Observed,
-    *,
-    program_seconds: float,
-) -> None:
+def contrast(life: Lifecycle, variants: Mapping[str, Variant], both: Interleaving, seen: Observed) -> None:
     """Write the final result of each variant, then the parent's with the comparison."""
-    telemetry = summarise_telemetry(variants, both, seen)
+    program_seconds, telemetry = life.seconds, summarise_telemetry(variants, both, seen)
     findings = {name: conclude_variant(variant, seen, telemetry) for name, variant in variants.items()}
     fitted = {name: variant.fitted.config for name, variant in variants.items()}
     labels, blocks = label_pair(fitted["A"], fitted["B"]), both.whole_rounds()
@@ -349,7 +342,7 @@ def contrast(
     if seen.interrupted:
         found.append(finding("interrupted", f"stopped by {seen.interrupted} after {told}"))
     noises = [variant.folder.result.noise for variant in variants.values()]
-    run.update(
+    life.run.update(
         status="interrupted" if seen.interrupted else "ok",
         comparison=comparison,
         verdict=comparison.verdict if comparison else f"A ({labels['A']}) against B ({labels['B']}): not judged",

@@ -10,18 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainstone.models import boxes as boxes_module
-from trainstone.models.boxes import (
-    Found,
-    decode,
-    default_boxes,
-    encode,
-    find_boxes,
-    list_levels,
-    match,
-    overlap,
-    to_centres,
-    to_edges,
-)
+from trainstone.models.boxes import Found, decode, default_boxes, encode, find_boxes, match, to_centres, to_edges
 
 # MLPerf's SSD300, as its paper and its reference tell them.
 CELLS, STEPS = (38, 19, 10, 5, 3, 1), (8, 16, 32, 64, 100, 300)
@@ -62,13 +51,13 @@ def test_boxes_for_300_pixels_are_the_originals_in_their_order():
     ],
 )
 def test_other_sizes_have_the_maps_that_convolutions_give(image_size, cells, number):
-    assert tuple(level.cells for level in list_levels(image_size)) == cells
+    assert tuple(level.cells for level in boxes_module.list_levels(image_size)) == cells
     assert len(default_boxes(image_size)) == number
 
 
 @pytest.mark.parametrize("image_size", [64, 65, 91, 100, 112, 127, 128, 224, 300, 333, 700])
 def test_every_size_has_scales_that_grow_and_boxes_within_the_picture(image_size):
-    levels = list_levels(image_size)
+    levels = boxes_module.list_levels(image_size)
     scales = [level.scale for level in levels]
     assert scales == sorted(set(scales))
     assert levels[-1].next_scale == pytest.approx(1.05 * image_size)
@@ -85,7 +74,7 @@ def test_an_object_of_30_pixels_overlaps_a_default_box_by_half_wherever_it_lies(
     starts = torch.arange(0, image_size - 30, 5.0)
     left, top = torch.meshgrid(starts, starts, indexing="ij")
     objects = torch.stack([left, top, left + 30, top + 30], dim=-1).reshape(-1, 4) / image_size
-    best = overlap(objects, to_edges(default_boxes(image_size))).amax(1)
+    best = boxes_module.overlap(objects, to_edges(default_boxes(image_size))).amax(1)
     assert best.min() > 0.5
 
 

@@ -18,19 +18,7 @@ from trainstone.results.ratio import compare_blocks
 from trainstone.results.steps import StepRecord, read_columns
 from trainstone.results.store import create_run, read_result
 from trainstone.train import fit, interleave
-from trainstone.train.interleave import (
-    MAX_ROUNDS,
-    WARM_UP_STEPS,
-    Arm,
-    Block,
-    Interleaving,
-    fit_pair,
-    list_differences,
-    naming,
-    run_against,
-    split_iterations,
-    tell_unasked,
-)
+from trainstone.train.interleave import MAX_ROUNDS, WARM_UP_STEPS, Arm, Block, Interleaving, fit_pair, run_against
 from trainstone.train.lifecycle import Lifecycle
 
 CONFIG = load_config("resnet50", settings=["train.batch_size=2"])
@@ -113,7 +101,7 @@ def test_iterations_are_exact_for_each_arm(iterations: int, lag: int):
     done = bench.run(iterations=iterations)
     assert bench.taken.count("A") == bench.taken.count("B") == iterations
     assert [len(arm.seconds) for arm in bench.arms.values()] == [iterations] * 2
-    assert len(done.blocks) == 4 * split_iterations(iterations)[0]
+    assert len(done.blocks) == 4 * interleave.split_iterations(iterations)[0]
     assert len(set(done.steps_per_block.values())) == 1
 
 
@@ -152,7 +140,7 @@ def test_a_stop_is_heard_between_steps_and_leaves_whole_blocks(after: int, lag: 
 
 def test_errors_name_their_arm_and_bugs_stay_bugs():
     def fail(err: BaseException) -> None:
-        with naming("A"):
+        with interleave.naming("A"):
             raise err
 
     with pytest.raises(RunError, match=r"^A: out of memory: MPS"):
@@ -247,7 +235,7 @@ def test_a_pair_differs_in_what_was_asked_for_and_no_more(monkeypatch: pytest.Mo
     a = make("train.batch_size=auto", "engine.threads=4")
     pair = fit_pair(a, make("train.batch_size=auto", "engine.threads=1"), same_recipe=True, strict=False)
     assert {name: one.config.train.batch_size for name, one in pair.items()} == {"A": 2, "B": 2}
-    assert [key for key, _, _ in list_differences(pair["A"].config, pair["B"].config)] == ["engine.threads"]
+    assert [key for key, _, _ in interleave.list_differences(pair["A"].config, pair["B"].config)] == ["engine.threads"]
 
 
 @pytest.mark.parametrize(
@@ -282,9 +270,9 @@ def test_both_must_fit_into_memory_together(monkeypatch: pytest.MonkeyPatch):
 def test_what_the_machine_made_of_it_is_told():
     asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=auto", "model.depth=34")}
     fitted = {"A": make("train.batch_size=4"), "B": make("train.batch_size=2", "model.depth=34")}
-    assert tell_unasked(asked, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]
+    assert interleave.tell_unasked(asked, fitted) == ["train.batch_size: 4 and 2, as fitted to this machine"]
     asked = {"A": make("train.batch_size=auto"), "B": make("train.batch_size=2")}
     same = make("train.batch_size=2")
-    (told,) = tell_unasked(asked, {"A": same, "B": same})
+    (told,) = interleave.tell_unasked(asked, {"A": same, "B": same})
     assert told.startswith("in nothing")
-    assert tell_unasked({"A": same, "B": same}, {"A": same, "B": same}) == []
+    assert interleave.tell_unasked({"A": same, "B": same}, {"A": same, "B": same}) == []
