@@ -158,10 +158,14 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
             )
     yield Progress("fitting the recipe to this machine")
     life.check_stop()
-    fitted = fit_inference(config)
-    config, device = fitted.config, fitted.device
+    config, device, findings = fit_engine(config)
+    # Both batch sizes are that of inference, so that all that reads a result sees it.
+    config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
+    # What is timed here has neither phases nor an optimiser.
+    config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
+    fitted = Fitted(config, device, count_step_work(config, batch, backward=False), tuple(findings))
     run.write_config(config)
-    run.update(findings=list(fitted.findings))
+    run.update(findings=findings)
     yield Progress("building the network")
     model = load_network(config, device, saved)
     peaks = yield from measure_device(life, fitted)
@@ -182,16 +186,6 @@ def run_inference(life: Lifecycle, saved: Saved) -> Generator[Progress, None, St
         timed = {"eval_seconds": run.result.phases.train_seconds, "train_seconds": None}
         run.update(phases=run.result.phases.model_copy(update=timed))
     return run.result.status
-
-
-def fit_inference(config: Config) -> Fitted:
-    """Resolve every auto; both batch sizes become that of inference, so that all that reads a result sees it."""
-    config, device, findings = fit_engine(config)
-    batch = choose_eval_batch(config)
-    config = change_section(change_section(config, "train", batch_size=batch), "eval", batch_size=batch)
-    # What is timed here has neither phases nor an optimiser.
-    config = change_section(config, "engine", split_phases=False, cuda_graphs=False)
-    return Fitted(config, device, count_step_work(config, batch, backward=False), tuple(findings))
 
 
 def repeat_batches(config: Config, opened: OpenSplit | None, device: torch.device) -> Generator[Batch, None, None]:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -193,7 +193,7 @@ class RankDurations(NamedTuple):
 
     place: RankPlace
     host: str
-    steps: Sequence[float]
+    steps: Iterable[float]
     """Their numbers; none where the step file cannot be read."""
     seconds: Sequence[float]
 
