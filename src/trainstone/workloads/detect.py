@@ -6,6 +6,7 @@ Rows that are judged are found boxes, true ones and the pictures themselves, nin
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -87,19 +88,15 @@ def build_loss(config: Config, device: torch.device) -> workload.Loss:
 
 def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, Tensor], Found]:
     score, detect = build_scores(config, device), config.detect
-    defaults = default_boxes(config.data.image_size).to(device)
-
-    def find(model: nn.Module, images: Tensor) -> Found:
-        return find_boxes(
-            *score(model, images),
-            defaults,
-            min_score=detect.min_score,
-            before=detect.before_nms,
-            overlap=detect.nms_overlap,
-            most=detect.max_found,
-        )
-
-    return find
+    find = partial(
+        find_boxes,
+        defaults=default_boxes(config.data.image_size).to(device),
+        min_score=detect.min_score,
+        before=detect.before_nms,
+        overlap=detect.nms_overlap,
+        most=detect.max_found,
+    )
+    return lambda model, images: find(*score(model, images))
 
 
 def build_judge(config: Config, device: torch.device) -> workload.Judge:

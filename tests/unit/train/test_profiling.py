@@ -86,16 +86,6 @@ def test_steps_that_are_read_late_have_the_right_numbers(tmp_path: Path, monkeyp
     assert len(read_columns(run.path / "steps-rank0000.csv", ("step",))["step"]) == 10 + profiling.AFTER_STEPS
 
 
-def test_a_profile_that_costs_much_warns_of_its_shares():
-    seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
-    window = Window(begin=5, first=5, end=7)
-    timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
-    told = describe_profiled(timeline, window)
-    assert told.severity == "warning"
-    assert "each took 50.0 % longer than 7 steps of this run" in told.message
-    assert "small operators and Python, has a larger share" in told.message
-
-
 @pytest.mark.parametrize(
     ("start", "lag", "window"),
     [(6, 0, (5, 6, 8)), (0, 0, (0, 0, 2)), (9, 2, (6, 9, 11)), (4, 2, (3, 4, 6)), (0, 2, (3, 3, 5))],
@@ -118,3 +108,11 @@ def test_the_profilers_cost_is_held_against_steps_before_and_after():
     assert cost.profiled_step_seconds == pytest.approx(1.25)
     assert cost.share == pytest.approx(0.25)
     assert (cost.plain_steps, cost.profiled_steps, cost.noise) == (8, 2, 0.0)
+    # A profile that costs much warns of its shares.
+    seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
+    window = Window(begin=5, first=5, end=7)
+    timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
+    told = describe_profiled(timeline, window)
+    assert told.severity == "warning"
+    assert "each took 50.0 % longer than 7 steps of this run" in told.message
+    assert "small operators and Python, has a larger share" in told.message
