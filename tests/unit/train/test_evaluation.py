@@ -21,7 +21,6 @@ from trainstone.machine.ranks import ALONE, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.measure.clock import HostTimer, choose_timer
 from trainstone.measure.peaks import Peaks
-from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import create_run, read_result
 from trainstone.train import conclude
@@ -49,39 +48,25 @@ def evaluate_here(checkpoint: str, out: str, *settings: str) -> str | None:
     return str(run.path) if run else None
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """A checkpoint, and what one rank found."""
-    folder = tmp_path_factory.mktemp("alone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINSTONE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        checkpoint = make_checkpoint(folder)
-        told = evaluate_here(str(checkpoint), str(folder))
-    return checkpoint, read_result(Path(str(told)))
-
-
-def test_the_result_says_quality_and_where_the_weights_come_from(alone):
-    _, result = alone
-    assert (result.kind, result.status, result.quality.metric) == ("eval", "ok", "top1")
-    (found,) = result.quality.history
-    assert (found.step, found.images, found.epoch) == (12, 31, pytest.approx(2.4))
-    assert set(found.metrics) == {"top1", "top5", "loss"}
-    assert result.quality.value == found.metrics["top1"]
-    assert result.quality.parameters == sum(p.numel() for p in make_network(make_config()).parameters())
-    assert 0 < result.phases.eval_seconds <= result.phases.program_seconds
-    assert result.devices[0].label == "cpu"
-    assert result.machine
-    assert result.verdict.endswith(f"on 31 pictures (from step 12 of {RUN_ID})")
-
-
-def test_three_ranks_count_as_one_does(alone, tmp_path: Path):
+def test_the_result_says_quality_and_where_weights_come_from_and_three_ranks_count_as_one_does(tmp_path: Path):
+    checkpoint = make_checkpoint(tmp_path)
+    one = read_result(Path(str(evaluate_here(str(checkpoint), str(tmp_path)))))
+    assert (one.kind, one.status, one.quality.metric) == ("eval", "ok", "top1")
+    (ours,) = one.quality.history
+    assert (ours.step, ours.images, ours.epoch) == (12, 31, pytest.approx(2.4))
+    assert set(ours.metrics) == {"top1", "top5", "loss"}
+    assert one.quality.value == ours.metrics["top1"]
+    assert one.quality.parameters == sum(p.numel() for p in make_network(make_config()).parameters())
+    assert 0 < one.phases.eval_seconds <= one.phases.program_seconds
+    assert one.devices[0].label == "cpu"
+    assert one.machine
+    assert one.verdict.endswith(f"on 31 pictures (from step 12 of {RUN_ID})")
     world = 3
-    checkpoint, one = alone
     answers = run_ranks(world, evaluate_here, tmp_path, str(checkpoint), str(tmp_path / "runs"))
     assert answers[1:] == [None] * (world - 1)
     many = read_result(Path(answers[0]))
     assert (many.world.ranks, [device.rank for device in many.devices]) == (world, list(range(world)))
-    ours, theirs = one.quality.history[0], many.quality.history[0]
+    theirs = many.quality.history[0]
     assert theirs.images == ours.images
     assert theirs.metrics == {**ours.metrics, "loss": pytest.approx(ours.metrics["loss"], rel=1e-6)}
     assert many.verdict == one.verdict

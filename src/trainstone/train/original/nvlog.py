@@ -32,33 +32,27 @@ BENCHMARK_KEYS = ("iteration", "total_ips")
 EVALUATION_DECAY = "Decay Steps of an evaluation"
 """Logged as Decay Steps, at another line than the training's."""
 
-
-def _place(file: str, first_line: int, *keys: str) -> dict[str, tuple[str, int]]:
-    return {key: (file, first_line + number) for number, key in enumerate(keys)}
-
-
 # training_hooks.py 100 to 105 and runner.py 610, 611, 630 are in a surviving log of WMLCE; the others are about where
 # NVIDIA's program, which it was made of, has them.
-PLACES = {
-    **_place(
-        "resnet_v1_5.py", 79, "Model HParams", "Name", "Number of classes", "Compute_format", "Input_format", "dtype"
-    ),
-    **_place("runner.py", 161, "Deterministic Run - Seed"),
-    **_place("runner.py", 225, nvlog.XLA),
-    **_place("runner.py", 374, nvlog.STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch"),
-    **_place("runner.py", 378, "Decay Steps", "Weight Decay Factor", "Init Learning Rate", "Momentum", "Num GPUs"),
-    **_place("runner.py", 383, "Per-GPU Batch Size"),
-    **_place("runner.py", 468, nvlog.SYNTHETIC),
-    **_place("learning_rate.py", 47, nvlog.COSINE),
-    **_place("training_hooks.py", 100, *TRAINING_KEYS),
-    **_place("training_hooks.py", 112, *EPOCH_KEYS),
-    **_place("benchmark_hooks.py", 72, "Average total_ips"),
-    **_place("runner.py", 487, nvlog.ENDING_TRAINING),
-    **_place("runner.py", 545, nvlog.STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps"),
-    **_place("runner.py", 548, EVALUATION_DECAY, "Global Batch Size"),
-    **_place("runner.py", 610, "Top-1 Accuracy", "Top-5 Accuracy"),
-    **_place("runner.py", 630, nvlog.ENDING_EVALUATION),
-}
+LOGGED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    ("resnet_v1_5.py", 79, ("Model HParams", "Name", "Number of classes", "Compute_format", "Input_format", "dtype")),
+    ("runner.py", 161, ("Deterministic Run - Seed",)),
+    ("runner.py", 225, (nvlog.XLA,)),
+    ("runner.py", 374, (nvlog.STARTING_TRAINING, "Training Epochs", "Total Steps", "Steps per Epoch")),
+    ("runner.py", 378, ("Decay Steps", "Weight Decay Factor", "Init Learning Rate", "Momentum", "Num GPUs")),
+    ("runner.py", 383, ("Per-GPU Batch Size",)),
+    ("runner.py", 468, (nvlog.SYNTHETIC,)),
+    ("learning_rate.py", 47, (nvlog.COSINE,)),
+    ("training_hooks.py", 100, TRAINING_KEYS),
+    ("training_hooks.py", 112, EPOCH_KEYS),
+    ("benchmark_hooks.py", 72, ("Average total_ips",)),
+    ("runner.py", 487, (nvlog.ENDING_TRAINING,)),
+    ("runner.py", 545, (nvlog.STARTING_EVALUATION, "Evaluation Epochs", "Evaluation Steps")),
+    ("runner.py", 548, (EVALUATION_DECAY, "Global Batch Size")),
+    ("runner.py", 610, ("Top-1 Accuracy", "Top-5 Accuracy")),
+    ("runner.py", 630, (nvlog.ENDING_EVALUATION,)),
+)
+PLACES = {key: (file, line + number) for file, line, keys in LOGGED for number, key in enumerate(keys)}
 """File and line of the program that logs a key."""
 
 
@@ -204,7 +198,7 @@ class BenchmarkNvlog(Nvlog):
     """
 
     json_file = "training_benchmark.json"
-    places = PLACES | _place("benchmark_hooks.py", 65, *BENCHMARK_KEYS)
+    places = PLACES | {key: ("benchmark_hooks.py", 65 + number) for number, key in enumerate(BENCHMARK_KEYS)}
 
     def __init__(self, facts: Facts) -> None:
         warm_up = facts.config.original.warm_up_steps
@@ -218,9 +212,6 @@ class BenchmarkNvlog(Nvlog):
         if record.step < self._warm_up:
             self._early.append(record)
             return ""
-        return self._count(record)
-
-    def _count(self, record: StepRecord) -> str:
         if record.step_seconds <= 0:
             return ""
         self.ended = self.facts.began + record.start_seconds + record.step_seconds
@@ -238,8 +229,8 @@ class BenchmarkNvlog(Nvlog):
         """Say the average: images / time, or the original's mean of rates where its defects are requested."""
         text = ""
         if not self._counted:
-            text = "".join(map(self._count, self._early[len(self._early) // 2 :]))
             self._warm_up = len(self._early) // 2
+            text = "".join(map(self.render_step, self._early[self._warm_up :]))
         log.info("nvlog.txt averages %d steps after %d of warm-up", self._counted, self._warm_up)
         if self._counted:
             right = self.facts.global_batch * self._counted / self._seconds
