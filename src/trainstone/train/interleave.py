@@ -248,7 +248,6 @@ class Variant:
     fitted: Fitted
     folder: RunFolder
     recorder: StepRecorder
-    arm: Arm
 
 
 def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) -> Generator[Progress, None, Status]:
@@ -266,7 +265,7 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
         life.check_stop()
         clock_start = time.perf_counter()
         loaders: dict[str, Loader] = {}
-        variants: dict[str, Variant] = {}
+        variants, arms = dict[str, Variant](), dict[str, Arm]()
         with ExitStack() as files:
             for name, one in fitted.items():
                 config, path = one.config, folders[name].path / "steps-rank0000.csv"
@@ -279,9 +278,8 @@ def run_against(life: Lifecycle, b: Config, *, same_recipe: bool, strict: bool) 
                     task.loader.pause()
                     loaders[name] = task.loader
                 enter = partial(enter_turn, name, config, loaders)
-                arm = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.step)
-                variants[name] = Variant(asked[name], one, folders[name], recorder, arm)
-            arms = {name: variant.arm for name, variant in variants.items()}
+                arms[name] = Arm(name, config, steps, lag=timer.lag, enter=enter, keep=recorder.step)
+                variants[name] = Variant(asked[name], one, folders[name], recorder)
             both = Interleaving(arms, fitted["A"].config.measure, lambda: life.signals.received)
 
             def count_steps() -> int:
