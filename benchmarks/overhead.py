@@ -29,9 +29,9 @@ from trainstone.machine.signals import StopSignals
 from trainstone.measure.flops import Work
 from trainstone.results.progress import Progress
 from trainstone.results.store import create_run
+from trainstone.train.conclude import observe, open_recorder
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import lifecycle
-from trainstone.train.observation import observe, open_recorder
 from trainstone.train.optim import LossScale
 from trainstone.train.run import measure_steps
 from trainstone.train.task import Task, build_task

@@ -142,8 +142,7 @@ def serve() -> None:
     import torch._inductor  # noqa: F401
 
     import trainstone.report.page
-    import trainstone.train.against
-    import trainstone.train.inference
+    import trainstone.train.interleave
     import trainstone.train.profiling
     import trainstone.train.to_target  # noqa: F401
     from trainstone.cli.main import main
@@ -217,13 +216,13 @@ def leave_out() -> None:
     import trainstone.cli.execute
     import trainstone.launch.supervisor
     from trainstone.measure.peaks import Peaks
-    from trainstone.train import observation
+    from trainstone.train import conclude
 
     vars(trainstone.cli.execute)["write_page"] = lambda _run: None
     forking = SimpleNamespace(**vars(subprocess) | {"Popen": start_process})
     vars(trainstone.launch.supervisor)["subprocess"] = forking
     trainstone.launch.supervisor.POLL_SECONDS = 0.05
-    vars(observation)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
+    vars(conclude)["measure_peaks"] = lambda _device, _precision: Peaks(1e12, "not measured", 1e10)
 
 
 def wait_for(pid: int, seconds: float = LIMIT) -> int | None:

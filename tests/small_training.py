@@ -56,9 +56,9 @@ def train_here(
 ) -> RunFolder:
     """Train in this process, into a new run below `folder` or into the run `folder`; `act` sees all progress."""
     from trainstone.measure.peaks import Peaks
-    from trainstone.train import observation, to_target
+    from trainstone.train import conclude, to_target
 
-    monkeypatch.setattr(observation, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
+    monkeypatch.setattr(conclude, "measure_peaks", lambda *_: Peaks(1e12, "not measured", 1e10))
     run = reopen_run(folder, "train", "x") if resume else create_run(folder, "train", config, "x")
     for progress in follow(partial(to_target.run_train, strict=False, resume=resume), config, run):
         act(progress)

@@ -70,7 +70,7 @@ def bench(
             return (yield from repeat_bench(life, runs, strict=strict))
         yield Progress("loading torch")
         if other:
-            from trainstone.train.against import run_against
+            from trainstone.train.interleave import run_against
 
             return (yield from run_against(life, other, same_recipe=same_recipe, strict=strict))
         from trainstone.train.run import run_bench

@@ -101,7 +101,7 @@ def bench(
     def flow(life: Life) -> ProgressStream:
         yield Progress("loading torch")
         from trainstone.results.feeding import Demand
-        from trainstone.train.databench import run_data_bench
+        from trainstone.train.feeding import run_data_bench
 
         given = Demand(device="", devices=1, images_per_second=demand, how="given") if demand is not None else None
         return (yield from run_data_bench(life, counts, seconds, given))

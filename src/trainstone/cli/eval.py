@@ -68,7 +68,7 @@ def evaluate(
     elif mode in ("predict", "export") and not first:
         return
     elif export is not None:
-        from trainstone.train.predict import export_weights
+        from trainstone.train.evaluation import export_weights
 
         made = export_weights(config, saved, export)
         if as_json:
@@ -132,8 +132,7 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
             restart_keeping_memory()
 
     def flow(life: Life) -> ProgressStream:
-        from trainstone.train.evaluation import run_eval
-        from trainstone.train.inference import run_inference
+        from trainstone.train.evaluation import run_eval, run_inference
 
         return (yield from (run_inference if mode == "bench" else run_eval)(life, saved))
 
@@ -142,7 +141,7 @@ def evaluate_run(config: "Config", saved: "Saved", mode: str, opts: Options) -> 
 
 def predict_here(config: "Config", saved: "Saved", images: list[Path], top: int, *, as_json: bool) -> None:
     """Print what images show; one that cannot be read makes the exit code that of bad data."""
-    from trainstone.train.predict import predict
+    from trainstone.train.evaluation import predict
 
     seen = []
     for found in predict(config, saved, images, top):

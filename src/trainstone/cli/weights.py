@@ -60,7 +60,7 @@ def convert(
         return  # one file is enough
     with ProgressLine(quiet=bool(quiet)) as line, interruptible():
         line.show(Progress("loading torch"))
-        from trainstone.models.convert import choose_kind, convert_weights
+        from trainstone.models.weights import choose_kind, convert_weights
 
         choose_kind(target)  # before a long download
         file = bring(source, target, sha256, line)

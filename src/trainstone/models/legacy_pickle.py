@@ -182,25 +182,21 @@ def read_pickled(path: Path) -> dict[str, NDArray[Any]]:
         found = reader.load()
         if stream.read(1):
             raise ValueError("there is more after its end")
-        return _collect(found, size)
+        if not isinstance(found, dict):
+            raise Refused(f"holds no arrays by name but one {type(found).__name__}")
+        others = [name for name, value in found.items() if not isinstance(value, Array) or value.dtype is None]
+        if others:
+            raise Refused(f"holds {len(others)} values that are not arrays (first {printable(others[0])[:100]})")
+        arrays = {id(array): array for array in found.values()}  # an array may have several names
+        if sum(len(array.data) for array in arrays.values()) > GROWTH * size:
+            raise Refused("would fill the memory with copies of the same bytes")
+        built = {number: array.build() for number, array in arrays.items()}
+        return {name: built[id(array)] for name, array in found.items()}
     except Refused as err:
         raise DataError(f"{path} {err}; it was not opened", hint=HINT) from err
     except Exception as err:  # a damaged pickle makes Python raise anything
         reason = f"{type(err).__name__} {printable(str(err).partition(chr(10))[0])[:120]}"
         raise DataError(f"{path} is cut off, damaged or not a pickle of arrays: {reason}", hint=HINT) from err
-
-
-def _collect(found: Any, size: int) -> dict[str, NDArray[Any]]:
-    if not isinstance(found, dict):
-        raise Refused(f"holds no arrays by name but one {type(found).__name__}")
-    others = [name for name, value in found.items() if not isinstance(value, Array) or value.dtype is None]
-    if others:
-        raise Refused(f"holds {len(others)} values that are not arrays (first {printable(others[0])[:100]})")
-    arrays = {id(array): array for array in found.values()}  # an array may have several names
-    if sum(len(array.data) for array in arrays.values()) > GROWTH * size:
-        raise Refused("would fill the memory with copies of the same bytes")
-    built = {number: array.build() for number, array in arrays.items()}
-    return {name: built[id(array)] for name, array in found.items()}
 
 
 def pickle_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:

@@ -6,7 +6,6 @@ Gluon counts the layers of a stage: stage2_conv3_weight. It knows the stem and t
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import TypeVar
 
 from trainstone.models.resnet import list_names
@@ -36,15 +35,10 @@ def name_in_gluon(name: str) -> str | None:
     return f"{prefix}batchnorm{number}_{_NORM_KINDS[found[4]]}"
 
 
-@cache
-def _gluon_names() -> dict[str, str]:
-    """Gluon's name -> ours, of ResNet-34, which has all names of ResNet-18."""
-    return {theirs: ours for ours in list_names(34, "batch") if (theirs := name_in_gluon(ours)) is not None}
-
-
 def rename_from_gluon(weights: Mapping[str, Value]) -> dict[str, Value]:
     """Return weights under our names if they have Gluon's; what has no such name keeps its own. ValueError: a clash."""
-    known = _gluon_names()
+    # ResNet-34 has all names of ResNet-18.
+    known = {theirs: ours for ours in list_names(34, "batch") if (theirs := name_in_gluon(ours)) is not None}
     plain = {name: name.removeprefix(PREFIX).replace("moving", "running") for name in weights}
     if "conv0_weight" not in plain.values():
         return dict(weights)

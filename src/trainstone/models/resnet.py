@@ -17,13 +17,9 @@ COUNTER = "num_batches_tracked"
 Norm = Callable[[int], nn.Module]
 
 
-def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(math.gcd(32, channels), channels)
-
-
 NORMS: dict[str, Norm] = {
     "batch": partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1),  # torch's sense: new = 0.9 * old + 0.1 * batch
-    "group": _group_norm,
+    "group": lambda channels: nn.GroupNorm(math.gcd(32, channels), channels),
 }
 
 
@@ -162,14 +158,6 @@ def _initialise(model: Trunk, conv_init: str, zero_gamma: bool) -> None:
             nn.init.zeros_(block.bn3.weight if isinstance(block, Bottleneck) else block.bn2.weight)
 
 
-def _initialise_classifier(fc: nn.Linear, fc_init: str) -> None:
-    if fc_init == "torch_default":
-        fc.reset_parameters()
-    else:
-        _draw(fc.weight, fc_init)
-        nn.init.zeros_(fc.bias)
-
-
 def build_resnet(
     depth: int,
     *,
@@ -186,7 +174,11 @@ def build_resnet(
     model = ResNet(depth, num_classes, pool_padding, stem, width, NORMS[norm])
     if not model.fc.weight.is_meta:
         _initialise(model, conv_init, zero_gamma)
-        _initialise_classifier(model.fc, fc_init)
+        if fc_init == "torch_default":
+            model.fc.reset_parameters()
+        else:
+            _draw(model.fc.weight, fc_init)
+            nn.init.zeros_(model.fc.bias)
     return model
 
 

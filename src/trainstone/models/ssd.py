@@ -35,14 +35,11 @@ class Ssd(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         x = self.backbone(images)
-        scores, offsets = self._read(x, 0)
-        all_scores, all_offsets = [scores], [offsets]
+        maps = [self._read(x, 0)]
         for number, extra in enumerate(self.extras, start=1):
             x = extra(x)
-            scores, offsets = self._read(x, number)
-            all_scores.append(scores)
-            all_offsets.append(offsets)
-        return torch.cat(all_scores, dim=1), torch.cat(all_offsets, dim=1)
+            maps.append(self._read(x, number))
+        return torch.cat([scores for scores, _ in maps], dim=1), torch.cat([offsets for _, offsets in maps], dim=1)
 
     def _read(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Return the scores and offsets of one map: of all its boxes the scores come first, then the offsets."""

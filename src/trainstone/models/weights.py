@@ -1,4 +1,4 @@
-"""Weights of a network: read from files of several kinds, recognised, put into a model, written.
+"""Weights of a network: read from files of several kinds, recognised, put into a model, written, converted.
 
 The kinds: safetensors, trainstone's checkpoints (safetensors with a document), torch's files, pickles of arrays.
 
@@ -7,11 +7,13 @@ No code in a file ever runs: torch's pickles are opened as weights alone, others
 
 import errno
 import hashlib
+import io
 import json
 import pickle
 import re
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from trainstone.errors import DataError, ResultError, TrainstoneError
+from trainstone.errors import ConfigError, DataError, ResultError, TrainstoneError
 from trainstone.files import sync_path, write_atomically
-from trainstone.models.legacy_pickle import read_pickled
-from trainstone.models.mxnet_names import HEADS, rename_from_gluon
+from trainstone.models.legacy_pickle import pickle_arrays, read_pickled
+from trainstone.models.mxnet_names import HEADS, name_in_gluon, rename_from_gluon
 from trainstone.models.resnet import COUNTER, DEPTHS, build_resnet, list_names
 from trainstone.text import printable
 from trainstone.units import format_count
@@ -89,14 +91,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str, *,
     both = [name for name in state if name in weights]
     shapes = [name for name in both if weights[name].shape != state[name].shape]
     kinds = [name for name in both if weights[name].is_floating_point() != state[name].is_floating_point()]
-    faults = [
-        _list_names("missing", missing),
-        _list_names("unknown", unknown),
-        _list_names("of another shape", [f"{n} {tuple(weights[n].shape)} for {tuple(state[n].shape)}" for n in shapes]),
-        _list_names("of another type", [f"{n} {weights[n].dtype} for {state[n].dtype}" for n in kinds]),
-    ]
-    if any(faults):
-        found = "; ".join(fault for fault in faults if fault)
+    faults = {
+        "missing": missing,
+        "unknown": unknown,
+        "of another shape": [f"{n} {tuple(weights[n].shape)} for {tuple(state[n].shape)}" for n in shapes],
+        "of another type": [f"{n} {weights[n].dtype} for {state[n].dtype}" for n in kinds],
+    }
+    if found := "; ".join(_list_names(what, names) for what, names in faults.items() if names):
         hint = None if missing or unknown or kinds or of != THE_MODEL else _hint_classes(shapes, list(state), weights)
         raise DataError(f"{where} does not fit {of}: {found}", hint=hint)
     with torch.no_grad():
@@ -119,9 +120,12 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
         raise DataError(f"cannot read {path}: {err.strerror or err}") from err
     is_pickle = _is_pickle(head)
     if head.startswith(ZIP) or (is_pickle and LEGACY in head):
-        return _unwrap(path, _load_torch(path))
+        return _load_torch(path)
     if not is_pickle and (head[8:9] == b"{" or path.suffix == ".safetensors"):
-        return _read_safetensors(path)
+        tensors, document = read_tensors(path, DataError)
+        # Of a checkpoint; an average of parameters alone takes the rest from the model.
+        parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
+        return tensors if document is None else parts[0] | parts[1]
     if is_pickle or path.suffix in PICKLES:
         return {name: torch.from_numpy(array) for name, array in read_pickled(path).items()}
     raise DataError(
@@ -130,17 +134,11 @@ def _read_kind(path: Path) -> dict[str, Tensor]:
     )
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    tensors, document = read_tensors(path, DataError)
-    if document is None:
-        return tensors
-    # An average of parameters alone takes the rest from the model.
-    parts = [{n.removeprefix(p): t for n, t in tensors.items() if n.startswith(p)} for p in ("model.", "ema.")]
-    return parts[0] | parts[1]
+def _load_torch(path: Path) -> dict[str, Tensor]:
+    """Open a file of torch.save as weights alone; anything else that it asks for is refused before it happens.
 
-
-def _load_torch(path: Path) -> Any:
-    """Open a file of torch.save as weights alone; anything else that it asks for is refused before it happens."""
+    Tensors are taken out of the dicts that training scripts put around them.
+    """
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -150,7 +148,7 @@ def _load_torch(path: Path) -> Any:
                 raise DataError(message, hint=SAVE_AGAIN)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: the error says enough
-            return torch.load(path, map_location="cpu", weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
     except Exception as err:  # a damaged file makes torch raise anything: struct.error, KeyError, ...
@@ -161,10 +159,6 @@ def _load_torch(path: Path) -> Any:
             reason = printable(str(err).strip().partition("\n")[0])[:200] or type(err).__name__
             what = f"is cut off, damaged or not a file of weights alone: {reason}"
         raise DataError(f"{path} {what}; it was not opened", hint=SAVE_AGAIN) from err
-
-
-def _unwrap(path: Path, found: Any) -> dict[str, Tensor]:
-    """Take the tensors out of the dicts that training scripts put around them."""
     for _ in WRAPPERS:  # no deeper: a dict may hold itself
         inner = [found[name] for name in WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
         found = inner[0] if inner else found
@@ -199,7 +193,7 @@ def _is_pickle(head: bytes) -> bool:
 def _list_names(what: str, names: Iterable[str]) -> str:
     shown = [printable(name)[:200] for name in names]
     more = ", ..." if len(shown) > 3 else ""
-    return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})" if shown else ""
+    return f"{len(shown)} {what} ({', '.join(shown[:3])}{more})"
 
 
 def _hint_classes(differing: list[str], names: list[str], weights: Mapping[str, Tensor]) -> str | None:
@@ -363,3 +357,68 @@ def _explain(path: Path, reason: str) -> str:
     if len(head) == 9 and (head.startswith(ZIP) or _is_pickle(head)):
         return "is a pickle, which may hold code: it is not opened"
     return f"is cut off, damaged or not a safetensors file: {printable(reason.splitlines()[0])[:200]}"
+
+
+KINDS = {".pth": "torch", ".pt": "torch", ".safetensors": "safetensors", ".pickle": "mlperf_ssd", ".pkl": "mlperf_ssd"}
+"""Kind of a file by its suffix."""
+GLUON_DEPTHS = (18, 34)
+NO_BATCHES = torch.tensor(0)
+"""For counters of batches that a file has not: MLPerf's and torch's before 0.4.1 have none."""
+BUFFERS = ("running_mean", "running_var", COUNTER)
+
+
+class Converted(NamedTuple):
+    network: str
+    format: str
+    tensors: int
+    parameters: int
+    bytes: int
+    left_out: tuple[str, ...]
+    """Names in the source that are not in the target."""
+
+
+def choose_kind(target: Path) -> str:
+    """Return what to write by the target's name; what is there already is not written over."""
+    if target.suffix not in KINDS:
+        raise ConfigError(f"{target}: what shall it be?", hint=f"end its name in one of {', '.join(KINDS)}")
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target} exists; it is not written over", hint="choose another name, or remove it first")
+    return KINDS[target.suffix]
+
+
+def convert_weights(source: Path, target: Path) -> Converted:
+    """Write the ResNet in a file as another kind of file, whole or not at all."""
+    kind, where = choose_kind(target), str(source)
+    found = read_weights(source)
+    weights, others = take_backbone(found)
+    recognised = recognise(weights)
+    if recognised is None:
+        shown = ", ".join(printable(name)[:60] for name in list(found)[:3])
+        raise DataError(
+            f"{source} is of no network that is known here: its tensors are called {shown}, ...",
+            hint=f"known: ResNet-{', -'.join(map(str, DEPTHS))} by torchvision's names, MLPerf SSD's backbone in MXNet",
+        )
+    network, skeleton = recognised
+    load_weights(skeleton, weights, where, of=str(network))
+    refuse_not_finite(weights, where)
+    kept = {name: weights.get(name, NO_BATCHES) for name in skeleton.state_dict()}
+    if kind == "mlperf_ssd":  # its backbone has no last stage, no classifier and no counters
+        if network.depth not in GLUON_DEPTHS or network.norm != "batch":
+            known = " and -".join(map(str, GLUON_DEPTHS))
+            raise ConfigError(
+                f"{where} is of {network}; MLPerf SSD's names are for ResNet-{known} with batch norm",
+                hint="write .pth or .safetensors",
+            )
+        kept = {name: tensor for name, tensor in kept.items() if name_in_gluon(name) is not None}
+        arrays = {str(name_in_gluon(n)): t.detach().float().cpu().numpy() for n, t in kept.items()}
+        write_bytes(target, pickle_arrays(arrays))
+    elif kind == "safetensors":
+        write_weights(target, kept, {})
+    else:
+        memory = io.BytesIO()
+        torch.save(OrderedDict(gather_tensors(kept)), memory)
+        write_bytes(target, memory.getvalue())
+    parameters = sum(tensor.numel() for name, tensor in kept.items() if not name.endswith(BUFFERS))
+    left_out = (*others, *(name for name in weights if name not in kept))
+    told = network._replace(ends=tuple(end for end in network.ends if any(name.startswith(end) for name in kept)))
+    return Converted(str(told), kind, len(kept), parameters, target.stat().st_size, left_out)

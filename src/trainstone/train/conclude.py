@@ -1,34 +1,113 @@
-"""Summarise recorded steps into a result: throughput, utilisation, noise, findings, verdict."""
+"""What is recorded while the measured part of a run goes on (steps, telemetry, memory, pressure on the machine), and
+what is concluded from it: throughput, utilisation, noise, findings, verdict."""
 
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainstone.data.loader import Loader
+from trainstone.files import sync_path
 from trainstone.machine.allocator import describe_allocator
 from trainstone.machine.cpus import available_cores
-from trainstone.machine.health import Noise, grade_noise
+from trainstone.machine.health import Noise, Pressure, grade_noise, read_pressure
 from trainstone.machine.launched import name_host
-from trainstone.measure.devices import name_device
+from trainstone.measure.devices import choose_reader, name_device, peak_bytes, reset_peaks
 from trainstone.measure.flops import roofline_seconds
-from trainstone.measure.peaks import Peaks
+from trainstone.measure.peaks import Peaks, measure_peaks
 from trainstone.measure.recorder import StepRecorder
-from trainstone.measure.telemetry import Reader
+from trainstone.measure.telemetry import Reader, Telemetry
 from trainstone.results import checks, schema
 from trainstone.results.checks import finding
 from trainstone.results.learning import scale_throughput
+from trainstone.results.progress import Progress
 from trainstone.results.samples import HINDRANCES, read_samples, summarise
+from trainstone.results.store import RunFolder
 from trainstone.results.summary import StepSummary, find_limit, summarise_steps
 from trainstone.results.verdicts import write_verdict
-from trainstone.train.distributed import World, gather
+from trainstone.train.distributed import World, barrier, gather
 from trainstone.train.feeding import Alone, judge_feeding
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import Lifecycle
-from trainstone.train.observation import Observed
 from trainstone.workloads.registry import WORKLOADS
 
 DEVICE_WORDS = {"cpu": "CPU", "cuda": "GPU"}
+
+
+@dataclass
+class Observed:
+    """What was seen beside the steps. Complete when the `with` of observe() has ended."""
+
+    clock_start: float
+    """When the clock of step and telemetry files began."""
+    telemetry_file: Path
+    reader: Reader
+    pressure: tuple[Pressure, Pressure]
+    """On the machine, before and after."""
+    peak_bytes: tuple[int | None, int] = (None, 0)
+    """Highest use of the device's memory, and of the host's."""
+    peaks: Peaks | None = None
+    """Measured beside it; None: there was no time to."""
+    interrupted: str | None = None
+    """The signal that ended it."""
+
+
+def open_recorder(life: Lifecycle, fitted: Fitted, first_step: int = 0, *, decay_loss: bool = False) -> StepRecorder:
+    """Open this rank's step file; of a resumed run, after its steps so far."""
+    path = life.run.path / f"steps-rank{life.rank.number:04d}.csv"
+    split_phases = fitted.config.engine.split_phases
+    return StepRecorder(path, split_phases=split_phases, decay_loss=decay_loss, first_step=first_step)
+
+
+@contextmanager
+def observe(
+    life: Lifecycle, fitted: Fitted, current_step: Callable[[], int], clock_start: float | None = None
+) -> Iterator[Observed]:
+    """Sample the device, the memory and the machine while the body runs. All ranks begin together."""
+    # Processes of this run: on rank 0 those of all ranks on this host, elsewhere this one.
+    here = {"host": os.uname().nodename, "pid": os.getpid()}
+    own = {one["pid"] for one in gather(life.world, here) or [here] if one["host"] == here["host"]}
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        own.add(os.getppid())  # torchrun looks after them
+    reset_peaks(fitted.device)
+    barrier(life.world)  # so that the clocks of all ranks' files begin together
+    start = time.perf_counter() if clock_start is None else clock_start
+    before = read_pressure(pids=own)
+    # Ranks that share a CPU have a file each, and so have those that call their own device the first.
+    same_name = fitted.device.type == "cpu" or fitted.device.index == 0
+    suffix = f"-rank{life.rank.number:04d}" if same_name and life.rank.number else ""
+    with Telemetry(
+        life.run.path,
+        device_label=str(fitted.device).replace(":", "") + suffix,
+        reader=choose_reader(fitted.device),
+        current_step=current_step,
+        interval_seconds=fitted.config.measure.telemetry_seconds,
+        started=start,
+    ) as telemetry:
+        observed = Observed(start, telemetry.path, telemetry.reader, (before, before))
+        yield observed
+    observed.pressure = before, read_pressure(pids=own)
+    observed.peak_bytes = peak_bytes(fitted.device)
+
+
+def measure_device(life: Lifecycle, fitted: Fitted, before: Peaks | None = None) -> Generator[Progress, None, Peaks]:
+    """Measure what this rank's device can do at most, while all ranks do; of two measurements the better counts."""
+    yield Progress(f"measuring this device's peak{' again' if before else ''}")
+    barrier(life.world)
+    peaks = measure_peaks(fitted.device, fitted.config.train.precision)
+    return before.best_of(peaks) if before else peaks
+
+
+def sync_steps(run: RunFolder, recorder: StepRecorder) -> None:
+    """Let rank 0 read this rank's steps from its host."""
+    if run.result.world.nodes > 1:
+        sync_path(recorder.path)
 
 
 def conclude(
@@ -62,11 +141,16 @@ def conclude(
     fed = judge_feeding(fitted.config, loader, alone, summary) if loader and alone else None
     faults = np.delete(recorder.page_faults(), left_out)[summary.window]
     speed = describe_speed(fitted, summary, telemetry, seen, devices, fed, faults)
+    unfed = []
+    if run.result.kind == "bench" and ranks > 1 and loader:
+        told = f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
+        hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
+        unfed = [*tell_skipped(loader), finding("not-measured", told, hint=hint)]
     findings = [
         *fitted.findings,
         *checks.check_throughput(speed["throughput"], summary.step_seconds),
         *speed.pop("findings"),
-        *(tell_feeding_left_out(loader, ranks) if run.result.kind == "bench" else ()),
+        *unfed,
         *tell_interruption(seen.interrupted, len(recorder)),
     ]
     run.update(
@@ -91,7 +175,10 @@ def describe_speed(
     page_faults: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """What a result says of the steps of rank 0 and the devices of all ranks, and the findings about it."""
-    engine, throttled = fitted.config.engine, tell_throttling(telemetry)
+    engine = fitted.config.engine
+    shares = telemetry["throttle_percent"] if telemetry["throttled"] else {}
+    hindered = {name: share for name, share in shares.items() if name in HINDRANCES}
+    throttled = ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in hindered.items())
     throughput = scale_throughput(summary.throughput, len(devices))
     utilisation = judge_utilisation(fitted, summary, seen.peaks, telemetry, throttled, fed) if seen.peaks else None
     noise = grade_noise(
@@ -172,7 +259,7 @@ def judge_utilisation(
     summary: StepSummary,
     peaks: Peaks,
     telemetry: dict[str, Any],
-    throttled: str | None,
+    throttled: str,
     fed: schema.Loader | None = None,
 ) -> schema.Utilisation:
     """Speed against the measured peaks, and what limits it."""
@@ -218,23 +305,6 @@ def describe_device(
         step_seconds_median=summary.step_seconds.median if summary else None,
         data_wait_seconds=summary.phases.data_wait_seconds if summary else None,
     )
-
-
-def tell_throttling(telemetry: dict[str, Any]) -> str | None:
-    """Name the reasons a device was hindered for, with their share of the samples."""
-    if not telemetry["throttled"]:
-        return None
-    shares = telemetry["throttle_percent"]
-    return ", ".join(f"{name} in {share:.0f} % of the samples" for name, share in shares.items() if name in HINDRANCES)
-
-
-def tell_feeding_left_out(loader: Loader | None, ranks: int) -> list[schema.Finding]:
-    """Findings where several ranks loaded real images: what only a single rank measures, and damaged images."""
-    if ranks == 1 or loader is None:
-        return []
-    told = f"with {ranks} ranks real images are not compared with synthetic ones, and the loader is not timed alone"
-    hint = "start `trainstone bench --data DIR` on one rank: it measures all three speeds"
-    return [*tell_skipped(loader), finding("not-measured", told, hint=hint)]
 
 
 def tell_skipped(loader: Loader | None) -> list[schema.Finding]:

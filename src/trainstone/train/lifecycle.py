@@ -20,7 +20,6 @@ from trainstone.machine.ranks import read_meeting, read_rank
 from trainstone.machine.signals import StopSignals
 from trainstone.results.checks import finding
 from trainstone.results.progress import Progress
-from trainstone.results.schema import Finding
 from trainstone.results.store import RunFolder
 from trainstone.results.summary import describe_preflight
 from trainstone.units import format_count
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OTHER_RANK = "a signal to another rank"
-STOPPED_EARLY = "stopped before the measurement was complete"
 
 
 class Lifecycle:
@@ -113,15 +111,28 @@ def record_failure(run: RunFolder | None, life: Lifecycle) -> Iterator[None]:
         yield
     except KeyboardInterrupt as err:
         if run and run.result.status == "running":
+            kind, hint, text = run.result.kind, None, "stopped before the measurement was complete"
+            if kind in RESUMABLE_VERBS:
+                hint = f"go on with: trainstone {kind} --resume {shlex.quote(str(run.path))}"
+            if life.completed:
+                text = f"stopped by {str(err) or 'Ctrl-C'} after {life.completed}"
             with suppress(OSError):
-                stop = describe_stop(run, str(err), life.completed)
+                stop = finding("interrupted", text, hint=hint)
                 run.update(status="interrupted", findings=[*run.result.findings, stop])
         raise
     except BaseException as err:
         log.debug("the run failed", exc_info=True)  # for the log file; the terminal gets the message
         known = explain_failure(err, run)
         if run:
-            _write_failure(run, known or err)
+            failed = known or err
+            # A RuntimeError of torch needs no name.
+            named = isinstance(failed, TrainstoneError | RuntimeError)
+            message = str(failed) if named else f"{type(failed).__name__}: {failed}"
+            code = "out-of-memory" if isinstance(failed, OutOfMemoryError | MemoryError) else "run-failed"
+            found = finding(code, message, hint=getattr(failed, "hint", None))
+            with suppress(OSError):  # a full disk must not hide what happened
+                if not run.undo():
+                    run.update(status="failed", findings=[*run.result.findings, found])
         if known is None or known is err:
             raise
         raise known from err
@@ -145,20 +156,3 @@ def explain_failure(err: BaseException, run: RunFolder | None) -> TrainstoneErro
 
         return explain_torch_error(err)
     return None
-
-
-def _write_failure(run: RunFolder, err: BaseException) -> None:
-    # A RuntimeError of torch needs no name.
-    message = str(err) if isinstance(err, TrainstoneError | RuntimeError) else f"{type(err).__name__}: {err}"
-    code = "out-of-memory" if isinstance(err, OutOfMemoryError | MemoryError) else "run-failed"
-    failed = finding(code, message, hint=getattr(err, "hint", None))
-    with suppress(OSError):  # a full disk must not hide what happened
-        if not run.undo():
-            run.update(status="failed", findings=[*run.result.findings, failed])
-
-
-def describe_stop(run: RunFolder, signal: str, completed: str | None) -> Finding:
-    kind = run.result.kind
-    hint = f"go on with: trainstone {kind} --resume {shlex.quote(str(run.path))}" if kind in RESUMABLE_VERBS else None
-    text = f"stopped by {signal or 'Ctrl-C'} after {completed}" if completed else STOPPED_EARLY
-    return finding("interrupted", text, hint=hint)

@@ -28,12 +28,11 @@ from trainstone.results.stats import find_steady, spread
 from trainstone.results.steps import StepRecord
 from trainstone.results.timeline import analyse_trace
 from trainstone.results.verdicts import write_profile_verdict
-from trainstone.train.conclude import conclude
+from trainstone.train.conclude import conclude, measure_device, observe, open_recorder
 from trainstone.train.distributed import barrier
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import measure_device, observe, open_recorder
 from trainstone.train.start import settle_gradients, start_measurement
 from trainstone.train.stopping import Pact
 from trainstone.train.task import Task, build_task
@@ -77,16 +76,14 @@ def run_profile(
             f"--cores reads the counters of an NVIDIA device by ncu; this run is on {fitted.device.type}",
             hint="leave --cores out: compute utilisation and roofline need no such counters",
         )
-    yield Progress("measuring this device's peak")
-    peaks = measure_device(life, fitted)
+    peaks = yield from measure_device(life, fitted)
     life.check_stop()
     with closing(build_task(fitted.config, fitted.device, opened, world=world)) as task:
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
             settle_gradients(task, fitted.config)
             pact = Pact(world, life.signals)
             recorded = yield from record_window(task, fitted, run.path, recorder, pact, start, iterations)
-        yield Progress("measuring this device's peak again")
-        observed.peaks = peaks.best_of(measure_device(life, fitted))
+        observed.peaks = yield from measure_device(life, fitted, peaks)
         yield Progress("reading the trace")
         if world.rank.number == 0:
             run.update(timeline=judge_profile(recorder, recorded, observed.peaks, run.path))

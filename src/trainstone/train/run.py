@@ -23,12 +23,11 @@ from trainstone.measure.recorder import Sink, StepRecorder
 from trainstone.results.progress import Progress
 from trainstone.results.ratio import ORDER, judge_exchange
 from trainstone.results.schema import Communication, Status
-from trainstone.train.conclude import conclude
+from trainstone.train.conclude import conclude, measure_device, observe, open_recorder, sync_steps
 from trainstone.train.distributed import COMPRESSED, World, broadcast_dict, gather
-from trainstone.train.feeding import measure_after, measure_before, open_alone
+from trainstone.train.feeding import FILE_NAME, Alone, measure_after, measure_before
 from trainstone.train.lifecycle import Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import measure_device, observe, open_recorder, sync_steps
 from trainstone.train.start import open_originals, settle_gradients, start_measurement
 from trainstone.train.stopping import Pact, record_steps
 from trainstone.train.task import IMAGENET_PICTURES, Task, build_task
@@ -46,13 +45,14 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
     """Measure training speed; every rank runs this, rank 0 writes the result. Yields progress to show."""
     fitted, opened = yield from start_measurement(life, strict=strict)
     config, run, world = fitted.config, life.run, life.world
-    yield Progress("measuring this device's peak")
     life.check_stop()
-    peaks = measure_device(life, fitted)
+    peaks = yield from measure_device(life, fitted)
     life.check_stop()
     with ExitStack() as files:
-        alone = open_alone(opened, run.path, config, files) if opened and world.alone else None
-        if alone:
+        alone = None
+        if opened and world.alone:
+            synthetic = StepRecorder(run.path / FILE_NAME, split_phases=config.engine.split_phases)
+            alone = Alone(opened, files.enter_context(synthetic))
             yield from measure_before(fitted, alone, life.signals)
             life.check_stop()
         with open_recorder(life, fitted) as recorder, observe(life, fitted, recorder.current_step) as observed:
@@ -71,8 +71,7 @@ def run_bench(life: Lifecycle, *, strict: bool) -> Generator[Progress, None, Sta
         communication = yield from measure_exchange(task, config.parallel, recorder, life)
         if alone and not life.signals.received:
             yield from measure_after(task, fitted, alone, life.signals)
-        yield Progress("measuring this device's peak again")
-        observed.peaks = peaks.best_of(measure_device(life, fitted))
+        observed.peaks = yield from measure_device(life, fitted, peaks)
         observed.interrupted = life.find_stop()
         conclude(life, fitted, recorder, observed, loader=task.loader, alone=alone, communication=communication)
         for sink in originals:
@@ -124,8 +123,12 @@ def measure_exchange(
     world = life.world
     if world.alone:
         return None
-    sizes = Communication(gradient_bytes=count_gradient_bytes(task, parallel), bucket_bytes=parallel.bucket_bytes)
+    sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
+    learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
+    gradient_bytes = sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
+    sizes = Communication(gradient_bytes=gradient_bytes, bucket_bytes=parallel.bucket_bytes)
     rounds: list[list[float]] = []
+    still, timer = replace(task, rate=lambda _step: 0.0), choose_timer(task.device)
     planned = plan_rounds(recorder, world)
     for number in range(planned):
         seconds = []
@@ -133,18 +136,14 @@ def measure_exchange(
             if life.find_stop():
                 return sizes if world.rank.number == 0 else None
             yield Progress("measuring the exchange of gradients", 1 + 4 * number + len(seconds))
-            seconds.append(time_block(task, len(recorder), exchanged=arm == "A"))
+            with nullcontext() if arm == "A" else task.without_exchange():
+                steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=len(recorder)))
+            seconds.append(statistics.median(record.step_seconds for record in steps[1:]))
         rounds.append(seconds)
     timed = gather(world, {"rounds": rounds})
     if timed is not None and not planned:
         return sizes
     return None if timed is None else judge_exchange(sizes, [one["rounds"] for one in timed])
-
-
-def count_gradient_bytes(task: Task, parallel: ParallelConfig) -> int:
-    sent = COMPRESSED[parallel.compression].itemsize if parallel.compression != "none" else None
-    learning = [parameter for parameter in task.plain.parameters() if parameter.requires_grad]
-    return sum(parameter.numel() * (sent or parameter.element_size()) for parameter in learning)
 
 
 def plan_rounds(recorder: StepRecorder, world: World) -> int:
@@ -157,11 +156,3 @@ def plan_rounds(recorder: StepRecorder, world: World) -> int:
         fitting = MIN_ROUNDS if MIN_ROUNDS * a_round <= MOST_SECONDS else 0
     told = broadcast_dict(world, {"rounds": min(MAX_ROUNDS, fitting)})
     return int(told["rounds"])
-
-
-def time_block(task: Task, first_step: int, *, exchanged: bool) -> float:
-    still = replace(task, rate=lambda _step: 0.0)
-    timer = choose_timer(task.device)
-    with nullcontext() if exchanged else task.without_exchange():
-        steps = list(train_steps(still, timer, num_steps=BLOCK_STEPS, first_step=first_step))
-    return statistics.median(record.step_seconds for record in steps[1:])

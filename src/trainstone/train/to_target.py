@@ -28,7 +28,18 @@ from trainstone.results.schema import Status
 from trainstone.results.steps import StepRecord
 from trainstone.results.verdicts import write_learning_verdict
 from trainstone.train import checkpoint, start
-from trainstone.train.conclude import describe_device, describe_speed, gather_devices, summarise_own, tell_skipped
+from trainstone.train.conclude import (
+    Observed,
+    describe_device,
+    describe_speed,
+    gather_devices,
+    measure_device,
+    observe,
+    open_recorder,
+    summarise_own,
+    sync_steps,
+    tell_skipped,
+)
 from trainstone.train.course import Course
 from trainstone.train.decision import Cadence, State, decide
 from trainstone.train.distributed import average_buffers, barrier
@@ -37,7 +48,6 @@ from trainstone.train.evaluation import tell_left_out
 from trainstone.train.fit import Fitted
 from trainstone.train.lifecycle import OTHER_RANK, Lifecycle
 from trainstone.train.loop import train_steps
-from trainstone.train.observation import Observed, measure_device, observe, open_recorder, sync_steps
 from trainstone.train.original.lines import has_decay
 from trainstone.train.original.mllog import check_division, clear_caches, find_run_start, open_log
 from trainstone.train.stopping import Pact
@@ -137,8 +147,7 @@ def train_and_judge(life: Lifecycle, fitted: Fitted, pictures: start.Pictures, *
             yield from learn(setting, course)
         write_end(setting, course)
         if not course.stopped:  # a scheduler that asks for the end kills whoever is slow
-            yield Progress("measuring this device's peak")
-            observed.peaks = measure_device(life, fitted)
+            observed.peaks = yield from measure_device(life, fitted)
         conclude_training(setting, fitted, course, observed)
 
 

@@ -169,7 +169,16 @@ def open_mlflow(uri: str, file: Path, run_name: str, params: Mapping[str, str]) 
         raise MachineError(f"tracking.mlflow needs MLflow: {err}", hint=HINT) from err
     try:
         client = mlflow.MlflowClient(tracking_uri=uri)
-        run_id = find_run(client, file) or begin_run(client, run_name, params)
+        run_id = find_run(client, file)
+        if run_id is None:  # begin one in the experiment that MLflow's variable names, or in ours
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+            experiment = client.get_experiment_by_name(name)
+            experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
+            run_id = str(client.create_run(experiment_id, run_name=run_name).info.run_id)
+            param = import_module("mlflow.entities").Param
+            told = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
+            for begin in range(0, len(told), MOST_PARAMS):
+                client.log_batch(run_id, params=told[begin : begin + MOST_PARAMS])
     except Exception as err:  # stores are plug-ins and raise what they like
         message = f"MLflow at {hide_password(uri)} cannot be used: {describe_error(err)}"
         hint = "tracking.mlflow is e.g. sqlite:///mlflow.db or http://localhost:5000"
@@ -188,19 +197,6 @@ def find_run(client: Any, file: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, import_module("mlflow.exceptions").MlflowException) as err:
         log.warning("%s names no MLflow run that can be resumed, a new one is started: %s", file, describe_error(err))
         return None
-    return run_id
-
-
-def begin_run(client: Any, run_name: str, params: Mapping[str, str]) -> str:
-    """Begin a run in the experiment that MLflow's variable names, or in ours."""
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-    experiment = client.get_experiment_by_name(name)
-    experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(name)
-    run_id = str(client.create_run(experiment_id, run_name=run_name).info.run_id)
-    param = import_module("mlflow.entities").Param
-    told = [param(re.sub(r"[^\w./ -]", "_", key), value[:LONGEST_PARAM]) for key, value in params.items()]
-    for begin in range(0, len(told), MOST_PARAMS):
-        client.log_batch(run_id, params=told[begin : begin + MOST_PARAMS])
     return run_id
 
 

@@ -17,10 +17,6 @@ from trainstone.workloads import workload
 from trainstone.workloads.mlperf import RESNET
 
 
-def build_model(config: Config) -> nn.Module:
-    return build_resnet(**config.model.model_dump(exclude={"name", "pretrained"}))
-
-
 def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
     """Random pictures and labels; the same for the same seed on every machine."""
     generator = torch.Generator().manual_seed(config.seed)
@@ -117,7 +113,7 @@ def count_classes(weights: Mapping[str, Tensor]) -> int | None:
 CLASSIFY = workload.Workload(
     name="classify",
     title=lambda config: f"ResNet-{config.model.depth}",
-    build_model=build_model,
+    build_model=lambda config: build_resnet(**config.model.model_dump(exclude={"name", "pretrained"})),
     synthetic_batches=synthetic_batches,
     holds="class",
     holds_to_judge="class",

@@ -4,8 +4,9 @@ Rows that are judged are found boxes, true ones and the pictures themselves, nin
 """
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -19,10 +20,8 @@ from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.picture.decode import decode
 from trainstone.data.splits import OpenSplit
 from trainstone.errors import ConfigError, DataError
-from trainstone.machine.ranks import ALONE, Rank
-from trainstone.models.boxes import default_boxes, match
+from trainstone.models.boxes import Found, default_boxes, find_boxes, match
 from trainstone.models.losses import detection_loss
-from trainstone.models.nms import Found, find_boxes
 from trainstone.models.ssd import build_ssd
 from trainstone.results import detection
 from trainstone.results.checks import finding
@@ -75,12 +74,6 @@ def synthetic_batches(config: Config, batch_size: int) -> list[workload.Batch]:
     return [draw() for _ in range(config.data.num_synthetic_batches)]
 
 
-def mix(
-    _config: Config, batches: Iterable[workload.Batch], _rank: Rank = ALONE, _first_batch: int = 0
-) -> Iterator[workload.Batch]:
-    return iter(batches)
-
-
 def build_loss(config: Config, device: torch.device) -> workload.Loss:
     see, detect = workload.build_input(config, device), config.detect
     defaults = default_boxes(config.data.image_size).to(device)
@@ -95,19 +88,15 @@ def build_loss(config: Config, device: torch.device) -> workload.Loss:
 
 def build_finder(config: Config, device: torch.device) -> Callable[[nn.Module, Tensor], Found]:
     score, detect = build_scores(config, device), config.detect
-    defaults = default_boxes(config.data.image_size).to(device)
-
-    def find(model: nn.Module, images: Tensor) -> Found:
-        return find_boxes(
-            *score(model, images),
-            defaults,
-            min_score=detect.min_score,
-            before=detect.before_nms,
-            overlap=detect.nms_overlap,
-            most=detect.max_found,
-        )
-
-    return find
+    find = partial(
+        find_boxes,
+        defaults=default_boxes(config.data.image_size).to(device),
+        min_score=detect.min_score,
+        before=detect.before_nms,
+        overlap=detect.nms_overlap,
+        most=detect.max_found,
+    )
+    return lambda model, images: find(*score(model, images))
 
 
 def build_judge(config: Config, device: torch.device) -> workload.Judge:
@@ -244,11 +233,16 @@ def show_pictures(opened: OpenSplit, judged: Rows, names: list[str]) -> tuple[tu
             edges, score = shares(found.edges[place], width, height), round(float(found.score[place]), 3)
             told = name(names, found.label[place])
             boxes.append(ShownBox(label=told, **edges, score=score, right_one=bool(is_right[place])))
-        jpeg = shrink(opened, number)
-        if jpeg is not None:
-            title, file = opened.source.name(number), f"pictures/{number:08d}.jpg"
-            made = QualityPicture(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
-            shown.append((made, jpeg))
+        try:
+            picture = Image.fromarray(decode(opened.source.read(number).image))
+        except DataError:
+            continue  # it can no longer be read
+        picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
+        jpeg = io.BytesIO()
+        picture.save(jpeg, "JPEG", quality=QUALITY)
+        title, file = opened.source.name(number), f"pictures/{number:08d}.jpg"
+        made = QualityPicture(file=file, title=title, width=int(width), height=int(height), boxes=boxes)
+        shown.append((made, jpeg.getvalue()))
     return tuple(shown)
 
 
@@ -267,18 +261,6 @@ def shares(edges: np.ndarray, width: float, height: float) -> dict[str, float]:
     return {side: round(float(edge) / whole, 4) for edge, (side, whole) in zip(edges, sides, strict=True)}
 
 
-def shrink(opened: OpenSplit, number: int) -> bytes | None:
-    """Return a picture as a JPEG of moderate size; None where it can no longer be read."""
-    try:
-        picture = Image.fromarray(decode(opened.source.read(number).image))
-    except DataError:
-        return None
-    picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
-    packed = io.BytesIO()
-    picture.save(packed, "JPEG", quality=QUALITY)
-    return packed.getvalue()
-
-
 DETECT = workload.Workload(
     name="detect",
     title=lambda config: f"SSD{config.data.image_size}-ResNet{config.model.depth}",
@@ -286,7 +268,7 @@ DETECT = workload.Workload(
     synthetic_batches=synthetic_batches,
     holds="boxes",
     holds_to_judge="truth",
-    mix=mix,
+    mix=lambda _config, batches, _rank, _first_batch: iter(batches),
     build_loss=build_loss,
     build_judge=build_judge,
     build_scores=build_scores,

@@ -63,20 +63,15 @@ class ClosedRules:
             (counted in (None, train), f"schedule.pictures = {counted}, the data set has {train}"),
             ((target or 0) >= self.target, f"eval.target = {target}, not at least {self.target}"),
         ]
-        changed = self.compare_sections(config, {*FREE, *self.free, *free})
-        return [*changed, *(text for kept, text in (*goal, *rules) if not kept)]
-
-    def compare_sections(self, config: Config, free: Collection[str]) -> list[str]:
-        """Name the keys of sections whose value is not the reference's."""
         reference = load_reference(self.recipe)
         keys = [(section, key) for section in SECTIONS for key in type(getattr(config, section)).model_fields]
-        found = []
+        changed, free = [], {*FREE, *self.free, *free}
         for section, key in (*keys, *KEYS):
             name = f"{section}.{key}"
             value, wanted = (getattr(getattr(one, section), key) for one in (config, reference))
             if name not in free and value not in (wanted, *self.also_allowed.get(name, ())):
-                found.append(f"{name} = {format_value(value)}, not {format_value(wanted)}")
-        return found
+                changed.append(f"{name} = {format_value(value)}, not {format_value(wanted)}")
+        return [*changed, *(text for kept, text in (*goal, *rules) if not kept)]
 
 
 def is_whole(value: float) -> bool:

@@ -1,6 +1,7 @@
-"""Default boxes against the original's numbers, arithmetic of boxes and matching against plain loops."""
+"""Default boxes against the original's numbers; arithmetic of boxes, matching and found boxes against plain loops."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -9,14 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainstone.models import boxes as boxes_module
-from trainstone.models.boxes import decode, default_boxes, encode, list_levels, match, overlap, to_centres, to_edges
+from trainstone.models.boxes import Found, decode, default_boxes, encode, find_boxes, match, to_centres, to_edges
 
 # MLPerf's SSD300, as its paper and its reference tell them.
 CELLS, STEPS = (38, 19, 10, 5, 3, 1), (8, 16, 32, 64, 100, 300)
 SCALES = (21, 45, 99, 153, 207, 261, 315)
 ASPECTS = ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,))
-
-
 DEFAULTS = default_boxes(300)
 
 
@@ -26,8 +25,8 @@ def list_originals_boxes() -> list[tuple[float, ...]]:
         scale, wider = SCALES[level], math.sqrt(SCALES[level] * SCALES[level + 1])
         shapes = [(scale, scale), (wider, wider)]
         for aspect in ASPECTS[level]:
-            shapes.append((scale * math.sqrt(aspect), scale / math.sqrt(aspect)))
-            shapes.append((scale / math.sqrt(aspect), scale * math.sqrt(aspect)))
+            longer, shorter = scale * math.sqrt(aspect), scale / math.sqrt(aspect)
+            shapes += [(longer, shorter), (shorter, longer)]
         for row in range(CELLS[level]):
             for column in range(CELLS[level]):
                 x, y = (column + 0.5) * STEPS[level], (row + 0.5) * STEPS[level]
@@ -36,10 +35,10 @@ def list_originals_boxes() -> list[tuple[float, ...]]:
 
 
 def test_boxes_for_300_pixels_are_the_originals_in_their_order():
-    boxes = default_boxes(300)
-    assert boxes.shape == (8732, 4)
-    assert boxes.dtype == torch.float32
-    assert torch.allclose(boxes, torch.tensor(list_originals_boxes()), rtol=0, atol=1e-7)
+    assert (DEFAULTS.shape, DEFAULTS.dtype) == ((8732, 4), torch.float32)
+    assert torch.allclose(DEFAULTS, torch.tensor(list_originals_boxes()), rtol=0, atol=1e-7)
+    with pytest.raises(ValueError, match="at least 64 pixels, not 63"):
+        default_boxes(63)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +51,13 @@ def test_boxes_for_300_pixels_are_the_originals_in_their_order():
     ],
 )
 def test_other_sizes_have_the_maps_that_convolutions_give(image_size, cells, number):
-    assert tuple(level.cells for level in list_levels(image_size)) == cells
+    assert tuple(level.cells for level in boxes_module.list_levels(image_size)) == cells
     assert len(default_boxes(image_size)) == number
 
 
 @pytest.mark.parametrize("image_size", [64, 65, 91, 100, 112, 127, 128, 224, 300, 333, 700])
 def test_every_size_has_scales_that_grow_and_boxes_within_the_picture(image_size):
-    levels = list_levels(image_size)
+    levels = boxes_module.list_levels(image_size)
     scales = [level.scale for level in levels]
     assert scales == sorted(set(scales))
     assert levels[-1].next_scale == pytest.approx(1.05 * image_size)
@@ -75,13 +74,8 @@ def test_an_object_of_30_pixels_overlaps_a_default_box_by_half_wherever_it_lies(
     starts = torch.arange(0, image_size - 30, 5.0)
     left, top = torch.meshgrid(starts, starts, indexing="ij")
     objects = torch.stack([left, top, left + 30, top + 30], dim=-1).reshape(-1, 4) / image_size
-    best = overlap(objects, to_edges(default_boxes(image_size))).amax(1)
+    best = boxes_module.overlap(objects, to_edges(default_boxes(image_size))).amax(1)
     assert best.min() > 0.5
-
-
-def test_a_picture_too_small_is_refused_with_what_is_needed():
-    with pytest.raises(ValueError, match="at least 64 pixels, not 63"):
-        default_boxes(63)
 
 
 shares = st.floats(0, 1, width=32)
@@ -108,7 +102,7 @@ def test_offsets_are_the_originals():
 Box = tuple[float, ...]
 
 
-def measure_overlap(a: Box, b: Box) -> float:
+def measure_overlap(a: Sequence[float], b: Sequence[float]) -> float:
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     shared = max(width, 0.0) * max(height, 0.0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
@@ -207,3 +201,120 @@ def test_nothing_waits_for_the_device():
     boxes, labels = torch.zeros(2, 8, 4, device="meta"), torch.zeros(2, 8, dtype=torch.int64, device="meta")
     targets, offsets = match(boxes, labels, default_boxes(300).to("meta"), min_overlap=0.5)
     assert (targets.shape, offsets.shape) == ((2, 8732), (2, 8732, 4))
+
+
+Row = tuple[int, float, tuple[float, ...]]
+
+
+def find_slowly(
+    chances: list[list[float]], edges: list[list[float]], min_score: float, before: int, overlap: float, most: int
+) -> list[Row]:
+    """The words of the original for one picture; `chances` are without the background."""
+    pairs = [(chance, -place, -label) for place, row in enumerate(chances) for label, chance in enumerate(row)]
+    kept: list[Row] = []
+    for chance, place, label in sorted((pair for pair in pairs if pair[0] > min_score), reverse=True)[:before]:
+        box = edges[-place]
+        if all(other != -label or measure_overlap(better, box) <= overlap for other, _, better in kept):
+            kept.append((-label, chance, tuple(box)))
+    return [(label, chance, tuple(min(max(side, 0.0), 1.0) for side in box)) for label, chance, box in kept[:most]]
+
+
+def check_found(scores: Tensor, offsets: Tensor, defaults: Tensor, **asked) -> Found:
+    found = find_boxes(scores, offsets, defaults, **asked)
+    most = asked["most"]
+    shapes = [tuple(part.shape) for part in found]
+    assert shapes == [(len(scores), most, 4), (len(scores), most), (len(scores), most)]
+    chances, edges = scores.softmax(2)[..., 1:].tolist(), decode(offsets, defaults).tolist()
+    for row in range(len(scores)):
+        expected = find_slowly(chances[row], edges[row], **asked)
+        number = len(expected)
+        assert found.labels[row].tolist() == [label for label, _, _ in expected] + [-1] * (most - number)
+        chances_found = [chance for _, chance, _ in expected] + [0.0] * (most - number)
+        assert found.scores[row].tolist() == pytest.approx(chances_found)
+        boxes = torch.tensor([box for _, _, box in expected]).view(-1, 4)
+        assert torch.allclose(found.edges[row, :number], boxes)
+        assert not found.edges[row, number:].any()
+    return found
+
+
+# Boxes on a grid: their overlaps are quotients of small numbers, far enough from the thresholds asked for below.
+far, near = st.integers(-2, 14), st.integers(0, 8)
+whole_boxes = st.tuples(far, far, near, near).map(lambda b: (b[0], b[1], b[0] + b[2], b[1] + b[3]))
+DEFAULT = torch.tensor([0.5, 0.5, 1.0, 1.0])
+
+
+def place_boxes(boxes: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Return offsets that decode to boxes on a grid of sixteenths, and their default boxes."""
+    centres = to_centres(torch.tensor(boxes, dtype=torch.float32) / 16)
+    defaults = torch.cat([centres[:, :2], centres[:, 2:].clamp(min=1e-6)], dim=1)
+    return torch.zeros(len(boxes), 4), defaults
+
+
+@given(
+    boxes=st.lists(whole_boxes, min_size=1, max_size=12),
+    seed=st.integers(0, 2**31),
+    levels=st.sampled_from([1, 3, 1000]),  # few levels: many equal scores
+    num_classes=st.integers(1, 4),
+    min_score=st.sampled_from([0.0, 0.1, 0.4]),
+    before=st.sampled_from([1, 3, 7, 20, 200]),
+    overlap=st.sampled_from([0.0001, 0.3003, 0.5001, 0.9001]),
+    most=st.sampled_from([1, 3, 50]),
+)
+@settings(deadline=None, max_examples=150)
+def test_found_boxes_are_those_of_the_greedy_way(boxes, seed, levels, num_classes, min_score, before, overlap, most):
+    offsets, defaults = place_boxes(boxes)
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(levels, (2, len(boxes), num_classes + 1), generator=generator) * (3.0 / levels)
+    check_found(
+        scores, offsets.expand(2, -1, -1), defaults, min_score=min_score, before=before, overlap=overlap, most=most
+    )
+
+
+@pytest.mark.parametrize("block", [7, 1024])
+def test_many_crowded_boxes_in_blocks_and_at_once(monkeypatch, block):
+    monkeypatch.setattr(boxes_module, "BLOCK", block)
+    monkeypatch.setattr(boxes_module, "MAX_SCORES", 1)  # a picture at a time
+    generator = torch.Generator().manual_seed(0)
+    defaults = default_boxes(64)
+    scores = torch.randn(3, len(defaults), 4, generator=generator) * 2
+    offsets = torch.randn(3, len(defaults), 4, generator=generator)
+    found = check_found(scores, offsets, defaults, min_score=0.01, before=120, overlap=0.5, most=100)
+    assert 1 < found.labels.ge(0).sum(1).min() < 100
+
+
+def test_a_long_chain_is_settled_as_the_greedy_way_does():
+    """Each box overlaps the next one only: every second one stays, and the last is known last."""
+    boxes = [(left, 0, left + 8, 8) for left in range(0, 160, 2)]  # neighbours overlap by 0.6, the next but one by 1/3
+    offsets, defaults = place_boxes(boxes)
+    scores = torch.zeros(1, len(boxes), 2)
+    scores[0, :, 1] = torch.linspace(3, 1, len(boxes))
+    found = check_found(scores, offsets[None], defaults, min_score=0.0, before=200, overlap=0.5, most=200)
+    assert found.labels.ge(0).sum() == len(boxes) // 2
+
+
+def test_boxes_are_clipped_after_duplicates_are_looked_for():
+    """Within the picture the two are the same; they are not where they reach beyond it."""
+    edges = torch.tensor([[0.0, 0.0, 1.0, 1.0], [-2.0, 0.0, 1.0, 1.0]])
+    offsets = encode(edges, DEFAULT)[None]
+    asked = {"min_score": 0.0, "before": 200, "overlap": 0.5, "most": 3}
+    found = find_boxes(torch.zeros(1, 2, 2), offsets, DEFAULT.expand(2, 4), **asked)
+    assert found.labels[0].tolist() == [0, 0, -1]
+    assert torch.allclose(found.edges[0, 0], found.edges[0, 1], atol=1e-6)
+
+
+def test_a_score_that_is_just_the_least_is_left_out():
+    asked = {"before": 200, "overlap": 0.5, "most": 2}
+    scores, offsets = torch.zeros(1, 1, 2), torch.zeros(1, 1, 4)  # a chance of exactly a half
+    for min_score, labels in ((0.5, [-1, -1]), (0.49, [0, -1])):
+        assert find_boxes(scores, offsets, DEFAULT[None], min_score=min_score, **asked).labels[0].tolist() == labels
+
+
+@pytest.mark.parametrize("where", ["scores", "offsets"])
+def test_what_is_no_number_is_nothing(where):
+    scores, offsets = torch.zeros(2, 3, 2), torch.zeros(2, 3, 4)
+    (scores if where == "scores" else offsets)[0] = math.nan
+    defaults = torch.tensor([[0.2, 0.5, 0.1, 0.1], [0.5, 0.5, 0.1, 0.1], [0.8, 0.5, 0.1, 0.1]])
+    found = find_boxes(scores, offsets, defaults, min_score=0.0, before=200, overlap=0.5, most=4)
+    assert found.labels.tolist() == [[-1, -1, -1, -1], [0, 0, 0, -1]]
+    assert bool(found.edges.isfinite().all())
+    assert not found.scores[0].any()

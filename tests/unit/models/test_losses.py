@@ -155,7 +155,7 @@ def test_loss_and_gradients_are_those_of_the_slow_way(seed, batch, boxes, share,
         assert torch.allclose(mine.grad.double(), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_not_counted_may_be_infinite():
+def test_what_is_not_counted_may_be_infinite_and_nan_scores_give_a_nan_loss():
     scores, offsets, targets, target_offsets = make_case(5, 1, 10, 0.3)
     offsets[targets == 0] = math.inf
     offsets.requires_grad_()
@@ -163,16 +163,16 @@ def test_what_is_not_counted_may_be_infinite():
     loss.backward()
     assert bool(loss.isfinite())
     assert bool(offsets.grad.isfinite().all())
+    scores[0, 0] = math.nan
+    assert bool(detection_loss(scores, offsets, targets, target_offsets, negatives=3).isnan())
 
 
-def test_nan_scores_give_a_nan_loss_and_reduced_precision_an_fp32_one():
+def test_reduced_precision_gives_an_fp32_loss():
     scores, offsets, targets, target_offsets = make_case(7, 2, 200, 0.1)
     halved = scores.bfloat16(), offsets.bfloat16()
     loss = detection_loss(*halved, targets, target_offsets, negatives=3)
     assert loss.dtype == torch.float32
     assert torch.equal(loss, detection_loss(*(half.float() for half in halved), targets, target_offsets, negatives=3))
-    scores[0, 0] = math.nan
-    assert bool(detection_loss(scores, offsets, targets, target_offsets, negatives=3).isnan())
 
 
 def test_nothing_waits_for_the_device():

@@ -1,9 +1,11 @@
-"""Weights files: every kind is read, converted and loaded; what does not fit is named and changes nothing."""
+"""Weights files: every kind is read, converted and loaded; what does not fit is named and changes nothing. And names:
+MXNet's of our tensors, both ways, and those that MLPerf's checker of 2022 lists."""
 
 import errno
 import itertools
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections import OrderedDict
@@ -11,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import mlperf_logging
 import numpy as np
 import pytest
 import torch
@@ -22,11 +25,12 @@ from torch import Tensor, nn
 
 from damage import Call, damaged, quick, read_damaged
 from trainstone.errors import ConfigError, DataError, ResultError
-from trainstone.models.convert import convert_weights
+from trainstone.models.mxnet_names import PREFIX, name_in_gluon, name_in_mxnet, rename_from_gluon
 from trainstone.models.resnet import build_resnet
 from trainstone.models.ssd import build_ssd
 from trainstone.models.weights import (
     FORMAT,
+    convert_weights,
     load_pretrained,
     load_weights,
     read_weights,
@@ -66,10 +70,6 @@ def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -157,10 +157,13 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path):
         ({"a": torch.eye(2).to_sparse()}, r"1 other \(a\)"),
         ({"a": torch.zeros(2, device="meta")}, r"1 other \(a\)"),
         ({}, "holds no tensors"),
+        # One number that looks like many.
+        ({"conv1.weight": torch.zeros(1).expand(10**9)}, r"more than plain tensors by name: 1 other \(conv1\.weight\)"),
     ],
 )
 def test_what_is_more_or_less_than_tensors_by_name_is_refused(tmp_path: Path, content: Any, words: str):
     torch.save(content, tmp_path / "w.pth")
+    assert (tmp_path / "w.pth").stat().st_size < 10_000
     with pytest.raises(DataError, match=words):
         read_weights(tmp_path / "w.pth")
 
@@ -289,7 +292,7 @@ def test_misfits_are_named_and_nothing_changes(
     assert caught.value.message.startswith(str(tmp_path / "a.pth"))
     assert caught.value.message.isprintable()
     assert caught.value.hint == hint
-    assert names(tmp_path) == ["a.pth"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
 
 
 def test_counters_of_batches_may_be_missing_and_types_follow_the_model():
@@ -423,14 +426,6 @@ def test_names_of_no_known_network_are_refused(tmp_path: Path, state: dict[str, 
     assert caught.value.message.isprintable()
 
 
-def test_one_number_that_looks_like_many_is_refused(tmp_path: Path):
-    state = make_state(18) | {"conv1.weight": torch.zeros(1, 1, 1, 1).expand(100_000, 3, 7, 7)}
-    torch.save(state, tmp_path / "a.pth")
-    assert (tmp_path / "a.pth").stat().st_size < 10_000_000
-    with pytest.raises(DataError, match=r"more than plain tensors by name: 1 other \(conv1\.weight\)"):
-        convert_weights(tmp_path / "a.pth", tmp_path / "b.safetensors")
-
-
 def test_nothing_is_written_over(tmp_path: Path):
     torch.save(make_state(18), tmp_path / "a.pth")
     (tmp_path / "b.pickle").write_text("mine")
@@ -454,4 +449,67 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for kind in KINDS:
         with pytest.raises(ResultError, match=r"cannot write .*b\..*: No space left"):
             convert_weights(tmp_path / "a.pth", tmp_path / f"b.{kind}")
-    assert names(tmp_path) == ["a.pth"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
+
+
+# By hand from the rule: number = 2 block + (0, 1; 2: shortcut), and one more after the first block of stages 2 and 3.
+TABLE = {
+    "conv1.weight": "conv0_weight",
+    "bn1.bias": "batchnorm0_beta",
+    "layer1.0.conv1.weight": "stage1_conv0_weight",
+    "layer1.2.bn2.running_var": "stage1_batchnorm5_running_var",
+    "layer2.0.conv2.weight": "stage2_conv1_weight",
+    "layer2.0.downsample.0.weight": "stage2_conv2_weight",
+    "layer2.0.downsample.1.running_mean": "stage2_batchnorm2_running_mean",
+    "layer2.1.conv1.weight": "stage2_conv3_weight",
+    "layer2.3.bn2.weight": "stage2_batchnorm8_gamma",
+    "layer3.5.conv2.weight": "stage3_conv12_weight",
+}
+
+
+def test_ten_names_by_hand_and_only_a_whole_file_is_renamed():
+    assert {ours: name_in_gluon(ours) for ours in TABLE} == TABLE
+    for rename in (str, lambda name: PREFIX + name.replace("running", "moving")):
+        assert rename_from_gluon({rename(theirs): ours for ours, theirs in TABLE.items()}) == {n: n for n in TABLE}
+    assert rename_from_gluon({"stage1_conv0_weight": 1}) == {"stage1_conv0_weight": 1}
+    others = dict.fromkeys(("conv1_weight", "conv0_gamma", "stage4_conv0_weight", "ssd0_expand_conv0_weight", ""), 3)
+    mixed = {"conv0_weight": 1, "stage1_conv0_weight": 2, **others}
+    assert rename_from_gluon(mixed) == {"conv1.weight": 1, "layer1.0.conv1.weight": 2, **others}
+    with pytest.raises(ValueError, match="same name"):
+        rename_from_gluon({"conv0_weight": 1, "batchnorm0_running_mean": 2, "batchnorm0_moving_mean": 3})
+
+
+@pytest.mark.parametrize("depth", [18, 34])
+def test_every_name_goes_there_and_back(depth: int):
+    ours = list(build_resnet(depth, width=16).state_dict())
+    kept = {other: name for name in ours if (other := name_in_gluon(name)) is not None}
+    ends = {name for name in ours if name.startswith(ENDS) or name.endswith(COUNTER)}
+    assert set(kept.values()) == set(ours) - ends
+    assert rename_from_gluon(kept) == {name: name for name in kept.values()}
+    assert depth == 18 or len(kept) == 145
+
+
+def test_resnet50_has_the_161_names_that_the_rules_list():
+    rules = Path(mlperf_logging.__file__).parent / "compliance_checker/training_2.0.0/closed_resnet.yaml"
+    listed = re.findall(r'^ +"([a-z0-9_]+)",?$', rules.read_text(), re.MULTILINE)
+    ours = [name_in_mxnet(name) for name, _ in build_resnet(50).named_parameters()]
+    assert len(ours) == 161
+    assert sorted(ours) == sorted(listed)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("conv1.weight", "conv0_weight"),
+        ("bn1.weight", "bn0_gamma"),
+        ("bn1.bias", "bn0_beta"),
+        ("fc.weight", "fc1_weight"),
+        ("fc.bias", "fc1_bias"),
+        ("layer1.0.downsample.0.weight", "stage1_unit1_conv1sc_weight"),
+        ("layer1.0.downsample.1.bias", "stage1_unit1_bnsc_beta"),
+        ("layer3.22.bn3.weight", "stage3_unit23_bn3_gamma"),
+        ("head.weight", "head.weight"),
+    ],
+)
+def test_a_name_of_each_kind(ours: str, theirs: str):
+    assert name_in_mxnet(ours) == theirs

@@ -1,6 +1,5 @@
 """The speeds a run on real pictures is held against, and those of the loader by numbers of threads."""
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,20 @@ from trainstone.data.loader import STAGES, Loader, open_loader
 from trainstone.data.splits import open_split
 from trainstone.machine.cpus import Cores
 from trainstone.machine.signals import StopSignals
+from trainstone.measure.recorder import StepRecorder
 from trainstone.results.steps import read_columns
 from trainstone.results.summary import summarise_steps
-from trainstone.train.databench import choose_threads, measure_threads, summarise_turns
 from trainstone.train.feeding import (
     FILE_NAME,
+    Alone,
     Turns,
+    choose_threads,
     judge_feeding,
     measure_after,
     measure_before,
-    open_alone,
+    measure_threads,
     split_stages,
+    summarise_turns,
 )
 from trainstone.train.fit import CPU, fit_to_machine
 from trainstone.train.task import build_task
@@ -39,8 +41,8 @@ def test_both_speeds_are_measured_before_and_after(tmp_path: Path):
     data = make_set(tmp_path / "set", "recordio", count=10)
     config = load_config("resnet50", settings=TINY, flags={"data.source": "files", "data.root": str(data)})
     fitted, opened = fit_to_machine(config, strict=True), open_split(data, "train")
-    with StopSignals() as signals, ExitStack() as files:
-        alone = open_alone(opened, tmp_path, fitted.config, files)
+    with StopSignals() as signals, StepRecorder(tmp_path / FILE_NAME, split_phases=False) as recorder:
+        alone = Alone(opened, recorder)
         before = [progress.phase for progress in measure_before(fitted, alone, signals)]
         assert before == ["loader alone"] * 6 + ["synthetic data"] * 6
         task = build_task(fitted.config, CPU, opened)

@@ -1,14 +1,13 @@
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from flows import LateTimer, follow
+from flows import LateTimer, drain, follow
 from made_results import make_timeline
 from trainstone.config.load import load_config
-from trainstone.config.schema import Config
 from trainstone.errors import MachineError
 from trainstone.measure.clock import HostTimer
 from trainstone.measure.peaks import Peaks
@@ -17,7 +16,7 @@ from trainstone.results.profiled import PARTS
 from trainstone.results.schema import Result
 from trainstone.results.steps import read_columns
 from trainstone.results.store import RunFolder, create_run, read_result
-from trainstone.train import observation, profiling
+from trainstone.train import conclude, profiling
 from trainstone.train.profiling import describe_profiled, judge_overhead, plan_window, run_profile
 
 SMALL = (
@@ -32,36 +31,22 @@ SMALL = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_peaks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(observation, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
-        yield
+@pytest.fixture(autouse=True)
+def _quick_peaks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conclude, "measure_peaks", lambda _device, _precision: Peaks(1e11, "made up", 1e10))
 
 
-@pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Result]:
-    """A profile of steps 7 to 9, for all tests that only look at it."""
-    return profile_here(tmp_path_factory.mktemp("profiled"), start=7, iterations=3)
-
-
-def make_config(*changes: str) -> Config:
-    return load_config("resnet50", settings=[*SMALL, *changes])
-
-
-def profile_here(folder: Path, *changes: str, start: int | None = 6, iterations: int = 2) -> tuple[RunFolder, Result]:
-    config = make_config(*changes)
+def profile_here(folder: Path, **how: Any) -> tuple[RunFolder, Result]:
+    config = load_config("resnet50", settings=SMALL)
     run = create_run(folder, "profile", config, "trainstone profile")
-    for _ in follow(partial(run_profile, start=start, iterations=iterations), config, run):
-        pass
+    drain(follow(partial(run_profile, **how), config, run))
     return run, read_result(run.path)
 
 
-def test_a_profile_says_where_the_steps_went(profiled: tuple[RunFolder, Result]):
-    run, result = profiled
+def test_a_profile_says_where_the_steps_went(tmp_path: Path):
+    run, result = profile_here(tmp_path, start=7, iterations=3)
     timeline = result.timeline
     assert result.status == "ok"
-    assert timeline is not None
     assert [step.step for step in timeline.steps] == [7, 8, 9]
     for step in timeline.steps:
         assert sum(getattr(step, name) for name in PARTS.values()) == pytest.approx(step.seconds, rel=1e-9)
@@ -70,30 +55,18 @@ def test_a_profile_says_where_the_steps_went(profiled: tuple[RunFolder, Result])
     assert (timeline.trace, timeline.rank) == ("trace/rank0000.json.gz", 0)
     assert (run.path / timeline.trace).stat().st_size > 10_000
     assert timeline.trace in result.files
-    assert result.verdict is not None
     assert result.verdict.startswith("ResNet-18: operators run for ")
-
-
-def test_every_step_is_kept_and_the_profiled_ones_do_not_count(profiled: tuple[RunFolder, Result]):
-    run, result = profiled
+    # Every step is kept, and the profiled ones do not count.
     columns = read_columns(run.path / "steps-rank0000.csv", ("step_seconds",))
     assert len(columns["step_seconds"]) == 7 + 3 + profiling.AFTER_STEPS
-    assert result.timeline is not None
-    assert result.timeline.overhead is not None
-    assert result.timeline.overhead.profiled_steps == 3
-    assert result.throughput is not None
+    assert timeline.overhead.profiled_steps == 3
     # Six before the profiler warmed up, five after it; some of them are warm-up.
     assert result.throughput.num_steps + result.throughput.steady_from_step == 6 + profiling.AFTER_STEPS
     (told,) = (found for found in result.findings if found.code == "profiled")
     assert told.message.startswith("steps 7 to 9 were profiled: each took ")
     assert "few-steps" not in [found.code for found in result.findings]
-
-
-def test_the_roofline_knows_convolutions_and_the_optimiser(profiled: tuple[RunFolder, Result]):
-    _, result = profiled
-    assert result.timeline is not None
-    roofline = result.timeline.roofline
-    assert roofline is not None
+    # The roofline knows convolutions and the optimiser.
+    roofline = timeline.roofline
     assert (roofline.peak_flops, roofline.peak_source, roofline.peak_bytes_per_second) == (1e11, "made up", 1e10)
     assert roofline.covered_share > 0.5
     found = {point.operator: point for point in roofline.operators}
@@ -102,8 +75,6 @@ def test_the_roofline_knows_convolutions_and_the_optimiser(profiled: tuple[RunFo
     # 20 of them in ResNet-18, and one FLOP count for all: that of the whole run, less the classifier's.
     assert [point.calls for point in convolutions] == [20, 20]
     products = [found[name] for name in ("aten::addmm", "aten::mm") if name in found]
-    assert result.utilisation is not None
-    assert result.utilisation.flops_per_image is not None
     flops = sum(point.flops for point in convolutions + products)
     assert flops == pytest.approx(2 * result.utilisation.flops_per_image)
 
@@ -111,37 +82,23 @@ def test_the_roofline_knows_convolutions_and_the_optimiser(profiled: tuple[RunFo
 def test_steps_that_are_read_late_have_the_right_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(profiling, "choose_timer", lambda _device: LateTimer())
     run, result = profile_here(tmp_path, start=8, iterations=2)
-    assert result.timeline is not None
     assert [step.step for step in result.timeline.steps] == [8, 9]
     assert len(read_columns(run.path / "steps-rank0000.csv", ("step",))["step"]) == 10 + profiling.AFTER_STEPS
 
 
-def test_a_profile_that_costs_much_warns_of_its_shares(tmp_path: Path):
-    seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
-    window = Window(begin=5, first=5, end=7)
-    timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
-    told = describe_profiled(timeline, window)
-    assert told.severity == "warning"
-    assert "each took 50.0 % longer than 7 steps of this run" in told.message
-    assert "small operators and Python, has a larger share" in told.message
-
-
 @pytest.mark.parametrize(
     ("start", "lag", "window"),
-    [(6, 0, Window(5, 6, 8)), (0, 0, Window(0, 0, 2)), (9, 2, Window(6, 9, 11)), (4, 2, Window(3, 4, 6)),
-     (0, 2, Window(3, 3, 5))],
-)  # fmt: skip
-def test_the_window_begins_where_it_is_asked_for_or_can(start: int, lag: int, window: Window):
-    timer = LateTimer() if lag else HostTimer()
-    assert plan_window(start, lag + 1, 2, timer) == window
+    [(6, 0, (5, 6, 8)), (0, 0, (0, 0, 2)), (9, 2, (6, 9, 11)), (4, 2, (3, 4, 6)), (0, 2, (3, 3, 5))],
+)
+def test_the_window_begins_where_it_is_asked_for_or_can(start: int, lag: int, window: tuple[int, int, int]):
+    assert plan_window(start, lag + 1, 2, LateTimer() if lag else HostTimer()) == Window(*window)
 
 
 def test_cores_need_an_nvidia_device(tmp_path: Path):
-    config = make_config()
-    run = create_run(tmp_path, "profile", config, "trainstone profile")
     with pytest.raises(MachineError, match="--cores reads the counters of an NVIDIA device by ncu; this run is on cpu"):
-        list(follow(partial(run_profile, start=3, iterations=1, cores=True), config, run))
-    assert read_result(run.path).status == "failed"
+        profile_here(tmp_path, start=3, iterations=1, cores=True)
+    (run,) = tmp_path.iterdir()
+    assert read_result(run).status == "failed"
 
 
 def test_the_profilers_cost_is_held_against_steps_before_and_after():
@@ -151,3 +108,11 @@ def test_the_profilers_cost_is_held_against_steps_before_and_after():
     assert cost.profiled_step_seconds == pytest.approx(1.25)
     assert cost.share == pytest.approx(0.25)
     assert (cost.plain_steps, cost.profiled_steps, cost.noise) == (8, 2, 0.0)
+    # A profile that costs much warns of its shares.
+    seconds = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0])
+    window = Window(begin=5, first=5, end=7)
+    timeline = make_timeline("cpu").model_copy(update={"overhead": judge_overhead(seconds, window)})
+    told = describe_profiled(timeline, window)
+    assert told.severity == "warning"
+    assert "each took 50.0 % longer than 7 steps of this run" in told.message
+    assert "small operators and Python, has a larger share" in told.message

@@ -1,7 +1,6 @@
 """Curves for other viewers: read back with the viewers' own readers; what is missing is told before training."""
 
 import builtins
-import importlib
 import json
 import logging
 import math
@@ -31,15 +30,12 @@ class Memory(Tracker):
     def __init__(self, *, full: bool = False) -> None:
         super().__init__()
         self.points: list[tuple[int, dict[str, float]]] = []
-        self.full, self.ended = full, ""
+        self.full = full
 
     def add(self, step: int, values: dict[str, float]) -> None:
         self.points.append((step, values))
         if self.full:
             raise OSError(28, "No space left on device")
-
-    def close(self) -> None:
-        self.ended = self._status
 
 
 @contextmanager
@@ -78,7 +74,7 @@ def test_a_tracker_receives_how_the_run_ended(error: type[BaseException] | None,
     tracker = Memory()
     tracker.finish("target_reached")
     tracker.__exit__(error, None, None)
-    assert tracker.ended == ended
+    assert tracker._status == ended
 
 
 @pytest.mark.parametrize(
@@ -105,16 +101,15 @@ def test_a_missing_library_is_told_with_what_to_install(
     assert caught.value.hint == "pip install 'trainstone[tracking]'"
 
 
-def open_fake(monkeypatch: pytest.MonkeyPatch) -> tuple[Mock, Mlflow]:
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Mock:
     entities = Mock(Metric=lambda name, value, _now, step: (name, value, step))
     monkeypatch.setattr(tracking, "import_module", lambda _name: entities)
-    client = Mock()
-    return client, Mlflow(client, "r1")
+    return Mock()
 
 
-def test_mlflow_points_go_into_its_queue_and_the_end_waits_for_them(monkeypatch: pytest.MonkeyPatch):
-    client, tracker = open_fake(monkeypatch)
-    with tracker:
+def test_mlflow_points_go_into_its_queue_and_the_end_waits_for_them(client: Mock):
+    with Mlflow(client, "r1") as tracker:
         tracker.add(7, {"train/loss": 0.5})
         tracker.finish("target_reached")
     assert client.mock_calls == [
@@ -124,11 +119,8 @@ def test_mlflow_points_go_into_its_queue_and_the_end_waits_for_them(monkeypatch:
     ]
 
 
-def test_mlflow_that_goes_away_is_one_warning_without_password(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    client, tracker = open_fake(monkeypatch)
-    with tracker:
+def test_mlflow_that_goes_away_is_one_warning_without_password(client: Mock, caplog: pytest.LogCaptureFixture):
+    with Mlflow(client, "r1") as tracker:
         for _ in range(3):
             logging.getLogger(tracking.QUEUE_LOGGER).error("Failed to log: http://me:secret@host/ is gone")
         tracker.evaluation(make_evaluations()[0])
@@ -138,10 +130,7 @@ def test_mlflow_that_goes_away_is_one_warning_without_password(
 
 
 def read_events(folder: Path) -> Any:
-    try:
-        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    except ImportError:
-        pytest.skip(NEEDS)
+    module = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=NEEDS)
     events = module.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     return events

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flows import drain
 from trainstone.config.load import load_config
 from trainstone.config.schema import Config
 from trainstone.data.feeding.feed import IGNORED
@@ -21,13 +22,8 @@ from trainstone.workloads.detect import DETECT, FOUND, list_rows, split_rows
 
 CPU = torch.device("cpu")
 SMALL = (
-    "device=cpu",
-    "data.generated_train=12",
-    "data.generated_val=7",
-    "data.image_size=64",
-    "model.width=16",
-    "train.batch_size=4",
-    "loader.threads=1",
+    *("device=cpu", "data.generated_train=12", "data.generated_val=7", "data.image_size=64", "model.width=16"),
+    *("train.batch_size=4", "loader.threads=1"),
 )
 
 
@@ -41,8 +37,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSplit]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINSTONE_CACHE", str(tmp_path_factory.mktemp("cache")))
         config = configure()
-        for _ in provide_data(config):
-            pass
+        drain(provide_data(config))
         yield open_split(find_stored(config).target, "val")
 
 
@@ -81,11 +76,9 @@ def test_who_knows_the_boxes_finds_them_all_whatever_the_batch(scenes: OpenSplit
     assert found[0] == found[1] == found[2]
     assert found[0]["map50"] == pytest.approx(1.0)
     assert found[0]["map"] > 0.99
-
-
-def test_pictures_show_what_is_there_and_what_was_found(scenes: OpenSplit):
-    config = configure()
-    scored = DETECT.finish_eval(config, scenes, judge(config, scenes, Knowing(config)))
+    wide = configure("detect.inclusive_edges=true")  # which makes found boxes wider
+    assert DETECT.finish_eval(wide, scenes, judge(wide, scenes, Knowing(wide))).metrics["map"] < found[0]["map"]
+    # Pictures show what is there and what was found.
     assert 0 < len(scored.pictures) <= 12
     for shown, jpeg in scored.pictures:
         assert jpeg.startswith(b"\xff\xd8")
@@ -110,13 +103,6 @@ def test_rows_that_are_nothing_do_not_count(scenes: OpenSplit):
         DETECT.finish_eval(configure(), scenes, torch.full((3, 9), -1.0))
 
 
-def test_inclusive_edges_make_found_boxes_wider(scenes: OpenSplit):
-    plain, wide = configure(), configure("detect.inclusive_edges=true")
-    rows = judge(plain, scenes, Knowing(plain))
-    narrower, wider = (DETECT.finish_eval(config, scenes, rows).metrics["map"] for config in (plain, wide))
-    assert wider < narrower
-
-
 def test_the_loss_of_who_knows_is_small_and_falls_from_who_does_not():
     config = configure()
     batch = DETECT.synthetic_batches(config, 4)[0]
@@ -134,19 +120,15 @@ def test_the_loss_of_who_knows_is_small_and_falls_from_who_does_not():
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
 
-def test_what_is_seen_has_a_place():
+def test_what_is_seen_has_a_place_and_saved_weights_say_how_many_classes_they_know():
     config = configure()
     model = Knowing(config)
     model.boxes, model.labels = torch.tensor([[[0.25, 0.5, 0.75, 1.0]]]), torch.tensor([[2]])
     (seen,) = DETECT.build_look(config, CPU)(model, torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
     assert (seen[0].label, seen[0].edges) == (2, pytest.approx((0.25, 0.5, 0.75, 1.0), abs=1e-5))
     assert seen == sorted(seen, key=lambda one: -one.score)
-
-
-def test_saved_weights_say_how_many_classes_they_know():
-    model = DETECT.build_model(configure("model.num_classes=7"))
-    assert DETECT.count_classes(model.state_dict()) == 7
-    assert DETECT.count_classes({}) is None
+    known = DETECT.build_model(configure("model.num_classes=7")).state_dict()
+    assert [DETECT.count_classes(weights) for weights in (known, {})] == [7, None]
 
 
 @pytest.mark.parametrize(

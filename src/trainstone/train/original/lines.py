@@ -1,7 +1,7 @@
 """How a file of an original grows: lines are rendered from steps and evaluations, and appended while the run goes on.
 
-`Lines` renders: it reads no clock and no file, so that the same steps always give the same text. `OriginalFile` writes.
-When a run is resumed, its file is written whole again, from the step file and the evaluations before the checkpoint.
+What a format renders hangs on no clock and no file: the same steps always give the same text. When a run is resumed,
+its file is written whole again, from the step file and the evaluations before the checkpoint.
 """
 
 import itertools
@@ -22,8 +22,6 @@ from trainstone.results.steps import StepRecord, as_stored, read_records
 log = logging.getLogger(__name__)
 
 STEPS = "steps-rank0000.csv"
-ORIGINAL = "original"
-"""Folder of these files in a run's."""
 
 
 class Seat(NamedTuple):
@@ -63,8 +61,7 @@ class Facts:
 
     @property
     def place(self) -> Path:
-        """Where the files are."""
-        return self.folder / ORIGINAL
+        return self.folder / "original"
 
     def choose_every(self, usual: int) -> int:
         """Return how many steps are between two lines: as requested, else the original's number."""
@@ -77,65 +74,54 @@ def has_decay(optimizer: OptimizerConfig) -> bool:
     return optimizer.decay_in == "loss" and optimizer.weight_decay > 0
 
 
-class Lines:
-    """Renders one file: what each event adds to it. An event without lines is not overridden."""
+class OriginalFile(Sink):
+    """One file, to which lines are appended at once. A format overrides the rendering of what it has lines of."""
 
     file: str
     """Its name below original/."""
     in_log = False
     """Whether the original printed the lines as well: they go to log.txt, too."""
 
-    def start(self) -> str:
-        """Return what is there before the first step."""
-        return ""
-
-    def step(self, record: StepRecord) -> str:  # noqa: ARG002
-        """Return the lines of a step."""
-        return ""
-
-    def evaluation(self, evaluation: Evaluation) -> str:  # noqa: ARG002
-        """Return the lines of an evaluation."""
-        return ""
-
-    def finish(self, status: Status) -> str:  # noqa: ARG002
-        """Return what is there behind the last."""
-        return ""
-
-    def render(self, event: StepRecord | Evaluation) -> str:
-        """Return the lines of either."""
-        return self.step(event) if isinstance(event, StepRecord) else self.evaluation(event)
-
-
-class OriginalFile(Sink):
-    """Appends lines to a file, at once."""
-
-    def __init__(self, facts: Facts, lines: Lines) -> None:
-        self._facts, self._lines = facts, lines
-        self.path = facts.place / lines.file
+    def __init__(self, facts: Facts) -> None:
+        """Begin the file, or write it whole; what a format needs to render must be there before."""
+        self.facts = facts
+        self.path = facts.place / self.file
         self._file: TextIO | None = None
         if facts.first_step:
             self.write_whole(list_events(facts))
         else:
             self.path.unlink(missing_ok=True)  # of a start that was killed before its first checkpoint
-            self._write(lines.start())
+            self._write(self.render_start())
+
+    def render_start(self) -> str:
+        """Return what is there before the first step."""
+        return ""
+
+    def render_step(self, record: StepRecord) -> str:  # noqa: ARG002
+        return ""
+
+    def render_evaluation(self, evaluation: Evaluation) -> str:  # noqa: ARG002
+        return ""
+
+    def render_end(self, status: Status) -> str:  # noqa: ARG002
+        return ""
 
     def write_whole(self, events: Iterable[StepRecord | Evaluation]) -> None:
         """Write the file from its beginning; later lines follow."""
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, itertools.chain([self._lines.start()], map(self._lines.render, events)))
+        lines = (self.render_step(e) if isinstance(e, StepRecord) else self.render_evaluation(e) for e in events)
+        write_atomically(self.path, itertools.chain([self.render_start()], lines))
 
     def step(self, record: StepRecord) -> None:
         """Write the lines of a step, with the digits that the step file has."""
-        self._write(self._lines.step(as_stored(record)))
+        self._write(self.render_step(as_stored(record)))
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Write the lines of an evaluation."""
-        self._write(self._lines.evaluation(evaluation))
+        self._write(self.render_evaluation(evaluation))
 
     def finish(self, status: Status) -> None:
-        """Write the end."""
-        self._write(self._lines.finish(status))
+        self._write(self.render_end(status))
 
     def _write(self, text: str) -> None:
         if text and self._file is None:
@@ -143,12 +129,11 @@ class OriginalFile(Sink):
             self._file = self.path.open("a", buffering=1, encoding="utf-8", newline="")
         if self._file is not None:
             self._file.write(text)
-        if self._lines.in_log:
+        if self.in_log:
             for line in text.splitlines():
                 log.info("%s", line)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file = None

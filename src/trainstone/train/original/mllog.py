@@ -36,7 +36,7 @@ from trainstone.train.fit import Fitted
 from trainstone.train.schedule import count_warm_up, peak_rate
 from trainstone.train.task import order_pictures
 from trainstone.workloads.registry import WORKLOADS
-from trainstone.workloads.workload import Mllog, RunSizes
+from trainstone.workloads.workload import RunSizes
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ MANY_DEPARTURES = 3
 Division = Literal["closed", "open"]
 
 
-def choose_division(config: Config, mllog: Mllog, sizes: RunSizes) -> tuple[Division, list[str]]:
+def choose_division(config: Config, sizes: RunSizes) -> tuple[Division, list[str]]:
     """Return the division, and what speaks against the closed one."""
-    departures = mllog.find_departures(config, sizes)
+    departures = WORKLOADS[config.workload].mllog.find_departures(config, sizes)
     requested = config.mlperf.division
     if requested != "auto":
         return requested, departures
@@ -82,7 +82,7 @@ def list_head(
     submitted = {
         "benchmark": mllog.benchmark,
         "org": config.mlperf.org,
-        "division": choose_division(config, mllog, sizes)[0],
+        "division": choose_division(config, sizes)[0],
         "status": config.mlperf.status,
         "platform": config.mlperf.platform or f"{sizes.ranks}x{device_name}",
     }
@@ -123,9 +123,7 @@ def stays(event: Event, done: int, *, judged: bool) -> bool:
         return False
     if event.key == "run_stop":
         return step == done and judged and event.metadata.get("status") == "success"
-    if step < done or event.key in AFTER_STEPS:
-        return True
-    return judged and event.key in OF_EVALUATION
+    return step < done or event.key in AFTER_STEPS or (judged and event.key in OF_EVALUATION)
 
 
 def find_open(events: Sequence[Event], key: str, number: str) -> int | None:
@@ -209,19 +207,17 @@ class MlperfLog(Sink):
         self._evaluated_ms = next((event.time_ms for event in reversed(kept) if event.key == "eval_accuracy"), None)
 
     def begin_steps(self, done: int) -> None:
-        """Steps are about to be made."""
         self._note_resumed(done)
         epoch = self._cadence.whole_epochs_after(done) + 1
         if self._block is None:
-            self._block = self._epoch or epoch
-            count = self._find_next(self._block) - self._block + 1
-            self._add("block_start", done, first_epoch_num=self._block, epoch_count=count)
+            self._block = first = self._epoch or epoch
+            last = max(first, self._find_evaluated(self._cadence.next_evaluation(first - 1)))
+            self._add("block_start", done, first_epoch_num=first, epoch_count=last - first + 1)
         if self._epoch is None:
             self._epoch = epoch
             self._add("epoch_start", done, epoch_num=epoch)
 
     def step(self, record: StepRecord) -> None:
-        """Take in a step, when the device has finished it."""
         if self._epoch is None:
             self.begin_steps(record.step)
         self._commit()
@@ -229,19 +225,21 @@ class MlperfLog(Sink):
             self._first_seconds = record.start_seconds
         self._images += record.images * self._ranks
         self._done = done = record.step + 1
-        if self._epoch is not None and self._cadence.whole_epochs_after(done) >= self._epoch:
-            self._end_epochs(self._epoch, done)
+        over = self._cadence.whole_epochs_after(done)
+        if self._epoch is not None and over >= self._epoch:
+            self._add("epoch_stop", done, epoch_num=self._epoch)
+            for epoch in range(self._epoch + 1, over + 1):  # a step that takes more than one epoch has
+                self._add("epoch_start", done - 1, epoch_num=epoch)
+                self._add("epoch_stop", done, epoch_num=epoch)
             self._add_rate(done, record.start_seconds + record.step_seconds - self._first_seconds)
             self._epoch, self._first_seconds, self._images = None, None, 0
 
     def begin_evaluation(self, done: int) -> None:
-        """Validation images are about to be evaluated."""
         self._note_resumed(done)
         self._add("eval_start", done, epoch_num=self._find_evaluated(done))
 
     def end_evaluation(self, done: int) -> None:
-        """All validation images have been evaluated; the end is written now only if the scores follow later."""
-        if self._config.eval.async_:
+        if self._config.eval.async_:  # else the end is written with the scores
             self._commit()
             self._add("eval_stop", done, epoch_num=self._find_evaluated(done))
             self._end_block(done)
@@ -285,13 +283,6 @@ class MlperfLog(Sink):
             self._add(RESUMED, done)
         self._resumed = False
 
-    def _end_epochs(self, first: int, done: int) -> None:
-        """End an epoch, and those that began and ended within the same step, which takes more than one epoch has."""
-        self._add("epoch_stop", done, epoch_num=first)
-        for epoch in range(first + 1, self._cadence.whole_epochs_after(done) + 1):
-            self._add("epoch_start", done - 1, epoch_num=epoch)
-            self._add("epoch_stop", done, epoch_num=epoch)
-
     def _add_rate(self, done: int, seconds: float) -> None:
         """The original's two lines of an epoch's speed, pauses within it included."""
         config, images = self._config, float(self._images)
@@ -307,10 +298,6 @@ class MlperfLog(Sink):
         """Return the epoch that an evaluation after so many steps follows, or lies in."""
         completed = self._cadence.whole_epochs_after(done)
         return max(1, completed if completed > self._cadence.whole_epochs_after(done - 1) else completed + 1)
-
-    def _find_next(self, epoch: int) -> int:
-        """Return the epoch that the next evaluation is of, this one or a later one."""
-        return max(epoch, self._find_evaluated(self._cadence.next_evaluation(epoch - 1)))
 
     def _add(self, key: str, done: int | None, value: Any = None, at_ms: int | None = None, **metadata: Any) -> None:
         step = {} if done is None else {"step": done}
@@ -357,12 +344,16 @@ def open_log(
     To be called when the network has just been built: the log has that moment.
     """
     built_seconds = time.time()
+    try:  # this process may have replaced itself since (engine.keep_memory)
+        started_seconds = psutil.Process().create_time()
+    except psutil.Error:
+        started_seconds = built_seconds
     config = fitted.config
     order = order_pictures(config, pictures[0], rank)
     images = order.global_batch * config.train.accumulate
     cadence = Cadence(order.epoch_pictures, images, config.eval, config.stop, config.checkpoint)
     sizes = measure_sizes(config, *pictures, rank)
-    division, departures = choose_division(config, WORKLOADS[config.workload].mllog, sizes)
+    division, departures = choose_division(config, sizes)
     log.info("mlperf.log: %s division%s", division, f": {'; '.join(departures)}" if departures else "")
     head = partial(
         list_head,
@@ -371,7 +362,7 @@ def open_log(
         name_device(fitted.device),
         [name for name, _ in network.named_parameters()],
         cleared,
-        int(min(built_seconds, find_program_start(), cleared.at_seconds or built_seconds) * 1000),
+        int(min(built_seconds, started_seconds, cleared.at_seconds or built_seconds) * 1000),
         int(built_seconds * 1000),
     )
     return MlperfLog(run.path / MLPERF_LOG if rank.number == 0 else None, cadence, config, rank.world, head)
@@ -385,20 +376,11 @@ def find_run_start(run: RunFolder) -> float | None:
 
 def check_division(config: Config, pictures: tuple[int, int], rank: Rank) -> list[Finding]:
     """A finding where mlperf.division is closed and its rules are not kept."""
-    mllog = WORKLOADS[config.workload].mllog
-    division, departures = choose_division(config, mllog, measure_sizes(config, *pictures, rank))
+    division, departures = choose_division(config, measure_sizes(config, *pictures, rank))
     if division == "open" or not departures:
         return []
     shown = "; ".join(departures[:MANY_DEPARTURES])
     return [finding("not-closed", f"mlperf.division is closed, but its rules are not kept (log.txt has all): {shown}")]
-
-
-def find_program_start() -> float:
-    """Return when this process began, which may have replaced itself since (engine.keep_memory); now where unknown."""
-    try:
-        return psutil.Process().create_time()
-    except psutil.Error:
-        return time.time()
 
 
 def measure_sizes(config: Config, train_pictures: int, val_pictures: int, rank: Rank) -> RunSizes:

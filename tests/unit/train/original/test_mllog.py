@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from made_mlperf import BEGAN, IMAGENET, Clock, load_mlperf, open_made_log, write_closed_log
-from trainstone.config.schema import Config, change_section
+from trainstone.config.schema import change_section
 from trainstone.formats.mllog import Event, format_line, read_mllog
 from trainstone.machine.ranks import Rank
 from trainstone.models.resnet import build_resnet
@@ -18,12 +18,8 @@ from trainstone.train.original.mllog import MlperfLog, check_division, read_whol
 
 BATCH = 10
 SMALL = build_resnet(18, width=16, num_classes=2)
+USUAL = {"eval__every_epochs": 2, "eval__offset": 1, "stop__epochs": 6.0, "eval__target": 0.9}
 RunLog = Callable[..., MlperfLog]
-
-
-def make_config(**changes: object) -> Config:
-    usual = {"eval__every_epochs": 2, "eval__offset": 1, "stop__epochs": 6.0, "eval__target": 0.9}
-    return load_mlperf(**{**usual, **changes})
 
 
 @pytest.fixture
@@ -31,7 +27,7 @@ def open_log(tmp_path: Path) -> RunLog:
     """A log of a run with 40 pictures, 4 steps an epoch, judged after epochs 2, 4, 6."""
 
     def open_one(pictures: int = 40, clock: Clock | None = None, **changes: object) -> MlperfLog:
-        config = make_config(**changes)
+        config = load_mlperf(**USUAL | changes)
         cadence = Cadence(pictures, BATCH, config.eval, config.stop, config.checkpoint)
         return open_made_log(tmp_path / "mlperf.log", config, 1, SMALL, cadence=cadence, clock=clock)
 
@@ -62,8 +58,7 @@ def train_epochs(log: MlperfLog, first: int, last: int, top1: float = 0.5) -> No
 def read_body(path: Path) -> list[Event]:
     """What follows the head."""
     events = read_mllog(path)
-    keys = [event.key for event in events]
-    return events[keys.index("eval_samples") + 1 :]
+    return events[[event.key for event in events].index("eval_samples") + 1 :]
 
 
 def tell(events: list[Event]) -> list[tuple[str, object]]:
@@ -117,7 +112,7 @@ def test_speed_is_images_over_time_and_its_defect_is_to_count_imagenet_s(
     open_log: RunLog, tmp_path: Path, defects: bool, pictures: int | None, rate: float
 ):
     with open_log() as log:
-        log._config = change_section(make_config(original_defects=defects), "schedule", pictures=pictures)
+        log._config = change_section(load_mlperf(**USUAL, original_defects=defects), "schedule", pictures=pictures)
         log.begin()
         make_steps(log, 0, 4)
     stats = {event.key: event.value for event in read_body(tmp_path / "mlperf.log")}
@@ -151,14 +146,12 @@ def test_a_block_that_is_not_judged_ends_with_the_run(open_log: RunLog, tmp_path
 
 def find_disorder(events: list[Event]) -> list[str]:
     """What is wrong with epochs, blocks and evaluations of a run that came to its end."""
-    wrong, epochs, block = [], [], None
-    opened: int | None = None
+    wrong, epochs, block, opened = [], [], None, None
     for event in events:
         number = event.metadata.get("epoch_num")
         if event.key == "block_start":
-            block = range(
-                event.metadata["first_epoch_num"], sum(event.metadata[n] for n in ("first_epoch_num", "epoch_count"))
-            )
+            first = event.metadata["first_epoch_num"]
+            block = range(first, first + event.metadata["epoch_count"])
         elif event.key == "epoch_start":
             wrong += [f"epoch {number} begins in {opened}, block {block}"] if opened or number not in block else []
             opened = number
@@ -199,7 +192,7 @@ def test_epochs_blocks_and_evaluations_agree_however_long_a_step_is(
 
 
 def test_other_ranks_write_nothing(tmp_path: Path):
-    with open_made_log(None, make_config(), 2, SMALL) as log:
+    with open_made_log(None, load_mlperf(**USUAL), 2, SMALL) as log:
         log.begin()
         log.resume(4, judged=False)
         train_epochs(log, 1, 2)
@@ -268,15 +261,10 @@ def test_a_resumed_run_that_does_nothing_leaves_its_log_as_it_was(open_log: RunL
     path = tmp_path / "mlperf.log"
     write_before(open_log)
     before = path.read_bytes()
-
-    def run() -> None:
-        with open_log() as log:
-            log.resume(8, judged=True)
-            log.begin_steps(8)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        run()
+    with suppress(RuntimeError), open_log() as log:
+        log.resume(8, judged=True)
+        log.begin_steps(8)
+        raise RuntimeError
     assert path.read_bytes() == before
 
 

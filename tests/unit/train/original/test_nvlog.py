@@ -19,10 +19,6 @@ END = "Ending Model Training ..."
 
 def train(facts: Facts, last: int, **changes) -> list[Entry]:
     play(facts, last, **changes)
-    return read(facts)
-
-
-def read(facts: Facts) -> list[Entry]:
     return read_nvlog(facts.folder / "original/nvlog.txt")
 
 
@@ -84,7 +80,7 @@ def test_the_steps_of_synthetic_epochs_are_those_of_the_schedule(
 def test_every_tenth_step_is_told_with_its_losses(tmp_path: Path):
     entries = train(make_facts(tmp_path, "wmlce"), 25)
     assert values(entries, "iteration") == [0, 10, 20]
-    first = next(number for number, entry in enumerate(entries) if entry.key == "iteration")
+    first = [entry.key for entry in entries].index("iteration")
     block = entries[first : first + 6]
     assert [(entry.file, entry.line) for entry in block] == [("training_hooks.py", 100 + n) for n in range(6)]
     assert [(entry.key, entry.value) for entry in block] == list(
@@ -149,20 +145,15 @@ def test_the_json_has_a_list_for_each_epoch(tmp_path: Path):
     assert '\n    "run": {' in (tmp_path / "original/training.json").read_text()
 
 
-def test_the_json_is_there_after_the_first_epoch(tmp_path: Path):
+def test_the_json_is_there_after_the_first_epoch_and_a_loss_that_is_no_number_is_null(tmp_path: Path):
     facts = make_facts(tmp_path, "wmlce")
     (log,) = list_writers(facts)
     for step in range(10):
         assert not (tmp_path / "original/training.json").exists()
-        log.step(make_step(step))
-    assert read_json(facts)["epoch"]["epoch"] == [0]
+        log.step(make_step(step, loss=float("nan")))
+    document = read_json(facts)
+    assert (document["epoch"]["epoch"], document["iter"]["total_loss"]) == ([0], [[None], []])
     log.close()
-
-
-def test_a_loss_that_is_no_number_is_null_in_json(tmp_path: Path):
-    facts = make_facts(tmp_path, "wmlce")
-    train(facts, 1, loss=float("nan"))
-    assert read_json(facts)["iter"]["total_loss"] == [[None]]
 
 
 def bench(facts: Facts, steps: int) -> list[Entry]:
@@ -172,7 +163,7 @@ def bench(facts: Facts, steps: int) -> list[Entry]:
         log.step(make_step(step, step_seconds=0.5 if step % 2 else 1.0))
     log.finish("ok")
     log.close()
-    return read(facts)
+    return read_nvlog(facts.folder / "original/nvlog.txt")
 
 
 def bench_facts(folder: Path, *settings: str, **changes: object) -> Facts:
