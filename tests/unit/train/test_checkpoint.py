@@ -33,8 +33,8 @@ from trainstone.measure.clock import choose_timer
 from trainstone.models.weights import FORMAT, _hash
 from trainstone.train import checkpoint
 from trainstone.train.checkpoint import Saved, check_weights, keep_best, load_network, open_saved, resolve_config
+from trainstone.train.evaluation import export_weights, predict
 from trainstone.train.loop import train_steps
-from trainstone.train.predict import export_weights, predict
 from trainstone.train.task import Task, build_task
 from trainstone.workloads.classify import CLASSIFY
 

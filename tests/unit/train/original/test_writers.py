@@ -5,6 +5,7 @@ import csv
 import getpass
 import logging
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -307,7 +308,7 @@ def phases(rank: int, step: int) -> dict[str, float]:
 def write_others(folder: Path, last: int, ranks: tuple[int, ...] = (1, 2, 3), first: int = 0) -> None:
     """The step files of the other ranks."""
     for rank in ranks:
-        with StepWriter(folder / f"steps-rank{rank:04d}.csv", split_phases=True) as writer:
+        with closing(StepWriter(folder / f"steps-rank{rank:04d}.csv", split_phases=True)) as writer:
             for step in range(first, last):
                 writer.add(make_step(step, **phases(rank, step)))
 
