@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool, changed: bool) -> "Repeated | None":
     """Return what --runs asks for, or the run that is resumed was asked for; None: a single run."""
-    from trainstone.launch.child_runs import check_settled
+    from trainstone.launch.sweep import check_settled
     from trainstone.machine.ranks import read_rank
     from trainstone.results.quality import Repeated
     from trainstone.results.store import read_result
