@@ -112,7 +112,7 @@ def load_asked(
 
 def plan_runs(config: "Config", resume: Path | None, runs: int, *, strict: bool, changed: bool) -> "Repeated | None":
     """Return what --runs asks for, or the run that is resumed was asked for; None: a single run."""
-    from trainstone.launch.child_runs import check_settled
+    from trainstone.launch.sweep import check_settled
     from trainstone.results.quality import Repeated
     from trainstone.results.store import read_result
 

@@ -144,9 +144,7 @@ def find_deaths(text: str, engine: str) -> list[Death]:
         found = found or [Death(int(rank), here, int(code)) for rank, code in MPIRUN_CODE.findall(text)]
     elif engine == "slurm":
         names = {signal.strsignal(number): number for number in signal.valid_signals()}
-        for host, rank, words in SRUN.findall(
-            text
-        ):  # such as Exited with exit code 3; Segmentation fault (core dumped)
+        for host, rank, words in SRUN.findall(text):  # such as Exited with exit code 3; Killed
             exited = re.search(r"exit code (\d+)", words)
             ended = next((number for name, number in names.items() if name and words.startswith(name)), signal.SIGKILL)
             found.append(Death(int(rank), host, int(exited[1]) if exited else -ended))

@@ -27,7 +27,7 @@ from trainstone.config.schema import Config
 from trainstone.errors import ConfigError, LaunchError, ResultError, RunError, error_of_child
 from trainstone.files import write_atomically
 from trainstone.formats.timehistory import Intervals, choose_every
-from trainstone.launch.child_runs import SETTLED, ChildEnd, ChildRun, check_settled, child_command, run_children
+from trainstone.launch.child_runs import ChildEnd, ChildRun, child_command, run_children
 from trainstone.machine.cpus import count_kills, may_be_memory
 from trainstone.machine.facts import read_software
 from trainstone.results.combine import conclude_sweep, describe_measured, describe_profiled, strip_devices
@@ -41,6 +41,8 @@ from trainstone.train.lifecycle import Lifecycle
 log = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of the TBD suite's measure_throughput.sh
+# What the first child settles for all others, so that they differ in nothing but what is swept or their seed.
+SETTLED = ("device", "engine.threads", "loader.threads", "train.precision", BATCH)
 LARGEST_BATCH = 10**9
 LONGEST_QUOTE = 40
 OF_THE_SWEEP = (2, 3, 4)  # exit codes (configuration, data, machine) that other points may end with, too
@@ -189,6 +191,24 @@ def resume_plan(path: Path, result: Result) -> Plan:
     if differing:
         raise ResultError(f"cannot resume {path}: {'; '.join(differing)}", hint="its points would not be comparable")
     return lay_out(check_settled(path), result.sweep)
+
+
+def check_settled(path: Path) -> Config:
+    """Return the configuration that child runs share; refuse one that was changed: they would not be comparable."""
+    result, file = read_result(path), path / "config.toml"
+    config = load_config(str(file))
+    now, then = (dict(flatten(values)) for values in (config.model_dump(mode="json", exclude_none=True), result.config))
+    changed = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
+    # A kill while the first point was settling them: the file is written first
+    settling = set() if result.machine else {key for key in SETTLED if then.get(key) == "auto"}
+    changed = [key for key in changed if key not in settling]
+    if changed:
+        shown = ", ".join(f"{key} was {then.get(key)}, is {now.get(key)}" for key in changed[:3])
+        raise ResultError(
+            f"{file} is not what the points of this {result.kind} were run with: {shown}",
+            hint=f"restore it, or start again: {result.command}",
+        )
+    return config
 
 
 def run_sweep(life: Lifecycle, plan: Plan) -> Generator[Progress | str, None, Status]:

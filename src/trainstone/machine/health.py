@@ -212,8 +212,7 @@ def _read_processes(root: Path) -> dict[int, _Process]:
         pid, _, name = before.partition(" (")
         try:
             numbers = [int(field) for field in after.split()[1:20]]  # from the parent on: man 5 proc_pid_stat
-            user, system, ended_user, ended_system = numbers[10:14]
-            ticks, ended = user + system, ended_user + ended_system
+            ticks, ended = sum(numbers[10:12]), sum(numbers[12:14])  # user + system; those of children that are gone
             processes[int(pid)] = _Process(int(pid), numbers[0], printable(name), ticks, ended, numbers[18])
         except (ValueError, IndexError):
             continue
