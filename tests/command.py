@@ -1,6 +1,8 @@
 """The real command line, for tests: where the repository is, a network small enough, what a command left behind."""
 
 import json
+import os
+import shutil
 import socket
 import sys
 from dataclasses import dataclass
@@ -45,6 +47,14 @@ def find_free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def copy_golden(folder: Path, case: str) -> Path:
+    """Copy a run of tests/golden and make its files old: git keeps no times, and a run with fresh files lives."""
+    path = shutil.copytree(ROOT / "tests/golden" / case, folder / case)
+    for copied in (path, *path.rglob("*")):
+        os.utime(copied, (1e9, 1e9))
+    return path
 
 
 def find_run(folder: Path) -> Path:

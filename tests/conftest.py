@@ -1,7 +1,7 @@
 """What all tests share: a clean environment, the real command line, and an honest list of what was not run here."""
 
+import functools
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from browser import Browser, find_chromium
-from command import LIMIT, ROOT, Finished, command_line
+from command import LIMIT, Finished, command_line, copy_golden
 from nursery import LAUNCHERS, Nursery, share_nursery
 
 SCRUBBED = (
@@ -25,7 +25,6 @@ SCRUBBED = (
 # A test that draws examples says what it checks, not how quick the machine is at that moment.
 hypothesis.settings.register_profile("trainstone", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("trainstone")
-OLD = 1_577_836_800  # 2020-01-01 in seconds since 1970
 
 
 def pytest_configure() -> None:
@@ -82,15 +81,8 @@ def quick(nursery: Nursery, tmp_path: Path) -> Callable[..., Finished]:
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Callable[[str], Path]:
-    """Copy a run of tests/golden and make its files old: git keeps no times, and a run with fresh files lives."""
-
-    def copy(case: str) -> Path:
-        folder = shutil.copytree(ROOT / "tests/golden" / case, tmp_path / case)
-        for path in (folder, *folder.rglob("*")):
-            os.utime(path, (OLD, OLD))
-        return folder
-
-    return copy
+    """Copy a run of tests/golden by its name."""
+    return functools.partial(copy_golden, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from typing import Any
 
 STEPS = 40
 FIXED_SECONDS, IMAGE_SECONDS = 0.02, 0.01
+SIGNALS = {"kill": signal.SIGKILL, "real-time": 40}
 FAILURES = {
     "memory": (6, "out-of-memory", "out of memory: it is large"),
     "loss": (6, "run-failed", "the loss of step 3 is nan"),
@@ -64,10 +65,8 @@ def act(action: str, folder: Path, result: dict[str, Any]) -> None:
         failure |= {"time_seconds": time.time(), "echo": False}
         (folder / "launch/failed-rank0000.json").write_text(json.dumps(failure))
         sys.exit(code)
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if action == "real-time":
-        os.kill(os.getpid(), 40)
+    if action in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[action])
     if action == "no counters":
         told = {"code": "not-measured", "severity": "warning", "message": "core utilisation: forbidden", "hint": "ask"}
         result["findings"] = [told]

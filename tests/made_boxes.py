@@ -38,27 +38,21 @@ def ask_pycocotools(truth: Truth, found: Found, num_pictures: int, num_classes: 
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
+    def place(boxes: Truth | Found, at: int, added: int = 0) -> dict[str, Any]:
+        left, top, right, bottom = boxes.edges[at].tolist()
+        bbox = [left, top, right - left + added, bottom - top + added]
+        return {"image_id": int(boxes.picture[at]) + 1, "category_id": int(boxes.label[at]) + 1, "bbox": bbox}
+
     coco = COCO()
     coco.dataset = {
         "images": [{"id": number + 1} for number in range(num_pictures)],
         "categories": [{"id": number + 1} for number in range(num_classes)],
         "annotations": [
-            {
-                "id": place + 1, "image_id": int(truth.picture[place]) + 1, "category_id": int(truth.label[place]) + 1,
-                "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]], "area": float(truth.area[place]),
-                "iscrowd": int(truth.crowd[place]),
-            }
-            for place, box in enumerate(truth.edges.tolist())
+            place(truth, at) | {"id": at + 1, "area": float(truth.area[at]), "iscrowd": int(truth.crowd[at])}
+            for at in range(len(truth.edges))
         ],
-    }  # fmt: skip
-    results = [
-        {
-            "image_id": int(found.picture[place]) + 1, "category_id": int(found.label[place]) + 1,
-            "bbox": [box[0], box[1], box[2] - box[0] + added_pixels, box[3] - box[1] + added_pixels],
-            "score": float(found.score[place]),
-        }
-        for place, box in enumerate(found.edges.tolist())
-    ]  # fmt: skip
+    }
+    results = [place(found, at, added_pixels) | {"score": float(found.score[at])} for at in range(len(found.edges))]
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
         evaluation = COCOeval(coco, coco.loadRes(results), "bbox")

@@ -16,8 +16,9 @@ LONG_COLUMNS = (
     *("Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value"),
 )
 WIDE_COLUMNS = LONG_COLUMNS[:11]
+Kernels = Mapping[int, tuple[str, Mapping[str, str]]]
 # Kernel id -> name and metrics; cycles 1,016,888 + 3,000 + 112.
-KERNELS: Mapping[int, tuple[str, Mapping[str, str]]] = {
+KERNELS: Kernels = {
     0: (
         "void gemm<float, (bool)1>(T1 *, int)",
         {CYCLES: "1,016,888", FMA: "40.25", FP16: "0", TENSOR: "0", SFU: "2.5"},
@@ -42,7 +43,7 @@ def quote(fields: Iterable[Any]) -> str:
 
 
 def make_long(
-    kernels: Mapping[int, tuple[str, Mapping[str, str]]] = KERNELS,
+    kernels: Kernels = KERNELS,
     *,
     process: int = 7,
     columns: Sequence[str] = LONG_COLUMNS,
@@ -57,13 +58,13 @@ def make_long(
     return "\n".join(lines) + "\n"
 
 
-def make_wide(kernels: Mapping[int, tuple[str, Mapping[str, str]]] = KERNELS, *, process: int = 7) -> str:
+def make_wide(kernels: Kernels = KERNELS) -> str:
     metrics = list(dict.fromkeys(metric for _, values in kernels.values() for metric in values))
     lines = [
         quote([*WIDE_COLUMNS, *metrics]),
         quote([""] * len(WIDE_COLUMNS) + [unit_of(metric) for metric in metrics]),
     ]
     for kernel_id, (name, values) in kernels.items():
-        own = place(kernel_id, process, name)
+        own = place(kernel_id, 7, name)
         lines.append(quote([*own.values(), *(values.get(metric, "") for metric in metrics)]))
     return "\n".join(lines) + "\n"

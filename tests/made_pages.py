@@ -5,8 +5,6 @@ data set, as `data info` describes it.
 """
 
 import base64
-import os
-import shutil
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -16,21 +14,12 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from command import ROOT
+from command import copy_golden
 from hostile import EVIL
 from made_boxes import draw_boxes
 from made_learning import make_evaluations, make_quality, make_training, write_repeated, write_training
 from made_mlperf import write_mlperf_runs
-from made_results import (
-    A100,
-    make_feeding,
-    make_point,
-    make_result,
-    make_timeline,
-    write_profile,
-    write_run,
-    write_runs,
-)
+from made_results import A100, POINTS, make_feeding, make_result, make_timeline, write_profile, write_run, write_runs
 from made_sweep import make_row, make_sweep, steps_of
 from trainstone.formats.coco import NAME_OF_ID
 from trainstone.report.view import RunView, read_view
@@ -50,9 +39,6 @@ CURVES = [make_row(b, b * r, curve=c, profile="failed") for c, r in (("fp32", 1.
 OF_CURVES = {"curve_key": "train.precision", "curves": ["fp32", "bf16"]}
 CHOICES = [make_row("fp32", 1.0), make_row("bf16", 2.0), make_row("x")]
 TIMES = (41.0, 38.0, 47.0, 40.0, 42.6)
-POINTS = [
-    make_point(n, rate, busy, cores=4) for n, rate, busy in ((1, 600, 1), (2, 1190, 2), (4, 2200, 4), (8, 2400, 7.9))
-]
 MISSED = make_quality(history=make_evaluations((0.3, 0.612, 0.55)), target=0.65, seconds_to_target=None)
 KEPT = ("run", "run_id", "started_utc", "file", "trace", "host", "jpeg_base64")
 """Keys that are left as they are: names of folders and files, which tests of their own spoil."""
@@ -65,14 +51,6 @@ JPEG = (
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMUFRUVDA8XGBYU"
     "GBIUFRT/wAALCAABAAEBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAACf/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAIAQEAAD8AKp//2Q=="
 )
-
-
-def copy_golden(folder: Path, case: str) -> Path:
-    """Copy a golden run, with files so old that the run is not believed to be alive."""
-    path = shutil.copytree(ROOT / "tests/golden" / case, folder / case)
-    for file in path.rglob("*"):
-        os.utime(file, (1e9, 1e9))
-    return path
 
 
 def write_sweep(folder: Path, sweep: Sweep, **changes: Any) -> Path:

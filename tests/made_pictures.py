@@ -57,27 +57,20 @@ def save_scans(pixels: Pixels, **options: Any) -> bytes:
     return b"".join(parts) + b"\xff\xd9"
 
 
-def put_before(data: bytes, marker: bytes, astray: bytes = b"\1\2\3") -> bytes:
+def put_before(data: bytes, marker: bytes, astray: bytes) -> bytes:
     """With bytes that belong to nothing before the first such marker."""
     at = data.index(marker)
     return data[:at] + astray + data[at:]
 
 
-def make_samples(count: int, num_classes: int = 10) -> list[Sample]:
+def make_samples(count: int) -> list[Sample]:
     """Pictures of many sizes: most are JPEGs, some progressive, grey or PNGs; some with boxes."""
-    return [
-        Sample(f"{number:04d}", make_picture(number), number % num_classes, BOXES[: number % 3])
-        for number in range(count)
-    ]
-
-
-def make_picture(number: int) -> bytes:
-    pixels = busy(*SIZES[number % len(SIZES)], seed=number)
-    if number % 7 == 3:
-        return save(pixels, "PNG")
-    if number % 7 == 5:
-        return save(pixels, mode="L")
-    return save(pixels, quality=85, progressive=number % 7 == 6)
+    samples = []
+    for number in range(count):
+        look = {3: {"kind": "PNG"}, 5: {"mode": "L"}, 6: {"quality": 85, "progressive": True}}.get(number % 7)
+        image = save(busy(*SIZES[number % len(SIZES)], seed=number), **(look or {"quality": 85}))
+        samples.append(Sample(f"{number:04d}", image, number % 10, BOXES[: number % 3]))
+    return samples
 
 
 def mean_difference(one: Pixels, other: Pixels) -> float:

@@ -89,6 +89,11 @@ def make_point(threads: int, rate: float, cpu_cores: float | None = None, cores:
     return ThreadPoint(threads=threads, cpu_cores=cpu_cores, images_per_second_per_core=per_core, **measured | changes)
 
 
+POINTS = [
+    make_point(n, rate, busy, cores=4) for n, rate, busy in ((1, 600, 1), (2, 1190, 2), (4, 2200, 4), (8, 2400, 7.9))
+]
+
+
 def make_feeding(points: list[ThreadPoint] | None = None, **changes) -> Feeding:
     data = {"path": "data/set", "storage": "RecordIO", "split": "train", "pictures": 1200, "picture_bytes": 2048.0}
     made = {"image_size": 224, "batch_size": 64, "transform": "random crop, flip", "decode": "simplejpeg"}

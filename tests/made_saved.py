@@ -12,14 +12,12 @@ from trainstone.train.checkpoint import write_checkpoint
 from trainstone.train.task import build_network
 
 STEP, RUN_ID = 12, "20261116-000000-demo-classify-abcd"
-SETTINGS = (
-    *("model.width=24", "data.image_size=32", "data.generated_train=20", "data.generated_val=31"),
-    *("train.batch_size=4", "eval.batch_size=4", "engine.threads=1", "loader.threads=1", "device=cpu"),
-)
 
 
 def make_config(*settings: str) -> Config:
-    return load_config("demo-classify", settings=[*SETTINGS, *settings])
+    small = ["model.width=24", "data.image_size=32", "data.generated_train=20", "data.generated_val=31"]
+    small += ["train.batch_size=4", "eval.batch_size=4", "engine.threads=1", "loader.threads=1", "device=cpu"]
+    return load_config("demo-classify", settings=[*small, *settings])
 
 
 def make_network(config: Config, seed: int = 0) -> torch.nn.Module:
@@ -39,13 +37,10 @@ def make_document(config: Config) -> dict[str, Any]:
     }
 
 
-def make_checkpoint(folder: Path, *, average: bool = True, tensors: dict[str, torch.Tensor] | None = None,
-                    **changes: Any) -> Path:  # fmt: skip
+def make_checkpoint(folder: Path, **changes: Any) -> Path:
     """Write step-00000012; its average is another network than its weights."""
     config = make_config()
-    own, other = (make_network(config, seed).state_dict() for seed in (0, 1))
-    parts = {f"model.{name}": tensor for name, tensor in own.items()}
-    if average:
-        parts |= {f"ema.{name}": tensor for name, tensor in other.items()}
+    networks = {"model": make_network(config, 0), "ema": make_network(config, 1)}
+    parts = {f"{kind}.{name}": part for kind, one in networks.items() for name, part in one.state_dict().items()}
     parts["optimizer.fc.weight.momentum_buffer"] = torch.zeros(3)
-    return write_checkpoint(folder, STEP, make_document(config) | changes, tensors or parts)
+    return write_checkpoint(folder, STEP, make_document(config) | changes, parts)

@@ -4,68 +4,60 @@ import json
 from pathlib import Path
 from typing import Any
 
+Event = dict[str, Any]
 HOST = 100
 BASE_US = 1_000_000
 
 
-def event(name: str, cat: str, pid: int, tid: int, start: float, dur: float, args: dict[str, Any]) -> dict[str, Any]:
+def event(name: str, cat: str, pid: int, tid: int, start: float, dur: float, args: dict[str, Any]) -> Event:
     """An event of some microseconds since the beginning."""
     known = {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid}
     return known | {"ts": BASE_US + start, "dur": dur, "args": args}
 
 
-def host(name: str, start: float, dur: float, *, cat: str = "cpu_op", tid: int = HOST, **args: Any) -> dict[str, Any]:
+def host(name: str, start: float, dur: float, *, cat: str = "cpu_op", tid: int = HOST, **args: Any) -> Event:
     """An operator, or with another `cat` a mark or call, of a thread."""
     named = {key.replace("_", " "): value for key, value in args.items()}
     return event(name, cat, HOST, tid, start, dur, named)
 
 
-def mark(name: str, start: float, dur: float, *, tid: int = HOST) -> dict[str, Any]:
+def mark(name: str, start: float, dur: float, *, tid: int = HOST) -> Event:
     return host(name, start, dur, cat="user_annotation", tid=tid)
 
 
-def step(number: int, start: float, dur: float) -> dict[str, Any]:
+def step(number: int, start: float, dur: float) -> Event:
     return mark(f"ProfilerStep#{number}", start, dur)
 
 
-def call(
-    start: float, dur: float, correlation: int, *, name: str = "cudaLaunchKernel", tid: int = HOST
-) -> dict[str, Any]:
+def call(start: float, dur: float, correlation: int, *, name: str = "cudaLaunchKernel", tid: int = HOST) -> Event:
     return host(name, start, dur, cat="cuda_runtime", tid=tid, correlation=correlation)
 
 
 def kernel(
-    start: float,
-    dur: float,
-    correlation: int = 0,
-    *,
-    name: str = "gemm",
-    cat: str = "kernel",
-    stream: int = 7,
-    device: int = 0,
-) -> dict[str, Any]:
+    start: float, dur: float, correlation: int = 0, *, name="gemm", cat="kernel", stream: int = 7, device: int = 0
+) -> Event:
     """A kernel, or with another `cat` a copy."""
     args = {"device": device, "stream": stream, "correlation": correlation, "External id": 0}
     return event(name, cat, device, stream, start, dur, args)
 
 
-def thread_name(tid: int, name: str) -> dict[str, Any]:
+def thread_name(tid: int, name: str) -> Event:
     return {"ph": "M", "name": "thread_name", "pid": HOST, "tid": tid, "ts": BASE_US, "args": {"name": name}}
 
 
-def document(events: list[dict[str, Any]]) -> dict[str, Any]:
+def document(events: list[Event]) -> Event:
     head = {"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}], "distributedInfo": {"rank": 3}}
     return {**head, "traceEvents": events, "traceName": "made.json"}
 
 
-def write_trace(path: Path, events: list[dict[str, Any]]) -> Path:
+def write_trace(path: Path, events: list[Event]) -> Path:
     path.write_text(json.dumps(document(events)))
     return path
 
 
-def small_trace() -> list[dict[str, Any]]:
+def small_trace() -> list[Event]:
     """Two steps on a device with all that a trace can have: marks, nesting, launches, copies, waits, communication."""
-    events: list[dict[str, Any]] = [thread_name(HOST, "thread 100 (python)")]
+    events: list[Event] = [thread_name(HOST, "thread 100 (python)")]
     for number in range(2):
         at = 1000.0 * number
         shapes = [[8, 3, 32, 32], [16, 3, 3, 3], []]

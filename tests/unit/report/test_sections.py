@@ -13,7 +13,7 @@ from browser import Browser
 from hostile import EVIL
 from made_learning import make_evaluations, make_quality, make_steps, make_training, write_repeated, write_training
 from made_mlperf import write_mlperf_run, write_mlperf_runs
-from made_results import A100, make_feeding, make_point, make_timeline, write_profile
+from made_results import A100, POINTS, make_feeding, make_point, make_timeline, write_profile
 from made_sweep import make_row, make_sweep
 from trainstone.report.blocks import Code, Facts, Figure, Gallery, Links, Prose, Section
 from trainstone.report.dataset import build_dataset_page, name_classes
@@ -105,7 +105,7 @@ def test_sweep_of_any_value_is_drawn(tmp_path: Path, value: Any):
 @pytest.mark.parametrize(("rate", "drawn"), [(3000.0, True), (600.0, True), (20_000.0, False)])
 def test_threads_have_their_intervals_and_a_demand_near_them(tmp_path: Path, rate: float, drawn: bool):
     demand = A100.model_copy(update={"images_per_second": rate})
-    page = page_of(made.write_data_bench(tmp_path, make_feeding(made.POINTS, cores=4, demand=demand)))
+    page = page_of(made.write_data_bench(tmp_path, make_feeding(POINTS, cores=4, demand=demand)))
     layers = figures(page)["threads"].spec["layer"]
     rows = {row["x"]: row for row in layers[0]["data"]["values"]}
     assert {threads: row["y"] for threads, row in rows.items()} == {1: 600, 2: 1190, 4: 2200, 8: 2400}
