@@ -122,16 +122,9 @@ def print_made(
     shard = ShardFacts(
         file="train.rec", bytes=2048, crc32c="00000000", records=1200, repaired=tuple(repaired), skipped=tuple(skipped)
     )
-    made = Manifest(
-        dataset="x",
-        kind="classify",
-        storage=storage,
-        first_label=0,
-        classes=(("a", ""),),
-        treatment={},
-        plan="p",
-        splits=(SplitFacts(name="train", records=1200, bytes=2048, shards=(shard,)),),
-    )
+    splits = (SplitFacts(name="train", records=1200, bytes=2048, shards=(shard,)),)
+    facts = {"dataset": "x", "kind": "classify", "storage": storage, "first_label": 0, "treatment": {}, "plan": "p"}
+    made = Manifest(**facts, classes=(("a", ""),), splits=splits)
     monkeypatch.setattr(manifest, "read_manifest", lambda _: made)
     tell_made(target, as_json=False, worked=worked)
 

@@ -369,13 +369,6 @@ def test_draw_sparkline_of_a_quiet_series_is_low():
     assert set(steady) <= {"▁", "▂"}
 
 
-@pytest.mark.parametrize(
-    ("encoding", "bars"), [("latin-1", summary.ASCII), (None, summary.ASCII), ("UTF8", summary.BLOCKS)]
-)
-def test_draw_sparkline_uses_what_the_encoding_can_carry(encoding: str | None, bars: str):
-    assert summary.draw_sparkline(np.arange(1, 9), 8, encoding=encoding) == ("", bars)
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(width=32), max_size=200), st.integers(-2, 60), st.integers(-2, 250))
 def test_draw_sparkline_of_any_series_has_the_right_length(values: list[float], width: int, steady_from: int):
@@ -395,9 +388,6 @@ def test_bars_go_across_in_eighths():
     assert summary.draw_bars([8, 4, 1, 0], 4) == ["████", "██", "▌", ""]
     assert summary.draw_bars([1000, 1], 4) == ["████", "▏"]
     assert summary.draw_bars([3], 2) == ["██"]
-
-
-def test_bars_of_nothing_are_nothing():
     assert summary.draw_bars([], 10) == []
     assert summary.draw_bars([0, math.nan, -1, math.inf], 10) == [""] * 4
     assert summary.draw_bars([1, 2], 0) == ["", ""]
@@ -407,3 +397,5 @@ def test_bars_of_nothing_are_nothing():
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "no-such-encoding", None])
 def test_bars_where_blocks_cannot_be_encoded(encoding: str | None):
     assert summary.draw_bars([4, 2, 0.1, 0], 4, encoding=encoding) == ["####", "##", "#", ""]
+    assert summary.draw_sparkline(np.arange(1, 9), 8, encoding=encoding) == ("", summary.ASCII)
+    assert summary.draw_sparkline(np.arange(1, 9), 8, encoding="UTF8") == ("", summary.BLOCKS)
