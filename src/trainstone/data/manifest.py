@@ -18,6 +18,7 @@ WORK = ".trainstone"
 """The folder of unfinished work in a data set."""
 SPLIT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 READ_BYTES = 16 << 20
+TEXT = ("utf-8", "surrogateescape")
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
@@ -140,3 +141,8 @@ def measure(folder: Path, name: str) -> FileFacts:
             crc = google_crc32c.extend(crc, block)
             size += len(block)
     return FileFacts(file=name, bytes=size, crc32c=f"{crc:08x}")
+
+
+def sum_file(name: str, data: bytes) -> int:
+    """Return a picture file's share of its folder's checksum: their sum does not depend on the order."""
+    return int(google_crc32c.extend(google_crc32c.value(name.encode(*TEXT)), data))

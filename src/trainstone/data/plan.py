@@ -18,6 +18,12 @@ from trainstone.data.storage.records import Encoder, Shard
 from trainstone.data.storage.tfrecord import TFRecordEncoder
 from trainstone.data.storage.wds import WdsEncoder
 
+ENCODERS: dict[Storage, type[Encoder]] = {
+    "recordio": RecordIOEncoder,
+    "tfrecord": TFRecordEncoder,
+    "wds": WdsEncoder,
+    "folder": FolderEncoder,
+}
 # The seeds of im2rec.py, build_imagenet_data.py and (detection) create_tfrecord.py; WebDataset takes TFRecord's.
 SHUFFLE_SEEDS = {
     "recordio": {"classify": 100, "detect": 100},
@@ -72,13 +78,7 @@ class Plan:
         return next(split for split in self.splits if split.name == name)
 
     def encoder(self) -> Encoder:
-        if self.storage == "recordio":
-            return RecordIOEncoder(self.kind)
-        if self.storage == "tfrecord":
-            return TFRecordEncoder(self.kind, self.classes, self.first_label)
-        if self.storage == "wds":
-            return WdsEncoder(self.kind)
-        return FolderEncoder(self.kind, self.classes)
+        return ENCODERS[self.storage](self.kind, self.classes, self.first_label)
 
     def identity(self) -> str:
         """Return a checksum of everything that decides the bytes written."""
@@ -113,25 +113,17 @@ def make_plan(
     for split in found.splits:
         order = draw_order(len(split.source), storage, found.kind if shuffle else None)[:limit]
         count = (shards or {}).get(split.name) or default_shards(found.name, split.name, storage, len(order))
-        count = max(1, min(count, len(order)))
-        splits.append(
-            SplitPlan(split.name, split.source, order, divide(split.name, len(order), count, storage, found.kind))
-        )
+        files = divide(split.name, len(order), max(1, min(count, len(order))), storage, found.kind)
+        splits.append(SplitPlan(split.name, split.source, order, files))
     if first_label is None:
         first_label = (1 if found.first_label is None else found.first_label) if storage == "tfrecord" else 0
-    classes = tell_apart(found.classes)
-    return Plan(found.name, found.kind, storage, classes, first_label, tuple(splits), treatment or Treatment())
-
-
-def tell_apart(classes: Sequence[ClassName]) -> tuple[ClassName, ...]:
-    """Return classes whose names differ: ImageNet has two cranes, and folders cannot."""
     seen: set[str] = set()
-    apart = []
-    for label, (name, text) in enumerate(classes):
+    classes = []  # whose names differ: ImageNet has two cranes, and folders cannot
+    for label, (name, text) in enumerate(found.classes):
         unlike = f"{name}-{label}" if name in seen else name
-        apart.append(ClassName(unlike, text or (name if unlike != name else "")))
+        classes.append(ClassName(unlike, text or (name if unlike != name else "")))
         seen.add(unlike)
-    return tuple(apart)
+    return Plan(found.name, found.kind, storage, tuple(classes), first_label, tuple(splits), treatment or Treatment())
 
 
 def draw_order(count: int, storage: str, kind: str | None) -> list[int]:
@@ -151,25 +143,22 @@ def default_shards(dataset: str, split: str, storage: str, records: int) -> int:
 
 
 def divide(split: str, records: int, count: int, storage: str, kind: str) -> tuple[Shard, ...]:
-    """Return a split's files with the original's names and boundaries."""
+    """Return a split's files with the names and boundaries of im2rec, build_imagenet_data.py, create_tfrecord.py."""
     if storage == "folder":
         return (Shard(split, split, 0, records),)
     bounds = tensorflow_bounds(records, count) if storage == "tfrecord" else even_bounds(records, count)
-    return tuple(
-        Shard(split, name_shard(split, number, count, storage, kind), start, end)
-        for number, (start, end) in enumerate(bounds)
-    )
-
-
-def name_shard(split: str, number: int, count: int, storage: str, kind: str) -> str:
-    """Return a file's name: im2rec's, build_imagenet_data.py's, create_tfrecord.py's, WebDataset's custom."""
-    if storage == "recordio":
-        return f"{split}.rec" if count == 1 else f"{split}_{number}.rec"
-    if storage == "wds":
-        return f"{split}-{number:06d}.tar"
-    if kind == "detect":
-        return f"{split}.{number}_of_{count}.tfrecord"
-    return f"{TENSORFLOW_NAMES.get(split, split)}-{number:05d}-of-{count:05d}"
+    shards = []
+    for number, (start, end) in enumerate(bounds):
+        if storage == "recordio":
+            file = f"{split}.rec" if count == 1 else f"{split}_{number}.rec"
+        elif storage == "wds":  # WebDataset's custom
+            file = f"{split}-{number:06d}.tar"
+        elif kind == "detect":
+            file = f"{split}.{number}_of_{count}.tfrecord"
+        else:
+            file = f"{TENSORFLOW_NAMES.get(split, split)}-{number:05d}-of-{count:05d}"
+        shards.append(Shard(split, file, start, end))
+    return tuple(shards)
 
 
 def even_bounds(records: int, count: int) -> list[tuple[int, int]]:

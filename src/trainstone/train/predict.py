@@ -17,8 +17,7 @@ from trainstone.data.feeding.transform import make_transform
 from trainstone.data.generated.source import find_stored
 from trainstone.data.loader import Memory
 from trainstone.data.recognise import open_dataset
-from trainstone.data.sample import ClassName
-from trainstone.data.sources import PictureSource
+from trainstone.data.sample import ClassName, PictureSource
 from trainstone.errors import ConfigError, DataError
 from trainstone.models.weights import write_weights
 from trainstone.train.fit import fit_engine

@@ -13,7 +13,7 @@ from PIL import Image
 from command import LIMIT
 from made_archives import read_files
 from small_sets import JPEGS, RECORDS, SHARDS, Listed, check, flip, locate, make_set, to_classify, to_detect
-from trainstone.data import prepare, shardfile
+from trainstone.data import prepare
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.manifest import read_manifest
 from trainstone.data.picture.look import look
@@ -66,7 +66,7 @@ def run(plan: Plan, target: Path, rank: Rank | None = None) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trainstone.data import prepare, shardfile
+from trainstone.data import prepare
 from trainstone.data.plan import make_plan
 from trainstone.data.recognise import open_dataset
 from trainstone.machine.ranks import Rank
@@ -74,7 +74,7 @@ when, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if when == "before its name":
-    shardfile.put_in_place = die
+    prepare.put_in_place = die
 if when == "before the manifest":
     prepare.write_manifest = die
 plan = make_plan(open_dataset(source), "wds", shards={"train": 4})
@@ -105,7 +105,7 @@ def test_system_that_takes_only_a_part_gets_the_rest(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "writev", lambda descriptor, some: real(descriptor, b"".join(some)[:taken]))
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, bytes(data)[:200]))
     with (tmp_path / "x").open("wb", buffering=0) as file:
-        shardfile.write_all(file, buffers)
+        prepare.write_all(file, buffers)
     assert (tmp_path / "x").read_bytes() == b"".join(buffers)
 
 
@@ -114,7 +114,7 @@ def test_full_disk_is_reported_and_work_resumes(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device", "train.rec")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shardfile, "write_all", refuse)
+        patched.setattr(prepare, "write_all", refuse)
         with pytest.raises(DataError, match=r"the disk is full: train\.rec") as caught:
             run(plan_for("recordio", MadeUp(20)), tmp_path / "set")
     assert "give the same command again" in (caught.value.hint or "")

@@ -6,8 +6,8 @@ import pytest
 
 from made_archives import write_files
 from small_sets import BOXES, JPEGS, Listed
-from trainstone.data.sample import Box, Sample
-from trainstone.data.sources import PictureSource, keep_boxed
+from trainstone.data.recognise import keep_boxed
+from trainstone.data.sample import Box, PictureSource, Sample
 from trainstone.data.storage.records import RecordSource
 from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.errors import DataError

@@ -21,7 +21,6 @@ from trainstone.data.picture.look import look
 from trainstone.data.raw import coco
 from trainstone.data.raw.archives import extract_zip, list_zip
 from trainstone.data.raw.listing import MAX_PICTURE_BYTES
-from trainstone.data.shardfile import sum_file
 from trainstone.errors import DataError
 from trainstone.files import sync_path, write_atomically
 from trainstone.formats.coco import (
@@ -308,7 +307,7 @@ def look_at(folder: Path, decoded: bool, images: Sequence[CocoImage]) -> Seen:
             problems.append((image.file_name, f"cannot be used: {reason}"))
             continue
         num_bytes += len(data)
-        checksum += sum_file(image.file_name, data)
+        checksum += facts.sum_file(image.file_name, data)
     return Seen(len(images), num_bytes, checksum, problems)
 
 

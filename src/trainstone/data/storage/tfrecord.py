@@ -5,7 +5,7 @@ Other people's feature sets are read by looking: the picture is image/encoded or
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 
 from trainstone.data.picture.look import Look, find_ending, look
 from trainstone.data.sample import Box, ClassName, Sample, make_box, shorten
-from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader, find_class
+from trainstone.data.storage.records import Encoded, Encoder, Glance, Offsets, Shard, ShardReader
 from trainstone.errors import DataError
 from trainstone.formats.files import Span
 from trainstone.formats.tfrecord import (
@@ -42,11 +42,6 @@ MAX_DIGITS = 18
 class TFRecordEncoder(Encoder):
     """Writes TFRecord shards and, beside them, DALI's text index."""
 
-    def __init__(self, kind: str, classes: Sequence[ClassName], first_label: int) -> None:
-        self._kind = kind
-        self._classes = classes
-        self._first = first_label
-
     def encode(self, sample: Sample, number: int, seen: Look) -> Encoded:
         features = (self._detect if self._kind == "detect" else self._classify)(sample, number, seen)
         return Encoded(sample.name, (frame(encode_example(features)),))
@@ -55,8 +50,13 @@ class TFRecordEncoder(Encoder):
         return (index_line(span),)
 
     def _classify(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
-        label = -1 if sample.label is None else sample.label + self._first
-        known = find_class(self._classes, sample.label) if sample.label is not None else ClassName("")
+        label = -1 if sample.label is None else sample.label + self._first_label
+        known = self.find_class(sample.label) if sample.label is not None else ClassName("")
+        # A synset says that labels count from 1, so a set whose labels do not has none, and whole names instead.
+        texts = {"image/class/text": known.name, "image/filename": sample.name}
+        if self._first_label != 0:
+            texts = {"image/class/synset": known.name, "image/class/text": known.text}
+            texts["image/filename"] = sample.name.rpartition("/")[2]
         edges = zip(*(box[1:5] for box in sample.boxes), strict=True) if sample.boxes else [()] * 4
         features = {
             "image/height": int64_feature(seen.height),
@@ -64,7 +64,7 @@ class TFRecordEncoder(Encoder):
             "image/colorspace": bytes_feature(b"RGB"),
             "image/channels": int64_feature(3),
             "image/class/label": int64_feature(label),
-            **self._tell_class(sample.name, known),
+            **{name: bytes_feature(encode_text(text)) for name, text in texts.items()},
             **{name: float_feature(*values) for name, values in zip(EDGES, edges, strict=True)},
             "image/object/bbox/label": int64_feature(*(label for _ in sample.boxes)),
             "image/format": bytes_feature(seen.kind.upper().encode()),
@@ -74,34 +74,22 @@ class TFRecordEncoder(Encoder):
             features["image/class/values"] = float_feature(*sample.values)
         return features
 
-    def _tell_class(self, name: str, known: ClassName) -> dict[str, Feature]:
-        """A synset says that labels count from 1, so a set whose labels do not has none, and whole names instead."""
-        if self._first == 0:
-            return {
-                "image/class/text": bytes_feature(encode_text(known.name)),
-                "image/filename": bytes_feature(encode_text(name)),
-            }
-        return {
-            "image/class/synset": bytes_feature(encode_text(known.name)),
-            "image/class/text": bytes_feature(encode_text(known.text)),
-            "image/filename": bytes_feature(encode_text(name.rpartition("/")[2])),
-        }
-
     def _detect(self, sample: Sample, number: int, seen: Look) -> dict[str, Feature]:
         boxes = sample.boxes
-        return {
+        features = {
             "image/fname": bytes_feature(encode_text(sample.name)),
             "image/encoded": bytes_feature(sample.image),
             "image/id": int64_feature(number if sample.id is None else sample.id),
             "image/shape": int64_feature(seen.height, seen.width, 3),
-            "image/object/label": int64_feature(*(box.label + self._first for box in boxes)),
-            "image/object/name": bytes_feature(
-                *(encode_text(find_class(self._classes, box.label).name) for box in boxes)
-            ),
+            "image/object/label": int64_feature(*(box.label + self._first_label for box in boxes)),
+            "image/object/name": bytes_feature(*(encode_text(self.find_class(box.label).name) for box in boxes)),
             "image/object/bbox": float_feature(*(edge for box in boxes for edge in box[1:5])),
             "image/object/is_crowd": int64_feature(*(int(box.crowd) for box in boxes)),
-            **make_areas(boxes, seen),
         }
+        if any(box.area is not None for box in boxes):  # in pixels, as TensorFlow's detection API has them
+            shares = ((b.right - b.left) * (b.bottom - b.top) if b.area is None else b.area for b in boxes)
+            features["image/object/area"] = float_feature(*(share * seen.width * seen.height for share in shares))
+        return features
 
     def sidecars(self, shard: Shard) -> tuple[str, ...]:
         # A reader's glob train-* shall not meet an index: ImageNet's lie in a folder of their own.
@@ -149,12 +137,16 @@ class TFRecordShard(ShardReader):
         found = Record(self.features(offset), self._where(offset))
         image = found.find_image()
         first, label = self.first_label(found.features), found.find_label()
-        kept = None if label is None or label < first else label - first
-        name = found.find_name(label, f"{self.path.name}-{offset}.{find_ending(image)}")
-        detect = "image/object/bbox" in found.features or label is None
+        name = next((text for key in NAMES if (text := found.find_text(key))), "")
+        name = name or f"{self.path.name}-{offset}.{find_ending(image)}"
+        synset = found.find_text("image/class/synset")
+        if synset and "/" not in name and label is not None:
+            name = f"{synset}/{name}"
         values = tuple(shorten(value) for value in found.find_numbers("image/class/values"))
         boxes, number = found.find_boxes(first, image), found.find_integer("image/id")
-        return Sample(name, image, None if detect else kept, boxes, values, number)
+        if label is None or label < first or "image/object/bbox" in found.features:
+            return Sample(name, image, None, boxes, values, number)
+        return Sample(name, image, label - first, boxes, values, number)
 
     def glance(self, offset: int) -> Glance:
         where = self._where(offset)
@@ -184,14 +176,6 @@ class TFRecordShard(ShardReader):
 
 def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
-
-
-def make_areas(boxes: Sequence[Box], seen: Look) -> dict[str, Feature]:
-    """Return the objects' areas in pixels, as TensorFlow's detection API has them; nothing where none is known."""
-    if all(box.area is None for box in boxes):
-        return {}
-    shares = ((b.right - b.left) * (b.bottom - b.top) if b.area is None else b.area for b in boxes)
-    return {"image/object/area": float_feature(*(share * seen.width * seen.height for share in shares))}
 
 
 class Record(NamedTuple):
@@ -240,12 +224,6 @@ class Record(NamedTuple):
         if feature is None or feature.kind != "bytes":
             return []
         return [value.decode("utf-8", "surrogateescape") for value in feature.values]
-
-    def find_name(self, label: int | None, fallback: str) -> str:
-        """Return the image's name, below its class where that is stated."""
-        base = next((text for name in NAMES if (text := self.find_text(name))), fallback)
-        synset = self.find_text("image/class/synset")
-        return f"{synset}/{base}" if synset and "/" not in base and label is not None else base
 
     def find_areas(self, count: int, image: bytes) -> list[float | None]:
         """Return the objects' areas as shares of the image's; None where the record has none."""

@@ -16,14 +16,13 @@ from made_archives import make_jpeg, read_files
 from made_coco import CATEGORIES, jpeg, make_instances, make_set, make_zips
 from made_pictures import busy, save
 from small_sets import check
-from trainstone.data.manifest import Manifest, check_files, read_manifest
+from trainstone.data.manifest import Manifest, check_files, read_manifest, sum_file
 from trainstone.data.parallel import Progress, lock_file
 from trainstone.data.plan import make_plan
 from trainstone.data.prepare import prepare as write_plan
 from trainstone.data.raw.coco import find_coco
 from trainstone.data.raw.prepare_coco import OFFICIAL, prepare_coco
 from trainstone.data.recognise import open_dataset
-from trainstone.data.shardfile import sum_file
 from trainstone.errors import DataError
 from trainstone.formats.coco import CocoAnnotation, CocoImage, Instances
 from trainstone.machine.ranks import Rank
