@@ -13,7 +13,7 @@ import torch
 
 from trainstone.config.schema import Config
 from trainstone.data.feeding.feed import Feed, Worker
-from trainstone.data.feeding.transform import make_transform
+from trainstone.data.feeding.transform import Transform
 from trainstone.data.generated.source import find_stored
 from trainstone.data.loader import Memory
 from trainstone.data.recognise import open_dataset
@@ -41,8 +41,7 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)
     look = WORKLOADS[config.workload].build_look(config, device)
-    transform = make_transform(config.augment, config.loader, config.data.image_size, train=False)
-    feed, worker = Feed(PictureSource(images), transform, config.seed), Worker()
+    feed, worker = Feed(PictureSource(images), Transform(config, train=False), config.seed), Worker()
     memory = Memory(1, config.data.image_size, "class", pinned=False)
     for index, image in enumerate(images):
         try:

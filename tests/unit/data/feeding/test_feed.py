@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from made_pictures import busy, make_samples, save
+from small_loaders import make_config
 from small_sets import SHARDS, Counting, Listed, flip, locate, make_set
-from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.feed import IGNORED, OVERHEAD_BYTES, SUBSTITUTES, Bad, Cache, Feed, Worker
 from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.transform import make_transform
+from trainstone.data.feeding.transform import Transform
 from trainstone.data.picture.decode import Region, look_sized
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, Sample, Source
@@ -26,8 +26,7 @@ BROKEN = Sample("broken.jpg", b"no picture", 1)
 
 
 def make_feed(source: Source, keeps: Any = "off", limit: int = 0, crop: Any = "area", **wishes: Any) -> Feed:
-    loader = LoaderConfig(cache=keeps, decode="exact", shrink=False)
-    transform = make_transform(AugmentConfig(crop=crop), loader, SIZE, train=True)
+    transform = Transform(make_config(SIZE, crop=crop, cache=keeps, decode="exact", shrink=False), train=True)
     return Feed(source, transform, 5, cache=Cache(keeps, limit), **wishes)
 
 

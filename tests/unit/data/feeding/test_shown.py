@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_pictures import save, save_sampled
+from small_loaders import make_config
 from small_sets import Listed
-from trainstone.config.schema import AugmentConfig, LoaderConfig
 from trainstone.data.feeding.crops import Crop, Window
 from trainstone.data.feeding.feed import IGNORED, NOTHING, Feed, Shown, Worker, list_boxes, pack
 from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.transform import make_transform
+from trainstone.data.feeding.transform import Transform
 from trainstone.data.picture.decode import decode_upper
 from trainstone.data.sample import Box, Sample
 
@@ -48,7 +48,7 @@ def find_rectangle(pixels: np.ndarray) -> np.ndarray:
 
 def show(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **augment: Any) -> list[Any]:
     """Pixels and boxes of a picture, epoch after epoch."""
-    transform = make_transform(AugmentConfig(**augment), LoaderConfig(), size, train=train)
+    transform = Transform(make_config(size, **augment), train=train)
     feed = Feed(Listed([Sample("drawn", data, boxes=boxes)]), transform, seed=1, num_classes=3, holds="boxes")
     seen = []
     for epoch in range(epochs):

@@ -1,6 +1,7 @@
-"""Each augmentation against its definition, and validation against Pillow's and OpenCV's own resizing."""
+"""Each augmentation against its definition, validation against Pillow's and OpenCV's resizing, colours as DALI."""
 
 import io
+import math
 from typing import Any
 
 import cv2
@@ -9,21 +10,21 @@ import pytest
 from PIL import Image
 
 from made_pictures import busy, mean_difference, save, smooth
-from trainstone.config.schema import AugmentConfig, LoaderConfig
+from small_loaders import make_config
 from trainstone.data.feeding.crops import Crop
 from trainstone.data.feeding.draws import make_key
-from trainstone.data.feeding.transform import Transform, View, find_part, make_transform, scale_edges
+from trainstone.data.feeding.transform import PLAIN, Colours, Transform, View, change_colours, find_part, scale_edges
 from trainstone.data.picture.decode import Region, Scratch, decode, decode_upper, look_sized
 from trainstone.data.sample import Box
 from trainstone.errors import ConfigError
 
 SIZE = 64
 SHAPES = [(500, 375), (300, 300), (7, 9), (73, 73), (3, 2_000), (2_000, 3), (641, 97)]
-EXACT = LoaderConfig(decode="exact", shrink=False)
+EXACT, FAST = {"decode": "exact", "shrink": False}, {"decode": "fast", "shrink": True}
 
 
-def make(train: bool = True, loader: LoaderConfig = EXACT, size: int = SIZE, **augment: Any) -> Transform:
-    return make_transform(AugmentConfig(**augment), loader, size, train=train)
+def make(train: bool = True, size: int = SIZE, **keys: Any) -> Transform:
+    return Transform(make_config(size, **{**EXACT, **keys}), train=train)
 
 
 def show(transform: Transform, data: bytes, key: int = 0, boxes: tuple[Box, ...] = ()) -> np.ndarray:
@@ -146,9 +147,9 @@ def test_the_part_is_that_of_the_pixels_really_cut(shrink: int):
 @pytest.mark.parametrize("resize", ["bilinear", "antialias"])
 def test_every_shape_of_picture_can_be_trained_on(width: int, height: int, crop: str, resize: str):
     data = save(smooth(width, height))
-    for loader in (EXACT, LoaderConfig()):
+    for loader in (EXACT, FAST):
         for key in range(2):
-            out = show(make(crop=crop, resize=resize, loader=loader), data, make_key(key))
+            out = show(make(crop=crop, resize=resize, **loader), data, make_key(key))
             assert out.std() < 110
             assert not (out == 99).all()
 
@@ -156,16 +157,16 @@ def test_every_shape_of_picture_can_be_trained_on(width: int, height: int, crop:
 @pytest.mark.parametrize(
     ("loader", "train", "expected"),
     [
-        (LoaderConfig(), True, (True, True)),
-        (LoaderConfig(), False, (False, False)),
-        (LoaderConfig(decode="exact"), True, (False, True)),
-        (LoaderConfig(shrink=False), True, (True, False)),
-        (LoaderConfig(cache="pixels"), True, (False, False)),
-        (LoaderConfig(cache="files"), True, (True, True)),
+        (FAST, True, (True, True)),
+        (FAST, False, (False, False)),
+        ({"decode": "exact", "shrink": True}, True, (False, True)),
+        ({"decode": "fast", "shrink": False}, True, (True, False)),
+        ({**FAST, "cache": "pixels"}, True, (False, False)),
+        ({**FAST, "cache": "files"}, True, (True, True)),
     ],
 )
-def test_shortcuts_are_for_training_without_kept_pixels(loader: LoaderConfig, train: bool, expected: tuple[bool, bool]):
-    transform = make(train, loader)
+def test_shortcuts_are_for_training_without_kept_pixels(loader: Any, train: bool, expected: tuple[bool, bool]):
+    transform = make(train, **loader)
     assert (transform.fast, transform.may_shrink) == expected
 
 
@@ -174,3 +175,61 @@ def test_the_shorter_side_grows_with_the_picture():
     assert make(val_shorter=64).shorter == 64
     with pytest.raises(ConfigError, match=r"augment\.val_shorter = 63"):
         make(val_shorter=63)
+
+
+COLOURS = {"saturation": (0.5, 1.5), "hue_degrees": (-0.5, 0.5), "contrast": (0.5, 1.5), "brightness": (0.875, 1.125)}
+
+
+def saturate(values: np.ndarray) -> np.ndarray:
+    return np.rint(values).clip(0, 255)
+
+
+def turn_hue(pixels: np.ndarray, saturation: float, degrees: float) -> np.ndarray:
+    """Hsv, colour by colour: to YIQ, turned and stretched, and back."""
+    red, green, blue = (pixels[..., channel].astype(np.float64) for channel in range(3))
+    y = 0.299 * red + 0.587 * green + 0.114 * blue
+    i = 0.596 * red - 0.274 * green - 0.321 * blue
+    q = 0.211 * red - 0.523 * green + 0.311 * blue
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    i, q = saturation * (cos * i + sin * q), saturation * (cos * q - sin * i)
+    return saturate(np.stack([y + 0.956 * i + 0.621 * q, y - 0.272 * i - 0.647 * q, y - 1.107 * i + 1.705 * q], axis=2))
+
+
+@pytest.mark.parametrize(
+    "colours",
+    [
+        PLAIN,
+        Colours(0.0, 0.0, 1.0, 1.0),
+        Colours(1.5, -0.5, 1.0, 1.0),
+        Colours(1.0, 90.0, 1.0, 1.0),
+        Colours(1.0, 0.0, 0.5, 1.125),
+        Colours(1.4, 0.3, 1.3, 0.9),
+    ],
+)
+def test_pixels_are_dalis(colours: Colours):
+    pixels = busy(97, 61)
+    expected = pixels.astype(np.float64)
+    if colours[:2] != PLAIN[:2]:
+        expected = turn_hue(pixels, colours.saturation, colours.hue_degrees)
+    expected = saturate(colours.brightness * (128 + colours.contrast * (expected - 128)))
+    batch = np.zeros((2, 61, 97, 3), np.uint8)
+    batch[1] = pixels
+    change_colours(batch[1], colours)
+    # OpenCV counts in fixed point: a level, which the contrast may stretch.
+    assert np.abs(batch[1] - expected).max() <= math.ceil(max(1.0, colours.contrast * colours.brightness))
+    assert (batch[1] == expected).mean() > 0.9
+    assert not batch[0].any()
+    assert (batch[1] == pixels).all() == (colours == PLAIN)
+
+
+def test_draws_are_spread_over_their_ranges_and_hang_on_the_key():
+    data = save(smooth(40, 40))
+    drawn = np.array([choose(make(**COLOURS), data, key).colours for key in range(3000)])
+    for column, (low, high) in enumerate(COLOURS.values()):
+        assert low <= drawn[:, column].min() < low + 0.02 * (high - low)
+        assert high - 0.02 * (high - low) < drawn[:, column].max() <= high
+        assert drawn[:, column].mean() == pytest.approx((low + high) / 2, abs=0.03 * (high - low))
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(4)).max() < 0.08
+    assert choose(make(**COLOURS, crop="centre"), data, 7).colours == tuple(drawn[7])
+    assert choose(make(), data, 7).colours is None
+    assert all(choose(make(**{name: (0.5, 0.9)}), data, 7).colours for name in COLOURS)
