@@ -1,17 +1,38 @@
-"""Whatever lies at a path is recognised, or refused with a hint: every storage, with and without a manifest."""
+"""Whatever lies at a path is recognised, or refused with a hint; the part that training or validation asks for."""
 
 import gzip
+import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from damage import real_data
 from made_archives import make_tar, write_files
-from small_sets import JPEGS, RECORDS, SHARDS, STORAGES, make_png, make_set, to_classify, to_detect
-from trainstone.data.recognise import HINT, name_split, open_dataset
-from trainstone.data.sample import DataSet, Sample
+from made_coco import make_instances
+from made_coco import make_set as make_coco
+from small_sets import (
+    BOXES,
+    CLASSES,
+    JPEGS,
+    RECORDS,
+    SHARDS,
+    STORAGES,
+    Listed,
+    make_png,
+    make_set,
+    to_classify,
+    to_detect,
+    write_set,
+)
+from trainstone.data.recognise import HINT, keep_boxed, name_split, open_dataset
+from trainstone.data.sample import Box, DataSet, PictureSource, Sample, Split
+from trainstone.data.splits import open_split
+from trainstone.data.storage.records import RecordSource
+from trainstone.data.storage.tfrecord import TFRecordShard
 from trainstone.errors import DataError
-from trainstone.formats.tfrecord import bytes_feature, encode_example, frame, int64_feature
+from trainstone.formats.tfrecord import bytes_feature, encode_example, float_feature, frame, int64_feature
 
 SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
 SLIM = {"image/encoded": bytes_feature(JPEGS[0])}
@@ -189,3 +210,119 @@ def test_the_folder_above_a_set_is_told_from_one(tmp_path: Path, storage: str):
         (root / "manifest.json").unlink()
     with pytest.raises(DataError, match=r"holds one in .*above/one"):
         open_dataset(tmp_path / "above")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_set(tmp_path_factory.mktemp("sets") / "both", "recordio", count=6, val=4)
+
+
+@pytest.mark.parametrize(("name", "count", "first"), [("train", 6, 0), ("val", 4, 6)])
+def test_splits_are_opened_by_name(both: Path, name: str, count: int, first: int):
+    opened = open_split(both, name)
+    assert opened.name == name
+    assert len(opened.source) == count
+    assert opened.source.read(0).image == to_classify(1, first)[0].image
+    assert opened.dataset.kind == "classify"
+    assert len(opened.dataset.classes) == 2
+
+
+def test_the_only_split_is_taken_whatever_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    root = make_set(tmp_path / "set", "recordio", count=6)
+    with caplog.at_level(logging.INFO):
+        opened = open_split(root, "val")
+    assert opened.name == "train"
+    assert len(opened.source) == 6
+    assert "has one split, train: took it for val" in caplog.text
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_pictures_without_a_box_are_left_out(tmp_path: Path, storage: str, caplog: pytest.LogCaptureFixture):
+    root = make_set(tmp_path / "set", storage, "detect", count=7)
+    every = open_split(root, "train").source
+    with caplog.at_level(logging.INFO):
+        boxed = open_split(root, "train", skip_empty=True).source
+    assert [len(every.read(n).boxes) for n in range(len(every))] == [0, 1, 2, 0, 1, 2, 0]
+    assert [boxed.read(n).name for n in range(len(boxed))] == [f"{n:04d}.jpg" for n in (1, 2, 4, 5)]
+    assert [boxed.read(n).id for n in range(len(boxed))] == [101, 102, 104, 105]
+    assert every.fingerprint() != boxed.fingerprint()
+    assert "3 pictures without a box are left out" in caplog.text
+
+
+def test_what_a_set_does_not_have_is_an_error_with_a_hint(tmp_path: Path, both: Path):
+    samples = [replace(sample, boxes=()) for sample in to_detect(3)]
+    found = DataSet("detect", "made up", CLASSES, [Split("train", Listed(samples))])
+    empty = write_set(tmp_path / "set", found, "wds")
+    for root, split, skip_empty, message, hint in (
+        (both, "test", False, "has no split test; there: train, val", "trainstone data info"),
+        (empty, "train", True, "none of 3 pictures has a box", "data.skip_empty=false"),
+        (both, "train", True, "is no set of boxes", "this recipe detects"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            open_split(root, split, skip_empty=skip_empty)
+        assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("name", "lacking", "other"), [("train", "train2017", "val"), ("val", "val2017", "train")])
+def test_no_other_split_is_taken_for_one_of_coco_whose_pictures_lack(
+    tmp_path: Path, name: str, lacking: str, other: str, caplog: pytest.LogCaptureFixture
+):
+    root = make_coco(tmp_path / "c", train2017=make_instances(5), val2017=make_instances(3))
+    shutil.rmtree(root / lacking)
+    reason = f"annotations/instances_{lacking}.json is there, {lacking}/ is not"
+    for asked in (name, lacking):
+        with pytest.raises(DataError) as told:
+            open_split(root, asked)
+        assert told.value.message == f"{root} has no pictures of split {asked}: {reason}"
+        assert "put the pictures into that folder" in str(told.value.hint)
+    assert "took it for" not in caplog.text
+    caplog.clear()
+    assert open_split(root, other).name == other
+    assert [record.message for record in caplog.records] == [f"{root}: {reason}: its pictures are left out"]
+    assert open_split(root, "test").name == other  # of test nothing is there: as with any other set
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> PictureSource:
+    write_files(tmp_path, {"a.jpg": JPEGS[0], "b ü.jpg": JPEGS[1], "empty.jpg": b""})
+    return PictureSource([tmp_path / "a.jpg", tmp_path / "b ü.jpg", tmp_path / "empty.jpg", tmp_path / "gone.jpg"])
+
+
+def test_pictures_have_neither_label_nor_boxes(pictures: PictureSource, tmp_path: Path):
+    assert len(pictures) == 4
+    assert pictures.read(1) == Sample("b ü.jpg", JPEGS[1])
+    assert pictures.name(3) == "gone.jpg"
+    assert pictures.where(0) == str(tmp_path / "a.jpg")
+
+
+def test_what_cannot_be_read_is_named(pictures: PictureSource, tmp_path: Path):
+    with pytest.raises(DataError, match=r"empty\.jpg is empty"):
+        pictures.read(2)
+    with pytest.raises(DataError, match=rf"cannot read {tmp_path}/gone\.jpg: No such file"):
+        pictures.read(3)
+
+
+class Broken(Listed):
+    def read(self, index: int) -> Sample:
+        if index == 1:
+            raise DataError("torn")
+        return super().read(index)
+
+
+def test_of_any_source_those_with_a_box_and_those_that_cannot_be_read():
+    samples = [Sample("empty", b""), Sample("broken", b""), Sample("box", b"", boxes=BOXES)]
+    outside = Sample("outside", b"", boxes=(Box(0, 1.0, 0.0, 1.5, 1.0),))
+    kept = keep_boxed(Broken([*samples, outside]))
+    assert [kept.name(number) for number in range(len(kept))] == ["broken", "box"]
+
+
+def test_a_record_whose_boxes_cannot_be_read_stays(tmp_path: Path):
+    path = tmp_path / "a.tfrecord"
+    edges = ((), (0.1, 0.2, 0.3), (0.1, 0.2, 0.3, 0.4))
+    features = [{"image/encoded": bytes_feature(JPEGS[0]), "image/object/bbox": float_feature(*four)} for four in edges]
+    path.write_bytes(b"".join(frame(encode_example(one)) for one in features))
+    kept = keep_boxed(RecordSource([path], TFRecordShard))
+    assert len(kept) == 2
+    with pytest.raises(DataError, match="3 numbers, no multiple of 4"):
+        kept.read(0)
+    assert kept.read(1).boxes == (Box(0, 0.1, 0.2, 0.3, 0.4),)
