@@ -5,7 +5,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -67,7 +67,7 @@ class Plan:
     classes: tuple[ClassName, ...]
     first_label: int
     splits: tuple[SplitPlan, ...]
-    treatment: Treatment = field(default_factory=Treatment)
+    treatment: Treatment
 
     @property
     def shards(self) -> list[Shard]:
@@ -77,12 +77,8 @@ class Plan:
     def split(self, name: str) -> SplitPlan:
         return next(split for split in self.splits if split.name == name)
 
-    def encoder(self) -> Encoder:
-        return ENCODERS[self.storage](self.kind, self.classes, self.first_label)
-
     def identity(self) -> str:
         """Return a checksum of everything that decides the bytes written."""
-        digest = hashlib.sha256()
         told = {
             "dataset": self.dataset,
             "kind": self.kind,
@@ -92,7 +88,7 @@ class Plan:
             "treatment": asdict(self.treatment),
             "splits": [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits],
         }
-        digest.update(json.dumps(told, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for split in self.splits:
             digest.update(hashlib.sha256(str(list(split.order[:1000])).encode()).digest())
         return digest.hexdigest()
@@ -146,7 +142,10 @@ def divide(split: str, records: int, count: int, storage: str, kind: str) -> tup
     """Return a split's files with the names and boundaries of im2rec, build_imagenet_data.py, create_tfrecord.py."""
     if storage == "folder":
         return (Shard(split, split, 0, records),)
-    bounds = tensorflow_bounds(records, count) if storage == "tfrecord" else even_bounds(records, count)
+    size = -(-records // count)  # im2rec's chunks: all as large as the first but the last
+    bounds = [(min(number * size, records), min((number + 1) * size, records)) for number in range(count)]
+    if storage == "tfrecord":
+        bounds = tensorflow_bounds(records, count)
     shards = []
     for number, (start, end) in enumerate(bounds):
         if storage == "recordio":
@@ -159,12 +158,6 @@ def divide(split: str, records: int, count: int, storage: str, kind: str) -> tup
             file = f"{TENSORFLOW_NAMES.get(split, split)}-{number:05d}-of-{count:05d}"
         shards.append(Shard(split, file, start, end))
     return tuple(shards)
-
-
-def even_bounds(records: int, count: int) -> list[tuple[int, int]]:
-    """im2rec's chunks: all as large as the first but the last."""
-    size = -(-records // count)
-    return [(min(i * size, records), min((i + 1) * size, records)) for i in range(count)]
 
 
 def tensorflow_bounds(records: int, count: int) -> list[tuple[int, int]]:

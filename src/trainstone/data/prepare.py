@@ -33,7 +33,7 @@ from trainstone.data.manifest import (
 )
 from trainstone.data.parallel import Progress, lock_file, map_in_order, open_pool
 from trainstone.data.picture.look import Look, look
-from trainstone.data.plan import Plan, Treatment
+from trainstone.data.plan import ENCODERS, Plan, Treatment
 from trainstone.data.sample import Sample, Source
 from trainstone.data.storage.boxfile import SUFFIX
 from trainstone.data.storage.records import Encoded, Encoder, Shard
@@ -189,7 +189,8 @@ def write_shards(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator
     total = sum(shard.end - shard.start for shard in mine)
     check_space(plan, target, mine)
     done = written = 0
-    encoder, phase = plan.encoder(), f"writing {target.name}"
+    phase = f"writing {target.name}"
+    encoder = ENCODERS[plan.storage](plan.kind, plan.classes, plan.first_label)
     processes = any(getattr(split.source, "is_drawn", False) for split in plan.splits)
     with open_pool(workers, processes=processes) as pool:
         for shard in mine:

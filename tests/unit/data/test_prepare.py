@@ -1,69 +1,69 @@
 """Plans are the originals' to the last file; preparation gives the same bytes however it is interrupted."""
 
-import io
 import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from command import LIMIT
 from made_archives import read_files
-from small_sets import JPEGS, RECORDS, SHARDS, Listed, check, flip, locate, make_set, to_classify, to_detect
+from small_sets import (
+    CLASSES,
+    JPEGS,
+    RECORDS,
+    SHARDS,
+    STORAGES,
+    Listed,
+    check,
+    flip,
+    locate,
+    make_png,
+    make_set,
+    to_classify,
+    to_detect,
+)
 from trainstone.data import prepare
 from trainstone.data.generated.source import GeneratedSource, generate
 from trainstone.data.manifest import read_manifest
 from trainstone.data.picture.look import look
-from trainstone.data.plan import Plan, Treatment, draw_order, even_bounds, make_plan, tensorflow_bounds
+from trainstone.data.plan import Plan, Treatment, divide, draw_order, make_plan, tensorflow_bounds
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, DataSet, Sample, Split
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 
-STORAGES = ("recordio", "tfrecord", "folder", "wds")
-PICTURES = [GeneratedSource("classify", "train", 6, 32, 32, 2).read(number) for number in range(6)]
 
-
-class MadeUp:
-    """Samples out of memory; reads in threads, and fails where it is told to."""
+class MadeUp(Listed):
+    """Samples out of memory that fail where they are told to."""
 
     def __init__(self, count: int, fail_at: int | None = None, error: Exception | None = None) -> None:
-        self.count = count
-        self.fail_at = fail_at
-        self.error = error or DataError("no such luck")
-
-    def __len__(self) -> int:
-        return self.count
+        super().__init__(to_classify(count))
+        self.fail_at, self.error = fail_at, error or DataError("no such luck")
 
     def read(self, index: int) -> Sample:
         if index == self.fail_at:
             raise self.error
-        return Sample(self.name(index), PICTURES[index % 6].image, index % 2)
-
-    def name(self, index: int) -> str:
-        return f"{'ab'[index % 2]}/{index:04d}.jpg"
-
-    def where(self, index: int) -> str:
-        return f"made-up picture {index}"
-
-    def fingerprint(self) -> str:
-        return f"made up {self.count}"
+        return super().read(index)
 
 
-def plan_for(storage: str, source: MadeUp, **wishes) -> Plan:
-    found = DataSet("classify", "made up", [ClassName("a"), ClassName("b")], [Split("train", source)], "made-up")
+def plan_for(storage: str, source: Listed, kind: str = "classify", **wishes) -> Plan:
+    found = DataSet(kind, "made up", CLASSES, [Split("train", source)], "made-up")
     return make_plan(found, storage, **wishes)
 
 
-def run(plan: Plan, target: Path, rank: Rank | None = None) -> None:
-    for _ in prepare.prepare(plan, target, rank or Rank(), 2):
+def run(plan: Plan, target: Path) -> Any:
+    """Write a plan; return the manifest."""
+    for _ in prepare.prepare(plan, target, Rank(), 2):
         pass
+    return read_manifest(target)
 
 
 KILLED = """
@@ -131,6 +131,11 @@ def damage(jpeg: bytes) -> bytes:
     return jpeg[: len(jpeg) * 2 // 3]
 
 
+def assert_sound(path: Path, count: int) -> None:
+    findings = check(path)
+    assert (findings.bad, findings.records) == ([], count)
+
+
 SKIP = Treatment(skip_bad=True)
 
 
@@ -139,17 +144,14 @@ def test_skip_drops_damaged_images_and_the_copy_verifies(tmp_path: Path, storage
     samples = to_classify(8)
     samples[2] = Sample(samples[2].name, damage(samples[2].image), 0)
     samples[5] = Sample(samples[5].name, samples[5].image, 7)  # no class has this number
-    found = DataSet("classify", "made up", [ClassName("a"), ClassName("b")], [Split("train", Listed(samples))])
     if storage in ("recordio", "wds"):  # the others cannot have such a label
-        run(make_plan(found, storage), tmp_path / "as it is")
+        run(plan_for(storage, Listed(samples)), tmp_path / "as it is")
         assert len(check(tmp_path / "as it is").bad) == 2
-    run(make_plan(found, storage, treatment=SKIP), tmp_path / "clean")
-    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 6)
-    manifest = read_manifest(tmp_path / "clean")
-    assert manifest is not None
+    manifest = run(plan_for(storage, Listed(samples), treatment=SKIP), tmp_path / "clean")
+    assert_sound(tmp_path / "clean", 6)
     assert {name for name, _ in manifest.shards[0].skipped} == {samples[2].name, samples[5].name}
     with pytest.raises(DataError, match="made with other options"):
-        run(make_plan(found, storage), tmp_path / "clean")
+        run(plan_for(storage, Listed(samples)), tmp_path / "clean")
 
 
 @pytest.mark.parametrize("storage", RECORDS)
@@ -161,10 +163,10 @@ def test_skip_resumes_behind_a_damaged_place_of_a_record_file(tmp_path: Path, st
     with pytest.raises(DataError):
         run(make_plan(open_dataset(source), "folder"), tmp_path / "set")
     run(make_plan(open_dataset(source, damaged=True), "folder", treatment=SKIP), tmp_path / "clean")
-    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 7)
+    assert_sound(tmp_path / "clean", 7)
     os.truncate(shard, places[6].offset + 20)
     run(make_plan(open_dataset(source, damaged=True), "folder", treatment=SKIP), tmp_path / "shorter")
-    assert (check(tmp_path / "shorter").bad, check(tmp_path / "shorter").records) == ([], 5)
+    assert_sound(tmp_path / "shorter", 5)
 
 
 def test_skip_drops_coco_entries_without_a_file(tmp_path: Path):
@@ -174,7 +176,7 @@ def test_skip_drops_coco_entries_without_a_file(tmp_path: Path):
     (source / "val/0009.jpg").unlink()
     before = read_files(source)
     run(make_plan(open_dataset(source, damaged=True), "folder", shuffle=False, treatment=SKIP), tmp_path / "clean")
-    assert (check(tmp_path / "clean").bad, check(tmp_path / "clean").records) == ([], 8)
+    assert_sound(tmp_path / "clean", 8)
     kept = open_dataset(tmp_path / "clean").splits[0].source
     assert [kept.name(n) for n in range(len(kept))] == [f"{n:04d}.jpg" for n in (0, 1, 3, 5, 6, 7)]
     assert [kept.read(n).boxes for n in range(6)] == [to_detect(8)[n].boxes for n in (0, 1, 3, 5, 6, 7)]
@@ -208,7 +210,7 @@ def test_a_second_writer_is_turned_away(tmp_path: Path):
 
 
 def test_a_bad_picture_ends_the_work_and_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match="made-up picture 7: no such luck") as caught:
+    with pytest.raises(DataError, match="listed 7: no such luck") as caught:
         run(plan_for("recordio", MadeUp(20, 7)), tmp_path)
     assert caught.value.hint is not None
     assert "--on-bad skip, into a new folder" in caught.value.hint
@@ -220,7 +222,7 @@ def test_pictures_are_resized_and_encoded_anew_if_asked(tmp_path: Path):
     for number in range(6):
         image = source.read(number).image
         assert look(image)[:3] == ("jpeg", 20, 20)
-        assert len(image) < len(PICTURES[number].image)
+        assert len(image) < len(JPEGS[number])
 
 
 def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path: Path):
@@ -235,68 +237,46 @@ def test_a_disk_that_is_too_small_is_told_beforehand(tmp_path: Path):
     ["", "/x", "../x", "a/../../x", "a//x", "a/", "./x", "a/./x", "x\0", "x" * 256, "..", ".x", "a/.b/c", "\udcff"],
 )
 def test_names_in_records_cannot_lead_out_of_the_folder(name: str, tmp_path: Path):
-    class Hostile(MadeUp):
-        def read(self, index: int) -> Sample:
-            return Sample(name, PICTURES[0].image, boxes=(), id=index)
-
-    found = DataSet("detect", "made up", [ClassName("a")], [Split("train", Hostile(1))])
     with pytest.raises(DataError, match="no name"):
-        run(make_plan(found, "folder"), tmp_path / "set")
+        run(plan_for("folder", Listed([Sample(name, JPEGS[0], id=0)]), "detect"), tmp_path / "set")
     assert not list(tmp_path.rglob("*.jpg"))
 
 
 def test_two_images_of_one_name_are_an_error_or_the_second_is_dropped(tmp_path: Path):
-    source = MadeUp(4)
-    source.name = lambda index: f"a/{index % 3}.jpg"  # type: ignore[method-assign]
+    source = Listed([Sample(f"a/{number % 3}.jpg", JPEGS[number], number % 2) for number in range(4)])
     with pytest.raises(DataError, match=r"a/0"):
         run(plan_for("wds", source, shuffle=False), tmp_path / "error")
-    run(plan_for("wds", source, shuffle=False, treatment=SKIP), tmp_path / "skip")
-    manifest = read_manifest(tmp_path / "skip")
-    assert manifest is not None
+    manifest = run(plan_for("wds", source, shuffle=False, treatment=SKIP), tmp_path / "skip")
     assert [name for name, _ in manifest.shards[0].skipped] == ["a/0.jpg"]
     assert manifest.splits[0].records == 3
 
 
 def test_a_picture_that_becomes_a_jpeg_is_called_so(tmp_path: Path):
-    class Pngs(MadeUp):
-        def read(self, index: int) -> Sample:
-            buffer = io.BytesIO()
-            Image.new("RGB", (30, 20)).save(buffer, "PNG")
-            return Sample(f"a/{index}.png", buffer.getvalue(), 0)
-
-    run(plan_for("folder", Pngs(3), treatment=Treatment(resize=10)), tmp_path / "small")
+    source = Listed([Sample(f"a/{number}.png", make_png(30, 20), 0) for number in range(3)])
+    run(plan_for("folder", source, treatment=Treatment(resize=10)), tmp_path / "small")
     assert sorted(path.name for path in (tmp_path / "small/train/a").iterdir()) == ["0.jpg", "1.jpg", "2.jpg"]
-    run(plan_for("folder", Pngs(3)), tmp_path / "same")
+    run(plan_for("folder", source), tmp_path / "same")
     assert sorted(path.name for path in (tmp_path / "same/train/a").iterdir()) == ["0.png", "1.png", "2.png"]
 
 
 def test_labels_that_are_no_numbers_are_refused(tmp_path: Path):
-    class Odd(MadeUp):
-        def read(self, index: int) -> Sample:
-            return Sample("x.jpg", PICTURES[0].image, values=(float("nan"),))
-
+    source = Listed([Sample("x.jpg", JPEGS[0], values=(float("nan"),))])
     with pytest.raises(DataError, match="has a label or a box that is no number"):
-        run(plan_for("recordio", Odd(1)), tmp_path)
+        run(plan_for("recordio", source), tmp_path)
 
 
 def test_what_cannot_even_be_named_is_skipped_by_its_place(tmp_path: Path):
-    source = MadeUp(4, 2)
+    class Nameless(MadeUp):
+        def name(self, index: int) -> str:
+            raise DataError("no name")
 
-    def refuse(index: int) -> str:
-        raise DataError("no name")
-
-    source.name = refuse  # type: ignore[method-assign]
-    source.read = lambda index: MadeUp(4, 2).read(index)  # type: ignore[method-assign]
-    run(plan_for("recordio", source, treatment=Treatment(skip_bad=True)), tmp_path)
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    assert manifest.shards[0].skipped == (("made-up picture 2", "no such luck"),)
+    manifest = run(plan_for("recordio", Nameless(4, 2), treatment=SKIP), tmp_path)
+    assert manifest.shards[0].skipped == (("listed 2", "no such luck"),)
 
 
 def make_drawn(train: int, val: int = 0, name: str = "imagenet", kind: str = "classify") -> DataSet:
-    found = generate(GeneratedSource(kind, "", 0, 32, 32, 2), {"train": train, "val": val})
-    splits = [Split(split.name, split.source) for split in found.splits if len(split.source)]
-    return DataSet(kind, "made up", found.classes, splits, name)
+    counts = {"train": train, "val": val} if val else {"train": train}
+    return replace(generate(GeneratedSource(kind, "", 0, 32, 32, 2), counts), name=name)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +289,8 @@ def test_records_are_shuffled_as_the_original_does(storage: str, kind: str, seed
     random.seed(seed)
     random.shuffle(shuffled)
     assert draw_order(100, storage, kind) == shuffled
+    limited = make_plan(make_drawn(100, 50, kind=kind), storage, limit=10)
+    assert list(limited.split("train").order) == shuffled[:10]
     assert draw_order(5, "recordio", None) == [0, 1, 2, 3, 4]
     assert draw_order(5, "folder", "classify") == [0, 1, 2, 3, 4]
 
@@ -329,29 +311,20 @@ def test_tfrecord_shards_have_the_originals_boundaries(records: int, shards: int
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
-@pytest.mark.parametrize("bounds", [even_bounds, tensorflow_bounds])
-def test_every_record_is_in_one_shard(bounds, count: int):
-    edges = bounds(100, count)
-    assert len(edges) == count
-    assert edges[0][0] == 0
-    assert edges[-1][1] == 100
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
+@pytest.mark.parametrize("storage", ["recordio", "tfrecord"])
+def test_every_record_is_in_one_shard(storage: str, count: int):
+    shards = divide("train", 100, count, storage, "classify")
+    assert (len(shards), shards[0].start, shards[-1].end) == (count, 0, 100)
+    assert all(before.end == after.start for before, after in itertools.pairwise(shards))
 
 
 def test_imagenet_gets_1024_and_128_files_with_the_originals_names():
     plan = make_plan(make_drawn(2000, 200), "tfrecord")
-    names = [shard.file for shard in plan.shards]
-    assert names[0] == "validation-00000-of-00128"  # written first, as there
-    assert names[127] == "validation-00127-of-00128"
-    assert names[128] == "train-00000-of-01024"
-    assert len(names) == 1024 + 128
+    names = [f"validation-{n:05d}-of-00128" for n in range(128)] + [f"train-{n:05d}-of-01024" for n in range(1024)]
+    assert [shard.file for shard in plan.shards] == names  # validation is written first, as there
     assert plan.first_label == 1
-
-
-def test_never_more_files_than_pictures():
-    assert [shard.file for shard in make_plan(make_drawn(3), "tfrecord").shards] == [
-        f"train-{number:05d}-of-00003" for number in range(3)
-    ]
+    few = make_plan(make_drawn(3), "tfrecord").shards  # never more files than pictures
+    assert [shard.file for shard in few] == [f"train-{number:05d}-of-00003" for number in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -367,11 +340,6 @@ def test_never_more_files_than_pictures():
 def test_names(storage: str, kind: str, shards: dict[str, int], names: list[str]):
     plan = make_plan(make_drawn(20, 5, name="mine", kind=kind), storage, shards=shards)
     assert [shard.file for shard in plan.shards] == names
-
-
-def test_a_limit_takes_the_first_of_the_shuffled_list():
-    plan = make_plan(make_drawn(100, 50), "recordio", limit=10)
-    assert list(plan.split("train").order) == draw_order(100, "recordio", "classify")[:10]
 
 
 def test_an_identity_changes_with_whatever_changes_the_bytes():
@@ -392,10 +360,5 @@ def test_an_identity_changes_with_whatever_changes_the_bytes():
 
 def test_classes_of_one_name_are_told_apart():
     names = [ClassName("crane", ""), ClassName("dog", "a dog"), ClassName("crane", "bird"), ClassName("crane")]
-    found = DataSet("classify", "", names, make_drawn(4).splits)
-    assert make_plan(found, "folder").classes == (
-        ("crane", ""),
-        ("dog", "a dog"),
-        ("crane-2", "bird"),
-        ("crane-3", "crane"),
-    )
+    apart = (("crane", ""), ("dog", "a dog"), ("crane-2", "bird"), ("crane-3", "crane"))
+    assert make_plan(replace(make_drawn(4), classes=names), "folder").classes == apart

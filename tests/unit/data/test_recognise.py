@@ -14,20 +14,19 @@ from made_coco import make_instances
 from made_coco import make_set as make_coco
 from small_sets import (
     BOXES,
-    CLASSES,
     JPEGS,
     RECORDS,
     SHARDS,
     STORAGES,
-    Listed,
+    Counting,
+    flip,
     make_png,
     make_set,
     to_classify,
     to_detect,
-    write_set,
 )
 from trainstone.data.recognise import HINT, keep_boxed, name_split, open_dataset
-from trainstone.data.sample import Box, DataSet, PictureSource, Sample, Split
+from trainstone.data.sample import Box, DataSet, PictureSource, Sample
 from trainstone.data.splits import open_split
 from trainstone.data.storage.records import RecordSource
 from trainstone.data.storage.tfrecord import TFRecordShard
@@ -54,17 +53,12 @@ def sizes(found: DataSet) -> dict[str, int]:
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("described", [True, False])
 def test_every_storage_is_opened_with_and_without_its_manifest(tmp_path: Path, storage: str, described: bool):
-    root = make_set(tmp_path / "set", storage, val=3)
-    boxed = make_set(tmp_path / "boxed", storage, "detect", 6, val=3)
-    if not described:
-        (root / "manifest.json").unlink()
-        (boxed / "manifest.json").unlink()
-    found = open_dataset(root)
+    found = open_dataset(make_set(tmp_path / "set", storage, val=3, described=described))
     assert (found.kind, found.storage, found.name) == ("classify", SHOWN[storage], "made-up" if described else "")
     assert (names(found), sizes(found)) == (["a", "b"], {"train": 8, "val": 3})
     assert found.first_label == (1 if storage == "tfrecord" else None)
     assert sorted(read_all(found), key=lambda s: s.name) == sorted(to_classify(8), key=lambda s: s.name)
-    found = open_dataset(boxed)
+    found = open_dataset(make_set(tmp_path / "boxed", storage, "detect", 6, val=3, described=described))
     assert (found.kind, found.storage) == ("detect", SHOWN[storage] if storage != "folder" else "COCO")
     assert names(found) == (["a", "b"] if described or storage in ("tfrecord", "folder") else ["0", "1"])
     assert read_all(found) == to_detect(6)
@@ -111,7 +105,7 @@ def test_what_cannot_be_opened_is_refused_with_a_hint(tmp_path: Path):
     write_files(tmp_path, {"x.bin": b"unknown", "empty/.keep": b"", "short.tar": b"\0", "named/train.rec": b"unknown"})
     write_files(tmp_path, {"x.tar": packed, "x.tfrecord": packed, "x.tfrecord.gz": packed})
     for name in ("mixed", "unfinished"):
-        (make_set(tmp_path / name, "recordio") / "manifest.json").unlink()
+        make_set(tmp_path / name, "recordio", described=False)
     (make_set(tmp_path / "w", "wds") / SHARDS["wds"]).rename(tmp_path / "mixed/val.tar")
     (tmp_path / "unfinished/.trainstone").mkdir()
     refused = {
@@ -191,12 +185,8 @@ def test_real_sets_are_recognised():
 
 
 def test_a_damaged_first_record_does_not_keep_a_set_shut(tmp_path: Path):
-    root = make_set(tmp_path / "set", "tfrecord", "detect")
-    (root / "manifest.json").unlink()
-    path = next(root.glob("*.tfrecord"))
-    data = bytearray(path.read_bytes())
-    data[12] = 0xFF  # the first byte of the first message
-    path.write_bytes(data)
+    root = make_set(tmp_path / "set", "tfrecord", "detect", described=False)
+    flip(next(root.glob("*.tfrecord")), 12)  # the first byte of the first message
     found = open_dataset(root)
     assert (found.kind, found.first_label) == ("detect", 1)
     with pytest.raises(DataError, match="byte 0"):
@@ -205,34 +195,20 @@ def test_a_damaged_first_record_does_not_keep_a_set_shut(tmp_path: Path):
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_the_folder_above_a_set_is_told_from_one(tmp_path: Path, storage: str):
-    root = make_set(tmp_path / "above/one", storage)
-    if storage != "folder":
-        (root / "manifest.json").unlink()
+    make_set(tmp_path / "above/one", storage, described=storage == "folder")
     with pytest.raises(DataError, match=r"holds one in .*above/one"):
         open_dataset(tmp_path / "above")
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_set(tmp_path_factory.mktemp("sets") / "both", "recordio", count=6, val=4)
-
-
-@pytest.mark.parametrize(("name", "count", "first"), [("train", 6, 0), ("val", 4, 6)])
-def test_splits_are_opened_by_name(both: Path, name: str, count: int, first: int):
-    opened = open_split(both, name)
-    assert opened.name == name
-    assert len(opened.source) == count
-    assert opened.source.read(0).image == to_classify(1, first)[0].image
-    assert opened.dataset.kind == "classify"
-    assert len(opened.dataset.classes) == 2
-
-
-def test_the_only_split_is_taken_whatever_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    root = make_set(tmp_path / "set", "recordio", count=6)
-    with caplog.at_level(logging.INFO):
-        opened = open_split(root, "val")
-    assert opened.name == "train"
-    assert len(opened.source) == 6
+def test_splits_are_opened_by_name_and_the_only_one_whatever_its_name(tmp_path: Path, caplog):
+    both = make_set(tmp_path / "both", "recordio", count=6, val=4)
+    for name, count, first in (("train", 6, 0), ("val", 4, 6)):
+        opened = open_split(both, name)
+        assert (opened.name, len(opened.source)) == (name, count)
+        assert opened.source.read(0).image == to_classify(1, first)[0].image
+        assert (opened.dataset.kind, len(opened.dataset.classes)) == ("classify", 2)
+    opened = open_split(make_set(tmp_path / "set", "recordio", count=6), "val")
+    assert (opened.name, len(opened.source)) == ("train", 6)
     assert "has one split, train: took it for val" in caplog.text
 
 
@@ -249,10 +225,9 @@ def test_pictures_without_a_box_are_left_out(tmp_path: Path, storage: str, caplo
     assert "3 pictures without a box are left out" in caplog.text
 
 
-def test_what_a_set_does_not_have_is_an_error_with_a_hint(tmp_path: Path, both: Path):
-    samples = [replace(sample, boxes=()) for sample in to_detect(3)]
-    found = DataSet("detect", "made up", CLASSES, [Split("train", Listed(samples))])
-    empty = write_set(tmp_path / "set", found, "wds")
+def test_what_a_set_does_not_have_is_an_error_with_a_hint(tmp_path: Path):
+    both = make_set(tmp_path / "both", "recordio", count=6, val=4)
+    empty = make_set(tmp_path / "set", "wds", "detect", [replace(sample, boxes=()) for sample in to_detect(3)])
     for root, split, skip_empty, message, hint in (
         (both, "test", False, "has no split test; there: train, val", "trainstone data info"),
         (empty, "train", True, "none of 3 pictures has a box", "data.skip_empty=false"),
@@ -282,38 +257,23 @@ def test_no_other_split_is_taken_for_one_of_coco_whose_pictures_lack(
     assert open_split(root, "test").name == other  # of test nothing is there: as with any other set
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> PictureSource:
+def test_pictures_have_neither_label_nor_boxes_and_what_cannot_be_read_is_named(tmp_path: Path):
     write_files(tmp_path, {"a.jpg": JPEGS[0], "b ü.jpg": JPEGS[1], "empty.jpg": b""})
-    return PictureSource([tmp_path / "a.jpg", tmp_path / "b ü.jpg", tmp_path / "empty.jpg", tmp_path / "gone.jpg"])
-
-
-def test_pictures_have_neither_label_nor_boxes(pictures: PictureSource, tmp_path: Path):
+    pictures = PictureSource([tmp_path / name for name in ("a.jpg", "b ü.jpg", "empty.jpg", "gone.jpg")])
     assert len(pictures) == 4
     assert pictures.read(1) == Sample("b ü.jpg", JPEGS[1])
     assert pictures.name(3) == "gone.jpg"
     assert pictures.where(0) == str(tmp_path / "a.jpg")
-
-
-def test_what_cannot_be_read_is_named(pictures: PictureSource, tmp_path: Path):
-    with pytest.raises(DataError, match=r"empty\.jpg is empty"):
-        pictures.read(2)
-    with pytest.raises(DataError, match=rf"cannot read {tmp_path}/gone\.jpg: No such file"):
-        pictures.read(3)
-
-
-class Broken(Listed):
-    def read(self, index: int) -> Sample:
-        if index == 1:
-            raise DataError("torn")
-        return super().read(index)
+    for number, told in ((2, r"empty\.jpg is empty"), (3, rf"cannot read {tmp_path}/gone\.jpg: No such file")):
+        with pytest.raises(DataError, match=told):
+            pictures.read(number)
 
 
 def test_of_any_source_those_with_a_box_and_those_that_cannot_be_read():
-    samples = [Sample("empty", b""), Sample("broken", b""), Sample("box", b"", boxes=BOXES)]
+    samples = [Sample("empty", b""), None, Sample("box", b"", boxes=BOXES)]
     outside = Sample("outside", b"", boxes=(Box(0, 1.0, 0.0, 1.5, 1.0),))
-    kept = keep_boxed(Broken([*samples, outside]))
-    assert [kept.name(number) for number in range(len(kept))] == ["broken", "box"]
+    kept = keep_boxed(Counting([*samples, outside]))
+    assert [kept.where(number) for number in range(len(kept))] == ["listed 1", "listed 2"]
 
 
 def test_a_record_whose_boxes_cannot_be_read_stays(tmp_path: Path):

@@ -8,27 +8,22 @@ import pytest
 
 from made_archives import write_files
 from small_sets import (
-    CLASSES,
     INDEXES,
     JPEGS,
     RECORDS,
     SHARDS,
     STORAGES,
-    Listed,
     check,
     flip,
     locate,
+    make_encoder,
     make_png,
     make_set,
     to_classify,
-    write_set,
     write_shard,
 )
 from trainstone.data.manifest import read_manifest, write_manifest
-from trainstone.data.sample import Box, DataSet, Sample, Split
-from trainstone.data.storage.recordio import RecordIOEncoder
-from trainstone.data.storage.tfrecord import TFRecordEncoder
-from trainstone.data.storage.wds import WdsEncoder
+from trainstone.data.sample import Box, Sample
 from trainstone.data.verify import Findings
 
 
@@ -41,10 +36,7 @@ def records(findings: Findings) -> list[tuple[int | None, int]]:
 @pytest.mark.parametrize("kind", ["classify", "detect"])
 @pytest.mark.parametrize("described", [True, False])
 def test_good_sets_are_good(tmp_path: Path, storage: str, kind: str, described: bool):
-    root = make_set(tmp_path / "set", storage, kind, 20, val=3)
-    if not described:
-        (root / "manifest.json").unlink()
-    findings = check(root)
+    findings = check(make_set(tmp_path / "set", storage, kind, 20, val=3, described=described))
     assert (findings.bad, findings.stale, findings.records) == ([], [], 23)
     assert findings.bytes >= sum(len(JPEGS[number % 6]) for number in range(20))
 
@@ -56,9 +48,8 @@ def test_a_picture_that_breaks_off_is_named_by_record_and_byte(tmp_path: Path, s
         Sample(s.name, s.image[:-200] + bytes(200) if n == number else s.image, s.label)
         for n, s in enumerate(to_classify(8))
     ]
-    encoders = {"recordio": RecordIOEncoder("classify"), "tfrecord": TFRecordEncoder("classify", CLASSES, 1)}
     path = tmp_path / SHARDS[storage]
-    spans = write_shard(path, encoders.get(storage, WdsEncoder("classify")), samples)
+    spans = write_shard(path, make_encoder(storage), samples)
     findings = check(path)
     (bad,) = findings.bad
     assert (bad.file, bad.record, bad.span) == (str(path), number, spans[number])
@@ -125,16 +116,14 @@ OUTSIDE = [Box(0, 0.5, 0.5, 1.5, 1.0), Box(0, -0.1, 0, 1, 1), Box(0, 0.5, 0.5, 0
 @pytest.mark.parametrize("box", OUTSIDE)
 def test_a_box_outside_its_picture_is_named(tmp_path: Path, storage: str, box: Box):
     samples = [Sample(f"{n}.jpg", JPEGS[n], boxes=(box,) if n == 1 else (), id=n) for n in range(3)]
-    write_set(tmp_path / "set", DataSet("detect", "", CLASSES, [Split("train", Listed(samples))]), storage)
-    (bad,) = check(tmp_path / "set").bad
+    (bad,) = check(make_set(tmp_path / "set", storage, "detect", samples)).bad
     assert (bad.record, bad.name) == (1, "1.jpg")
     assert bad.why.startswith("a box with edges ")
 
 
 @pytest.mark.parametrize("storage", RECORDS)
 def test_an_index_that_does_not_fit_is_told_and_its_records_are_good(tmp_path: Path, storage: str):
-    root = make_set(tmp_path / "set", storage)
-    (root / "manifest.json").unlink()
+    root = make_set(tmp_path / "set", storage, described=False)
     (root / INDEXES[storage]).write_bytes(b"no \xff index\n")
     findings = check(root)
     assert (findings.bad, findings.stale, findings.records) == ([], [root / INDEXES[storage]], 8)
@@ -179,8 +168,7 @@ def test_a_wrong_checksum_is_told_though_every_record_is_good(tmp_path: Path, st
 
 @pytest.mark.parametrize("damage", ["x\n", "0\t0\n", "0\tnan\tx.jpg\n"])
 def test_a_damaged_list_is_not_the_fault_of_every_record(tmp_path: Path, damage: str):
-    root = make_set(tmp_path / "set", "recordio")
-    (root / "manifest.json").unlink()
+    root = make_set(tmp_path / "set", "recordio", described=False)
     (root / "train.lst").write_text((root / "train.lst").read_text() + damage)
     (bad,) = check(root).bad
     assert bad.record is None
