@@ -11,23 +11,22 @@ import torch
 
 from made_pictures import busy, make_samples, save
 from small_loaders import Batch, make_loader, same, take
-from small_sets import CLASSES, Listed, write_set
+from small_sets import Listed, make_set
 from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.feeding.order import TrainOrder
 from trainstone.data.generated.source import GeneratedSource
 from trainstone.data.loader import STAGES, Loader
-from trainstone.data.sample import Box, ClassName, DataSet, Sample, Source, Split
+from trainstone.data.sample import Box, Sample, Source
 from trainstone.data.splits import open_split
 from trainstone.errors import DataError
 from trainstone.machine.ranks import Rank
 
-SIZE = 32
 SAMPLES = make_samples(21)
 NUMBERED = Listed([Sample(sample.name, sample.image, number) for number, sample in enumerate(SAMPLES)])
 
 
 def make(source: Source | None = None, **wishes: Any) -> Loader:
-    return make_loader(Listed(SAMPLES) if source is None else source, **{"image_size": SIZE, **wishes})
+    return make_loader(Listed(SAMPLES) if source is None else source, **wishes)
 
 
 def join(ranks: list[list[Batch]]) -> list[Batch]:
@@ -229,32 +228,23 @@ def test_batches_to_validate_with_tell_all_of_each_picture_once():
 
 @pytest.mark.parametrize("holds", ["boxes", "truth"])
 def test_the_same_whatever_the_threads_and_the_first_step(holds: str):
-    steps = 3
-    alone = take(make_boxed(holds=holds, threads=1, prefetch=1), steps)
-    assert same(alone, take(make_boxed(holds=holds, threads=5), steps))
+    alone = take(make_boxed(holds=holds, threads=1, prefetch=1), 3)
+    assert same(alone, take(make_boxed(holds=holds, threads=5), 3))
     assert same(alone[2:], take(make_boxed(holds=holds, first_step=2), 1))
-    if holds == "boxes":
-        for cache in ("files", "pixels"):
-            plain = {"shrink": False, "decode": "exact"}
-            assert same(take(make_boxed(**plain), 6), take(make_boxed(cache=cache, **plain), 6))
-
-
-@pytest.fixture(scope="module")
-def scenes() -> DataSet:
-    """Drawn scenes, which have boxes, and some without."""
-    source = GeneratedSource("detect", "train", 8, 96, 64, 3)
-    samples = [source.read(number) for number in range(8)]
-    plain = [Sample("empty.jpg", save(busy(96, 64)), id=77)]
-    return DataSet("detect", "drawn", [ClassName(name) for name in "abc"], [Split("train", Listed(samples + plain))])
+    plain = {"shrink": False, "decode": "exact"}
+    for cache in ("files", "pixels") if holds == "boxes" else ():
+        assert same(take(make_boxed(**plain), 6), take(make_boxed(cache=cache, **plain), 6))
 
 
 @pytest.mark.parametrize("holds", ["boxes", "truth"])
 @pytest.mark.parametrize("storage", ["tfrecord", "recordio", "wds"])
-def test_every_storage_gives_the_same_batches(tmp_path: Path, scenes: DataSet, storage: Any, holds: str):
-    split = "train"
-    folder = open_split(write_set(tmp_path / "coco", scenes, "folder"), split).source
-    records = open_split(write_set(tmp_path / "records", scenes, storage), split).source
-    one, other = (take(make_boxed(source, holds, num_classes=3), 3) for source in (folder, records))
+def test_every_storage_gives_the_same_batches(tmp_path: Path, storage: Any, holds: str):
+    drawn = GeneratedSource("detect", "train", 8, 96, 64, 2)
+    samples = [*(drawn.read(number) for number in range(8)), Sample("empty.jpg", save(busy(96, 64)), id=77)]
+    one, other = (
+        take(make_boxed(open_split(make_set(tmp_path / kind, kind, "detect", samples), "train").source, holds), 3)
+        for kind in ("folder", storage)
+    )
     for left, right in zip(one, other, strict=True):
         assert torch.equal(left[0], right[0])
         assert torch.equal(left[2], right[2])
@@ -268,9 +258,8 @@ def test_every_storage_gives_the_same_batches(tmp_path: Path, scenes: DataSet, s
 def test_a_known_area_is_told_from_folder_and_records(tmp_path: Path):
     boxes = (Box(0, 0.25, 0.25, 0.75, 0.75, area=0.125), Box(1, 0.0, 0.0, 0.5, 0.5))
     sample = Sample("a.jpg", save(busy(WIDTH, HEIGHT)), boxes=boxes, id=1)
-    found = DataSet("detect", "made up", CLASSES, [Split("val", Listed([sample]))])
     for storage, known in (("folder", True), ("tfrecord", True), ("wds", True), ("recordio", False)):
-        source = open_split(write_set(tmp_path / storage, found, storage), "val").source
+        source = open_split(make_set(tmp_path / storage, storage, "detect", [sample]), "train").source
         (batch,) = take(make_boxed(source, "truth"))
         assert batch[4][0, :2].tolist() == pytest.approx([320 if known else 640, 640], rel=1e-5), storage
 
@@ -308,16 +297,10 @@ def test_boxes_outside_are_cut_or_left_out_with_one_warning(caplog):
         assert (next(loader)[2] != IGNORED).sum() == 4
 
 
-def coco_without_a_picture(root: Path) -> Source:
-    found = DataSet("detect", "made up", CLASSES, [Split("train", Listed(sample_boxes(COUNTS)))])
-    write_set(root, found, "folder")
-    (root / "train/0002.jpg").unlink()
-    (root / "manifest.json").unlink()
-    return open_split(root, "train").source
-
-
 def test_annotations_of_a_missing_picture_stop_or_are_counted(tmp_path: Path, caplog):
-    source = coco_without_a_picture(tmp_path / "set")
+    root = make_set(tmp_path / "set", "folder", "detect", sample_boxes(COUNTS), described=False)
+    (root / "train/0002.jpg").unlink()
+    source = open_split(root, "train").source
     with (
         make_boxed(source, "truth") as loader,
         pytest.raises(DataError, match=r"cannot read .*0002\.jpg: No such file") as told,
