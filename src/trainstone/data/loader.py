@@ -166,8 +166,8 @@ class Loader:
     def stages(self) -> Stages:
         """Sum up what the threads did so far; batch is all that is neither reading, decoding nor resizing."""
         workers = self._ring.workers
-        seconds = zip(*((each.read_seconds, each.decode_seconds, each.resize_seconds) for each in workers), strict=True)
-        spent = [sum(stage) for stage in seconds]
+        kinds = ("read_seconds", "decode_seconds", "resize_seconds")
+        spent = [sum(getattr(worker, kind) for worker in workers) for kind in kinds]
         now = time.perf_counter()
         # Threads that are waiting now have not added that yet.
         waited = sum(worker.waited_until(now) for worker in workers)

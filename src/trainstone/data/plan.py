@@ -108,7 +108,10 @@ def make_plan(
     splits = []
     for split in found.splits:
         order = draw_order(len(split.source), storage, found.kind if shuffle else None)[:limit]
-        count = (shards or {}).get(split.name) or default_shards(found.name, split.name, storage, len(order))
+        count = 1 if storage in ("recordio", "folder") else math.ceil(len(order) / RECORDS_PER_SHARD)
+        if storage in ("tfrecord", "wds") and found.name == "imagenet":
+            count = IMAGENET_SHARDS.get(split.name, 1)
+        count = (shards or {}).get(split.name) or count
         files = divide(split.name, len(order), max(1, min(count, len(order))), storage, found.kind)
         splits.append(SplitPlan(split.name, split.source, order, files))
     if first_label is None:
@@ -128,14 +131,6 @@ def draw_order(count: int, storage: str, kind: str | None) -> list[int]:
     if kind is not None and storage in SHUFFLE_SEEDS:
         random.Random(SHUFFLE_SEEDS[storage][kind]).shuffle(order)
     return order
-
-
-def default_shards(dataset: str, split: str, storage: str, records: int) -> int:
-    if storage in ("recordio", "folder"):
-        return 1
-    if dataset == "imagenet":
-        return IMAGENET_SHARDS.get(split, 1)
-    return math.ceil(records / RECORDS_PER_SHARD)
 
 
 def divide(split: str, records: int, count: int, storage: str, kind: str) -> tuple[Shard, ...]:

@@ -146,8 +146,17 @@ def prepare(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Prog
     if is_finished(target, identity):
         shutil.rmtree(target / WORK, ignore_errors=True)
         return
+    work = target / WORK
     try:
-        begin(target, identity)
+        target.mkdir(parents=True, exist_ok=True)
+        if not work.exists() and any(target.iterdir()) and not is_finished(target, identity):
+            raise DataError(f"{target} is not empty", hint="choose an empty or a new folder")
+        work.mkdir(exist_ok=True)
+        started = work / "plan"  # by an interrupted run of the same plan
+        if started.exists() and started.read_text() != identity:
+            hint = f"finish it with that command, or remove {target}"
+            raise DataError(f"{target} holds unfinished work of another command", hint=hint)
+        write_atomically(started, identity)
         yield from write_shards(plan, target, rank, workers)
         conclude(plan, target, identity)
     except OSError as err:
@@ -168,20 +177,6 @@ def is_finished(target: Path, identity: str) -> bool:
         raise DataError(f"{target} already holds another data set, or the same made with other options", hint=hint)
     check_files(target, manifest)
     return True
-
-
-def begin(target: Path, identity: str) -> None:
-    """Make the work folder, or find the one that an interrupted run of the same plan left."""
-    work = target / WORK
-    target.mkdir(parents=True, exist_ok=True)
-    if not work.exists() and any(target.iterdir()) and not is_finished(target, identity):
-        raise DataError(f"{target} is not empty", hint="choose an empty or a new folder")
-    work.mkdir(exist_ok=True)
-    started = work / "plan"
-    if started.exists() and started.read_text() != identity:
-        hint = f"finish it with that command, or remove {target}"
-        raise DataError(f"{target} holds unfinished work of another command", hint=hint)
-    write_atomically(started, identity)
 
 
 def write_shards(plan: Plan, target: Path, rank: Rank, workers: int) -> Iterator[Progress]:

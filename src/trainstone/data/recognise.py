@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -186,18 +186,14 @@ def name_classes(sources: Sequence[RecordSource]) -> tuple[ClassName, ...]:
                     raise DataError(f"{source.where(index)}: label {label} is no class number")
                 if label not in names or not names[label].name:
                     names[label] = known
-    listed = read_labels_file({path.parent for source in sources for path in source.paths})
+    listed: dict[int, str] = {}  # in a labels.txt beside the records: TF-Slim's `0:daisy`, one a line
+    folders = {path.parent for source in sources for path in source.paths}
+    files = [path for folder in folders for path in folder.glob("*labels.txt") if path.is_file()]
+    if len(files) == 1 and files[0].stat().st_size <= MAX_LABELS_BYTES:
+        pairs = [line.split(":", 1) for line in files[0].read_text("utf-8", "replace").splitlines() if ":" in line]
+        listed = {int(number): name.strip() for number, name in pairs if number.isdecimal() and len(number) < 8}
     found = [names.get(label, ClassName("")) for label in range(max(names, default=-1) + 1)]
     return tuple(known if known.name else ClassName(listed.get(label, str(label))) for label, known in enumerate(found))
-
-
-def read_labels_file(folders: Collection[Path]) -> dict[int, str]:
-    """Return the names in a labels.txt beside the records: TF-Slim's `0:daisy`, one a line."""
-    files = [path for folder in folders for path in folder.glob("*labels.txt") if path.is_file()]
-    if len(files) != 1 or files[0].stat().st_size > MAX_LABELS_BYTES:
-        return {}
-    pairs = [line.split(":", 1) for line in files[0].read_text("utf-8", "replace").splitlines() if ":" in line]
-    return {int(number): name.strip() for number, name in pairs if number.isdecimal() and len(number) < 8}
 
 
 def open_records(files: Mapping[str, Sequence[Path]], manifest: Manifest, source: type[RecordSource]) -> DataSet:

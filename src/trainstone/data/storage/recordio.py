@@ -78,9 +78,16 @@ class RecordIOShard(ShardReader):
     def _record(self, offset: int) -> tuple[recordio.ImageRecord, tuple[Box, ...] | None]:
         where = f"{self.path}, record at byte {offset}"
         record = recordio.unpack_image(self.file.read(offset), where)
-        if record.vector and is_detection(record.labels):
-            return record, read_boxes(record.labels, where)
-        return record, None
+        if not record.vector or not is_detection(record.labels):
+            return record, None
+        boxes, (head, width) = list[Box](), map(int, record.labels[:2])
+        for start in range(head, len(record.labels), width):
+            label, left, top, right, bottom = (shorten(value) for value in record.labels[start : start + 5])
+            if not np.isfinite([label, left, top, right, bottom]).all() or label < 0 or not label.is_integer():
+                raise DataError(f"{where}: a box with class {label} and edges {left}, {top}, {right}, {bottom}")
+            crowd = width > 5 and record.labels[start + 5] == 1
+            boxes.append(Box(int(label), left, top, right, bottom, crowd))
+        return record, tuple(boxes)
 
     def read(self, offset: int) -> Sample:
         record, boxes = self._record(offset)
@@ -130,15 +137,3 @@ def is_detection(labels: tuple[float, ...]) -> bool:
         return False
     head, width = int(labels[0]), int(labels[1])
     return 2 <= head <= len(labels) and width >= 5 and (len(labels) - head) % width == 0
-
-
-def read_boxes(labels: tuple[float, ...], where: str) -> tuple[Box, ...]:
-    head, width = int(labels[0]), int(labels[1])
-    found = []
-    for start in range(head, len(labels), width):
-        label, left, top, right, bottom = (shorten(value) for value in labels[start : start + 5])
-        if not np.isfinite([label, left, top, right, bottom]).all() or label < 0 or not label.is_integer():
-            raise DataError(f"{where}: a box with class {label} and edges {left}, {top}, {right}, {bottom}")
-        crowd = width > 5 and labels[start + 5] == 1
-        found.append(Box(int(label), left, top, right, bottom, crowd))
-    return tuple(found)

@@ -225,20 +225,6 @@ class Record(NamedTuple):
             return []
         return [value.decode("utf-8", "surrogateescape") for value in feature.values]
 
-    def find_areas(self, count: int, image: bytes) -> list[float | None]:
-        """Return the objects' areas as shares of the image's; None where the record has none."""
-        areas = self.find_numbers("image/object/area")
-        if len(areas) not in (0, count):
-            raise DataError(f"{self.where}: {len(areas)} areas of {count} boxes")
-        try:
-            seen = look(image) if areas else None
-        except DataError:  # decoding it will report it
-            seen = None
-        if seen is None:
-            return [None] * count
-        pixels = max(1, seen.width * seen.height)
-        return [shorten(area) / pixels if area >= 0 else None for area in areas]
-
     def find_boxes(self, first: int, image: bytes = b"") -> tuple[Box, ...]:
         """Return the boxes: four lists of edges, or one flat list; classes and, with the image, areas if stated."""
         flat = self.find_numbers("image/object/bbox")
@@ -249,7 +235,15 @@ class Record(NamedTuple):
         crowd = self.find_numbers("image/object/is_crowd")
         if {*map(len, edges)} != {count} or not {len(labels), len(crowd)} <= {0, count}:
             raise DataError(f"{self.where}: boxes with unlike numbers of edges, classes or crowd marks")
-        areas = self.find_areas(count, image) if image else [None] * count
+        stated = self.find_numbers("image/object/area") if image else []
+        if len(stated) not in (0, count):
+            raise DataError(f"{self.where}: {len(stated)} areas of {count} boxes")
+        areas: list[float | None] = [None] * count
+        with contextlib.suppress(DataError):  # of a damaged image, which decoding will report
+            if stated:
+                seen = look(image)
+                pixels = max(1, seen.width * seen.height)
+                areas = [shorten(area) / pixels if area >= 0 else None for area in stated]
         boxes = zip(labels or [first] * count, zip(*edges, strict=True), crowd or [0] * count, areas, strict=True)
         return tuple(make_box(n - first, [shorten(edge) for edge in four], mark, area) for n, four, mark, area in boxes)
 
