@@ -43,14 +43,20 @@ def make_png(width: int = 5, height: int = 3) -> bytes:
 
 
 class Listed:
+    """A source of given samples that counts how many are read; None is a record that cannot be read."""
+
     def __init__(self, samples: Sequence[Any]) -> None:
-        self.samples = list(samples)
+        self.samples, self.reads = list(samples), 0
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def read(self, index: int) -> Sample:
-        return self.samples[index]
+        self.reads += 1
+        sample = self.samples[index]
+        if sample is None:
+            raise DataError(f"{self.where(index)}: wrong checksum")
+        return sample
 
     def name(self, index: int) -> str:
         return self.samples[index].name
@@ -60,19 +66,6 @@ class Listed:
 
     def fingerprint(self) -> str:
         return " ".join(f"{sample.name!a} {len(sample.image)}" for sample in self.samples)
-
-
-class Counting(Listed):
-    """A source of given samples that counts how many are read; None is a record that cannot be read."""
-
-    reads = 0
-
-    def read(self, index: int) -> Sample:
-        self.reads += 1
-        sample = self.samples[index]
-        if sample is None:
-            raise DataError(f"{self.where(index)}: wrong checksum")
-        return sample
 
 
 def to_classify(count: int, first: int = 0) -> list[Sample]:

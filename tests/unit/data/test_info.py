@@ -1,14 +1,13 @@
 """What is found out about a data set, and that nothing in it can stop the finding."""
 
 import base64
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hostile import EVIL, hidden
-from small_sets import Counting
+from small_sets import Listed
 from trainstone.data.generated.source import GeneratedSource, generate
 from trainstone.data.info import summarise
 from trainstone.data.picture.decode import decode, encode_jpeg
@@ -18,7 +17,7 @@ from trainstone.data.storage.records import Glance
 from trainstone.errors import DataError
 
 
-class Telling(Counting):
+class Telling(Listed):
     """One that knows its labels without reading, as record files do."""
 
     paths = (Path(__file__),)
@@ -36,10 +35,9 @@ def picture(width: int = 20, height: int = 10) -> bytes:
     return encode_jpeg(np.full((height, width, 3), 90, np.uint8), 90)
 
 
-def classify(source: Counting, classes: int = 3) -> DataSet:
-    return DataSet(
-        "classify", "RecordIO", [ClassName(f"n{n}", f"thing {n}") for n in range(classes)], [Split("train", source)]
-    )
+def make(source: Listed, kind: str = "classify") -> DataSet:
+    classes = [ClassName(f"n{n}", f"thing {n}") for n in range(3)]
+    return DataSet(kind, "RecordIO", classes, [Split("train", source)])
 
 
 def test_generated_pictures_are_counted_looked_at_and_shown():
@@ -64,7 +62,7 @@ def test_generated_pictures_are_counted_looked_at_and_shown():
 
 def test_labels_are_counted_without_reading_where_the_source_can_tell():
     source = Telling([Sample(f"{n}.jpg", picture(), label=n % 3) for n in range(90)])
-    told = summarise(classify(source), samples=3, looked_at=10)
+    told = summarise(make(source), samples=3, looked_at=10)
     assert told.splits[0].class_counts == [30, 30, 30]
     assert source.reads == 13
     assert told.splits[0].shards == 1
@@ -74,18 +72,17 @@ def test_labels_are_counted_without_reading_where_the_source_can_tell():
 
 def test_labels_without_a_class_are_counted_apart():
     labels = [0, 7, None, -1, 2, 2**40]
-    source = Counting([Sample("a.jpg", picture(), label=label) for label in labels])
-    split = summarise(classify(source)).splits[0]
+    source = Listed([Sample("a.jpg", picture(), label=label) for label in labels])
+    split = summarise(make(source)).splits[0]
     assert split.class_counts == [1, 0, 1]
     assert (split.outside, split.unlabelled) == (2, 2)
 
 
-@pytest.mark.parametrize("kind", [Counting, Telling])
-def test_boxes_are_counted_in_all_records_or_in_those_read(kind: type[Counting]):
+@pytest.mark.parametrize("kind", [Listed, Telling])
+def test_boxes_are_counted_in_all_records_or_in_those_read(kind: type[Listed]):
     boxes = (Box(0, 0, 0, 0.5, 0.5), Box(2, 0.5, 0.5, 1, 1))
     source = kind([Sample(f"{n}.jpg", picture(), boxes=boxes[: n % 3], id=n) for n in range(60)])
-    found = replace(classify(source), kind="detect")
-    split = summarise(found, samples=4, looked_at=20).splits[0]
+    split = summarise(make(source, "detect"), samples=4, looked_at=20).splits[0]
     counted = 60 if kind is Telling else 20
     assert split.counted == counted
     assert split.boxes is not None
@@ -96,18 +93,11 @@ def test_boxes_are_counted_in_all_records_or_in_those_read(kind: type[Counting])
         assert split.class_counts == [40, 0, 20]
 
 
-@pytest.mark.parametrize("kind", [Counting, Telling])
-def test_bad_pictures_are_listed_with_place_and_reason(kind: type[Counting]):
+@pytest.mark.parametrize("kind", [Listed, Telling])
+def test_bad_pictures_are_listed_with_place_and_reason(kind: type[Listed]):
     good = picture()
-    source = kind(
-        [
-            Sample("0.jpg", good, label=0),
-            None,
-            Sample("2.jpg", b"<html>not found", label=1),
-            Sample("3.jpg", good[:-2], label=2),
-        ]
-    )
-    told = summarise(classify(source))
+    bad = [None, Sample("2.jpg", b"<html>not found", label=1), Sample("3.jpg", good[:-2], label=2)]
+    told = summarise(make(kind([Sample("0.jpg", good, label=0), *bad])))
     split = told.splits[0]
     assert split.num_bad == 3
     assert [(bad.where, bad.why.split(":")[0]) for bad in split.bad] == [
@@ -125,8 +115,8 @@ def test_samples_are_small_jpegs_with_clipped_boxes():
         Box(9, 0.9, 0.9, 0.1, 0.1),
         Box(0, float("nan"), 0, 1, 1),
     )
-    source = Counting([Sample("a.jpg", picture(400, 100), boxes=boxes)])
-    (sample,) = summarise(replace(classify(source), kind="detect")).samples
+    source = Listed([Sample("a.jpg", picture(400, 100), boxes=boxes)])
+    (sample,) = summarise(make(source, "detect")).samples
     image = base64.b64decode(sample.jpeg_base64)
     assert look(image)[:3] == ("jpeg", 160, 40) == ("jpeg", sample.width, sample.height)
     assert decode(image).mean() == pytest.approx(90, abs=2)

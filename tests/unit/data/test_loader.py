@@ -285,13 +285,12 @@ def test_boxes_outside_are_cut_or_left_out_with_one_warning(caplog):
         *(Box(1, *[math.nan if n == at else 0.5 * (n > 1) for n in range(4)]) for at in range(4)),
     )
     sample = Sample("odd.jpg", save(busy(WIDTH, HEIGHT)), boxes=odd)
-    with make_boxed(Listed([sample] * 9), "truth", threads=1) as loader:
-        batches = [tuple(part.clone() for part in batch) for batch in loader]
-    for batch in batches[:2]:
-        assert batch[2][:, 0].tolist() == [0] * 4
-        assert (batch[2][:, 1:] == IGNORED).all()
-        assert batch[1][0, 0].tolist() == [0.0, 0.25, 0.5, 1.0]
-        assert batch[4][0, 0] == pytest.approx(0.5 * 0.75 * WIDTH * HEIGHT)
+    batches = take(make_boxed(Listed([sample] * 9), "truth", threads=1))
+    for _, boxes, labels, _, areas, _ in batches[:2]:
+        assert labels[:, 0].tolist() == [0] * 4
+        assert (labels[:, 1:] == IGNORED).all()
+        assert boxes[0, 0].tolist() == [0.0, 0.25, 0.5, 1.0]
+        assert areas[0, 0] == pytest.approx(0.5 * 0.75 * WIDTH * HEIGHT)
     assert caplog.text.count("first in listed 0") == 1
     with make_boxed(Listed([sample]), crop="overlap") as loader:
         assert (next(loader)[2] != IGNORED).sum() == 4

@@ -18,7 +18,7 @@ from small_sets import (
     RECORDS,
     SHARDS,
     STORAGES,
-    Counting,
+    Listed,
     flip,
     make_png,
     make_set,
@@ -272,7 +272,7 @@ def test_pictures_have_neither_label_nor_boxes_and_what_cannot_be_read_is_named(
 def test_of_any_source_those_with_a_box_and_those_that_cannot_be_read():
     samples = [Sample("empty", b""), None, Sample("box", b"", boxes=BOXES)]
     outside = Sample("outside", b"", boxes=(Box(0, 1.0, 0.0, 1.5, 1.0),))
-    kept = keep_boxed(Counting([*samples, outside]))
+    kept = keep_boxed(Listed([*samples, outside]))
     assert [kept.where(number) for number in range(len(kept))] == ["listed 1", "listed 2"]
 
 

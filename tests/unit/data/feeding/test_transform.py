@@ -196,18 +196,10 @@ def turn_hue(pixels: np.ndarray, saturation: float, degrees: float) -> np.ndarra
 
 
 @pytest.mark.parametrize(
-    "colours",
-    [
-        PLAIN,
-        Colours(0.0, 0.0, 1.0, 1.0),
-        Colours(1.5, -0.5, 1.0, 1.0),
-        Colours(1.0, 90.0, 1.0, 1.0),
-        Colours(1.0, 0.0, 0.5, 1.125),
-        Colours(1.4, 0.3, 1.3, 0.9),
-    ],
+    "numbers", [PLAIN, (0, 0, 1, 1), (1.5, -0.5, 1, 1), (1, 90, 1, 1), (1, 0, 0.5, 1.125), (1.4, 0.3, 1.3, 0.9)]
 )
-def test_pixels_are_dalis(colours: Colours):
-    pixels = busy(97, 61)
+def test_pixels_are_dalis(numbers: tuple[float, ...]):
+    pixels, colours = busy(97, 61), Colours(*map(float, numbers))
     expected = pixels.astype(np.float64)
     if colours[:2] != PLAIN[:2]:
         expected = turn_hue(pixels, colours.saturation, colours.hue_degrees)

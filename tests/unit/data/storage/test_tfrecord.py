@@ -1,7 +1,6 @@
 """TFRecord: the feature sets of the originals, those of other people, and those that say something impossible."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -96,17 +95,11 @@ def test_areas_are_written_in_pixels_where_one_is_known_and_read_again(tmp_path:
     assert read.boxes[0] == boxes[0]
 
 
-@pytest.mark.parametrize(
-    ("areas", "image", "told"),
-    [
-        ((-1.0, 256.0), JPEGS[0], [None, 0.25]),
-        ((), JPEGS[0], [None, None]),
-        ((3.0, 4.0), b"torn", [None, None]),
-    ],
-)
-def test_the_object_detection_apis_areas_are_read(tmp_path: Path, areas: Any, image: bytes, told: list[float | None]):
-    features = {**DETECTION_API, "image/object/area": float_feature(*areas), "image/encoded": bytes_feature(image)}
-    assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == told
+def test_the_object_detection_apis_areas_are_read(tmp_path: Path):
+    none = [None, None]
+    for areas, image, told in [((-1, 256), JPEGS[0], [None, 0.25]), ((), JPEGS[0], none), ((3, 4), b"torn", none)]:
+        features = {**DETECTION_API, "image/object/area": float_feature(*areas), "image/encoded": bytes_feature(image)}
+        assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == told
 
 
 def test_the_index_is_that_of_tfrecord2idx_and_has_its_place(tmp_path: Path):
@@ -169,13 +162,8 @@ def test_the_object_detection_apis_boxes_are_read(tmp_path: Path):
     [
         (bytes_feature(b"12"), 12),
         (float_feature(3.0), 3),
-        (float_feature(3.5), None),
-        (float_feature(float("nan")), None),
-        (float_feature(float("inf")), None),
-        (bytes_feature(b""), None),
-        (int64_feature(1, 2), None),
-        (int64_feature(), None),
-        (int64_feature(-1), None),
+        *((float_feature(number), None) for number in (3.5, float("nan"), float("inf"))),
+        *((feature, None) for feature in (bytes_feature(b""), int64_feature(1, 2), int64_feature(), int64_feature(-1))),
     ],
 )
 def test_labels_in_other_forms(tmp_path: Path, label: Feature, read: int | None):
