@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from trainstone.config.schema import Config
-from trainstone.data.feeding.feed import NOTHING, Bad, Cache, Feed, Holds, Worker, pack
+from trainstone.data.feeding.feed import NOTHING, Bad, Feed, Holds, Worker, pack
 from trainstone.data.feeding.order import EvalOrder, Place, TrainOrder
 from trainstone.data.feeding.ring import Ring
-from trainstone.data.feeding.transform import Transform
 from trainstone.data.picture.decode import Pixels
 from trainstone.data.sample import Source
 from trainstone.machine.cpus import available_cores
@@ -99,16 +98,7 @@ class Loader:
             self.order = TrainOrder(len(source), batch_size, config.seed, rank, last=loader.last, parts=parts)
         else:
             self.order = EvalOrder(len(source) // parts * parts, batch_size, rank)
-        self.feed = Feed(
-            source,
-            Transform(config, train=train),
-            config.seed,
-            num_classes,
-            skip_bad=loader.on_bad == "skip",
-            cache=Cache(loader.cache, loader.cache_bytes),
-            storage=storage,
-            holds=holds,
-        )
+        self.feed = Feed(source, config, train=train, num_classes=num_classes, storage=storage, holds=holds)
         self.num_slots = loader.prefetch + KEEP
         self.step = first_step
         """The step that comes next: what to go on from."""

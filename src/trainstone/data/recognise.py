@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OPENERS: dict[str, Callable[[Path], ShardReader]] = {
+OPENERS: dict[str, type[ShardReader]] = {
     "recordio": RecordIOShard,
     "tfrecord": TFRecordShard,
     "wds": WdsShard,
@@ -198,9 +198,8 @@ def name_classes(sources: Sequence[RecordSource]) -> tuple[ClassName, ...]:
 
 def open_records(files: Mapping[str, Sequence[Path]], manifest: Manifest, source: type[RecordSource]) -> DataSet:
     """Open record files, all or some, that a manifest describes."""
-    opener, first = OPENERS[manifest.storage], None
-    if manifest.storage == "tfrecord":
-        opener, first = partial(TFRecordShard, first_label=manifest.first_label), manifest.first_label
+    first = manifest.first_label if manifest.storage == "tfrecord" else None
+    opener = partial(OPENERS[manifest.storage], first_label=first)
     splits = [Split(name, source(paths, opener)) for name, paths in files.items()]
     classes = tuple(ClassName(name, text) for name, text in manifest.classes)
     return DataSet(manifest.kind, SHOWN[manifest.storage], classes, splits, manifest.dataset, first)

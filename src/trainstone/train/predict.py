@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from trainstone.config.schema import Config
+from trainstone.config.schema import Config, change_section
 from trainstone.data.feeding.feed import Feed, Worker
-from trainstone.data.feeding.transform import Transform
 from trainstone.data.generated.source import find_stored
 from trainstone.data.loader import Memory
 from trainstone.data.recognise import open_dataset
@@ -41,7 +40,8 @@ def predict(config: Config, saved: Saved, images: Sequence[Path], top: int) -> I
         log.info("%s", found.message)
     model, classes = load_network(config, device, saved), find_classes(config)
     look = WORKLOADS[config.workload].build_look(config, device)
-    feed, worker = Feed(PictureSource(images), Transform(config, train=False), config.seed), Worker()
+    worker, uncached = Worker(), change_section(config, "loader", cache="off")
+    feed = Feed(PictureSource(images), uncached, train=False)
     memory = Memory(1, config.data.image_size, "class", pinned=False)
     for index, image in enumerate(images):
         try:

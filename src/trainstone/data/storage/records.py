@@ -99,8 +99,9 @@ class ShardReader(abc.ABC):
     kind: ClassVar[type[RecordFile]]
     file: RecordFile
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, first_label: int | None = None) -> None:
+        """`first_label`: what TFRecord files call the first class; None: their features tell."""
+        self.path, self._first_label = path, first_label
         self.file = self.kind(path)
 
     def offsets(self) -> Offsets:

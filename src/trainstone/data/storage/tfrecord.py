@@ -5,7 +5,7 @@ Other people's feature sets are read by looking: the picture is image/encoded or
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -103,10 +103,6 @@ class TFRecordShard(ShardReader):
     kind = TFRecordFile
     file: TFRecordFile
 
-    def __init__(self, path: Path, first_label: int | None = None) -> None:
-        super().__init__(path)
-        self._first = first_label
-
     def _indexes(self) -> list[Path]:
         """Return the index files it has, in the places where people put them."""
         places = (
@@ -127,14 +123,15 @@ class TFRecordShard(ShardReader):
                 return np.array([span.offset for span in spans], dtype=np.int64)
         return super().offsets()
 
-    def features(self, offset: int) -> dict[str, Feature]:
-        return decode_example(self.file.read(offset), self._where(offset))
+    def _record(self, offset: int, *, check: bool = True, skip: Sequence[str] = ()) -> "Record":
+        where = f"{self.path}, record at byte {offset}"
+        return Record(decode_example(self.file.read(offset, check=check), where, skip=skip), where)
 
-    def _where(self, offset: int) -> str:
-        return f"{self.path}, record at byte {offset}"
+    def features(self, offset: int) -> Mapping[str, Feature]:
+        return self._record(offset).features
 
     def read(self, offset: int) -> Sample:
-        found = Record(self.features(offset), self._where(offset))
+        found = self._record(offset)
         image = found.find_image()
         first, label = self.first_label(found.features), found.find_label()
         name = next((text for key in NAMES if (text := found.find_text(key))), "")
@@ -149,8 +146,7 @@ class TFRecordShard(ShardReader):
         return Sample(name, image, label - first, boxes, values, number)
 
     def glance(self, offset: int) -> Glance:
-        where = self._where(offset)
-        found = Record(decode_example(self.file.read(offset, check=False), where, skip=PICTURES), where)
+        found = self._record(offset, check=False, skip=PICTURES)
         first, label = self.first_label(found.features), found.find_label()
         boxes = found.find_boxes(first)
         if label is not None:
@@ -164,8 +160,8 @@ class TFRecordShard(ShardReader):
 
     def first_label(self, features: Mapping[str, Feature]) -> int:
         """Return what the first class is called: 1 in ImageNet's and COCO's feature sets, else 0."""
-        if self._first is not None:
-            return self._first
+        if self._first_label is not None:
+            return self._first_label
         return int("image/class/synset" in features or "image/object/bbox" in features)
 
     def index_files(self) -> Iterable[tuple[Path, str]]:

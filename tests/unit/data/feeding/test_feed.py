@@ -29,7 +29,6 @@ from trainstone.data.feeding.feed import (
     pack,
 )
 from trainstone.data.feeding.order import Place
-from trainstone.data.feeding.transform import Transform
 from trainstone.data.picture.decode import Region, decode_upper, look_sized
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import Box, Sample, Source
@@ -40,9 +39,9 @@ SAMPLES = make_samples(14)
 BROKEN = Sample("broken.jpg", b"no picture", 1)
 
 
-def make_feed(source: Source, keeps: Any = "off", limit: int = 0, crop: Any = "area", **wishes: Any) -> Feed:
-    transform = Transform(make_config(SIZE, crop=crop, cache=keeps, decode="exact", shrink=False), train=True)
-    return Feed(source, transform, 5, cache=Cache(keeps, limit), **wishes)
+def make_feed(source: Source, num_classes: int | None = None, **keys: Any) -> Feed:
+    config = make_config(**{"image_size": SIZE, "seed": 5, "decode": "exact", "shrink": False, **keys})
+    return Feed(source, config, train=True, num_classes=num_classes)
 
 
 def fill(feed: Feed, picture: int, epoch: int = 0) -> tuple[int, np.ndarray, list[Bad]]:
@@ -85,9 +84,9 @@ def test_a_bad_picture_is_named_with_what_to_do_or_replaced(sample: Sample, mess
         fill(make_feed(source, num_classes=3), 0)
     assert told.value.message.startswith(message)
     assert hint in (told.value.hint or "")
-    label, out, bad = fill(make_feed(source, num_classes=3, skip_bad=True), 0)
+    label, out, bad = fill(make_feed(source, num_classes=3, on_bad="skip"), 0)
     assert (label, bad[0].where) == (2, "listed 0")
-    again = fill(make_feed(source, num_classes=3, skip_bad=True), 0)
+    again = fill(make_feed(source, num_classes=3, on_bad="skip"), 0)
     assert (again[0], again[2], again[1].tobytes()) == (label, bad, out.tobytes())
 
 
@@ -95,7 +94,7 @@ def test_where_labels_do_not_matter_none_is_needed_and_if_all_are_bad_there_is_a
     assert fill(make_feed(Listed([Sample("a.jpg", SAMPLES[0].image)])), 0)[0] == IGNORED
     told = rf"{SUBSTITUTES} pictures in a row cannot be used, the last one listed \d: not"
     with pytest.raises(DataError, match=told):
-        fill(make_feed(Listed([BROKEN] * 5), skip_bad=True), 0)
+        fill(make_feed(Listed([BROKEN] * 5), on_bad="skip"), 0)
 
 
 @pytest.mark.parametrize("edge", [math.nan, math.inf, -math.inf, 1e300])
@@ -112,14 +111,14 @@ def test_errors_that_are_not_the_datas_are_not_passed_over():
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fill(make_feed(Failing(SAMPLES), skip_bad=True), 0)
+        fill(make_feed(Failing(SAMPLES), on_bad="skip"), 0)
 
 
 @pytest.mark.parametrize("keeps", ["off", "files", "pixels"])
 @pytest.mark.parametrize("limit", [0, 30_000, 1 << 30])
 def test_kept_pictures_are_read_once_and_give_the_same_batches(keeps: str, limit: int):
     source = Listed(SAMPLES)
-    plain, kept = make_feed(Listed(SAMPLES)), make_feed(source, keeps, limit)
+    plain, kept = make_feed(Listed(SAMPLES)), make_feed(source, cache=keeps, cache_bytes=limit)
     for epoch in range(3):
         for picture in range(len(SAMPLES)):
             assert np.array_equal(fill(kept, picture, epoch)[1], fill(plain, picture, epoch)[1])
@@ -151,7 +150,7 @@ def test_room_in_the_cache_does_not_decide_whether_a_picture_is_bad(keeps: str):
     image[image.index(b"\xff\xd7") + 2 :] = b""
     outcomes: list[list[int]] = []
     for limit in (0, 1 << 20):
-        feed = make_feed(Listed([Sample("damaged below", bytes(image), 0)]), keeps, limit)
+        feed = make_feed(Listed([Sample("damaged below", bytes(image), 0)]), cache=keeps, cache_bytes=limit)
         outcomes.append([])
         for epoch in range(30):
             with contextlib.suppress(DataError):
@@ -192,8 +191,8 @@ def find_rectangle(pixels: np.ndarray) -> np.ndarray:
 
 def show(data: bytes, boxes: Any, size: int, epochs: int, train: bool = True, **augment: Any) -> list[Any]:
     """Pixels and boxes of a picture, epoch after epoch."""
-    transform = Transform(make_config(size, **augment), train=train)
-    feed = Feed(Listed([Sample("drawn", data, boxes=boxes)]), transform, seed=1, num_classes=3, holds="boxes")
+    source, config = Listed([Sample("drawn", data, boxes=boxes)]), make_config(size, seed=1, **augment)
+    feed = Feed(source, config, train=train, num_classes=3, holds="boxes")
     rows = [np.zeros((size, size, 3), np.uint8) for _ in range(epochs)]
     return [(out, feed.fill(Place(epoch, 0), out, Worker(), []).boxes) for epoch, out in enumerate(rows)]
 
