@@ -1,19 +1,24 @@
-"""Plans are the originals' to the last file; preparation gives the same bytes however it is interrupted."""
+"""Plans are the originals'; preparation gives the same bytes however it is interrupted; manifests; work over cores."""
 
 import itertools
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from command import LIMIT
+from damage import damaged, quick, read_damaged
 from made_archives import read_files
 from small_sets import (
     CLASSES,
@@ -32,12 +37,22 @@ from small_sets import (
 )
 from trainstone.data import prepare
 from trainstone.data.generated.source import GeneratedSource, generate
-from trainstone.data.manifest import read_manifest
+from trainstone.data.manifest import (
+    NAME,
+    FileFacts,
+    Manifest,
+    ShardFacts,
+    SplitFacts,
+    check_files,
+    read_manifest,
+    write_manifest,
+)
+from trainstone.data.parallel import WAITING_PER_WORKER, map_in_order, open_pool
 from trainstone.data.picture.look import look
 from trainstone.data.plan import Plan, Treatment, divide, draw_order, make_plan, tensorflow_bounds
 from trainstone.data.recognise import open_dataset
 from trainstone.data.sample import ClassName, DataSet, Sample, Split
-from trainstone.errors import DataError
+from trainstone.errors import DataError, MachineError
 from trainstone.machine.ranks import Rank
 
 
@@ -362,3 +377,143 @@ def test_classes_of_one_name_are_told_apart():
     names = [ClassName("crane", ""), ClassName("dog", "a dog"), ClassName("crane", "bird"), ClassName("crane")]
     apart = (("crane", ""), ("dog", "a dog"), ("crane-2", "bird"), ("crane-3", "crane"))
     assert make_plan(replace(make_drawn(4), classes=names), "folder").classes == apart
+
+
+FACTS = ShardFacts(
+    file="train.rec",
+    bytes=9,
+    crc32c="e3069283",
+    records=1,
+    sidecars=(FileFacts(file="idx/train.idx", bytes=4, crc32c="00000000"),),
+    repaired=(("a/1.jpg", "CMYK"),),
+    skipped=(("b/\udcff.jpg", "no picture"),),
+)
+MANIFEST = Manifest(
+    dataset="imagenet",
+    kind="classify",
+    storage="recordio",
+    first_label=0,
+    classes=(("n01", "fish, ü"), ("bad \udcff", "")),
+    treatment={"repair": True, "resize": None},
+    plan="abc",
+    splits=(SplitFacts(name="train", records=1, bytes=9, shards=(FACTS,)),),
+)
+
+
+DUMPED = json.dumps(MANIFEST.model_dump(mode="json")).encode()
+
+
+def test_manifest_is_read_as_it_was_written(tmp_path: Path):
+    assert read_manifest(tmp_path) is None
+    write_manifest(tmp_path, MANIFEST)
+    assert read_manifest(tmp_path) == MANIFEST
+    assert MANIFEST.shards == [FACTS]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"format": 2}, "format"),
+        ({"storage": "zip"}, "storage"),
+        ({"classes": [["a"]]}, "classes.0"),
+        ({"extra": 1}, "extra"),
+        ({"splits": [{"name": "train", "records": -1, "bytes": 1, "shards": []}]}, "splits.0.records"),
+        *((DUMPED.replace(b'"idx/train.idx"', json.dumps(name).encode()), "splits.0.shards.0.sidecars.0.file")
+          for name in ("../train.rec", "/etc/passwd", "", "a/../../b", "x\0")),
+        *((data, "") for data in (b"", b"{", b"[]", b"[" * 100_000, b'{"format": ' + b"9" * 5000 + b"}", b"\xff")),
+    ],
+)  # fmt: skip
+def test_read_manifest_names_the_damaged_place(tmp_path: Path, change: dict | bytes, told: str):
+    if isinstance(change, dict):
+        change = json.dumps({**json.loads(DUMPED), **change}).encode()
+    (tmp_path / NAME).write_bytes(change)
+    with pytest.raises(DataError) as caught:
+        read_manifest(tmp_path)
+    assert f"{tmp_path / NAME}" in caught.value.message
+    assert told in caught.value.message
+
+
+@quick
+@given(data=damaged(DUMPED))
+def test_a_damaged_manifest_is_one_or_is_told(tmp_path: Path, data: bytes):
+    read_damaged(tmp_path / NAME, data, lambda path: read_manifest(path.parent), str(tmp_path))
+
+
+def test_a_set_with_names_that_are_no_utf8_can_be_opened_again(tmp_path: Path):
+    sample, classes = Sample("x\udcff.jpg", JPEGS[0], 0), (ClassName("a\udcff", "t\udcfe"),)
+    run(make_plan(DataSet("classify", "", classes, [Split("train", Listed([sample]))]), "wds"), tmp_path)
+    again = open_dataset(tmp_path)
+    assert (again.classes, again.splits[0].source.read(0)) == (classes, sample)
+
+
+def test_check_files_compares_lengths_and_needs_every_file(tmp_path: Path):
+    for storage, name in (("recordio", "train.lst"), ("folder", "val")):
+        root = tmp_path / storage
+        manifest = run(make_plan(make_drawn(4, 2), storage), root)
+        check_files(root, manifest)
+        if storage == "recordio":
+            (root / name).write_text("x")
+            with pytest.raises(DataError, match=rf"{name} has 1 bytes"):
+                check_files(root, manifest)
+        (root / name).rename(root / "other")
+        with pytest.raises(DataError, match=rf"{name} is missing"):
+            check_files(root, manifest)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_the_order_of_tasks(workers: int):
+    gates = [threading.Event() for _ in range(workers)]
+
+    def wait_for_the_next(numbers: list[int]) -> int:
+        (number,) = numbers
+        if number + 1 < workers:
+            gates[number + 1].wait(LIMIT)
+        if number < workers:
+            gates[number].set()
+        return number
+
+    with open_pool(workers) as pool:
+        assert list(map_in_order(wait_for_the_next, range(30), pool, chunk=1)) == list(range(30))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_only_few_results_wait(workers: int):
+    taken = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal taken
+        for number in range(1000):
+            taken += 1
+            yield number
+
+    with open_pool(workers) as pool:
+        for done, _ in enumerate(map_in_order(sum, tasks(), pool, chunk=1)):
+            assert taken <= done + WAITING_PER_WORKER * workers
+    assert taken == 1000
+
+
+def test_an_error_comes_in_its_place_and_ends_the_work():
+    began = []
+
+    def work(numbers: list[int]) -> int:
+        (number,) = numbers
+        began.append(number)
+        if number == 5:
+            raise DataError("the sixth is bad")
+        return number
+
+    done: list[int] = []
+    with pytest.raises(DataError, match="the sixth is bad"), open_pool(2) as pool:
+        done.extend(map_in_order(work, range(1000), pool, chunk=1))
+    assert done == [0, 1, 2, 3, 4]
+    assert max(began) <= 5 + WAITING_PER_WORKER * 2
+
+
+def die_at_once(_: list[int]) -> None:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_one_message():
+    with pytest.raises(MachineError, match="a worker process died") as caught, open_pool(1, processes=True) as pool:
+        list(map_in_order(die_at_once, range(2), pool))
+    assert "--workers 1" in (caught.value.hint or "")
