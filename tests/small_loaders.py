@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from nursery import wait_until
 from trainstone.config.schema import AugmentConfig, Config, DataConfig, LoaderConfig
 from trainstone.data.loader import Loader
 from trainstone.data.sample import Source
@@ -37,3 +38,8 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
     return all(
         torch.equal(a, b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
     )
+
+
+def wait_for_rest(ring: Any) -> None:
+    """Until all threads wait for memory, or for the end of a pause."""
+    wait_until(lambda: len(ring._work_to_do._waiters) == len(ring._threads))

@@ -27,11 +27,7 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OPENERS: dict[str, type[ShardReader]] = {
-    "recordio": RecordIOShard,
-    "tfrecord": TFRecordShard,
-    "wds": WdsShard,
-}
+OPENERS: dict[str, type[ShardReader]] = {"recordio": RecordIOShard, "tfrecord": TFRecordShard, "wds": WdsShard}
 SHOWN = {"recordio": "RecordIO", "tfrecord": "TFRecord", "wds": "WebDataset", "folder": "class folders"}
 SPLITS = {"validation": "val", "valid": "val", "val": "val", "test": "test", "train": "train", "training": "train"}
 # train-00000-of-01024, flowers_validation_00001-of-00005.tfrecord, train.0_of_4.tfrecord, train_3.rec, train-000012.tar

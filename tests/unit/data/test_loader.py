@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from made_pictures import busy, make_samples, save
-from small_loaders import Batch, make_loader, same, take
+from small_loaders import Batch, make_loader, same, take, wait_for_rest
 from small_sets import Listed, make_set
 from trainstone.data.feeding.feed import IGNORED
 from trainstone.data.feeding.order import TrainOrder
@@ -33,13 +32,6 @@ def join(ranks: list[list[Batch]]) -> list[Batch]:
     """The batches of all ranks, side by side."""
     steps = zip(*ranks, strict=True)
     return [tuple(torch.cat(parts) for parts in zip(*batches, strict=True)) for batches in steps]
-
-
-def wait_for_rest(loader: Loader) -> None:
-    """Until the threads wait for memory."""
-    ring, pause = loader._ring, threading.Event()
-    while len(ring._work_to_do._waiters) < len(ring._threads):  # type: ignore[attr-defined]
-        pause.wait(0.0005)
 
 
 @pytest.fixture(scope="module")
@@ -147,17 +139,17 @@ def test_no_picture_at_all():
 
 def test_a_pause_makes_nothing_and_stages_add_up():
     with make() as loader:
-        wait_for_rest(loader)
+        wait_for_rest(loader._ring)
         loader.pause()
         before = loader.stages()
         for _ in range(2):
             next(loader)
-        wait_for_rest(loader)
+        wait_for_rest(loader._ring)
         assert loader.stages().pictures == before.pictures
         loader.go_on()
         for _ in range(10):
             next(loader)
-        wait_for_rest(loader)
+        wait_for_rest(loader._ring)
         stages = loader.stages()
     assert tuple(stages.seconds) == STAGES
     assert min(stages.seconds.values()) >= 0
@@ -172,8 +164,9 @@ SSD = {"crop": "overlap", "aspect": (0.5, 2.0), "attempts": 1, "val_crop": "whol
 
 def make_boxes(count: int) -> tuple[Box, ...]:
     """Boxes with whole pixels for edges, which every storage keeps."""
+    corners = [(n % 8, n % 5) for n in range(count)]
     return tuple(
-        Box(n % 2, n % 8 / 64, n % 5 / 40, (n % 8 + 16) / 64, (n % 5 + 20) / 40, crowd=n % 4 == 3) for n in range(count)
+        Box(n % 2, x / 64, y / 40, (x + 16) / 64, (y + 20) / 40, n % 4 == 3) for n, (x, y) in enumerate(corners)
     )
 
 
