@@ -1,7 +1,7 @@
 """What a picture is, from its head; pixels of it or of its upper part, reasons from damaged ones; repairs."""
 
+import contextlib
 import functools
-import io
 import struct
 import zlib
 from collections.abc import Callable
@@ -83,9 +83,8 @@ def test_every_kind_is_told_and_decoded(kind: str, mode: str, options: dict, col
 
 @BOTH
 def test_sixteen_bits_keep_their_upper_byte(decoder):
-    buffer = io.BytesIO()
-    Image.fromarray(np.full((4, 5), 0xABCD, np.uint16)).save(buffer, "PNG")
-    assert np.array_equal(decoder(buffer.getvalue()), np.full((4, 5, 3), 0xAB, np.uint8))
+    data = save(np.full((4, 5), 0xABCD, np.uint16), "PNG", "I;16")
+    assert np.array_equal(decoder(data), np.full((4, 5, 3), 0xAB, np.uint8))
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 99])
@@ -195,16 +194,12 @@ KINDS += [save(PHOTO, "JPEG", "CMYK"), save(PHOTO, "PNG", "P")]
 @given(st.sampled_from(KINDS).flatmap(damaged))
 def test_damage_gives_pixels_or_a_data_error(data: bytes):
     for decoder in (decode, decode_strict):
-        try:
+        with contextlib.suppress(DataError):
             seen = look(data)
             assert min(seen.width, seen.height) > 0
             if seen.width * seen.height > 1_000_000:
                 return  # allowed, but slow
-            pixels = decoder(data)
-        except DataError:
-            continue
-        assert pixels.ndim == 3
-        assert pixels.shape[2] == 3
+            assert decoder(data).shape[2:] == (3,)
 
 
 @pytest.mark.parametrize("quality", [75, 100])

@@ -1,6 +1,8 @@
 """TFRecord: the feature sets of the originals, those of other people, and those that say something impossible."""
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,14 +28,9 @@ def features_of(kind: str, sample: Sample) -> dict[str, Feature]:
     return decode_example(buffer[12:-4], "x")
 
 
-def read_features(path: Path, features: dict[str, Feature]) -> Sample:
+def read_features(path: Path, features: dict[str, Feature], method: str = "read") -> Any:
     path.write_bytes(frame(encode_example(features)))
-    return read_shard(TFRecordShard(path))[0]
-
-
-def glance_features(path: Path, features: dict[str, Feature]) -> list[tuple[int, ClassName]]:
-    path.write_bytes(frame(encode_example(features)))
-    return list(read_shard(TFRecordShard(path), "glance")[0].labels)
+    return read_shard(TFRecordShard(path), method)[0]
 
 
 def test_imagenets_features_are_those_of_build_imagenet_data():
@@ -102,22 +99,15 @@ def test_the_object_detection_apis_areas_are_read(tmp_path: Path):
         assert [box.area for box in read_features(tmp_path / "x.tfrecord", features).boxes] == told
 
 
-def test_the_index_is_that_of_tfrecord2idx_and_has_its_place(tmp_path: Path):
-    spans = write_shard(tmp_path / "train-00000-of-00001", make_encoder("tfrecord"), to_classify(3))
-    text = (tmp_path / "idx/train-00000-of-00001.idx").read_text()
-    assert text == "".join(f"{span.offset} {span.size}\n" for span in spans)
-
-
 @pytest.mark.parametrize("place", ["idx/x.tfrecord.idx", "x.tfrecord.idx", "x.idx"])
-def test_an_index_is_used_wherever_people_put_it(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_index_is_that_of_tfrecord2idx_and_used_wherever_people_put_it(tmp_path: Path, place: str, monkeypatch):
     spans = write_shard(tmp_path / "x.tfrecord", make_encoder("tfrecord"), to_classify(3))
-    (tmp_path / "x.idx").unlink()
+    assert (tmp_path / "x.idx").read_text() == "".join(f"{span.offset} {span.size}\n" for span in spans)
     (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).write_text("".join(f"{span.offset} {span.size}\n" for span in spans))
-    shard = TFRecordShard(tmp_path / "x.tfrecord")
-    monkeypatch.setattr(TFRecordFile, "spans", lambda *_: pytest.fail("walked through the file"))
-    assert shard.offsets().tolist() == [span.offset for span in spans]
-    shard.close()
+    (tmp_path / "x.idx").rename(tmp_path / place)
+    with closing(TFRecordShard(tmp_path / "x.tfrecord")) as shard:
+        monkeypatch.setattr(TFRecordFile, "spans", lambda *_: pytest.fail("walked through the file"))
+        assert shard.offsets().tolist() == [span.offset for span in spans]
 
 
 SLIM = {
@@ -132,7 +122,7 @@ SLIM = {
 def test_tf_slims_labels_begin_at_0(tmp_path: Path):
     sample = read_features(tmp_path / "x.tfrecord", SLIM)
     assert (sample.label, sample.name, sample.image) == (0, "x.tfrecord-0.jpg", JPEGS[0])
-    assert glance_features(tmp_path / "x.tfrecord", SLIM) == [(0, ClassName(""))]
+    assert read_features(tmp_path / "x.tfrecord", SLIM, "glance").labels == [(0, ClassName(""))]
 
 
 DETECTION_API = {
@@ -153,8 +143,8 @@ def test_the_object_detection_apis_boxes_are_read(tmp_path: Path):
     assert (sample.name, sample.label) == ("street.jpg", None)
     assert sample.boxes == (Box(3, 0.1, 0.3, 0.2, 0.4), Box(1, 0.5, 0.0, 0.75, 1.0))
     for odd in ({}, {"image/object/name": int64_feature(1, 2)}):  # names that are no text are passed over
-        told = glance_features(tmp_path / "x.tfrecord", {**DETECTION_API, **odd})
-        assert told == [(3, ClassName("zebra ü")), (1, ClassName("cat"))]
+        glance = read_features(tmp_path / "x.tfrecord", {**DETECTION_API, **odd}, "glance")
+        assert glance.labels == [(3, ClassName("zebra ü")), (1, ClassName("cat"))]
 
 
 @pytest.mark.parametrize(
@@ -196,9 +186,7 @@ def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, changes: dic
     before = frame(encode_example(SLIM))
     path = tmp_path / "x.tfrecord"
     path.write_bytes(before + frame(encode_example({**SLIM, **changes})))
-    shard = TFRecordShard(path)
-    with pytest.raises(DataError) as caught:
+    with closing(TFRecordShard(path)) as shard, pytest.raises(DataError) as caught:
         shard.read(len(before))
     assert caught.value.message.startswith(f"{path}, record at byte {len(before)}: ")
     assert told in caught.value.message
-    shard.close()
