@@ -86,18 +86,15 @@ class Loader:
         storage: str = "",
         holds: Holds = "class",
     ) -> None:
-        """Begin at a batch.
-
-        `parts`: to train on, batches of a step; to validate with, pictures come in a multiple of it, the rest is left
-        out.
-        """
+        """`parts`: in training, batches of a step; in validation, pictures come in a multiple, the rest is left out."""
         cv2.setNumThreads(0)  # our threads share the cores; OpenCV's own would fight them
         loader, size = config.loader, config.data.image_size
-        self.order: TrainOrder | EvalOrder
+        order: TrainOrder | EvalOrder
         if train:
-            self.order = TrainOrder(len(source), batch_size, config.seed, rank, last=loader.last, parts=parts)
+            order = TrainOrder(len(source), batch_size, config.seed, rank, last=loader.last, parts=parts)
         else:
-            self.order = EvalOrder(len(source) // parts * parts, batch_size, rank)
+            order = EvalOrder(len(source) // parts * parts, batch_size, rank)
+        self.order = order
         self.feed = Feed(source, config, train=train, num_classes=num_classes, storage=storage, holds=holds)
         self.num_slots = loader.prefetch + KEEP
         self.step = first_step
@@ -109,13 +106,7 @@ class Loader:
         threads = available_cores().threads if loader.threads == "auto" else loader.threads
         self._began = time.perf_counter()
         self._ring = Ring(
-            slots,
-            self.order.batch,
-            self._fill,
-            threads=threads,
-            keep=KEEP,
-            first_step=first_step,
-            steps=self.order.steps,
+            slots, order.batch, self._fill, threads=threads, keep=KEEP, first_step=first_step, steps=order.steps
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:

@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return a folder's manifest; None: it has none."""
     path = folder / NAME
     try:
-        manifest = parse_record(Manifest, path.read_bytes())
+        return parse_record(Manifest, path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as err:
@@ -99,7 +99,6 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise DataError(f"{path} {what} at {where or 'its top'}: {first['msg']}") from err
     except (OSError, ValueError, RecursionError) as err:
         raise DataError(f"cannot read {path}: {err}") from err
-    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -79,15 +79,9 @@ class Plan:
 
     def identity(self) -> str:
         """Return a checksum of everything that decides the bytes written."""
-        told = {
-            "dataset": self.dataset,
-            "kind": self.kind,
-            "storage": self.storage,
-            "classes": self.classes,
-            "first_label": self.first_label,
-            "treatment": asdict(self.treatment),
-            "splits": [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits],
-        }
+        told = {name: getattr(self, name) for name in ("dataset", "kind", "storage", "classes", "first_label")}
+        told["treatment"] = asdict(self.treatment)
+        told["splits"] = [(s.name, len(s.order), s.shards, s.source.fingerprint()) for s in self.splits]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for split in self.splits:
             digest.update(hashlib.sha256(str(list(split.order[:1000])).encode()).digest())
